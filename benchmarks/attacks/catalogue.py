@@ -391,6 +391,17 @@ def flood(me: Attacker) -> None:
         me.count()
 
 
+def flood_groups(me: Attacker) -> None:
+    """Publish to each group of readers in turn."""
+    sock = me.connect()
+    me.ready()
+    for number in itertools.count():
+        if not me.running():
+            return
+        me.send_patiently(sock, b"MSG group/%d\0" % (number % _GROUPS))
+        me.count()
+
+
 def fan_out(me: Attacker) -> None:
     """Publish big bundles to 1,000 silent subscribers of one key."""
     sock, limit = me.connect_bundling()
@@ -432,6 +443,7 @@ _EAGER: dict[str, tuple[str, tuple[bytes, ...]]] = {
     "latest": ("latest", (b"blocking/soft/latest",)),
     "bundles": ("with bundles", (b"bundle/on",)),
 }
+_GROUPS = 64
 _MIXED = ((b"order/stack",), (b"order/random",), (b"blocking/soft/latest",))
 
 
@@ -472,6 +484,11 @@ def _catalogue() -> Iterator[Attack]:
         )
     yield Attack("eager-most", "3,900 readers that read all the time", (_draining(3_900), flood))
     yield Attack("eager-mixed", "the same, with stack, random, latest", (_draining(3_900, *_MIXED), flood))
+    yield Attack(
+        "eager-groups",
+        "the same, in 64 groups that also get messages of their own",
+        (_draining(3_900, *_MIXED, groups=_GROUPS), flood_groups),
+    )
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
     yield Attack("receipt-flips", "receipts on and off for 20 readers that lose", (receipt_flips, flood))
     yield Attack("latest-keys", "20,000 keys to 20 silent readers of the newest", (_latest, flood_keys))
@@ -510,16 +527,18 @@ def _subscribers(me: Attacker) -> None:
     me.hold(1_000, b"SUB k")
 
 
-def _draining(number: int, *choices: tuple[bytes, ...]) -> Part:
+def _draining(number: int, *choices: tuple[bytes, ...], groups: int = 0) -> Part:
     """Connect readers of everything, which one after the other read all that their sockets hold.
 
     :param choices: those of the first reader, of the second one, and so on, again and again; by default none.
+    :param groups: if not 0, they read only what bystanders publish, and what is for one of so many groups.
     """
 
     def readers(me: Attacker) -> None:
         held = []
-        for each in itertools.islice(itertools.cycle(choices or ((),)), number):
-            held.append(me.connect(*(b"CMSG " + choice for choice in each), _EVERYTHING))
+        for index, each in enumerate(itertools.islice(itertools.cycle(choices or ((),)), number)):
+            patterns = (_EVERYTHING,) if not groups else (b"SUB by/bulk", b"SUB group/%d" % (index % groups))
+            held.append(me.connect(*(b"CMSG " + choice for choice in each), *patterns))
             if len(held) >= _AT_ONCE:
                 time.sleep(_PACE)
         me.ready()

@@ -121,7 +121,6 @@ class SendQueue:
     :ivar is_clear: whether nothing is in the way of new messages: it is not congested, not late, and has no `head`.
     :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
     :ivar late_bytes: the bytes of these messages.
-    :ivar is_behind: whether messages that wait elsewhere go before those in `pending`, which are not sent until then.
     :ivar copies: the balance of copies of the receiver's user.
     :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.
     :ivar messages: messages in the backlog (without replies and `pending`).
@@ -159,7 +158,6 @@ class SendQueue:
         "conflated",
         "copies",
         "head",
-        "is_behind",
         "is_clear",
         "is_congested",
         "is_deaf",
@@ -183,7 +181,6 @@ class SendQueue:
         self.is_congested = False
         self.is_late = False
         self.late_bytes = 0
-        self.is_behind = False
         self.can_block = False
         self.messages = 0
         self.size = 0
@@ -782,8 +779,6 @@ class SendQueue:
                 backlog = self._ordered(backlog, count)
             if self.head is None and not backlog.marks:
                 return backlog.take(count)
-        elif self.is_behind:
-            return []
         elif self.head is None:
             pending = self.pending
             if len(pending) <= count:

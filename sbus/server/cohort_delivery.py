@@ -54,6 +54,8 @@ _MOST_OWN = 8_192
 _OWN_PART = 4
 """The part (one over it) of the bytes that these publishers may take. Other users pay for decisions from half on: if
 these could take half, one message of another user could pay for deciding about thousands of theirs."""
+_SEARCHED = 10
+"""Members among which those with a mask are searched for one unit of work."""
 _MOST_ANSWERS = 16
 """Publishers for which a cohort knows whether its members may block them."""
 
@@ -87,10 +89,13 @@ class CohortDelivery:
         count, work = self._serve_overdue(self._plans.find(receivers), packets, publisher)
         left = catch_ups(len(receivers))
         plan = self._plans.find(receivers)
-        while blocking := [each for each in plan.cohorts if each.can_block and self._may_block(each, publisher)]:
-            for cohort in blocking:
+        while blocking := [
+            (each, mask) for each, mask, _ in plan.cohorts if each.can_block and self._may_block(each, publisher)
+        ]:
+            for cohort, mask in blocking:
                 cohort.want_turns()  # so that one digest serves all members
-                for receiver in tuple(cohort.members):
+                work += 0 if mask is None else len(cohort.members) // _SEARCHED
+                for receiver in cohort.members_in(mask):
                     if left <= 0:
                         return None, 0, work
                     price = self._take_out(cohort, receiver)
@@ -114,19 +119,21 @@ class CohortDelivery:
         size, unpaid = total_size(packets), 0
         effort, self._plans.effort = self._plans.effort, 0
         work, self._plans.searches = effort + self._plans.searches, 0
-        for cohort in plan.cohorts:
+        for cohort, mask, members in plan.cohorts:
             if not cohort.waiting():
                 self._late.set_timer()
-            self._cohorts.add(cohort, packets, size)
+            self._cohorts.add(cohort, packets, size, mask)
             if cohort.waiting() >= _WORTH_DECIDING:
                 self._late.call(cohort)
             if is_own_user(publisher, cohort.user):
                 work += SHARED
             else:
-                part = effort * len(cohort.members) // (plan.members + len(plan.others))
-                cohort.user.copies.work_left -= part
-                work -= part
-                unpaid += POSTPONED + part
+                if effort:
+                    part = effort * members // (plan.members + len(plan.others))
+                    cohort.user.copies.work_left -= part
+                    work -= part
+                    unpaid += part
+                unpaid += POSTPONED
         return work, unpaid
 
     def note_gone(self) -> None:
@@ -141,7 +148,7 @@ class CohortDelivery:
         count, size = len(packets), total_size(packets)
         overdue = [
             (cohort, members)
-            for cohort in plan.cohorts
+            for cohort, _, _ in plan.cohorts
             if (members := self._overdue(cohort, count, size, is_own_user(publisher, cohort.user)))
         ]
         if not overdue:

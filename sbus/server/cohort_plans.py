@@ -1,14 +1,12 @@
-"""Plans of routes: which cohorts get the messages of a route, and which receivers are in none.
+"""Plans of routes: which members of which cohorts get the messages of a route, and which receivers are in none.
 
 .. rubric:: Theory of operation
 
-A run is added to a cohort in one step, so it has to be for all members or for none. Making the plan of a route splits
-each cohort of which the route contains only a part. After some runs the cohorts fit the routes, and nothing is split
-any more.
-
-To make a plan takes time in proportion to the receivers, so plans are kept. When receivers have joined or left cohorts,
-or cohorts were split, a plan *follows*: it applies the changes since it was last up to date. It is made again if there
-are more changes than receivers, or more than are kept, if a cohort has to be split for it, or if one was closed.
+A run is added to a cohort in one step, for all members or with a mask of those that are in the route. To make the plan
+of a route takes time in proportion to the receivers, so plans are kept. When receivers have joined or left cohorts, a
+plan *follows*: it applies the changes since it was last up to date. It is made again if there are more changes than
+receivers, or more than are kept, or if a receiver of another route has joined a cohort of which all members were in the
+plan.
 
 A plan is found by the identity of the route's tuple, which is the same in each run. Thousands of keys can have equal
 routes, and a route without its publisher (``echo/off``) is a new tuple for each run, so a second table finds plans by
@@ -19,7 +17,6 @@ the receivers. Both tables, and the changes, keep receivers in memory; after som
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -32,6 +29,8 @@ _MOST_PLANNED = 65_536
 """Receivers in all plans together, beyond which all plans are forgotten."""
 _KEPT_PLAN = 16
 """A plan counts as this many planned receivers more, so that the plans of small routes take 2 MB at most."""
+_MASKED = 64
+"""A mask of this many bits counts as one planned receiver more."""
 _PLAN = 4
 """The price of making a plan, before its receivers, in units of work (`sbus.server.turns`)."""
 _PLANNED_AT_ONCE = 16
@@ -45,13 +44,14 @@ _GONE = 1_024
 class Plan(NamedTuple):
     """Where the messages of a route go.
 
-    :ivar others: the receivers that are in no cohort, or in one that is closed.
-    :ivar cohorts: the cohorts that get the messages.
-    :ivar members: the number of members of these cohorts.
+    :ivar others: the receivers that are in no cohort.
+    :ivar cohorts: the cohorts that get the messages, each with the mask of the members that do, None for all, and with
+        the number of these. A mask may have the bits of other receivers of the route, which have left the cohort.
+    :ivar members: the number of members in all cohorts together.
     """
 
     others: tuple[Receiver, ...]
-    cohorts: tuple[Cohort, ...]
+    cohorts: tuple[tuple[Cohort, int | None, int], ...]
     members: int
 
 
@@ -74,37 +74,40 @@ class _Kept:
         self.plan = plan
         self.version = version
         self._others: dict[Receiver, None] = {}  # those of the plan, once it has followed a change
-        self._cohorts: dict[Cohort, None] = {}
+        self._cohorts: dict[Cohort, tuple[int | None, int]] = {}
 
     def follow(self, changes: Iterable[Change], version: int) -> bool:
         """Apply changes of cohorts; return False if the plan has to be made again.
 
-        The invariant: all members of the plan's cohorts are in the route, and a receiver of the route that is in any
-        other cohort is in a closed one.
+        The invariant: the plan's masks have the bits of the members that are in the route, and of no other members.
         """
         plan, others, cohorts = self.plan, self._others, self._cohorts
         if not (others or cohorts):
             others.update(dict.fromkeys(plan.others))
-            cohorts.update(dict.fromkeys(plan.cohorts))
-        for receiver, old, new, is_alone in changes:
-            if receiver is None:
-                if old in cohorts:
-                    assert new is not None
-                    cohorts[new] = None
-            elif new is None:
-                if old in cohorts:
+            cohorts.update({cohort: (mask, members) for cohort, mask, members in plan.cohorts})
+        for receiver, cohort, place, has_joined, is_alone in changes:
+            mask, members = cohorts.get(cohort, (0, 0))
+            if not has_joined:
+                if mask is None or mask >> place & 1:
                     others[receiver] = None
-                    if is_alone:
-                        del cohorts[old]
+                    if members > 1:
+                        cohorts[cohort] = mask, members - 1
+                    else:
+                        del cohorts[cohort]
             elif receiver in others:
-                if is_alone:
-                    cohorts[new] = None
-                elif new not in cohorts:
-                    return False
                 del others[receiver]
-            elif new in cohorts:
+                if is_alone:
+                    mask = None
+                elif mask is not None and not mask >> place & 1:
+                    mask |= 1 << place
+                cohorts[cohort] = mask, members + 1
+            elif mask is None:
                 return False
-        self.plan = Plan(tuple(others), tuple(cohorts), len(self.receivers) - len(others))
+        self.plan = Plan(
+            tuple(others),
+            tuple((cohort, mask, members) for cohort, (mask, members) in cohorts.items()),
+            len(self.receivers) - len(others),
+        )
         self.version = version
         return True
 
@@ -112,7 +115,7 @@ class _Kept:
 class Plans:
     """The plans of routes.
 
-    :param cohorts: the cohorts of all users, which are split as routes require.
+    :param cohorts: the cohorts of all users.
     :ivar effort: work of making plans since it was last set to 0, as far as cohorts had changed.
     :ivar searches: the same, for routes that were new while the cohorts had not changed.
     """
@@ -128,7 +131,7 @@ class Plans:
         self.effort = self.searches = 0
 
     def find(self, receivers: tuple[Receiver, ...]) -> Plan:
-        """Return the plan of a route, after splitting the cohorts of which it contains only a part."""
+        """Return the plan of a route."""
         known = self._by_route.get(id(receivers))
         if known is not None:
             return known[1].plan if known[1].version == self._cohorts.version else self._renewed(known[1])
@@ -142,10 +145,12 @@ class Plans:
             self.effort += price
         else:
             self.searches += price
-        self._planned += _KEPT_PLAN + len(receivers)
+        size = _KEPT_PLAN + len(receivers)
+        size += sum(mask.bit_length() for _, mask, _ in kept.plan.cohorts if mask is not None) // _MASKED
+        self._planned += size
         if self._planned > _MOST_PLANNED:
             self._forget_all()
-            self._planned = _KEPT_PLAN + len(receivers)
+            self._planned = size
         self._by_route[id(receivers)] = receivers, kept
         self._by_receivers[receivers] = kept
         return self._renewed(kept)
@@ -168,29 +173,22 @@ class Plans:
                 or not kept.follow(itertools.islice(changes, len(changes) - missed, None), version)
             ):
                 self.effort += _plan_work(receivers)
-                kept.replace(self._make(receivers), self._cohorts.version)
+                kept.replace(self._make(receivers, kept.plan), self._cohorts.version)
             self._seen = self._cohorts.version
         return kept.plan
 
-    def _make(self, receivers: tuple[Receiver, ...]) -> Plan:
-        homes = list(map(self._cohorts.of.get, receivers))
-        cohorts: list[Cohort] = []
-        members = 0
-        for cohort, count in Counter(homes).items():
-            if cohort is None or cohort.is_closed:
-                continue
-            if count < len(cohort.members):
-                part = {receiver for receiver, home in zip(receivers, homes, strict=True) if home is cohort}
-                cohort = self._cohorts.split(cohort, part)
-            if not cohort.is_closed:
-                cohorts.append(cohort)
-                members += count
-        others: tuple[Receiver, ...] = ()
-        if members < len(receivers):
-            others = tuple(
-                receiver for receiver, home in zip(receivers, homes, strict=True) if home is None or home.is_closed
-            )
-        return Plan(others, tuple(cohorts), members)
+    def _make(self, receivers: tuple[Receiver, ...], old: Plan | None = None) -> Plan:
+        parts: dict[Cohort | None, list[Receiver]] = {}
+        for receiver, home in zip(receivers, map(self._cohorts.of.get, receivers), strict=True):
+            parts.setdefault(home, []).append(receiver)
+        others = tuple(parts.pop(None, ()))
+        before = {cohort: mask for cohort, mask, _ in old.cohorts if mask is not None} if old else {}
+        cohorts: list[tuple[Cohort, int | None, int]] = []
+        for cohort, part in parts.items():
+            assert cohort is not None
+            mask = None if len(part) == len(cohort.members) else cohort.mask(part) | before.get(cohort, 0)
+            cohorts.append((cohort, mask, len(part)))
+        return Plan(others, tuple(cohorts), len(receivers) - len(others))
 
     def _forget_all(self) -> None:
         self._by_route.clear()

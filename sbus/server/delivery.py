@@ -353,6 +353,7 @@ class Delivery:
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
         user: UserShare | None = None  # the run waits for receivers of this user, as many as `waiting` says
         self._catch_ups_left = catch_ups(copies) if is_topped_up else None
+        full: list[Receiver] = []
         for receiver in receivers:
             queue = receiver.queue
             if queue is None:
@@ -366,11 +367,8 @@ class Delivery:
                 balance = queue.copies
                 work_left = balance.work_left
             if work_left <= 0 or not queue.is_clear:
-                if queue.is_late and (cohort := self._cohorts.get(receiver)) is not None:
-                    if cohort.is_closed and (queue.is_behind or not queue.pending):
-                        queue.is_behind = True
-                    else:  # it has joined since, or is just being sent to: an observer has published
-                        self._late.set_apart(receiver, queue)
+                if queue.is_late and receiver in self._cohorts:  # it has joined since: an observer has published
+                    self._late.set_apart(receiver, queue)
                 if queue.is_late and not (queue.can_block and self._may_block(receiver, publisher)):
                     if receiver.user is not user:
                         if user is not None:
@@ -403,7 +401,7 @@ class Delivery:
                     self._add(receiver, queue, packets, publisher)
                     may_block = queue.can_block and self._may_block(receiver, publisher)
                     if copies >= MANY and queue.is_congested and not may_block:
-                        self._late.join(receiver, queue)
+                        full.append(receiver)
                     continue
             work_left -= price
             if packed is not None and queue.settings.bundles:
@@ -419,6 +417,9 @@ class Delivery:
             balance.work_left = work_left
         if user is not None:
             self._wait(user, waiting, packets, publisher)
+        for receiver in full:  # only now: until then, those for which the run waits join the cohorts that have it
+            if receiver.queue is not None and receiver.queue.is_congested:
+                self._late.join(receiver, receiver.queue)
         self.work += (len(receivers) - late) * price - bundled * saving
         return late
 
@@ -461,7 +462,7 @@ class Delivery:
                                 receiver.flush()
                                 continue
                             transport.flush()
-                            if queue.pending and not queue.is_behind:
+                            if queue.pending:
                                 lost = queue.lost
                                 self._settle(receiver, queue, transport, publisher)
                                 if are_many and (queue.is_congested or queue.lost > lost):
@@ -543,7 +544,7 @@ class Delivery:
 
         :param digest: as for `SendQueue.settle`; the queue is congested then.
         """
-        while queue.pending and not queue.is_congested and not queue.is_behind:
+        while queue.pending and not queue.is_congested:
             transport.flush()  # the socket takes more than a transport sends in one turn
         if queue.pending or digest is not None:
             queue.copies.work_left -= REFUSED
@@ -671,7 +672,7 @@ class Delivery:
                     is_unwatched = False
                 elif waiting:
                     queue.congest()
-            if (queue.pending and not queue.is_behind) or digest is not None:
+            if queue.pending or digest is not None:
                 self._settle(receiver, queue, transport, None, digest)
                 if is_unwatched and sends:
                     before = len(queue)
@@ -721,7 +722,7 @@ class Delivery:
         end = turns.cpu() + (_SENDS_FOR if turns.crowd else TURN_BUDGET) * 1_000
         while True:
             transport.flush_batch()
-            if queue.is_congested or queue.is_behind:  # an observer has published meanwhile
+            if queue.is_congested:
                 break
             if not queue.pending:
                 if not parts:

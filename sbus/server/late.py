@@ -25,7 +25,8 @@ a run with `MANY` receivers are late.
 
 Late receivers of a user that are alike form *cohorts* (`sbus.server.cohorts`). A receiver joins one when a run for many
 has to wait for it, or when its socket was found full and it is one of many. In a turn, flood control decides about a
-member as about any late receiver; if its socket is full, or more waits for it, it stays in its cohort.
+member as about any late receiver; if its socket is full, or more waits for it, it stays in its cohort. When much waits
+for a cohort, its members come before the receivers that have read their queues.
 
 Lateness also bounds the flush of a message with very many receivers. `FLUSHED_AT_ONCE` of them are flushed, or fewer
 if these take the time of a long turn (`sbus.server.turns`). The others are late, save those that can block publishers.
@@ -108,6 +109,11 @@ _RECEIVERS_PER_CATCH_UP = 32
 """For each such number of receivers, a run decides about one more of them."""
 CATCH_UP_WORK = 64
 """A decision counts as one more for each such amount of work that it takes."""
+_MUCH = 2_048
+"""When this number of messages waits for a cohort, its members mostly come before receivers whose sockets may have
+room: those cost much more, and the members would wait until publishers have to decide about them."""
+_LINE_PART = 4
+"""Even then, one turn in this number is for the receivers in line."""
 _MEASURED = 4
 """Receivers about which a turn decides between two looks at the clock, each of which costs as much as a cheap decision.
 The first look comes after the first receiver."""
@@ -126,14 +132,6 @@ def is_own_user(publisher: Publisher | None, user: UserShare) -> bool:
     return publisher is not None and publisher.user is user
 
 
-def _bring(queue: SendQueue, packets: list[bytes]) -> None:
-    """Put what waits for a member of a cohort into its queue.
-
-    Pending messages that are not behind a closed cohort are just being sent: an observer has published meanwhile.
-    """
-    queue.pending = packets + queue.pending if queue.is_behind else queue.pending + packets
-
-
 class _LateLine:
     """The late receivers of one user, which wait for a turn as one client.
 
@@ -141,10 +139,11 @@ class _LateLine:
     :param decide: decides about that receiver.
     :ivar user: the user.
     :ivar receivers: those that want a turn, the oldest first; members of cohorts only if their sockets may have room.
+    :ivar found: the number of receivers that had a turn, so far.
     :ivar congested: those that are in no cohort and will want one later, as their sockets are full.
     """
 
-    __slots__ = ("_decide", "_find", "_turns", "congested", "is_waiting", "receivers", "user")
+    __slots__ = ("_decide", "_find", "_turns", "congested", "found", "is_waiting", "receivers", "user")
 
     def __init__(
         self,
@@ -158,6 +157,7 @@ class _LateLine:
         self._find = find
         self._decide = decide
         self.is_waiting = False
+        self.found = 0
         self.receivers: OrderedDict[Receiver, None] = OrderedDict()
         self.congested: dict[Receiver, None] = {}
 
@@ -212,7 +212,7 @@ class Late:
         self.most_bytes = min(MOST_BYTES, user_memory // _MEMORY_PART)
         self._lines: dict[UserShare, _LateLine] = {}
         self._has_timer = False
-        self.cohorts = Cohorts(self.set_timer)
+        self.cohorts = Cohorts()
         self.bytes = 0
 
     def room(self, is_own: bool, beyond: bool = False) -> tuple[int, int]:
@@ -276,7 +276,7 @@ class Late:
     ) -> bool:
         """Put a receiver, for which a run is the first that waits, into a cohort; return whether there is one.
 
-        There is no new cohort for a run for which all cohorts together have no room.
+        A cohort that has not got the run is no place if all cohorts together have no room for it.
 
         :param is_own: as for `room`.
         """
@@ -285,8 +285,7 @@ class Late:
         replaces = queue.settings.soft.always is Verdict.REPLACE
         can_block = queue.can_block
         room = self.most_bytes // (OWN_PART if is_own else 1) - self.cohorts.bytes
-        cohort = self.cohorts.join_with(receiver, packets, size, room, can_block=can_block, replaces=replaces)
-        if cohort is None:
+        if not self.cohorts.join_with(receiver, packets, size, room, can_block=can_block, replaces=replaces):
             return False
         line = self._line(receiver.user)
         if not queue.is_congested:
@@ -300,17 +299,13 @@ class Late:
         cohort.want_turns()
         self._line(cohort.user).wait()
 
-    def join(self, receiver: Receiver, queue: SendQueue, home: Cohort | None = None) -> None:
-        """Put a receiver whose socket was full just now into a cohort, unless something waits undecided for it.
-
-        :param home: the cohort that it was in before.
-        """
+    def join(self, receiver: Receiver, queue: SendQueue) -> None:
+        """Put a receiver whose socket was full just now into a cohort, unless something waits undecided for it."""
         if queue.is_late or queue.is_deaf or queue.pending:
             return
-        replaces = queue.settings.soft.always is Verdict.REPLACE
-        if self.cohorts.join(receiver, queue.can_block, replaces, home):
-            queue.is_clear, queue.is_late = False, True
-            self._line(receiver.user)
+        self.cohorts.join(receiver, queue.can_block, queue.settings.soft.always is Verdict.REPLACE)
+        queue.is_clear, queue.is_late = False, True
+        self._line(receiver.user)
 
     def hurry(self, receiver: Receiver, queue: SendQueue) -> None:
         """Have a late receiver want a turn: much waits for it, or its socket takes packets again."""
@@ -328,8 +323,8 @@ class Late:
         :returns: the price.
         """
         cohort = self.cohorts.of.get(receiver)
-        if cohort is not None and cohort.members[receiver] != cohort.end:
-            _bring(queue, cohort.waiting_for(receiver).packets)
+        if cohort is not None and (digest := cohort.waiting_for(receiver)) is not None:
+            queue.pending = queue.pending + digest.packets  # behind what is just being sent, if an observer publishes
         self._end(receiver, queue)
         return self._decide(receiver, queue, sends, None)
 
@@ -343,15 +338,16 @@ class Late:
         queue = receiver.queue
         assert queue is not None, "a receiver without a queue is never late"
         lost, cohort = queue.lost, self.cohorts.of.get(receiver)
-        if cohort is None or cohort.is_closed or queue.pending or cohort.members[receiver] >= cohort.due:
+        if cohort is None or queue.pending or cohort.members[receiver] >= cohort.due:
             work = self.catch_up(receiver, queue, sends)
             if are_many and (queue.is_congested or queue.lost > lost):
-                self.join(receiver, queue, cohort)
+                self.join(receiver, queue)
             return work
         digest = cohort.advance(receiver)
         self.cohorts.trim(cohort)
-        work = self._decide(receiver, queue, sends, digest)
-        if cohort.replaces:
+        has_something = digest is not None or not queue.is_congested
+        work = self._decide(receiver, queue, sends, digest) if has_something else 1
+        if cohort.replaces and digest is not None:
             cohort.variety = len(digest.newest()) / len(digest)
         is_full = queue.is_congested or queue.lost > lost
         if self.cohorts.of.get(receiver) is cohort:
@@ -368,16 +364,17 @@ class Late:
         """Stop treating a receiver as late, as its connection ends; what waits is at the end of its queue."""
         if receiver in self.cohorts.of:
             self.set_apart(receiver, queue)
+        self.cohorts.forget(receiver)
         self._end(receiver, queue)
 
     def set_apart(self, receiver: Receiver, queue: SendQueue) -> None:
         """Take a member out of its cohort; it is late by itself, and wants a turn."""
         waiting = self.cohorts.of[receiver].waiting_for(receiver)
         self.cohorts.leave(receiver)
-        _bring(queue, waiting.packets)
-        queue.is_behind = False
-        queue.late_bytes += waiting.size
-        self.add(receiver.user, waiting.size)
+        if waiting is not None:
+            queue.pending = queue.pending + waiting.packets
+            queue.late_bytes += waiting.size
+            self.add(receiver.user, waiting.size)
         self._lines[receiver.user].want_turn(receiver)
 
     def set_timer(self) -> None:
@@ -389,7 +386,7 @@ class Late:
     def _end(self, receiver: Receiver, queue: SendQueue) -> None:
         """Stop treating a receiver as late."""
         if queue.is_late:
-            queue.is_late = queue.is_behind = False
+            queue.is_late = False
             queue.note_clear()
             self.cohorts.leave(receiver)
             self.add(receiver.user, -queue.late_bytes)
@@ -425,9 +422,11 @@ class Late:
     def _next(self, line: _LateLine) -> Receiver | None:
         """Return the next receiver of a line that wants a turn."""
         receiver = next(iter(line.receivers), None)
-        if receiver is None:
+        line.found += 1
+        if receiver is None or line.found % _LINE_PART:
             for cohort in self.cohorts.of_user(line.user):
-                if cohort.wants_turn():
+                cohort.skip()
+                if cohort.wants_turn() and (receiver is None or cohort.waiting() >= _MUCH):
                     return next(iter(cohort.members))
         return receiver
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from twisted.internet.task import Clock
@@ -81,4 +82,5 @@ class Bus:
 
 def kept(cohort: Cohort) -> list[bytes]:
     """Return the messages that a cohort keeps."""
-    return cohort.blocks.between(cohort.blocks.start, cohort.end).packets
+    blocks = cohort.blocks
+    return [*itertools.chain.from_iterable(block.packets for block in blocks._blocks), *blocks._last]

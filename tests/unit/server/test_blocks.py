@@ -12,43 +12,66 @@ from sbus.server.blocks import Blocks
 from tests.support.examples import examples
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(("add", "add", "close", "drop", "copy")), st.integers(1, 9), st.integers(0, 9)),
+    st.tuples(
+        st.sampled_from(("add", "add", "close", "drop", "include")),
+        st.integers(1, 9),
+        st.integers(0, 9),
+        st.sampled_from((None, None, 0, 1, 2, 3)),
+    ),
     max_size=30,
 )
+
+
+def for_member(place: int, sent: list[tuple[bytes, int | None]]) -> list[bytes]:
+    """The messages among some that are for a member."""
+    return [packet for packet, mask in sent if mask is None or mask >> place & 1]
+
+
+def packets_of(found: Blocks, first: int, end: int, place: int = 0) -> list[bytes]:
+    """The messages between two positions that are for a member."""
+    part = found.between(first, end, place)
+    return part.packets if part is not None else []
 
 
 @settings(max_examples=examples(300))
 @given(STEPS, st.data())
 def test_the_part_between_two_positions(steps, data):
-    """However messages come and go, each part has the messages between its positions, and their bytes."""
-    found, sent, dropped = Blocks(3), [b""] * 3, 3
+    """However messages come and go, each part has a member's messages between its positions, and their bytes."""
+    found, dropped = Blocks(3), 3
+    sent: list[tuple[bytes, int | None]] = [(b"", None)] * 3
+    last = 0
     with mock.patch.object(blocks, "_BLOCK", (5, 40)), mock.patch.object(blocks, "_LEAST", (3, 20)):
-        for name, count, size in steps:
+        for name, count, size, mask in steps:
             if name == "add":
                 packets = [bytes(size + at) for at in range(count)]
-                found.add(packets, sum(map(len, packets)))
-                sent += packets
+                found.add(packets, sum(map(len, packets)), mask)
+                last = len(sent)
+                sent += [(packet, mask) for packet in packets]
                 packets.clear()  # it was the caller's
             elif name == "close":
                 found.close()
-            elif name == "copy":
-                before, found = found, found.copy()
-                before.add([b"other"], 5)
-                before.drop(before.end)
-            else:
+            elif name == "drop":
                 dropped = data.draw(st.integers(dropped, len(sent)))
                 held = found.size
                 assert found.drop(dropped) == held - found.size
+            elif dropped <= last < len(sent) and last > 2:
+                found.include(2)
+                sent[last:] = [(packet, each if each is None else each | 4) for packet, each in sent[last:]]
             assert found.start <= dropped
             assert found.end == len(sent)
-            assert found.size == sum(map(len, sent[found.start :]))
+            assert found.size == sum(len(packet) for packet, _ in sent[found.start :]) + found.masked * blocks._MASKED
             if dropped == len(sent):
-                assert found.size == 0
-            first = data.draw(st.integers(found.start, len(sent)))
+                assert found.size == found.masked == 0
+            place = data.draw(st.integers(0, 2))
+            first = data.draw(st.integers(max(found.start, last if place == 2 else 0), len(sent)))
             end = data.draw(st.integers(first, len(sent)))
-            part = found.between(first, end)
-            assert part.packets == sent[first:end]
-            assert (len(part), part.size) == (end - first, sum(map(len, sent[first:end])))
+            part, wanted = found.between(first, end, place), for_member(place, sent[first:end])
+            assert (part is not None) is bool(wanted)
+            if part is not None:
+                assert part.packets == wanted
+                assert (len(part), part.size) == (len(wanted), sum(map(len, wanted)))
+            masks = found.masks(first, end)
+            assert {each for _, each in sent[first:end]} - {None} <= set(masks)
 
 
 def test_parts_share_the_blocks():
@@ -58,10 +81,12 @@ def test_parts_share_the_blocks():
     found.add(packets[:1_100], 3_300)
     found.add(packets[1_100:], 1_800)
     found.close()
-    some, others = found.between(0, 1_700), found.between(1_100, 1_700)
+    some, others, rest = (found.between(first, 1_700, 0) for first in (0, 1_100, 1))
+    assert some is not None
+    assert rest is not None
     assert [len(part) for part in some.parts] == [1_100, 600]
     assert some.parts[1] is others
-    assert found.between(1, 1_700).parts[1] is others
+    assert rest.parts[1] is others
 
 
 def test_nothing_between_two_blocks():
@@ -69,8 +94,21 @@ def test_nothing_between_two_blocks():
     found = Blocks()
     for _ in range(2):
         found.add([b"x"] * 1_024, 1_024)
-    assert len(found.between(1_024, 1_024)) == 0
-    assert found.between(0, 0).packets == []
+    assert found.between(1_024, 1_024, 0) is None
+    assert found.between(0, 0, 0) is None
+
+
+def test_a_block_ends_where_the_mask_changes():
+    """Messages for the same members share a block; a block with a mask has a price."""
+    found = Blocks()
+    for mask in (None, None, 1, 1, 2, None):
+        found.add([b"x"], 1, mask)
+    assert (found.masked, found.size) == (2, 6 + 2 * blocks._MASKED)
+    assert found.masks(0, 6) == [1, 2]
+    assert found.masks(0, 2) == []
+    assert [len(packets_of(found, 0, 6, place)) for place in range(3)] == [5, 4, 3]
+    assert found.drop(4) == 4 + blocks._MASKED
+    assert found.masks(4, 6) == [2]
 
 
 def test_only_blocks_that_nobody_needs_are_dropped():

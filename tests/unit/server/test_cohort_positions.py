@@ -131,7 +131,7 @@ class Model:
         self.late = registry.delivery._late
         self.numbers = itertools.count()
         self.unrouted = 0
-        self.joined = self.closed = False
+        self.joined = self.masked = False
         self.has_room = True
         self._deliver, registry.deliver = registry.deliver, self._noted
         self.publishers = [self.bus.connect(uid=uid) for uid in range(1, PUBLISHERS + 1)]
@@ -269,21 +269,23 @@ class Model:
     def check(self) -> None:
         """Check what holds between any two steps."""
         found, of = self.late, self.late.cohorts.of
-        everything = [cohort for group in found.cohorts._by_user.values() for cohort in group]
+        everything = [cohort for group in found.cohorts._by_user.values() for cohort in group.values()]
         assert set(everything) == set(of.values())
         assert found.cohorts.bytes == sum(cohort.blocks.size for cohort in everything)
         for user, group in found.cohorts._by_user.items():
-            assert 0 < len(group) <= cohorts.MOST_COHORTS
-            assert {cohort.user for cohort in group} == {user}
+            assert group
+            assert all(
+                (cohort.user, cohort.can_block, cohort.replaces) == (user, *kind) for kind, cohort in group.items()
+            )
         assert sum(len(cohort.members) for cohort in everything) == len(of)
         for cohort in everything:
-            self.joined, self.closed = True, self.closed or cohort.is_closed
+            self.joined, self.masked = True, self.masked or cohort.blocks.masked > 0
             positions = list(cohort.members.values())
             assert positions == sorted(positions)
             assert cohort.blocks.start <= positions[0]
             assert positions[-1] <= cohort.end
             assert cohort.due <= cohort.end
-            assert cohort.blocks.size == sum(map(len, kept(cohort)))
+            assert cohort.blocks.size == sum(map(len, kept(cohort))) + cohort.blocks.masked * blocks._MASKED
             assert not cohort.waiting() or found._has_timer
         for receiver, cohort in of.items():
             queue = receiver.queue
@@ -292,8 +294,7 @@ class Model:
             assert receiver.user is cohort.user
             assert queue.is_late
             assert not queue.is_clear
-            assert queue.is_behind is bool(queue.pending)
-            assert cohort.is_closed or not queue.pending
+            assert not queue.pending
             if not queue.is_held:
                 assert cohort.can_block is queue.can_block
                 assert cohort.replaces is (queue.settings.soft.always is Verdict.REPLACE)
@@ -307,7 +308,6 @@ class Model:
                 assert not line.receivers or line.is_waiting
             else:
                 assert protocol.queue.late_bytes == 0
-                assert not protocol.queue.is_behind
 
         for client in self.all:
             self._check_draining(client)
@@ -429,7 +429,10 @@ def _sizes() -> Iterator[tuple[Any, str, st.SearchStrategy[Any]]]:
     yield cohort_delivery, "_LEAST_REPLACED", st.sampled_from((5, 2_048))
     yield cohort_delivery, "_WORTH_DECIDING", st.sampled_from((20, 2_048))
     yield late, "WORTH_DECIDING", st.sampled_from((10, 512))
-    yield cohorts, "MOST_COHORTS", st.sampled_from((1, 2, 64))
+    yield cohorts, "_MOST_DIGESTS", st.sampled_from((1, 64))
+    yield cohorts, "_MOST_WINDOWS", st.sampled_from((1, 4))
+    yield cohorts, "_MASKED", st.sampled_from((0, 16))
+    yield late, "_MUCH", st.sampled_from((1, 2_048))
     yield blocks, "_BLOCK", st.sampled_from(((4, 200), (1_024, 256 << 10)))
     yield blocks, "_LEAST", st.sampled_from(((2, 100), (512, 64 << 10)))
     yield orders, "_LONG", st.sampled_from((2, 64))
@@ -455,7 +458,7 @@ SIZES = [(module, name, value) for module, name, value in _sizes()]
     steps=st.lists(_steps(), max_size=70),
 )
 @example(  # a snapshot ends while messages wait for its client in a cohort, and its strategies hold again
-    sizes=(1, 1, 2, 200, 10, 8, 5, 20, 10, 1, (4, 200), (2, 100), 2, 0, 0),
+    sizes=(1, 1, 2, 200, 10, 8, 5, 20, 10, 1, 1, 0, 1, (4, 200), (2, 100), 2, 0, 0),
     queue_messages=4,
     total=2_000,
     across_users=False,
@@ -490,6 +493,6 @@ def test_each_message_is_got_or_lost_and_told_and_nothing_is_left(
         for name, who, key, count in steps:
             getattr(model, name)(who, key, count)
             model.check()
-        event(f"a cohort was formed: {model.joined}, closed: {model.closed}")
+        event(f"a cohort was formed: {model.joined}, masks: {model.masked}")
         model.finish(4 * len(steps) + 8)
         model.check_end()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -58,7 +57,7 @@ def drain(bus: Turned, readers: list[Peer]) -> None:
 
 def test_members_that_leave_one_after_the_other_have_one_list():
     """What waits for members with one position is put together once; it is freed when none has that position."""
-    found = Cohorts(mock.Mock())
+    found = Cohorts()
     cohort, members = joined(found, 4)
     for packet in (b"one", b"two"):
         found.add(cohort, [packet], 3)
@@ -66,12 +65,13 @@ def test_members_that_leave_one_after_the_other_have_one_list():
     for member in members[:3]:
         digests.append(cohort.waiting_for(member))
         found.leave(member)
+    assert digests[0] is not None
     assert digests[0].packets == [b"one", b"two"]
-    assert digests[0] is digests[1] is digests[2] is cohort._digest
+    assert digests[0] is digests[1] is digests[2] is cohort.waiting_for(members[3])
     cohort.want_turns()
     cohort.advance(members[3])
     found.trim(cohort)
-    assert cohort._digest is None
+    assert not cohort._windows
 
 
 def test_a_packet_that_is_too_long_for_one_member_reaches_the_other():
@@ -137,69 +137,96 @@ def test_a_receiver_that_joins_in_the_middle_of_a_run_gets_the_run(monkeypatch):
     assert [packet.partition(b"\0")[2] for packet in second.take()] == [b"before", b"inner", b"two", b"outer"]
 
 
-def test_a_cohort_that_cannot_be_split_is_closed(monkeypatch):
-    """If there may be no more cohorts, a message for some members costs no decisions, and waits behind what waits."""
+def test_members_that_get_different_messages_cost_no_decisions(monkeypatch):
+    """A run for some members waits as one for all does, and each member gets its messages in their order."""
     bus = Bus()
     publisher = bus.connect(uid=1)
     readers = stalled(bus, publisher, count=4)
-    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
     for reader in readers[1:]:
         reader.send(b"SUB j")
-    publisher.send(b"MSG k\0one")
     found = bus.registry.delivery._late
-    (cohort,) = set(found.cohorts.of.values())
-    assert len(cohort.members) == 4
     monkeypatch.setattr(found, "_decide", mock.Mock(side_effect=AssertionError("decided")))
-    for packet in (b"MSG j\0two", b"MSG k\0three", b"MSG j\0four"):
+    for packet in (b"MSG k\0one", b"MSG j\0two", b"MSG k\0three", b"MSG j\0four"):
         publisher.transport.deliver(packet)
     monkeypatch.undo()
-    assert kept(cohort) == [b"MSG k\0one"]
+    (cohort,) = set(found.cohorts.of.values())
+    assert len(cohort.members) == 4
+    assert kept(cohort) == [b"MSG k\0one", b"MSG j\0two", b"MSG k\0three", b"MSG j\0four"]
     bus.clock.advance(LONGEST_WAIT)
     bus.settle()
-    assert not cohort.members
     for reader in readers:
         reader.drain()
         got = [packet.partition(b"\0")[2] for packet in reader.take()]
-        assert got == [b"first", b"one", b"two", b"three", b"four"] if reader is not readers[0] else b"two" not in got
-    assert (found.bytes, found.cohorts.bytes) == (0, 0)
+        assert got == ([b"first", b"one", b"two", b"three", b"four"] if reader is not readers[0] else got[::])
+    bus.settle()
+    assert (found.bytes, found.cohorts.bytes, found.cohorts.of) == (0, 0, {})
 
 
-def test_what_waits_in_a_closed_cohort_goes_first(monkeypatch):
-    """A member of a closed cohort whose socket takes packets before its turn gets nothing out of order."""
-    bus = Bus(clock=Clock())
-    publisher = bus.connect(uid=1)
-    readers = stalled(bus, publisher)
-    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
-    readers[0].send(b"SUB j")
-    bus.registry.turns._is_due = True  # nobody gets a turn
-    publisher.transport.deliver(b"MSG k\0one")
-    publisher.transport.deliver(b"MSG j\0two")
-    readers[0].transport.drain(9)
-    early = readers[0].take()
-    bus.registry.turns._is_due = False
-    bus.registry.turns._schedule()
-    readers[0].drain()
-    assert early + readers[0].take() == [b"MSG k\0first", b"MSG k\0one", b"MSG j\0two"]
-
-
-def test_a_split_costs_what_the_part_has():
-    """A message for one member of a large cohort looks at no other one, and the oldest positions stay the first."""
-    bus = Bus()
-    publisher = bus.connect(uid=1)
-    readers = stalled(bus, publisher, count=6)
-    found = bus.registry.delivery._late.cohorts
-    (cohort,) = set(found.of.values())
-    publisher.send(b"MSG k\0one")
+def test_members_in_the_same_masks_share_a_list():
+    """Thousands of members in a few groups have as many lists as there are groups; all masks count as memory."""
+    found = Cohorts()
+    cohort, members = joined(found, 6)
+    even, odd = cohort.mask(members[::2]), cohort.mask(members[1::2])
+    for packet, mask in ((b"1", even), (b"2", odd), (b"3", None), (b"4", even)):
+        found.add(cohort, [packet], 1, mask)
+    assert found.bytes == 4 + 3 * blocks._MASKED
+    assert cohort.waiting() == 4 + 3 * cohorts._MASKED
+    digests = [cohort.waiting_for(member) for member in members]
+    assert len(set(map(id, digests))) == 2
+    assert [digest.packets for digest in digests[:2] if digest] == [[b"1", b"3", b"4"], [b"2", b"3"]]
+    assert cohort.members_in(odd) == members[1::2]
     cohort.want_turns()
-    cohort.advance(readers[0].protocol)
-    for reader in (readers[0], readers[3]):
-        reader.send(b"SUB j")
-    items = mock.Mock(side_effect=AssertionError("looked at all"))
-    cohort.members = type("Members", (OrderedDict,), {"items": items})(cohort.members)
-    publisher.transport.deliver(b"MSG j\0two")
-    part = found.of[readers[0].protocol]
-    assert list(part.members) == [readers[3].protocol, readers[0].protocol]
-    assert list(part.members.values()) == [0, 1]
+    for member in members:
+        cohort.advance(member)
+        found.trim(cohort)
+    assert (found.bytes, cohort.blocks.masked) == (0, 0)
+
+
+def test_members_for_which_nothing_is_due_are_skipped():
+    """They move on without a decision, and the next one is the first for which there is something."""
+    found = Cohorts()
+    cohort, members = joined(found, 5)
+    found.add(cohort, [b"1"], 1, cohort.mask(members[3:4]))
+    cohort.want_turns()
+    cohort.skip()
+    assert list(cohort.members.items()) == [(members[at], int(at < 3)) for at in (3, 4, 0, 1, 2)]
+    cohort.advance(members[3])
+    cohort.skip()
+    assert not cohort.wants_turn()
+
+
+def test_lists_of_many_groups_are_not_all_kept(monkeypatch):
+    """Each member may be in masks of its own: what is kept for the next member has a limit."""
+    monkeypatch.setattr(cohorts, "_MOST_DIGESTS", 2)
+    found = Cohorts()
+    cohort, members = joined(found, 6)
+    for at, member in enumerate(members):
+        found.add(cohort, [b"%d" % at], 1, cohort.mask([member]))
+    for at, member in enumerate(members):
+        digest = cohort.waiting_for(member)
+        assert digest is not None
+        assert digest.packets == [b"%d" % at]
+        assert all(len(window.digests) <= 2 for window in cohort._windows.values())
+
+
+def test_a_place_is_taken_again():
+    """A newcomer in the place of a member that has left gets nothing that was for that one."""
+    found = Cohorts()
+    cohort, (first, second) = joined(found, 2)
+    found.add(cohort, [b"1"], 1, cohort.mask([first]))
+    found.leave(first)
+    found.forget(first)
+    user: Any = cohort.user
+    newcomer: Any = Member(user)
+    found.join(newcomer, False, False)
+    assert cohort.places[newcomer] == 0
+    assert (cohort.waiting_for(newcomer), cohort.waiting_for(second)) == (None, None)
+    run = [b"2"]
+    found.add(cohort, run, 1, cohort.mask([second]))
+    other: Any = Member(user)
+    assert found.join_with(other, run, 1, 0, can_block=False, replaces=False)
+    got = [cohort.waiting_for(each) for each in (second, newcomer, other)]
+    assert [digest and digest.packets for digest in got] == [run, None, run]
 
 
 def test_what_waits_for_a_member_whose_connection_breaks_is_counted_as_lost():
@@ -462,59 +489,32 @@ def test_a_member_whose_socket_takes_packets_again_leaves_its_cohort():
 
 
 def test_the_variety_of_keys_is_known_after_a_turn():
-    """More can wait for receivers of the newest messages if these have few keys; the parts of a cohort know it, too."""
+    """More can wait for receivers of the newest messages if these have few keys."""
     bus = Bus()
     publisher = bus.connect(uid=1)
-    readers = stalled(bus, publisher, b"blocking/soft/latest")
+    stalled(bus, publisher, b"blocking/soft/latest")
     publisher.send(*[b"MSG k\0"] * 8)
     bus.clock.advance(LONGEST_WAIT)
     found = bus.registry.delivery._late.cohorts
     (cohort,) = set(found.of.values())
     assert cohort.variety == 1 / 8
-    assert found.split(cohort, {readers[0].protocol}).variety == 1 / 8
 
 
 def test_receivers_that_are_alike_share_a_cohort():
-    """All can block publishers or none, and all keep only the newest messages or none; one comes back to its cohort."""
-    found = Cohorts(mock.Mock())
+    """All can block publishers or none, and all keep only the newest messages or none."""
+    found = Cohorts()
     user: Any = Account()
     members: list[Any] = [Member(user) for _ in range(10)]
     kinds = list(itertools.product((False, True), repeat=2))
-    for member, (can_block, replaces) in zip(members, kinds * 2, strict=False):
+    for member, (can_block, replaces) in zip(members, kinds * 3, strict=False):
         found.join(member, can_block, replaces)
-    assert [len(cohort.members) for cohort in found.of_user(user)] == [2, 2, 2, 2]  # in turn is no reason for more
-    first = found.of[members[0]]
-    parted = found.split(first, {members[4]})
-    found.join(members[8], False, False, first)
-    found.join(members[9], False, False)
-    assert (found.of[members[8]], found.of[members[9]]) == (first, parted)
-
-
-def test_a_closed_cohort_is_no_home():
-    """A receiver joins the newest cohort that is open instead."""
-    found = Cohorts(mock.Mock())
-    cohort, (member, *_) = joined(found, 2)
-    other, newcomer = found.split(cohort, {member}), Member(cohort.user)
-    other.is_closed = True
-    found.join(newcomer, False, False, other)  # type: ignore[arg-type]
-    assert newcomer in cohort.members
-
-
-def test_the_end_of_a_closed_cohort_is_near(monkeypatch):
-    """Its members want turns although nothing waits, and the owner of the cohorts is notified."""
-    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
-    on_closed = mock.Mock()
-    found = Cohorts(on_closed)
-    cohort, members = joined(found, 2)
-    assert not cohort.wants_turn()
-    assert found.split(cohort, {members[0]}) is cohort
-    assert cohort.wants_turn()
-    on_closed.assert_called_once_with()
+    assert [len(cohort.members) for cohort in found.of_user(user)] == [3, 3, 2, 2]
+    assert len(found.of) == 10
 
 
 def test_members_that_want_a_turn_share_one_list():
     """What comes in the middle of a turn waits for the next one: all members are offered the list of the first."""
-    cohort, (first, second) = joined(Cohorts(mock.Mock()), 2)
+    cohort, (first, second) = joined(Cohorts(), 2)
     cohort.blocks.add([b"1", b"2"], 2)
     cohort.want_turns()
     digest = cohort.advance(first)
@@ -524,7 +524,9 @@ def test_members_that_want_a_turn_share_one_list():
     assert not cohort.wants_turn()
     cohort.want_turns()
     assert cohort.wants_turn()
-    assert cohort.advance(first).packets == [b"3"]
+    digest = cohort.advance(first)
+    assert digest is not None
+    assert digest.packets == [b"3"]
 
 
 class Account:
@@ -559,68 +561,86 @@ def joined(found: Cohorts, count: int) -> tuple[Cohort, list[Any]]:
     st.lists(
         st.one_of(
             st.tuples(st.just("join"), st.integers(0, 3)),
+            st.tuples(st.just("join with"), st.integers(0, 15)),
             st.tuples(st.just("leave"), st.integers(0, 3)),
             st.tuples(st.just("add"), st.integers(1, 15)),
             st.tuples(st.just("add"), st.just(15)),
             st.tuples(st.just("want"), st.just(0)),
             st.tuples(st.just("advance"), st.just(0)),
+            st.tuples(st.just("skip"), st.just(0)),
         ),
         min_size=30,  # Hypothesis makes short lists otherwise
         max_size=80,
     ),
-    st.integers(1, 3),
     st.sampled_from([2, 3, 4_096]),
+    st.sampled_from([1, 64]),
 )
-def test_each_member_has_what_came_since_its_position(steps, most, changes):
-    """However receivers join and leave, take turns and are split off, each has its messages, the oldest first."""
-    found = Cohorts(mock.Mock())
+def test_each_member_has_what_came_since_its_position(steps, changes, digests):
+    """However receivers join, leave and take turns, each has the messages that are for it, the oldest first."""
+    found = Cohorts()
     plans = Plans(found)
     user: Any = Account()
     members: list[Any] = [Member(user) for _ in range(4)]
     waiting: dict[Any, list[bytes]] = {}
-    with mock.patch.object(cohorts, "MOST_COHORTS", most), mock.patch.object(cohorts, "_MOST_CHANGES", changes):
+    with (
+        mock.patch.object(cohorts, "_MOST_DIGESTS", digests),
+        mock.patch.object(cohorts, "_MOST_CHANGES", changes),
+        mock.patch.object(blocks, "_BLOCK", (3, 1_000)),
+    ):
         for number, (name, choice) in enumerate(steps):
-            if name == "add":
+            if name in ("add", "join with"):
                 chosen = tuple(member for at, member in enumerate(members) if choice & 1 << at)
                 plan = plans.find(chosen)
-                reached = [member for cohort in plan.cohorts for member in cohort.members]
+                reached = [member for cohort, mask, _ in plan.cohorts for member in cohort.members_in(mask)]
+                assert all(len(cohort.members_in(mask)) == count for cohort, mask, count in plan.cohorts)
                 assert len(reached) == plan.members
                 assert sorted(map(id, [*reached, *plan.others])) == sorted(map(id, chosen))
-                packet = b"%d" % number
-                for cohort in plan.cohorts:
-                    found.add(cohort, [packet], len(packet))
+                packets = [b"%d" % number, b"more"]
+                size = sum(map(len, packets))
+                for cohort, mask, _ in plan.cohorts:
+                    assert mask != 0
+                    found.add(cohort, packets, size, mask)
                 for member in reached:
-                    waiting[member].append(packet)
+                    waiting[member] += packets
+                for member in plan.others if name == "join with" else ():
+                    assert found.join_with(member, packets, size, 100, can_block=False, replaces=False)
+                    waiting[member] = packets.copy()
             elif name == "join" and members[choice] not in waiting:
-                if found.join(members[choice], False, False):
-                    waiting[members[choice]] = []
+                found.join(members[choice], False, False)
+                waiting[members[choice]] = []
             elif name == "leave":
                 found.leave(members[choice])
                 waiting.pop(members[choice], None)
-            for cohort in list(found.of_user(user)):
+            for cohort in found.of_user(user):
                 if name == "want":
                     cohort.want_turns()
+                elif name == "skip":
+                    cohort.skip()
                 elif name == "advance" and cohort.oldest() < cohort.due:
                     member = next(iter(cohort.members))
                     digest = cohort.advance(member)
-                    taken = digest.packets
-                    assert digest.size == sum(map(len, taken))
+                    taken = digest.packets if digest else []
+                    assert digest is None or (taken and digest.size == sum(map(len, taken)))
                     assert taken == waiting[member][: len(taken)]
                     del waiting[member][: len(taken)]
                     found.trim(cohort)
                 assert list(cohort.members.values()) == sorted(cohort.members.values())
                 assert cohort.blocks.start <= cohort.oldest() <= cohort.end
+                assert sorted(cohort.places.values()) == sorted(set(cohort.places.values()))
             for member, cohort in found.of.items():
                 digest = cohort.waiting_for(member)
-                assert digest.packets == waiting[member]
-                assert digest.size == sum(map(len, waiting[member]))
+                assert (digest.packets if digest else []) == waiting[member]
             assert found.of.keys() == waiting.keys()
-            assert len(found.of_user(user)) <= most
+            assert len(found.of_user(user)) <= 1
             assert found.bytes == user.memory == sum(cohort.blocks.size for cohort in found.of_user(user))
-            assert all(cohort.blocks.size == sum(map(len, kept(cohort))) for cohort in found.of_user(user))
+            for cohort in found.of_user(user):
+                kept_ = cohort.blocks
+                assert kept_.size == sum(map(len, kept(cohort))) + kept_.masked * blocks._MASKED
+                masks = kept_._masks + ([kept_._last_mask] if kept_._last else [])
+                assert kept_.masked == len(masks) - masks.count(None)
     for member in members:
         found.leave(member)
-    assert (found.bytes, found.of, dict(found.of_user(user))) == (0, {}, {})
+    assert (found.bytes, found.of, found.of_user(user)) == (0, {}, [])
 
 
 def test_what_waits_for_a_cohort_costs_no_other_user_its_clients():
@@ -651,7 +671,7 @@ def test_cohorts_that_are_gone_keep_nothing_in_memory():
     assert publisher.protocol in cohort.blockable
     reader.send(b"CMSG !/cred/whoami")
     assert found.of == {}
-    assert any(cohort in change for change in found.changes)
+    assert any(change.cohort is cohort for change in found.changes)
     assert (kept(cohort), cohort.run, cohort.blockable) == ([], None, {})
 
 
@@ -673,36 +693,45 @@ def test_a_member_that_comes_with_a_run_is_due_behind_the_others():
     first, second = bus.connect(uid=2).protocol, bus.connect(uid=2).protocol
     found = bus.registry.delivery._late.cohorts
     join = partial(found.join_with, can_block=False, replaces=False)
-    cohort = join(first, [b"one"], 3, 100)
-    assert cohort is not None
+    assert join(first, [b"one"], 3, 100)
+    cohort = found.of[first]
     cohort.want_turns()
     assert cohort.due == 1
     found.add(cohort, [b"two"], 3)
     last = [b"three"]
     found.add(cohort, last, 5)
-    assert join(second, last, 5, 0) is cohort
+    assert join(second, last, 5, 0)
+    assert found.of[second] is cohort
     assert (cohort.members, cohort.due) == ({first: 0, second: 2}, 2)
-    assert cohort.advance(first).packets == [b"one", b"two"]
+    digest = cohort.advance(first)
+    assert digest is not None
+    assert digest.packets == [b"one", b"two"]
     assert list(cohort.members.items()) == [(second, 2), (first, 2)]
 
 
 @pytest.mark.parametrize(("can_block", "replaces"), [(True, False), (False, True)])
 def test_receivers_of_a_run_that_differ_form_cohorts_of_their_own(can_block, replaces):
-    """A receiver joins a cohort with a run only if it blocks and replaces as the members do, and nothing is closed."""
+    """A receiver joins the cohort of those that block and replace as it does, if there is room for the run there."""
     bus = Bus()
-    readers = [bus.connect(uid=2).protocol for _ in range(4)]
+    readers = [bus.connect(uid=2).protocol for _ in range(5)]
     found = bus.registry.delivery._late.cohorts
     join, run = partial(found.join_with, can_block=False, replaces=False), [b"one"]
     before = found.version
-    one = join(readers[0], run, 3, 3)
-    two = found.join_with(readers[1], run, 3, 3, can_block=can_block, replaces=replaces)
-    assert one is not None
-    assert one is not two
-    assert join(readers[2], run, 3, 3) is one
+    assert not join(readers[0], run, 3, 2)
+    assert join(readers[0], run, 3, 3)
+    assert found.join_with(readers[1], run, 3, 3, can_block=can_block, replaces=replaces)
+    assert join(readers[2], run, 3, 0)
     assert found.version == before + 3
-    one.is_closed = True
-    assert join(readers[3], run, 3, 2) is None
-    assert join(readers[3], run, 3, 3) not in (one, two, None)
+    one, two, three = (found.of[reader] for reader in readers[:3])
+    assert one is three
+    assert one is not two
+    found.join(readers[3], False, False)  # behind the run
+    assert not join(readers[4], run, 3, 2)
+    assert join(readers[4], run, 3, 3)
+    assert kept(one) == [b"one", b"one"]
+    got = [one.waiting_for(readers[at]) for at in (0, 4)]
+    assert [digest and digest.packets for digest in got] == [run, run]
+    assert one.waiting_for(readers[3]) is None
 
 
 def test_a_publisher_waits_for_what_many_that_may_block_it_have_to_be_decided_about(monkeypatch):
@@ -797,12 +826,11 @@ class Grumbling(Observer):
 
 @pytest.mark.parametrize("key", [b"j", b"k"])
 def test_what_is_published_because_of_a_loss_comes_behind_the_rest_of_a_long_list(monkeypatch, key):
-    """An observer publishes while a list is sent part by part, even if that closes the cohort: the order stays."""
+    """An observer publishes for some or all members while a list is sent part by part: the order stays."""
     grumbling = Grumbling()
     bus = Bus(clock=Clock(), observers=[grumbling])
     publisher = bus.connect(uid=1)
     readers = stalled(bus, publisher, b"blocking/soft/discard", count=4)
-    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
     monkeypatch.setattr(blocks, "_BLOCK", (2, 1_000))
     for reader in readers[1:]:
         reader.send(b"SUB j")
@@ -836,7 +864,6 @@ def test_a_message_of_an_observer_that_never_publishes_is_not_lost(monkeypatch, 
     other.send(b"CMSG blocking/soft/latest", b"SUB k")
     reader.send(b"CMSG blocking/soft/latest", b"SUB k", b"SUB j")
     turns = bus.registry.turns
-    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)  # so that a message for one of them closes their cohort
     turns.crowd, reader.protocol.user.copies.work_left = 10, 0
     monkeypatch.setattr(blocks, "_BLOCK", (4, 1_000))
     publisher.transport.deliver(b"MSG k\0much longer", *[b"MSG k\0%d" % n for n in range(8)])

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
 from sbus.flood import SOFT_STRATEGIES, SendQueue
-from sbus.server import cohort_delivery, cohort_plans, cohorts, delivery, late
+from sbus.server import cohort_delivery, cohort_plans, delivery, late
 from sbus.server.last_values import LastValueRule
 from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
 from sbus.server.limits import Limits
@@ -545,23 +545,28 @@ def test_a_run_waits_once_for_many_silent_receivers():
     assert readers[7].take()[-50:] == [b"MSG any\0"] * 50
 
 
-def test_a_run_for_a_part_of_a_cohort_splits_it():
-    """Members that get a message which others do not get are a cohort of their own afterwards."""
+def test_a_run_for_a_part_of_a_cohort_reaches_only_that_part():
+    """Members that get different messages stay in one cohort, and each gets its own in their order."""
     bus = Turned()
     readers = silent(bus, 40)
     for reader in readers[:30]:
         reader.send(b"UNSUB ", b"SUB k")
-    silent_ones = bus.connect(uid=3)
-    for _ in range(3):
-        silent_ones.send(b"MSG k\0")
-        while bus.turn():
-            pass
-    of = bus.registry.delivery._late.cohorts.of
-    bus.connect(uid=1).send(b"MSG j\0")
-    first, second = of[readers[0].protocol], of[readers[35].protocol]
-    assert first is not second
-    assert kept(second)[-1] == b"MSG j\0"
-    assert b"MSG j\0" not in kept(first)
+    while bus.turn():
+        pass
+    before = [reader.protocol.queue.messages for reader in readers]
+    publisher = bus.connect(uid=1)
+    for packet in (b"MSG k\0one", b"MSG j\0two", b"MSG j\0three", b"MSG k\0four"):
+        publisher.send(packet)
+    (cohort,) = set(bus.registry.delivery._late.cohorts.of.values())
+    assert len(cohort.members) == 40
+    assert kept(cohort) == [b"MSG k\0one", b"MSG j\0two", b"MSG j\0three", b"MSG k\0four"]
+    while bus.turn():
+        pass
+    after = [reader.protocol.queue.messages for reader in readers]
+    assert [new - old for old, new in zip(before, after, strict=True)] == [2] * 30 + [4] * 10
+    for reader, wanted in ((readers[0], [b"one", b"four"]), (readers[35], [b"one", b"two", b"three", b"four"])):
+        reader.drain()
+        assert [packet.partition(b"\0")[2] for packet in reader.take()][-len(wanted) :] == wanted
 
 
 def test_too_much_for_a_cohort_is_decided_early(monkeypatch):
@@ -597,7 +602,7 @@ def test_what_comes_during_a_turn_of_a_cohort_is_not_forgotten():
         pass
     assert cohort.waiting() == 0
     assert kept(cohort) == []
-    assert cohort._digest is None
+    assert not cohort._windows
     assert [reader.protocol.queue.messages for reader in readers] == [4] * 40
 
 
@@ -636,18 +641,16 @@ COHORT_STEPS = st.one_of(
 @given(
     st.lists(st.integers(1, 7), min_size=6, max_size=6),
     st.lists(COHORT_STEPS, min_size=20, max_size=60),
-    st.integers(1, 3),
     st.sampled_from((8, 64, cohort_delivery._MOST_SHARED)),
 )
-def test_cohorts_change_no_order_and_lose_nothing(subscribed, steps, most_cohorts, most_shared):
-    """Whichever receivers form cohorts, and however these are split, each gets its messages once, in their order."""
+def test_cohorts_change_no_order_and_lose_nothing(subscribed, steps, most_shared):
+    """Whichever receivers form cohorts, and get a message, each gets its messages once, in their order."""
     with ExitStack() as patches:
         for module, name, value in (
             (late, "MANY", 1),
             (delivery, "MANY", 1),
             (cohort_delivery, "_MOST_SHARED", most_shared),
             (cohort_delivery, "_WORTH_DECIDING", 20),
-            (cohorts, "MOST_COHORTS", most_cohorts),
         ):
             patches.enter_context(mock.patch.object(module, name, value))
         _check_cohorts(subscribed, steps)
@@ -879,9 +882,9 @@ def test_an_order_is_for_what_a_socket_does_not_take(order):
     assert reader.take() == packets
 
 
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_an_observer_may_publish_while_a_member_is_sent_to(monkeypatch, is_closed):
-    """What is just being sent comes before what waits in the cohort, whether that is closed then or decided about."""
+@pytest.mark.parametrize("is_for_all", [False, True])
+def test_an_observer_may_publish_while_a_member_is_sent_to(monkeypatch, is_for_all):
+    """What is just being sent comes before what waits in the cohort, whether or not that is decided about then."""
     for module in (late, delivery, cohort_delivery):
         monkeypatch.setattr(module, "MANY", 1)
     publish: list[Callable[[], object]] = []
@@ -910,17 +913,15 @@ def test_an_observer_may_publish_while_a_member_is_sent_to(monkeypatch, is_close
     cohort.want_turns()
     behind = packets(3)
     publisher.send(*behind)
-    if is_closed:
-        monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
-    else:
+    if is_for_all:
         found.most_bytes = 1
         found.cohorts.leave(other.protocol)
-    publish.append(partial(bus.registry.publish, b"j" if is_closed else b"k", b"last"))
+    publish.append(partial(bus.registry.publish, b"k" if is_for_all else b"j", b"last"))
     one_by_one(bus, reader)
     found.serve(reader.protocol, are_many=True)
     while bus.turn():
         pass
-    assert reader.transport.written == [*expected, *behind, b"MSG %s\0last" % (b"j" if is_closed else b"k")]
+    assert reader.transport.written == [*expected, *behind, b"MSG %s\0last" % (b"k" if is_for_all else b"j")]
 
 
 def test_nobody_is_disconnected_for_a_socket_with_room():
@@ -1009,7 +1010,7 @@ def test_the_price_of_what_waits_for_one_receiver():
 @pytest.mark.parametrize("behind", [0, 3])
 @pytest.mark.timeout(20)
 def test_an_observer_may_publish_when_the_last_batch_of_a_member_has_left(monkeypatch, choices, behind):
-    """If that closes the cohort, what waits in it still goes first, and the server does not send nothing for ever."""
+    """What waits in the cohort goes first, and the server does not send nothing for ever."""
     for module in (late, delivery, cohort_delivery):
         monkeypatch.setattr(module, "MANY", 1)
     publish: list[Callable[[], object]] = []
@@ -1031,7 +1032,6 @@ def test_an_observer_may_publish_when_the_last_batch_of_a_member_has_left(monkey
     found.cohorts.of[reader.protocol].want_turns()
     if behind:
         publisher.send(*expected[60:])
-    monkeypatch.setattr(cohorts, "MOST_COHORTS", 1)
     publish.append(lambda: bus.registry.publish(b"j", b"last"))
     times = itertools.count(step=50_000)
     monkeypatch.setattr(bus.registry.turns, "cpu", lambda: next(times))
