@@ -29,11 +29,12 @@ from sbus.daemon.log_limiter import LogLimiter
 from sbus.daemon.log_text import LEVELS, above, text_log
 from sbus.errors import UsageError
 
-__all__ = ["LogSettings", "configure", "limited", "observer"]
+__all__ = ["LEAST_RATE", "LogSettings", "configure", "limited", "observer"]
 
+LEAST_RATE = 1_000
+"""The smallest limit of a log's growth, in bytes per second: with less, a sum would not name who was refused."""
 _SERVER_ALLOWANCE = 1.0
 """Seconds' worth of the rate for lines in an interval that no client's event caused: some tracebacks."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:

@@ -12,7 +12,7 @@ from twisted.python import usage
 
 from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.log_text import LEVELS
-from sbus.daemon.logs import LogSettings, configure
+from sbus.daemon.logs import LEAST_RATE, LogSettings, configure
 from sbus.daemon.values import amount, choice, duration, mode, size
 from sbus.distribution import check_installation
 from sbus.errors import UsageError
@@ -46,7 +46,7 @@ class CommandLine(usage.Options):
             None,
             _LOG.rate,
             "Bytes per second that the log may grow by; further events are logged in sums",
-            amount("log-rate", "bytes per second"),
+            amount("log-rate", "bytes per second", least=LEAST_RATE),
         ],
         [
             "log-file-bytes",

@@ -47,15 +47,16 @@ def choice(option: str, *words: str) -> Callable[[str], str]:
 
 
 @overload
-def amount(option: str, unit: str) -> Callable[[str], int]: ...
+def amount(option: str, unit: str, *, least: int = 0) -> Callable[[str], int]: ...
 @overload
 def amount(option: str, unit: str, kind: type[float]) -> Callable[[str], float]: ...
-def amount(option: str, unit: str, kind: type[float] = int) -> Callable[[str], float]:
+def amount(option: str, unit: str, kind: type[float] = int, *, least: int = 0) -> Callable[[str], float]:
     """Return a parser that accepts a finite number above 0.
 
     :param option: the option's name, without dashes, for the text of the error.
     :param unit: what is counted, in the plural.
     :param kind: ``int``, or ``float`` to accept fractions.
+    :param least: the smallest number to accept.
     """
 
     def parse(text: str) -> float:
@@ -63,24 +64,26 @@ def amount(option: str, unit: str, kind: type[float] = int) -> Callable[[str], f
             number = kind(text)
         except ValueError:
             number = 0
-        if not 0 < number < float("inf"):
-            raise UsageError(f"--{option}={text}: give a number of {unit} above 0")
+        if not 0 < number < float("inf") or number < least:
+            raise UsageError(f"--{option}={text}: give a number of {unit} {f'from {least} on' if least else 'above 0'}")
         return number
 
     return parse
 
 
-def size(option: str) -> Callable[[str], int]:
+def size(option: str, least: int = 1) -> Callable[[str], int]:
     """Return a parser that converts a size such as ``65536``, ``64M`` or ``64MiB`` to bytes; 1K is 1024 bytes.
 
     :param option: the option's name, without dashes, for the text of the error.
+    :param least: the smallest size to accept, in bytes.
     """
 
     def parse(text: str) -> int:
         match = re.fullmatch(r"([0-9]{1,18})(?:([KMGT])(?:iB)?)?", text, re.ASCII | re.IGNORECASE)
         number = int(match[1]) * _BYTES_PER_UNIT[(match[2] or "").upper()] if match else 0
-        if not number:
-            raise UsageError(f"--{option}={text}: give a number of bytes above 0, such as 65536, 512K, 64M or 2G")
+        if number < least:
+            limit = "above 0" if least == 1 else f"from {least} on"
+            raise UsageError(f"--{option}={text}: give a number of bytes {limit}, such as 65536, 512K, 64M or 2G")
         return number
 
     return parse

@@ -25,6 +25,7 @@ from sbus.server.listeners import (
     parse_user,
     passed_admin,
 )
+from sbus.server.memory import LEAST_MAX_MEMORY, LEAST_USER_MEMORY
 from sbus.server.recorder_process import require_recorder, split_options
 from sbus.syscalls.addresses import default_address, parse
 
@@ -113,7 +114,7 @@ class Options(CommandLine):
             None,
             "Memory that all clients together may make the server hold, such as 64M or 2G; at it, the largest holder "
             "is disconnected [default: three quarters of what cgroup or RLIMIT_AS leave, else half of the machine's]",
-            size("max-memory"),
+            size("max-memory", LEAST_MAX_MEMORY),
         ],
         [
             "user-memory",
@@ -121,7 +122,7 @@ class Options(CommandLine):
             None,
             "The part of it that one user may hold; root and the server's user may hold any "
             "[default: a quarter of --max-memory]",
-            size("user-memory"),
+            size("user-memory", LEAST_USER_MEMORY),
         ],
         [
             "record",

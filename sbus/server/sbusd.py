@@ -158,8 +158,9 @@ def _parse(arguments: list[str]) -> _Settings:
 
 def _size(option: str, text: str) -> int:
     from sbus.daemon.values import size
+    from sbus.server.memory import LEAST_MAX_MEMORY, LEAST_USER_MEMORY
 
-    return size(option)(text)
+    return size(option, LEAST_MAX_MEMORY if option == "max-memory" else LEAST_USER_MEMORY)(text)
 
 
 def _level(text: str) -> str:

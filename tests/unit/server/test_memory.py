@@ -15,6 +15,7 @@ from sbus.flood.orders import RANKED
 from sbus.protocol.keys import CURRENT
 from sbus.seqpacket.send_buffer import START
 from sbus.server import memory, sbusd
+from sbus.server.command_line import Options
 from sbus.server.limits import MAX_REPLIES, Limits
 from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET, cgroup_limits, pattern_memory
 from sbus.server.protocol import BusProtocol
@@ -452,8 +453,22 @@ def test_the_daemon_has_the_options_of_memory():
     parsed = sbusd._parse(["-f", "--max-memory=64M", "--user-memory=8MiB"])
     assert (parsed.max_memory, parsed.user_memory) == (64 << 20, 8 << 20)
     assert sbusd._parse([]).max_memory is None
-    with pytest.raises(UsageError, match="--max-memory=lots: give a number of bytes above 0"):
+    with pytest.raises(UsageError, match="--max-memory=lots: give a number of bytes from 1048576 on, such as"):
         sbusd._parse(["--max-memory=lots"])
+    with pytest.raises(UsageError, match="--user-memory=65535: give a number of bytes from 65536 on"):
+        sbusd._parse(["--user-memory=65535"])
+    assert sbusd._parse(["--max-memory=1M", "--user-memory=64K"]).user_memory == 65_536
+
+
+@pytest.mark.parametrize(
+    ("option", "least"),
+    [("max-memory", "1048576"), ("user-memory", "65536"), ("log-rate", "1000")],
+)
+def test_a_limit_that_makes_the_bus_useless_is_refused(option, least):
+    """Nobody could connect, or nobody could see in the log who was refused: the error names the least value."""
+    Options().parseOptions([f"--{option}={least}"])
+    with pytest.raises(SystemExit, match=rf"--{option}=999: give a number of .* from {least} on"):
+        Options().parseOptions([f"--{option}=999"])
 
 
 @pytest.mark.parametrize(
