@@ -36,6 +36,7 @@ LEAST_RATE = 1_000
 _SERVER_ALLOWANCE = 1.0
 """Seconds' worth of the rate for lines in an interval that no client's event caused: some tracebacks."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
     """The limits of a log.
