@@ -25,7 +25,8 @@ plan. It also pays for the decisions that come before the run:
 
 The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. Publishers of the
 members' own user have a small part of it. It is smaller for members that keep only the newest message of each key,
-because flood control takes 0.6 µs for each key: the greater the variety of keys, the fewer messages can wait.
+because flood control takes 0.6 µs for each key: the greater the variety of keys, the fewer messages can wait. Where
+runs are for some members only, each block of them takes more of the room than its messages (`Cohort.waiting`).
 """
 
 from __future__ import annotations

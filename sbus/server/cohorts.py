@@ -49,6 +49,8 @@ _MOST_WINDOWS = 4
 """Parts of the list, each between two positions, that are kept for the next members that wait for the same part."""
 _MOST_DIGESTS = 64
 """Lists of messages that are kept for one such part: one for members that are in the same masks."""
+_MOST_KEY_BYTES = 1 << 20
+"""Bytes that are kept for such a part, to tell which masks its members are in."""
 _SKIPPED = 64
 """Members for which nothing is due that move on at once."""
 _MASKED = 16
@@ -237,7 +239,9 @@ class Cohort:
         (masks, keys, digests), place = window, self.places[receiver]
         key = keys.get(place)
         if key is None:
-            key = keys[place] = bytes([mask >> place & 1 for mask in masks])
+            key = bytes([mask >> place & 1 for mask in masks])
+            if len(keys) * len(masks) < _MOST_KEY_BYTES:
+                keys[place] = key
         if key not in digests:
             if len(digests) >= _MOST_DIGESTS:
                 digests.clear()

@@ -353,7 +353,6 @@ class Delivery:
         balance: CopyBalance | None = None  # its `work_left` is in the local variable
         user: UserShare | None = None  # the run waits for receivers of this user, as many as `waiting` says
         self._catch_ups_left = catch_ups(copies) if is_topped_up else None
-        full: list[Receiver] = []
         for receiver in receivers:
             queue = receiver.queue
             if queue is None:
@@ -401,7 +400,7 @@ class Delivery:
                     self._add(receiver, queue, packets, publisher)
                     may_block = queue.can_block and self._may_block(receiver, publisher)
                     if copies >= MANY and queue.is_congested and not may_block:
-                        full.append(receiver)
+                        self._late.join(receiver, queue)
                     continue
             work_left -= price
             if packed is not None and queue.settings.bundles:
@@ -417,9 +416,6 @@ class Delivery:
             balance.work_left = work_left
         if user is not None:
             self._wait(user, waiting, packets, publisher)
-        for receiver in full:  # only now: until then, those for which the run waits join the cohorts that have it
-            if receiver.queue is not None and receiver.queue.is_congested:
-                self._late.join(receiver, receiver.queue)
         self.work += (len(receivers) - late) * price - bundled * saving
         return late
 

@@ -425,9 +425,10 @@ class Late:
         line.found += 1
         if receiver is None or line.found % _LINE_PART:
             for cohort in self.cohorts.of_user(line.user):
-                cohort.skip()
-                if cohort.wants_turn() and (receiver is None or cohort.waiting() >= _MUCH):
-                    return next(iter(cohort.members))
+                if receiver is None or cohort.waiting() >= _MUCH:
+                    cohort.skip()
+                    if cohort.wants_turn():
+                        return next(iter(cohort.members))
         return receiver
 
     def _serve(self, line: _LateLine, receiver: Receiver) -> None:
