@@ -165,10 +165,7 @@ class Cohort:
     def forget(self, receiver: Receiver) -> None:
         """Give up the place of a receiver that is no member any more, and will not join again."""
         if receiver in self.places:
-            place = self.places.pop(receiver)
-            self._free.append(place)
-            for window in self._windows.values():
-                window.keys.pop(place, None)
+            self._free.append(self.places.pop(receiver))
 
     def mask(self, receivers: Iterable[Receiver]) -> int:
         """Return the mask for some of the members."""

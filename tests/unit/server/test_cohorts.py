@@ -230,6 +230,44 @@ def test_a_place_is_taken_again():
     assert [digest and digest.packets for digest in got] == [run, None, run]
 
 
+def test_a_receiver_that_joins_with_a_run_is_in_lists_that_were_made_before():
+    """What is kept for the next member with the same position does not say that the run is not for the newcomer."""
+    found = Cohorts()
+    cohort, (first, second) = joined(found, 2)
+    run = [b"1"]
+    found.add(cohort, run, 1, cohort.mask([first]))
+    assert [cohort.waiting_for(each) is None for each in (first, second)] == [False, True]
+    newcomer: Any = Member(first.user)
+    assert found.join_with(newcomer, run, 1, 0, can_block=False, replaces=False)
+    digest = cohort.waiting_for(newcomer)
+    assert digest is not None
+    assert digest.packets == run
+
+
+def test_masks_stay_the_same_while_members_leave_and_join_again():
+    """So runs for one route share blocks. Members that have joined one by one need no mask if all are in the route."""
+    found = Cohorts()
+    plans = Plans(found)
+    user: Any = Account()
+    members: list[Any] = [Member(user) for _ in range(6)]
+    everybody, some = tuple(members), tuple(members[:3])
+    assert plans.find(everybody).cohorts == ()
+    for member in members:
+        found.join(member, False, False)
+        assert [mask for _, mask, _ in plans.find(everybody).cohorts] == [None]
+    (cohort,) = found.of_user(user)
+    mask = cohort.mask(some)
+    assert plans.find(some).cohorts == ((cohort, mask, 3),)
+    found.leave(members[0])
+    assert plans.find(some).cohorts == ((cohort, mask, 2),)
+    for _ in range(len(some)):  # so many changes that the plan is made again
+        found.leave(members[5])
+        found.join(members[5], False, False)
+    assert plans.find(some).cohorts == ((cohort, mask, 2),)
+    found.join(members[0], False, False)
+    assert plans.find(some).cohorts == ((cohort, mask, 3),)
+
+
 def test_what_waits_for_a_member_whose_connection_breaks_is_counted_as_lost():
     """Messages that wait in a cohort are in the counts of losses, as those in the queue are."""
     bus = Bus()
@@ -564,6 +602,7 @@ def joined(found: Cohorts, count: int) -> tuple[Cohort, list[Any]]:
             st.tuples(st.just("join"), st.integers(0, 3)),
             st.tuples(st.just("join with"), st.integers(0, 15)),
             st.tuples(st.just("leave"), st.integers(0, 3)),
+            st.tuples(st.just("go"), st.integers(0, 3)),
             st.tuples(st.just("add"), st.integers(1, 15)),
             st.tuples(st.just("add"), st.just(15)),
             st.tuples(st.just("want"), st.just(0)),
@@ -609,9 +648,12 @@ def test_each_member_has_what_came_since_its_position(steps, changes, digests):
             elif name == "join" and members[choice] not in waiting:
                 found.join(members[choice], False, False)
                 waiting[members[choice]] = []
-            elif name == "leave":
+            elif name in ("leave", "go"):
                 found.leave(members[choice])
                 waiting.pop(members[choice], None)
+                if name == "go":  # somebody else connects, and gets the place
+                    found.forget(members[choice])
+                    members[choice] = Member(user)
             for cohort in found.of_user(user):
                 if name == "want":
                     cohort.want_turns()
