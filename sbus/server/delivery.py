@@ -244,14 +244,23 @@ class Delivery:
         if weight:
             price += weight // COPIED_KIB
             self.work += weight
-        if copies == 1 < MANY and not late:
-            queue = receivers[0].queue
-            if queue is not None and queue.is_congested and not queue.is_late and queue.copies.work_left > 0:
-                # The way below comes to the same, in more steps, which count where batches are small.
-                self._add(receivers[0], queue, packets, publisher)
-                self.work += price
-                self.served = 1
-                return count
+        if copies == 1 and not late:
+            # The way below comes to the same, in more steps, which count where batches are small.
+            queue, transport = receivers[0].queue, receivers[0].transport
+            if queue is not None and queue.copies.work_left > 0:
+                if queue.is_congested and not queue.is_late and MANY > 1:
+                    self._add(receivers[0], queue, packets, publisher)
+                    self.work += price
+                    self.served = 1
+                    return count
+                can_send = at_once and self._most_at_once and queue.is_clear and not queue.pending
+                if can_send and transport is not None and (sock := transport.plain_socket) is not None:
+                    queue.copies.work_left -= price
+                    self.work += price
+                    self.served = 1
+                    for _, sent in send_to_each([sock], packets):
+                        self._leave_rest(receivers[0], packets, sent, publisher)
+                    return count
         others: Sequence[Receiver] = receivers
         is_topped_up = False
         if at_once and copies <= self._most_at_once:

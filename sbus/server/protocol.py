@@ -427,7 +427,7 @@ class BusProtocol:
                     until == total
                     and total <= BATCH
                     and receivers is not None
-                    and len(receivers) < user.work_left // _BATCH_PRICE
+                    and (len(receivers) + 1) * _BATCH_PRICE <= user.work_left
                     and (self._has_echo or self not in receivers)
                 ):
                     at = registry.deliver(packets, receivers, self, True)

@@ -13,6 +13,7 @@ from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.server.limits import Limits
 from sbus.server.observers import Observer
 from sbus.server.prices import COPIES, SENDING
+from sbus.server.protocol import FANOUT_BUDGET
 from sbus.server.registry import SubscriptionRegistry
 from sbus.syscalls.batch import send_packets
 from tests.support.buses import Bus
@@ -172,38 +173,91 @@ def test_an_observer_publishes_in_the_middle_of_a_batch():
     assert reader.protocol.lost == 0
 
 
-def test_a_run_for_plain_sockets():
+@pytest.fixture
+def plain():
+    """Returns two ends of a pair of sockets; the first one takes so many packets, or is broken for ``room=None``."""
+    pairs = []
+
+    def make(room: int | None) -> tuple[socket.socket, socket.socket]:
+        ours, theirs = pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pairs.append(pair)
+        theirs.setblocking(False)
+        if room is None:
+            theirs.close()
+        elif room < 10:
+            while send_packets(ours, [b"."] * 64):
+                pass
+            for _ in range(room):
+                theirs.recv(100)
+        return pair
+
+    yield make
+    for ours, theirs in pairs:
+        ours.close()
+        theirs.close()
+
+
+@pytest.mark.parametrize("rooms", [(10,), (None,), (3,), (10, None, 3)])
+def test_a_run_for_plain_sockets(plain, rooms):
     """Each socket gets what it takes in one step, and the rest, or all if it fails, goes through the queue."""
     bus = Bus()
-    publisher, readers = bus.connect(), [bus.connect() for _ in range(3)]
+    publisher, readers = bus.connect(), [bus.connect() for _ in rooms]
     for reader in readers:
         reader.send(b"SUB k")
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in readers]
-    room = [10, 0, 3]
-    try:
-        gone = pairs[1][1]
-        gone.close()
-        full, theirs = pairs[2]
-        while send_packets(full, [b"MSG k\0."] * 64):
-            pass
-        for _ in range(room[2]):
-            theirs.recv(100)
-        for peer in (pairs[0][1], theirs):
-            peer.setblocking(False)
-        for reader, (ours, _) in zip(readers, pairs, strict=True):
-            reader.transport.plain_socket = ours
-        copies = publisher.protocol.user.copies
-        before = copies.work_left
-        publisher.send(*messages(10))
-        assert copies.work_left == before - 3 * (SENDING + 10 // COPIES)
-        for reader, (_, theirs), count in zip(readers, pairs, room, strict=True):
-            got = [] if theirs is gone else [packet for packet in received(theirs) if packet != b"MSG k\0."]
-            assert got == messages(10)[:count]
-            assert reader.take() == messages(10)[count:]
-    finally:
-        for ours, theirs in pairs:
-            ours.close()
-            theirs.close()
+    publisher.send(*messages(1))
+    assert [reader.take() for reader in readers] == [messages(1) for _ in rooms]
+    pairs = [plain(room) for room in rooms]
+    for reader, (ours, _) in zip(readers, pairs, strict=True):
+        reader.transport.plain_socket = ours
+    user = publisher.protocol.user
+    before, copies = user.work_left, user.copies.work_left
+    publisher.send(*messages(10))
+    price = SENDING + 10 // COPIES
+    assert user.copies.work_left == copies - len(rooms) * price
+    assert user.work_left == before - price - len(rooms) * price
+    assert publisher.transport.read_limit == FANOUT_BUDGET // len(rooms)
+    for reader, (_, theirs), room in zip(readers, pairs, rooms, strict=True):
+        got = [] if room is None else [packet for packet in received(theirs) if packet != b"."]
+        assert got == messages(10)[: room or 0]
+        assert reader.take() == messages(10)[room or 0 :]
+
+
+@pytest.mark.parametrize("subscribers", [1, 2])
+def test_what_goes_through_the_queue_of_a_plain_socket(plain, subscribers):
+    """A run that is not all there is to send waits for the flush, and what waits goes first."""
+    bus = Bus()
+    readers = [bus.connect() for _ in range(subscribers)]
+    ends = []
+    for reader in readers:
+        reader.send(b"SUB k")
+        reader.transport.plain_socket, theirs = plain(10)
+        ends.append(theirs)
+    receivers, delivery = tuple(reader.protocol for reader in readers), bus.registry.delivery
+    delivery.deliver(messages(1), receivers, None)
+    delivery.deliver(messages(2)[1:], receivers, None, True)
+    assert [received(theirs) for theirs in ends] == [[]] * subscribers
+    delivery.flush()
+    assert [reader.take() for reader in readers] == [messages(2)] * subscribers
+
+
+@pytest.mark.parametrize("subscribers", [1, 2])
+def test_who_observes_deliveries_sees_those_of_plain_sockets(plain, subscribers):
+    """With an observer of deliveries nothing goes past the queues, so that it is told of each."""
+    seen = []
+
+    class Telling(Observer):
+        def delivered(self, client: Any, packets: int, size: int) -> None:
+            seen.append((client, packets, size))
+
+    bus = Bus(observers=[Telling()])
+    readers = [bus.connect() for _ in range(subscribers)]
+    for reader in readers:
+        reader.send(b"SUB k")
+        reader.transport.plain_socket, _ = plain(10)
+    receivers = tuple(reader.protocol for reader in readers)
+    bus.registry.delivery.deliver(messages(1), receivers, None, True)
+    bus.registry.delivery.flush()
+    assert seen == [(receiver, 1, len(messages(1)[0])) for receiver in receivers]
 
 
 def test_a_receiver_publishes_as_it_is_served(monkeypatch):

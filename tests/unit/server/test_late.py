@@ -181,6 +181,17 @@ def test_a_congested_receiver_that_has_read_its_queue_gets_a_turn_at_once():
     assert not reader.protocol.queue.is_late
 
 
+def test_a_late_receiver_keeps_the_order_when_its_user_has_copies_again():
+    """What is published for a full, late receiver whose user has a balance comes behind what waits for it."""
+    _, publisher, reader = congested()
+    publisher.send(b"MSG k\0one")
+    assert reader.protocol.queue.is_late
+    reader.protocol.user.copies.work_left = CONTENDED_BUDGET
+    publisher.send(b"MSG k\0two")
+    reader.drain()
+    assert reader.take() == [b"MSG k\0", b"MSG k\0one", b"MSG k\0two"]
+
+
 def test_a_turn_ends_when_its_time_is_over(monkeypatch):
     """Of late receivers that take longer than their price, as many are served in a turn as there is time for."""
     bus, publisher, reader = crowded()
