@@ -4,52 +4,227 @@
 
 The messages for a cohort form one list, and each member has its own *position* in it. If each member got a list of its
 own, the server would copy the references and look at every message again for each of them: 10 ns for each message and
-member. So the list is kept in *blocks* of about a thousand messages; a closed block never changes. The part between two
-positions usually consists of a few whole blocks, which the members' queues share with their digests
+member. So the list is kept in *blocks* of about a thousand messages; a closed block never changes. What waits between
+two positions (a *window*) usually consists of a few whole blocks, which the members' queues share with their digests
 (`sbus.flood.digest`), and a piece of one more.
 
-The messages of a run can be for some members only. Then their block has a *mask*: an integer with one bit for each
-member, which is set if the member gets them. A block has one mask, so it ends where the mask changes, and such blocks
-can be short. Each of them counts as `_MASKED` bytes more.
+The messages of a run can be for some members only. Then the run has a mask (`sbus.server.masks`). The members that are
+in the same masks of a block share its messages. Members that get few messages of their own share most blocks with all
+others. What is to be known of the other blocks is their number of messages, their bytes, and the shortest packet; they
+are sums over runs. The messages are put together only where a queue has room for some of them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from itertools import chain, compress, pairwise
 
 from sbus.flood.digest import Digest
+from sbus.routing.runs import newest, shortest, total_size
+from sbus.server.masks import Masks
 
-__all__ = ["Blocks"]
+__all__ = ["Block", "Blocks", "Window"]
 
 _BLOCK = 1_024, 256 << 10
 """Messages, or bytes, at which a block is closed. While one of its messages is needed, the whole block is kept."""
 _LEAST = 512, 64 << 10
 """Messages, or bytes, from which on `Blocks.close` closes it."""
-_SHORT = 0, 0
-_MASKED = 1_024
-"""The price of a block with a mask, beside its messages: bytes of memory. Thousands of members have longer masks, which
-blocks often share."""
+_RUN = 96
+"""Bytes of memory that a run takes in a block with masks, beside its messages and its mask."""
+_MOST_DIGESTS = 64
+"""Digests that are kept for one block, and for one window: one for the members that are in the same masks."""
+
+
+class _Some(Digest):
+    """The messages of a block for members that are in some of its masks only.
+
+    :param block: the block.
+    :param key: for each run of the block, 1 if they get it, else 0.
+    """
+
+    __slots__ = ("_block", "_key")
+
+    def __init__(self, block: Block, key: bytes) -> None:
+        super().__init__([], sum(compress(block.sizes, key)))
+        self._block = block
+        self._key = key
+        self._count = sum(compress(block.counts, key))
+
+    @property
+    def packets(self) -> list[bytes]:
+        if not self._packets:
+            self._packets = self._put_together()
+        return self._packets
+
+    def newest(self) -> Digest:
+        if self._newest is None:
+            self._newest = Digest(newest(self._packets or self._put_together()))  # which is not kept: it is long
+        return self._newest
+
+    def shortest(self) -> int:
+        if not self._shortest:
+            self._shortest = min(compress(self._block.shortest_in_runs(), self._key))
+        return self._shortest
+
+    def _put_together(self) -> list[bytes]:
+        return list(chain.from_iterable(compress(self._block.runs(), self._key)))
+
+
+class Block:
+    """A list of messages that does not change.
+
+    :param packets: the messages, at least one.
+    :param ends: where each run ends, if some are for some members only; else empty.
+    :param row: the number of the first run's mask.
+    :ivar digest: all messages.
+    :ivar row: as above.
+    :ivar counts: the number of messages in each run.
+    :ivar sizes: the bytes in each run.
+    """
+
+    __slots__ = ("_digests", "_ends", "_shortest", "counts", "digest", "row", "sizes")
+
+    def __init__(self, packets: list[bytes], ends: list[int], row: int) -> None:
+        self.digest = Digest(packets)
+        self.row = row
+        self._ends = ends
+        self._digests: dict[bytes, Digest | None] = {}
+        self._shortest: list[int] = []
+        self.counts = [end - start for start, end in pairwise((0, *ends))] if ends else []
+        self.sizes = list(map(total_size, self.runs())) if ends else []
+
+    def __len__(self) -> int:
+        return len(self.digest)
+
+    @property
+    def rows(self) -> int:
+        """The number of masks."""
+        return len(self._ends)
+
+    def runs(self) -> list[list[bytes]]:
+        """Return the messages of each run."""
+        packets = self.digest.packets
+        return [packets[start:end] for start, end in pairwise((0, *self._ends))]
+
+    def shortest_in_runs(self) -> list[int]:
+        """Return the size of the shortest packet of each run, in bytes."""
+        if not self._shortest:
+            self._shortest = list(map(shortest, self.runs()))
+        return self._shortest
+
+    def of(self, key: bytes) -> Digest | None:
+        """Return the messages for a member; None if there is none.
+
+        :param key: for each run, 1 if the member gets it, else 0; empty for a block without masks.
+        """
+        if 0 not in key:
+            return self.digest
+        if 1 not in key:
+            return None
+        found = self._digests.get(key)
+        if found is None:
+            if len(self._digests) >= _MOST_DIGESTS:
+                self._digests.clear()
+            found = self._digests[key] = _Some(self, key)
+        return found
+
+    def part(self, first: int, end: int) -> Block:
+        """Return a part of the block.
+
+        :param first: the index of its first message.
+        :param end: the index behind the last one.
+        """
+        if first <= 0 and end >= len(self):
+            return self
+        first = max(0, first)
+        at, until = bisect_right(self._ends, first), bisect_left(self._ends, end)
+        ends = [min(each, end) - first for each in self._ends[at : until + 1]]
+        return Block(self.digest.packets[first:end], ends, self.row + at)
+
+
+class Window:
+    """The messages between two positions, for each member.
+
+    :param blocks: the messages.
+    :param masks: their masks.
+    """
+
+    __slots__ = ("_blocks", "_digests", "_end", "_first", "_masks")
+
+    def __init__(self, blocks: list[Block], masks: Masks) -> None:
+        rows = [(block.row, block.row + block.rows) for block in blocks if block.rows]
+        self._blocks = blocks
+        self._masks = masks
+        self._first, self._end = (rows[0][0], rows[-1][1]) if rows else (0, 0)
+        self._digests: dict[bytes, Digest | None] = {}
+
+    def of(self, place: int) -> Digest | None:
+        """Return the messages for a member; None if there is none.
+
+        :param place: the number of the member's column.
+        """
+        key = self._masks.column(self._first, self._end, place) if self._end else b""
+        digests = self._digests
+        if key not in digests:
+            if len(digests) >= _MOST_DIGESTS:
+                digests.clear()
+            digests[key] = self._join(key)
+        return digests[key]
+
+    def _join(self, key: bytes) -> Digest | None:
+        parts, at = [], 0
+        for block in self._blocks:
+            until = at + block.rows
+            part = block.of(key[at:until])
+            at = until
+            if part is not None:
+                parts.append(part)
+        if len(parts) > 1:
+            return Digest.join(parts)
+        return parts[0] if parts else None
 
 
 class Blocks:
     """Messages, each at a position: the number of messages before it, dropped ones included.
 
     :param start: the position of the first message.
-    :ivar size: bytes of the messages that were not dropped, with the price of the masks.
-    :ivar masked: the number of blocks with a mask.
     """
 
-    __slots__ = ("_blocks", "_last", "_last_mask", "_last_size", "_last_start", "_masks", "_starts", "masked", "size")
+    __slots__ = (
+        "_blocks",
+        "_bytes",
+        "_last",
+        "_last_ends",
+        "_last_mask",
+        "_last_row",
+        "_last_size",
+        "_last_start",
+        "_masks",
+        "_starts",
+    )
 
     def __init__(self, start: int = 0) -> None:
-        self.size = self.masked = 0
-        self._blocks: list[Digest] = []
+        self._bytes = 0  # of the messages that were not dropped
+        self._blocks: list[Block] = []
         self._starts: list[int] = []  # the position of each closed block
-        self._masks: list[int | None] = []  # None if it is for all
+        self._masks = Masks()
         self._last: list[bytes] = []  # the block that is not closed yet
         self._last_size = 0
         self._last_start = start
+        self._last_ends: list[int] = []
+        self._last_row = 0
         self._last_mask: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the messages that were not dropped, with the memory of their masks."""
+        masks = self._masks
+        return self._bytes + len(masks) * (masks.width + _RUN)
+
+    @property
+    def masked(self) -> int:
+        """The number of runs in blocks with masks."""
+        return len(self._masks)
 
     @property
     def start(self) -> int:
@@ -61,91 +236,79 @@ class Blocks:
         """The position behind the last message."""
         return self._last_start + len(self._last)
 
-    def add(self, packets: list[bytes], size: int, mask: int | None = None) -> Digest | None:
+    def add(self, packets: list[bytes], size: int, mask: int | None = None) -> Block | None:
         """Add messages at the end.
 
         :param size: their bytes.
-        :param mask: the members that get them; None for all.
-        :returns: the long block that was closed, or None if none was.
+        :param mask: the members that get them (`Masks.add`); None for all.
+        :returns: the block that was closed, or None if none was.
         """
-        if self._last and mask != self._last_mask:
-            self._close(_SHORT)
-        if not self._last:
-            self._last_mask = mask
-            if mask is not None:
-                self.masked += 1
-                self.size += _MASKED
+        if mask is not None or self._last_ends:
+            self._note_mask(mask)
         self._last += packets
+        if self._last_ends:
+            self._last_ends[-1] = len(self._last)
         self._last_size += size
-        self.size += size
+        self._bytes += size
         return self._close(_BLOCK)
+
+    def _note_mask(self, mask: int | None) -> None:
+        """Begin a run, unless the last one has the same mask."""
+        ends = self._last_ends
+        if not ends:
+            self._last_row = self._masks.end
+            if self._last:
+                self._begin(None)
+                ends[-1] = len(self._last)
+        if not ends or mask != self._last_mask:
+            self._begin(mask)
+
+    def _begin(self, mask: int | None) -> None:
+        self._masks.add(mask)
+        self._last_ends.append(0)
+        self._last_mask = mask
 
     def include(self, place: int) -> None:
         """Add a member to those that get the run that was added last.
 
-        :param place: the number of the member's bit.
+        :param place: the number of the member's column.
         """
-        if self._last:
-            if self._last_mask is not None:
-                self._last_mask |= 1 << place
-        elif (mask := self._masks[-1]) is not None:
-            self._masks[-1] = mask | 1 << place
+        if not (self._last_ends if self._last else self._blocks[-1].rows):
+            return  # it is for all
+        self._masks.include(place)
+        if self._last and self._last_mask is not None:
+            self._last_mask |= 1 << place
 
     def close(self) -> None:
-        """Close the last block if it is long enough, so that parts that end here share it."""
+        """Close the last block if it is long enough, so that windows that end here share it."""
         self._close(_LEAST)
 
-    def _close(self, least: tuple[int, int]) -> Digest | None:
+    def _close(self, least: tuple[int, int]) -> Block | None:
         if len(self._last) < least[0] and self._last_size < least[1]:
             return None
-        block = Digest(self._last, self._last_size)
+        block = Block(self._last, self._last_ends, self._last_row)
         self._blocks.append(block)
         self._starts.append(self._last_start)
-        self._masks.append(self._last_mask)
         self._last_start = self.end
-        self._last, self._last_size = [], 0
+        self._last, self._last_size, self._last_ends = [], 0, []
         return block
 
-    def masks(self, first: int, end: int) -> list[int]:
-        """Return the masks between two positions, each of them once, in an order that says nothing."""
-        if not self.masked:
-            return []
-        at, until = self._range(first, end)
-        found = dict.fromkeys(self._masks[at:until])
-        if self._last and end > self._last_start:
-            found[self._last_mask] = None
-        found.pop(None, None)
-        return sorted(found)  # type: ignore[arg-type]
-
-    def between(self, first: int, end: int, place: int) -> Digest | None:
-        """Return the messages for one member between two positions.
+    def window(self, first: int, end: int) -> Window:
+        """Return the messages between two positions.
 
         :param first: the position of the first one, which must not have been dropped.
         :param end: the position behind the last one.
-        :param place: the number of the member's bit.
-        :returns: None if there is none.
         """
-        parts = []
-        for at in range(*self._range(first, end)):
-            mask, block, start = self._masks[at], self._blocks[at], self._starts[at]
-            if mask is not None and not mask >> place & 1:
-                continue
-            if end < start + len(block):
-                block = Digest(block.packets[: end - start])
-            if first <= start:
-                parts.append(block)
-            elif first < start + len(block):
-                parts.append(block.rest(block.packets[first - start :]))
-        start, mask = self._last_start, self._last_mask
-        if max(first, start) < min(end, self.end) and (mask is None or mask >> place & 1):
-            parts.append(Digest(self._last[max(0, first - start) : end - start]))
-        if len(parts) > 1:
-            return Digest.join(parts)
-        return parts[0] if parts else None
-
-    def _range(self, first: int, end: int) -> tuple[int, int]:
-        """Return the closed blocks between two positions: the first one, and the one behind."""
-        return max(0, bisect_right(self._starts, first) - 1), bisect_left(self._starts, end)
+        found = []
+        for at in range(max(0, bisect_right(self._starts, first) - 1), bisect_left(self._starts, end)):
+            start, block = self._starts[at], self._blocks[at]
+            if max(first, start) < min(end, start + len(block)):
+                found.append(block.part(first - start, end - start))
+        start = self._last_start
+        if max(first, start) < min(end, self.end):
+            last = Block(self._last.copy(), self._last_ends.copy(), self._last_row)
+            found.append(last.part(first - start, end - start))
+        return Window(found, self._masks)
 
     def drop(self, end: int) -> int:
         """Drop the blocks that end at or before a position, and all messages if it is the end.
@@ -154,13 +317,15 @@ class Blocks:
         """
         before = self.size
         if end == self.end:
-            self._last_start, self._last, self._last_size = end, [], 0
-            self._blocks, self._starts, self._masks, self.size, self.masked = [], [], [], 0, 0
+            self._last_start, self._last, self._last_size, self._last_ends = end, [], 0, []
+            self._blocks, self._starts, self._bytes = [], [], 0
+            self._masks.drop(self._masks.end)
             return before
         gone = bisect_right(self._starts, end)
         gone -= gone > 0 and self._starts[gone - 1] + len(self._blocks[gone - 1]) > end
-        masked = gone - self._masks[:gone].count(None)
-        self.masked -= masked
-        self.size -= masked * _MASKED + sum(block.size for block in self._blocks[:gone])
-        del self._blocks[:gone], self._starts[:gone], self._masks[:gone]
+        for block in self._blocks[:gone]:
+            self._bytes -= block.digest.size
+            if block.rows:
+                self._masks.drop(block.row + block.rows)
+        del self._blocks[:gone], self._starts[:gone]
         return before - self.size

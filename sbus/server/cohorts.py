@@ -32,12 +32,12 @@ thousands of these, each of which costs every publisher 1 µs a run, and the byt
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from sbus.flood.budget import UserShare
 from sbus.flood.digest import Digest
-from sbus.server.blocks import Blocks
+from sbus.server.blocks import Blocks, Window
 from sbus.server.interfaces import Publisher, Receiver
 
 __all__ = ["Change", "Cohort", "Cohorts"]
@@ -47,14 +47,10 @@ _MOST_CHANGES = 4_096
 
 _MOST_WINDOWS = 4
 """Parts of the list, each between two positions, that are kept for the next members that wait for the same part."""
-_MOST_DIGESTS = 64
-"""Lists of messages that are kept for one such part: one for members that are in the same masks."""
-_MOST_KEY_BYTES = 1 << 20
-"""Bytes that are kept for such a part, to tell which masks its members are in."""
 _SKIPPED = 64
 """Members for which nothing is due that move on at once."""
-_MASKED = 16
-"""A block with a mask counts as this many messages more: members that are in different masks get lists of their own."""
+_MASKED = 8
+"""A run with a mask counts as this many messages more: members that are in different masks get lists of their own."""
 
 
 class Change(NamedTuple):
@@ -74,19 +70,6 @@ class Change(NamedTuple):
     is_alone: bool
 
 
-class _Window(NamedTuple):
-    """What waits between two positions.
-
-    :ivar masks: all masks there.
-    :ivar keys: which of them a member is in, by its place, as far as that was asked.
-    :ivar digests: the messages for members with one key.
-    """
-
-    masks: list[int]
-    keys: dict[int, bytes]
-    digests: dict[bytes, Digest | None]
-
-
 class Cohort:
     """Receivers that wait for the same list of messages, each from its own position on.
 
@@ -101,6 +84,7 @@ class Cohort:
     :ivar variety: the share of the messages decided about last that was left when only the newest of each key was kept.
     :ivar due: a position, never behind the end: members with an older one want a turn, which takes them there.
     :ivar blocks: the messages that wait for any member.
+    :ivar trimmed: the oldest position of a member when `blocks` was trimmed last.
     :ivar run: the run that was added last, if all of it is still there and no member has a position behind it.
     """
 
@@ -115,6 +99,7 @@ class Cohort:
         "places",
         "replaces",
         "run",
+        "trimmed",
         "unasked",
         "user",
         "variety",
@@ -130,10 +115,10 @@ class Cohort:
         self.blockable: dict[Publisher, bool] = {}
         self.unasked: list[Receiver] = []
         self.variety = 1.0
-        self.due = start
+        self.due = self.trimmed = start
         self.blocks = Blocks(start)
         self.run: list[bytes] | None = None
-        self._windows: OrderedDict[tuple[int, int], _Window] = OrderedDict()  # by the positions; used last, the last
+        self._windows: OrderedDict[tuple[int, int], Window] = OrderedDict()  # by the positions; used last, the last
 
     @property
     def end(self) -> int:
@@ -151,7 +136,6 @@ class Cohort:
             place = self.places[receiver] = self._free.pop() if self._free else len(self.places)
         if waiting:
             self.blocks.include(place)
-            self._forget(lambda window: window[1] > position)
         else:
             self.run = None
         self.due = max(self.due, position)  # a member that is due is moved behind this one
@@ -229,28 +213,13 @@ class Cohort:
         if window is None:
             if len(windows) >= _MOST_WINDOWS:
                 windows.popitem(last=False)
-            masks = self.blocks.masks(first, end)
-            keys = next((known.keys for known in windows.values() if known.masks == masks), {})
-            window = windows[first, end] = _Window(masks, keys, {})
+            window = windows[first, end] = self.blocks.window(first, end)
         windows.move_to_end((first, end))
-        (masks, keys, digests), place = window, self.places[receiver]
-        key = keys.get(place)
-        if key is None:
-            key = bytes([mask >> place & 1 for mask in masks])
-            if len(keys) * len(masks) < _MOST_KEY_BYTES:
-                keys[place] = key
-        if key not in digests:
-            if len(digests) >= _MOST_DIGESTS:
-                digests.clear()
-            digests[key] = self.blocks.between(first, end, place)
-        return digests[key]
+        return window.of(self.places[receiver])
 
     def forget_digests(self, oldest: int) -> None:
-        """Free the lists that begin before the oldest position of a member."""
-        self._forget(lambda window: window[0] < oldest)
-
-    def _forget(self, is_old: Callable[[tuple[int, int]], bool]) -> None:
-        for window in [window for window in self._windows if is_old(window)]:
+        """Free the windows that begin before the oldest position of a member."""
+        for window in [window for window in self._windows if window[0] < oldest]:
             del self._windows[window]
 
     def clear(self) -> int:
@@ -332,6 +301,9 @@ class Cohorts:
     def trim(self, cohort: Cohort) -> None:
         """Drop the blocks that wait for no member, and digests that begin before those that do."""
         oldest = cohort.oldest()
+        if oldest == cohort.trimmed:
+            return  # as nearly always: many members have the same position
+        cohort.trimmed = oldest
         cohort.forget_digests(oldest)
         if gone := cohort.blocks.drop(oldest):
             cohort.run = None
@@ -345,8 +317,8 @@ class Cohorts:
         """
         cohort.run, before = packets, cohort.blocks.size
         block = cohort.blocks.add(packets, size, mask)
-        if block is not None and cohort.replaces:
-            block.newest()  # now, block by block: for all of them, the first decision would take 10 ms
+        if block is not None and cohort.replaces and not block.rows:
+            block.digest.newest()  # now, block by block: for all of them, the first decision would take 10 ms
         self._count(cohort, cohort.blocks.size - before)
 
     def forget_changes(self) -> None:
@@ -362,7 +334,9 @@ class Cohorts:
         return cohort
 
     def _join(self, receiver: Receiver, cohort: Cohort, waiting: int) -> None:
+        before = cohort.blocks.size
         place = cohort.add_member(receiver, waiting)
+        self._count(cohort, cohort.blocks.size - before)
         self.of[receiver] = cohort
         self._note(Change(receiver, cohort, place, True, len(cohort.members) == 1))
 

@@ -8,6 +8,8 @@ from typing import Any
 from twisted.internet.task import Clock
 
 from sbus.protocol.keys import PeerCredentials
+from sbus.server import blocks
+from sbus.server.blocks import Blocks
 from sbus.server.cohorts import Cohort
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.limits import Limits
@@ -80,7 +82,12 @@ class Bus:
         return Peer(self, transport, protocol)
 
 
+def mask_memory(found: Blocks) -> int:
+    """Return the memory of the masks of a list."""
+    return found.masked * (found._masks.width + blocks._RUN)
+
+
 def kept(cohort: Cohort) -> list[bytes]:
     """Return the messages that a cohort keeps."""
-    blocks = cohort.blocks
-    return [*itertools.chain.from_iterable(block.packets for block in blocks._blocks), *blocks._last]
+    found = cohort.blocks
+    return [*itertools.chain.from_iterable(block.digest.packets for block in found._blocks), *found._last]

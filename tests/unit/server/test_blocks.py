@@ -7,8 +7,10 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbus.flood.digest import Digest
 from sbus.server import blocks
 from sbus.server.blocks import Blocks
+from tests.support.buses import mask_memory
 from tests.support.examples import examples
 
 STEPS = st.lists(
@@ -29,7 +31,7 @@ def for_member(place: int, sent: list[tuple[bytes, int | None]]) -> list[bytes]:
 
 def packets_of(found: Blocks, first: int, end: int, place: int = 0) -> list[bytes]:
     """The messages between two positions that are for a member."""
-    part = found.between(first, end, place)
+    part = found.window(first, end).of(place)
     return part.packets if part is not None else []
 
 
@@ -59,20 +61,19 @@ def test_the_part_between_two_positions(steps, data):
                 sent[last:] = [(packet, each if each is None else each | 4) for packet, each in sent[last:]]
             assert found.start <= dropped
             assert found.end == len(sent)
-            assert found.size == sum(len(packet) for packet, _ in sent[found.start :]) + found.masked * blocks._MASKED
+            assert found.size == sum(len(packet) for packet, _ in sent[found.start :]) + mask_memory(found)
             if dropped == len(sent):
                 assert found.size == found.masked == 0
             place = data.draw(st.integers(0, 2))
             first = data.draw(st.integers(max(found.start, last if place == 2 else 0), len(sent)))
             end = data.draw(st.integers(first, len(sent)))
-            part, wanted = found.between(first, end, place), for_member(place, sent[first:end])
+            part, wanted = found.window(first, end).of(place), for_member(place, sent[first:end])
             assert (part is not None) is bool(wanted)
             if part is not None:
-                assert part.packets == wanted
                 assert (len(part), part.size) == (len(wanted), sum(map(len, wanted)))
-            # What `include` adds to the last run, it adds to the block of that run.
-            wanted_masks = {mask & ~4 for _, mask in sent[first:end] if mask is not None}
-            assert wanted_masks <= {mask & ~4 for mask in found.masks(first, end)}
+                assert part.shortest() == min(map(len, wanted))
+                assert part.newest().packets == Digest(wanted).newest().packets
+                assert part.packets == wanted
 
 
 def test_parts_share_the_blocks():
@@ -82,7 +83,7 @@ def test_parts_share_the_blocks():
     found.add(packets[:1_100], 3_300)
     found.add(packets[1_100:], 1_800)
     found.close()
-    some, others, rest = (found.between(first, 1_700, 0) for first in (0, 1_100, 1))
+    some, others, rest = (found.window(first, 1_700).of(0) for first in (0, 1_100, 1))
     assert some is not None
     assert rest is not None
     assert [len(part) for part in some.parts] == [1_100, 600]
@@ -95,21 +96,43 @@ def test_nothing_between_two_blocks():
     found = Blocks()
     for _ in range(2):
         found.add([b"x"] * 1_024, 1_024)
-    assert found.between(1_024, 1_024, 0) is None
-    assert found.between(0, 0, 0) is None
+    assert found.window(1_024, 1_024).of(0) is None
+    assert found.window(0, 0).of(0) is None
 
 
-def test_a_block_ends_where_the_mask_changes():
-    """Messages for the same members share a block; a block with a mask has a price."""
+def test_runs_with_a_mask_have_a_price():
+    """Messages for the same members share a mask, which has a price; a block with masks has one for each run."""
     found = Blocks()
     for mask in (None, None, 1, 1, 2, None):
         found.add([b"x"], 1, mask)
-    assert (found.masked, found.size) == (2, 6 + 2 * blocks._MASKED)
-    assert found.masks(0, 6) == [1, 2]
-    assert found.masks(0, 2) == []
+    assert (found.masked, found.size) == (4, 6 + mask_memory(found))
     assert [len(packets_of(found, 0, 6, place)) for place in range(3)] == [5, 4, 3]
-    assert found.drop(4) == 4 + blocks._MASKED
-    assert found.masks(4, 6) == [2]
+    found.add([b"x"] * 1_018, 1_018)
+    found.add([b"y"], 1)
+    assert found.masked == 4
+    held = mask_memory(found)
+    assert found.drop(1_024) == 1_024 + held
+    assert (found.masked, found.size) == (0, 1)
+
+
+def test_members_in_the_same_masks_share_their_digest(monkeypatch):
+    """Members in the same masks of a window get one digest, and those in the same masks of a block share its part."""
+    monkeypatch.setattr(blocks, "_BLOCK", (2, 1_000))
+    found = Blocks()
+    for mask in (1, 6, 2, 5):
+        found.add([b"x%d" % mask], 2, mask)
+    window = found.window(0, 4)
+    digests = [window.of(place) for place in range(3)]
+    assert [digest and digest.packets for digest in digests] == [[b"x1", b"x5"], [b"x6", b"x2"], [b"x6", b"x5"]]
+    assert window.of(0) is digests[0]
+    first, _, last = (digest.parts for digest in digests if digest is not None)
+    assert last[1] is first[1]
+    monkeypatch.setattr(blocks, "_MOST_DIGESTS", 1)
+    found.add([b"x3", b"x4"], 4, 4)
+    window = found.window(0, 6)
+    assert all(window.of(place) is not None for place in range(3))
+    assert len(window._digests) == 1
+    assert all(len(block._digests) <= 2 for block in found._blocks), "two were there"
 
 
 def test_only_blocks_that_nobody_needs_are_dropped():

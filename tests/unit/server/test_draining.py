@@ -10,7 +10,7 @@ import pytest
 from sbus.errors import CloseReason
 from sbus.flood import SendQueue
 from sbus.flood.orders import PriorityBacklog
-from sbus.server import blocks, delivery, draining, late
+from sbus.server import delivery, draining, late
 from sbus.server.late import MANY
 from sbus.server.turns import TURN_BUDGET
 from tests.support.buses import Peer
@@ -244,7 +244,6 @@ def test_a_run_without_room_forms_no_cohort(monkeypatch, uid, room):
     """What waits for those that join with a run is bounded, to half for publishers of the receivers' own user."""
     large, small = b"MSG k\0" + bytes(100), b"MSG k\0s"
     monkeypatch.setattr(late, "MOST_BYTES", room * len(large) - 1)
-    monkeypatch.setattr(blocks, "_MASKED", 0)
     monkeypatch.setattr(late, "_OTHERS", 1)
     monkeypatch.setattr(late, "_BEYOND", 1)
     bus = Turned()

@@ -1,0 +1,85 @@
+"""Masks: which members of a cohort get which runs of messages, as a table of bits.
+
+.. rubric:: Theory of operation
+
+The table has a row for each run, and a column for each *place*, the number of a member. Rows are bytes in one array, so
+a column is a slice of it with a step: to learn which of a thousand runs a member gets takes 3 µs. To test a bit of each
+row's integer took 100 µs.
+
+A row begins with a byte that stands for all places behind its end: rows are only as long as the masks have needed so
+far.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Masks"]
+
+_ALL, _NONE = b"\xff", b"\0"
+_BITS = [bytes(byte >> bit & 1 for byte in range(256)) for bit in range(8)]
+"""For each bit of a byte, a table that translates the byte to that bit."""
+
+
+class Masks:
+    """The masks of runs. The rows are numbered, dropped ones included.
+
+    :ivar width: bytes in a row.
+    """
+
+    __slots__ = ("_dropped", "_rows", "width")
+
+    def __init__(self) -> None:
+        self.width = 1
+        self._rows = bytearray()
+        self._dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._rows) // self.width
+
+    @property
+    def end(self) -> int:
+        """The number of the next row."""
+        return self._dropped + len(self)
+
+    def add(self, mask: int | None) -> None:
+        """Add a row.
+
+        :param mask: an integer with the bits of the members that get the run; None for all members, also later ones.
+        """
+        if mask is None:
+            self._rows += _ALL * self.width
+            return
+        self._widen(1 + (mask.bit_length() + 7) // 8)
+        self._rows += _NONE
+        self._rows += mask.to_bytes(self.width - 1, "little")
+
+    def include(self, place: int) -> None:
+        """Add a member to the last row."""
+        at = 1 + (place >> 3)
+        self._widen(1 + at)
+        self._rows[at - self.width] |= 1 << (place & 7)
+
+    def column(self, first: int, end: int, place: int) -> bytes:
+        """Return which runs a member gets: 1 or 0 for each.
+
+        :param first: the first row, which must not have been dropped.
+        :param end: the row behind the last one.
+        """
+        width, at = self.width, 1 + (place >> 3)
+        begin = (first - self._dropped) * width + (at if at < width else 0)
+        return bytes(self._rows[begin : (end - self._dropped) * width : width].translate(_BITS[place & 7]))
+
+    def drop(self, end: int) -> None:
+        """Drop the rows before a row."""
+        del self._rows[: max(0, end - self._dropped) * self.width]
+        self._dropped = max(self._dropped, end)
+
+    def _widen(self, width: int) -> None:
+        """Make the rows longer, if they are too short."""
+        before = self.width
+        if width > before:
+            self.width = max(width, 2 * before)  # not more for each new member
+            starts = range(0, len(self._rows), before)
+            more = self.width - before
+            self._rows = bytearray().join(
+                self._rows[start : start + before] + self._rows[start : start + 1] * more for start in starts
+            )
