@@ -8,10 +8,11 @@ member. So the list is kept in *blocks* of about a thousand messages; a closed b
 two positions (a *window*) usually consists of a few whole blocks, which the members' queues share with their digests
 (`sbus.flood.digest`), and a piece of one more.
 
-The messages of a run can be for some members only. Then the run has a mask (`sbus.server.masks`). The members that are
-in the same masks of a block share its messages. Members that get few messages of their own share most blocks with all
-others. What is to be known of the other blocks is their number of messages, their bytes, and the shortest packet; they
-are sums over runs. The messages are put together only where a queue has room for some of them.
+A run can be for some members only. Then it has a mask (`sbus.server.masks`). Consecutive messages with the same mask
+form a *stretch*. Members in the same masks of a block share its messages, so members that get few messages of their own
+share most blocks with all others. For the other blocks, flood control needs only the number of messages, their bytes
+and the shortest packet, which are computed stretch by stretch. The server joins the messages only when a queue has room
+for some of them.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ _BLOCK = 1_024, 256 << 10
 """Messages, or bytes, at which a block is closed. While one of its messages is needed, the whole block is kept."""
 _LEAST = 512, 64 << 10
 """Messages, or bytes, from which on `Blocks.close` closes it."""
-_RUN = 96
-"""Bytes of memory that a run takes in a block with masks, beside its messages and its mask."""
+_STRETCH = 96
+"""Bytes of memory that a stretch takes, beside its messages and its mask."""
 _MOST_DIGESTS = 64
 """Digests that are kept for one block, and for one window: one for the members that are in the same masks."""
 
 
-class _Some(Digest):
+class _PartialDigest(Digest):
     """The messages of a block for members that are in some of its masks only.
 
     :param block: the block.
-    :param key: for each run of the block, 1 if they get it, else 0.
+    :param flags: for each stretch of the block, 1 if they get it, else 0.
     """
 
-    __slots__ = ("_block", "_key")
+    __slots__ = ("_block", "_flags")
 
-    def __init__(self, block: Block, key: bytes) -> None:
-        super().__init__([], sum(compress(block.sizes, key)))
+    def __init__(self, block: Block, flags: bytes) -> None:
+        super().__init__([], sum(compress(block.sizes, flags)))
         self._block = block
-        self._key = key
-        self._count = sum(compress(block.counts, key))
+        self._flags = flags
+        self._count = sum(compress(block.counts, flags))
 
     @property
     def packets(self) -> list[bytes]:
@@ -63,23 +64,23 @@ class _Some(Digest):
 
     def shortest(self) -> int:
         if not self._shortest:
-            self._shortest = min(compress(self._block.shortest_in_runs(), self._key))
+            self._shortest = min(compress(self._block.shortest_in_stretches(), self._flags))
         return self._shortest
 
     def _put_together(self) -> list[bytes]:
-        return list(chain.from_iterable(compress(self._block.runs(), self._key)))
+        return list(chain.from_iterable(compress(self._block.stretches(), self._flags)))
 
 
 class Block:
     """A list of messages that does not change.
 
     :param packets: the messages, at least one.
-    :param ends: where each run ends, if some are for some members only; else empty.
-    :param row: the number of the first run's mask.
+    :param ends: where each stretch ends, if some are for some members only; else empty.
+    :param row: the number of the first stretch's mask.
     :ivar digest: all messages.
     :ivar row: as above.
-    :ivar counts: the number of messages in each run.
-    :ivar sizes: the bytes in each run.
+    :ivar counts: the number of messages in each stretch.
+    :ivar sizes: the bytes in each stretch.
     """
 
     __slots__ = ("_digests", "_ends", "_shortest", "counts", "digest", "row", "sizes")
@@ -91,7 +92,7 @@ class Block:
         self._digests: dict[bytes, Digest | None] = {}
         self._shortest: list[int] = []
         self.counts = [end - start for start, end in pairwise((0, *ends))] if ends else []
-        self.sizes = list(map(total_size, self.runs())) if ends else []
+        self.sizes = list(map(total_size, self.stretches())) if ends else []
 
     def __len__(self) -> int:
         return len(self.digest)
@@ -101,31 +102,31 @@ class Block:
         """The number of masks."""
         return len(self._ends)
 
-    def runs(self) -> list[list[bytes]]:
-        """Return the messages of each run."""
+    def stretches(self) -> list[list[bytes]]:
+        """Return the messages of each stretch."""
         packets = self.digest.packets
         return [packets[start:end] for start, end in pairwise((0, *self._ends))]
 
-    def shortest_in_runs(self) -> list[int]:
-        """Return the size of the shortest packet of each run, in bytes."""
+    def shortest_in_stretches(self) -> list[int]:
+        """Return the size of the shortest packet of each stretch, in bytes."""
         if not self._shortest:
-            self._shortest = list(map(shortest, self.runs()))
+            self._shortest = list(map(shortest, self.stretches()))
         return self._shortest
 
-    def of(self, key: bytes) -> Digest | None:
+    def digest_for(self, flags: bytes) -> Digest | None:
         """Return the messages for a member; None if there is none.
 
-        :param key: for each run, 1 if the member gets it, else 0; empty for a block without masks.
+        :param flags: for each stretch, 1 if the member gets it, else 0; empty for a block without masks.
         """
-        if 0 not in key:
+        if 0 not in flags:
             return self.digest
-        if 1 not in key:
+        if 1 not in flags:
             return None
-        found = self._digests.get(key)
+        found = self._digests.get(flags)
         if found is None:
             if len(self._digests) >= _MOST_DIGESTS:
                 self._digests.clear()
-            found = self._digests[key] = _Some(self, key)
+            found = self._digests[flags] = _PartialDigest(self, flags)
         return found
 
     def part(self, first: int, end: int) -> Block:
@@ -158,24 +159,24 @@ class Window:
         self._first, self._end = (rows[0][0], rows[-1][1]) if rows else (0, 0)
         self._digests: dict[bytes, Digest | None] = {}
 
-    def of(self, place: int) -> Digest | None:
+    def digest_for(self, column: int) -> Digest | None:
         """Return the messages for a member; None if there is none.
 
-        :param place: the number of the member's column.
+        :param column: the number of the member's column.
         """
-        key = self._masks.column(self._first, self._end, place) if self._end else b""
+        flags = self._masks.flags(self._first, self._end, column) if self._end else b""
         digests = self._digests
-        if key not in digests:
+        if flags not in digests:
             if len(digests) >= _MOST_DIGESTS:
                 digests.clear()
-            digests[key] = self._join(key)
-        return digests[key]
+            digests[flags] = self._join(flags)
+        return digests[flags]
 
-    def _join(self, key: bytes) -> Digest | None:
+    def _join(self, flags: bytes) -> Digest | None:
         parts, at = [], 0
         for block in self._blocks:
             until = at + block.rows
-            part = block.of(key[at:until])
+            part = block.digest_for(flags[at:until])
             at = until
             if part is not None:
                 parts.append(part)
@@ -219,11 +220,11 @@ class Blocks:
     def size(self) -> int:
         """Bytes of the messages that were not dropped, with the memory of their masks."""
         masks = self._masks
-        return self._bytes + len(masks) * (masks.width + _RUN)
+        return self._bytes + len(masks) * (masks.width + _STRETCH)
 
     @property
-    def masked(self) -> int:
-        """The number of runs in blocks with masks."""
+    def mask_count(self) -> int:
+        """The number of masks."""
         return len(self._masks)
 
     @property
@@ -253,7 +254,7 @@ class Blocks:
         return self._close(_BLOCK)
 
     def _note_mask(self, mask: int | None) -> None:
-        """Begin a run, unless the last one has the same mask."""
+        """Begin a stretch, unless the last one has the same mask."""
         ends = self._last_ends
         if not ends:
             self._last_row = self._masks.end
@@ -268,16 +269,16 @@ class Blocks:
         self._last_ends.append(0)
         self._last_mask = mask
 
-    def include(self, place: int) -> None:
+    def include(self, column: int) -> None:
         """Add a member to those that get the run that was added last.
 
-        :param place: the number of the member's column.
+        :param column: the number of the member's column.
         """
         if not (self._last_ends if self._last else self._blocks[-1].rows):
             return  # it is for all
-        self._masks.include(place)
+        self._masks.include(column)
         if self._last and self._last_mask is not None:
-            self._last_mask |= 1 << place
+            self._last_mask |= 1 << column
 
     def close(self) -> None:
         """Close the last block if it is long enough, so that windows that end here share it."""

@@ -85,10 +85,10 @@ class _Kept:
         if not (others or cohorts):
             others.update(dict.fromkeys(plan.others))
             cohorts.update({cohort: (mask, members) for cohort, mask, members in plan.cohorts})
-        for receiver, cohort, place, has_joined, is_alone in changes:
+        for receiver, cohort, column, has_joined, is_alone in changes:
             mask, members = cohorts.get(cohort, (0, 0))
             if not has_joined:
-                if mask is None or mask >> place & 1:
+                if mask is None or mask >> column & 1:
                     others[receiver] = None
                     if members > 1:
                         cohorts[cohort] = mask, members - 1
@@ -98,8 +98,8 @@ class _Kept:
                 del others[receiver]
                 if is_alone:
                     mask = None
-                elif mask is not None and not mask >> place & 1:
-                    mask |= 1 << place
+                elif mask is not None and not mask >> column & 1:
+                    mask |= 1 << column
                 cohorts[cohort] = mask, members + 1
             elif mask is None:
                 return False

@@ -1,32 +1,32 @@
-"""Cohorts: late receivers of one user that choose alike; what waits for them is kept once for all.
+"""Cohorts: one list of waiting messages for many late receivers of one user.
 
 .. rubric:: Theory of operation
 
-A publisher should not pay for the silent receivers of another user, however many there are. To append each run to the
-queue of each late receiver costs 0.2 µs a receiver. But late receivers of a user are alike: none of them reads. Such
-receivers form a *cohort*. It has one list of messages (`sbus.server.blocks`), and each member has a position in it: the
-messages from there on wait for that member. So a run is added in one step, whatever the number of members.
+A publisher should not pay for another user's silent receivers, however many there are. Appending a run to each late
+receiver's queue takes 0.2 µs a receiver. So the late receivers of one user with the same `can_block` and `replaces`
+form a *cohort*. It has one list of messages (`sbus.server.blocks`). Each member has a position in the list; the
+messages from there on wait for that member. The server adds a run in one step, whatever the number of members.
 
 Flood control decides about each member by itself, in the turns of the member's user, the oldest position first. Every
 member moves to the same position, `Cohort.due`. So flood control decides about the same list for all members with the
 same old position, and computes what it has to know of that list only once (`sbus.flood.digest`).
 
-A run can be for some members only. Then it has a *mask*, with a bit for each member: the bit at the member's *place*.
-Members that are in the same masks get the same list. A member for which there is nothing just moves on. A receiver
-keeps its place while it is connected, so the masks of a route stay the same when members leave and join again.
+A run can be for some members only. Then it has a *mask* (`sbus.server.masks`), with one bit for each member, at the
+member's *column*. Members whose bits are set in the same masks share one list. If nothing is due for a member, only its
+position moves. A receiver keeps its column until it disconnects, so a route's masks stay the same when members leave
+and join again.
 
 .. rubric:: Invariants
 
-* All that waits undecided for a member is in its cohort. The member leaves the cohort before anything else looks at its
-  queue, and takes a copy of what waits with it.
-* A member is late. Its socket was full when it was last tried, or the member wants a turn in which it is tried. All
-  members have the same user; either all of them can block publishers or none can, and either all keep only the newest
-  message of each key or none does. So a user has four cohorts at most.
-* A place is given to another receiver when its owner has gone. What was added before the newcomer's position is no
-  concern of it, and no route has the one that has gone.
+* A member's undecided messages are all in its cohort. Before anything else looks at its queue, the member leaves the
+  cohort, and its messages move to the end of its queue.
+* Each member is late: its socket was full at the last attempt, or it waits for a turn in which the server tries it. All
+  members have the same user, `can_block` and `replaces`, so a user has at most four cohorts.
+* A column passes to another receiver once its owner has disconnected. Older bits in that column do no harm: the new
+  owner's position is behind them, and no route contains the old owner.
 
-Rejected: one cohort for each set of receivers with the same routes. A user whose readers get different messages has
-thousands of these, each of which costs every publisher 1 µs a run, and the bytes that wait count for each of them.
+Rejected: one cohort for each set of receivers with the same routes. A user whose readers get different messages would
+have thousands. Each costs every publisher 1 µs a run, and each counts its waiting bytes again.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _MOST_CHANGES = 4_096
 _MOST_WINDOWS = 4
 """Parts of the list, each between two positions, that are kept for the next members that wait for the same part."""
 _SKIPPED = 64
-"""Members for which nothing is due that move on at once."""
-_MASKED = 8
-"""A run with a mask counts as this many messages more: members that are in different masks get lists of their own."""
+"""The most members that one `Cohort.skip` moves."""
+_MASK_WEIGHT = 8
+"""A mask counts as this many messages more: members in different masks get lists of their own."""
 
 
 class Change(NamedTuple):
@@ -58,14 +58,14 @@ class Change(NamedTuple):
 
     :ivar receiver: the receiver.
     :ivar cohort: the cohort.
-    :ivar place: its place there.
+    :ivar column: its column there.
     :ivar has_joined: whether it has joined.
-    :ivar is_alone: whether there was no other member.
+    :ivar is_alone: whether the cohort has, or had, no other member.
     """
 
     receiver: Receiver
     cohort: Cohort
-    place: int
+    column: int
     has_joined: bool
     is_alone: bool
 
@@ -78,11 +78,11 @@ class Cohort:
     :param replaces: whether the members keep only the newest message of each key.
     :param start: the position of the first message.
     :ivar members: the receivers, with the position of the first message that waits for each; the oldest position first.
-    :ivar places: the number of each member's bit in masks, also of those that may join again.
-    :ivar blockable: whether a member may block a publisher, where this was asked; kept by the delivery.
-    :ivar unasked: the members that have joined since.
-    :ivar variety: the share of the messages decided about last that was left when only the newest of each key was kept.
-    :ivar due: a position, never behind the end: members with an older one want a turn, which takes them there.
+    :ivar columns: the number of each member's bit in masks, also of those that may join again.
+    :ivar blockable: whether any member may block a publisher, for the publishers asked about so far.
+    :ivar unasked: members that have joined since and are not in those answers.
+    :ivar variety: distinct keys per message in the last list that flood control decided about, 0 to 1.
+    :ivar due: the position to which a member's next turn takes it; at most `end`.
     :ivar blocks: the messages that wait for any member.
     :ivar trimmed: the oldest position of a member when `blocks` was trimmed last.
     :ivar run: the run that was added last, if all of it is still there and no member has a position behind it.
@@ -94,9 +94,9 @@ class Cohort:
         "blockable",
         "blocks",
         "can_block",
+        "columns",
         "due",
         "members",
-        "places",
         "replaces",
         "run",
         "trimmed",
@@ -110,7 +110,7 @@ class Cohort:
         self.can_block = can_block
         self.replaces = replaces
         self.members: OrderedDict[Receiver, int] = OrderedDict()  # a dict looks for its first key past all that went
-        self.places: dict[Receiver, int] = {}
+        self.columns: dict[Receiver, int] = {}
         self._free: list[int] = []
         self.blockable: dict[Publisher, bool] = {}
         self.unasked: list[Receiver] = []
@@ -126,16 +126,16 @@ class Cohort:
         return self.blocks.end
 
     def add_member(self, receiver: Receiver, waiting: int = 0) -> int:
-        """Add a receiver; return its place.
+        """Add a receiver; return its column.
 
         :param waiting: how many of the last messages wait for it: all of the run that was added last, or none.
         """
         position = self.members[receiver] = self.end - waiting
-        place = self.places.get(receiver)
-        if place is None:
-            place = self.places[receiver] = self._free.pop() if self._free else len(self.places)
+        column = self.columns.get(receiver)
+        if column is None:
+            column = self.columns[receiver] = self._free.pop() if self._free else len(self.columns)
         if waiting:
-            self.blocks.include(place)
+            self.blocks.include(column)
         else:
             self.run = None
         self.due = max(self.due, position)  # a member that is due is moved behind this one
@@ -144,33 +144,33 @@ class Cohort:
             if len(self.unasked) > len(self.members):
                 self.blockable.clear()
                 self.unasked.clear()
-        return place
+        return column
 
     def forget(self, receiver: Receiver) -> None:
-        """Give up the place of a receiver that is no member any more, and will not join again."""
-        if receiver in self.places:
-            self._free.append(self.places.pop(receiver))
+        """Give up the column of a receiver that is no member any more, and will not join again."""
+        if receiver in self.columns:
+            self._free.append(self.columns.pop(receiver))
 
     def mask(self, receivers: Iterable[Receiver]) -> int:
         """Return the mask for some of the members."""
-        digits = bytearray(b"0") * (len(self.places) + len(self._free))
+        digits = bytearray(b"0") * (len(self.columns) + len(self._free))
         for receiver in receivers:
-            digits[~self.places[receiver]] = 0x31  # the last digit is for place 0
+            digits[~self.columns[receiver]] = 0x31  # the last digit is for column 0
         return int(digits, 2)
 
     def members_in(self, mask: int | None) -> list[Receiver]:
         """Return the members that get the messages with a mask, the oldest position first."""
         if mask is None:
             return list(self.members)
-        return [receiver for receiver in self.members if mask >> self.places[receiver] & 1]
+        return [receiver for receiver in self.members if mask >> self.columns[receiver] & 1]
 
     def oldest(self) -> int:
         """Return the oldest position of a member."""
         return next(iter(self.members.values()), self.end)
 
     def waiting(self) -> int:
-        """Return the number of messages that wait for the member with the oldest position, by what they cost."""
-        return self.end - self.oldest() + _MASKED * self.blocks.masked
+        """Return the oldest member's waiting messages, plus `_MASK_WEIGHT` for each mask."""
+        return self.end - self.oldest() + _MASK_WEIGHT * self.blocks.mask_count
 
     def waiting_for(self, receiver: Receiver) -> Digest | None:
         """Return the messages that wait for a member, or None.
@@ -180,7 +180,10 @@ class Cohort:
         return self._between(receiver, self.members[receiver], self.end)
 
     def want_turns(self) -> None:
-        """Have all members want a turn, unless some still do: those get the same list as the others before them."""
+        """Set `due` to the end, unless a member has yet to reach the old `due`.
+
+        Members that are left then share the list of those before them.
+        """
         if self.oldest() >= self.due:
             self.blocks.close()
             self.due = self.end
@@ -190,8 +193,8 @@ class Cohort:
         return self.oldest() < self.due
 
     def skip(self) -> None:
-        """Move some members on for which nothing is due."""
-        for _ in range(_SKIPPED if self.blocks.masked else 0):
+        """Move members for which nothing is due to `due`."""
+        for _ in range(_SKIPPED if self.blocks.mask_count else 0):
             receiver, position = next(iter(self.members.items()))
             if position >= self.due or self._between(receiver, position, self.due) is not None:
                 break
@@ -200,7 +203,7 @@ class Cohort:
     def advance(self, receiver: Receiver) -> Digest | None:
         """Move a member with an older position to `due`.
 
-        :returns: the messages for it in between, as `waiting_for` does.
+        :returns: the messages between the two positions; None if it gets none.
         """
         self.run = None
         position = self.members[receiver]
@@ -215,15 +218,18 @@ class Cohort:
                 windows.popitem(last=False)
             window = windows[first, end] = self.blocks.window(first, end)
         windows.move_to_end((first, end))
-        return window.of(self.places[receiver])
+        return window.digest_for(self.columns[receiver])
 
-    def forget_digests(self, oldest: int) -> None:
+    def forget_windows(self, oldest: int) -> None:
         """Free the windows that begin before the oldest position of a member."""
         for window in [window for window in self._windows if window[0] < oldest]:
             del self._windows[window]
 
     def clear(self) -> int:
-        """Free all messages and publishers, as plans and changes may know the cohort still; return the bytes freed."""
+        """Free all messages and publishers: plans and changes may still refer to the cohort.
+
+        :returns: the bytes freed.
+        """
         self._windows.clear()
         self.run = None
         self.blockable.clear()
@@ -291,7 +297,7 @@ class Cohorts:
                 self._remove(cohort)
             else:
                 self.trim(cohort)
-            self._note(Change(receiver, cohort, cohort.places[receiver], False, not cohort.members))
+            self._note(Change(receiver, cohort, cohort.columns[receiver], False, not cohort.members))
 
     def forget(self, receiver: Receiver) -> None:
         """Forget a receiver that has gone; it is in no cohort."""
@@ -299,18 +305,18 @@ class Cohorts:
             cohort.forget(receiver)
 
     def trim(self, cohort: Cohort) -> None:
-        """Drop the blocks that wait for no member, and digests that begin before those that do."""
+        """Drop blocks that wait for no member, and the windows that start in them."""
         oldest = cohort.oldest()
         if oldest == cohort.trimmed:
             return  # as nearly always: many members have the same position
         cohort.trimmed = oldest
-        cohort.forget_digests(oldest)
+        cohort.forget_windows(oldest)
         if gone := cohort.blocks.drop(oldest):
             cohort.run = None
             self._count(cohort, -gone)
 
     def add(self, cohort: Cohort, packets: list[bytes], size: int, mask: int | None = None) -> None:
-        """Have messages wait for a cohort.
+        """Add messages that wait for a cohort.
 
         :param size: their bytes.
         :param mask: the members that get them; None for all.
@@ -322,7 +328,7 @@ class Cohorts:
         self._count(cohort, cohort.blocks.size - before)
 
     def forget_changes(self) -> None:
-        """Forget the changes so far: no plan from before them is left. They keep receivers in memory."""
+        """Forget all changes, which keep receivers in memory; only when no older plan is left."""
         self.changes.clear()
 
     def _find(self, user: UserShare, can_block: bool, replaces: bool) -> Cohort:
@@ -335,10 +341,10 @@ class Cohorts:
 
     def _join(self, receiver: Receiver, cohort: Cohort, waiting: int) -> None:
         before = cohort.blocks.size
-        place = cohort.add_member(receiver, waiting)
+        column = cohort.add_member(receiver, waiting)
         self._count(cohort, cohort.blocks.size - before)
         self.of[receiver] = cohort
-        self._note(Change(receiver, cohort, place, True, len(cohort.members) == 1))
+        self._note(Change(receiver, cohort, column, True, len(cohort.members) == 1))
 
     def _note(self, change: Change) -> None:
         self.version += 1

@@ -1,13 +1,13 @@
-"""Masks: which members of a cohort get which runs of messages, as a table of bits.
+"""Masks: which members of a cohort get which messages, as a table of bits.
 
 .. rubric:: Theory of operation
 
-The table has a row for each run, and a column for each *place*, the number of a member. Rows are bytes in one array, so
-a column is a slice of it with a step: to learn which of a thousand runs a member gets takes 3 µs. To test a bit of each
-row's integer took 100 µs.
+The table has a row for each mask, and a column for each member. All rows are in one array of bytes, so a column is a
+slice of it with a step: finding out which of a thousand rows have a member takes 3 µs. To test the bit in a thousand
+integers took 100 µs.
 
-A row begins with a byte that stands for all places behind its end: rows are only as long as the masks have needed so
-far.
+A row begins with one byte that applies to all columns beyond its end, so a row is only as long as the masks have
+required so far.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BITS = [bytes(byte >> bit & 1 for byte in range(256)) for bit in range(8)]
 
 
 class Masks:
-    """The masks of runs. The rows are numbered, dropped ones included.
+    """A table of masks. The rows are numbered, dropped ones included.
 
     :ivar width: bytes in a row.
     """
@@ -43,7 +43,7 @@ class Masks:
     def add(self, mask: int | None) -> None:
         """Add a row.
 
-        :param mask: an integer with the bits of the members that get the run; None for all members, also later ones.
+        :param mask: an integer with the bits of some members; None for all members, also later ones.
         """
         if mask is None:
             self._rows += _ALL * self.width
@@ -52,24 +52,24 @@ class Masks:
         self._rows += _NONE
         self._rows += mask.to_bytes(self.width - 1, "little")
 
-    def include(self, place: int) -> None:
+    def include(self, column: int) -> None:
         """Add a member to the last row."""
-        at = 1 + (place >> 3)
+        at = 1 + (column >> 3)
         self._widen(1 + at)
-        self._rows[at - self.width] |= 1 << (place & 7)
+        self._rows[at - self.width] |= 1 << (column & 7)
 
-    def column(self, first: int, end: int, place: int) -> bytes:
-        """Return which runs a member gets: 1 or 0 for each.
+    def flags(self, first: int, end: int, column: int) -> bytes:
+        """Return which of some rows have a member: 1 or 0 for each.
 
         :param first: the first row, which must not have been dropped.
         :param end: the row behind the last one.
         """
-        width, at = self.width, 1 + (place >> 3)
+        width, at = self.width, 1 + (column >> 3)
         begin = (first - self._dropped) * width + (at if at < width else 0)
-        return bytes(self._rows[begin : (end - self._dropped) * width : width].translate(_BITS[place & 7]))
+        return bytes(self._rows[begin : (end - self._dropped) * width : width].translate(_BITS[column & 7]))
 
     def drop(self, end: int) -> None:
-        """Drop the rows before a row."""
+        """Drop the rows before `end`."""
         del self._rows[: max(0, end - self._dropped) * self.width]
         self._dropped = max(self._dropped, end)
 
@@ -77,7 +77,7 @@ class Masks:
         """Make the rows longer, if they are too short."""
         before = self.width
         if width > before:
-            self.width = max(width, 2 * before)  # not more for each new member
+            self.width = max(width, 2 * before)  # doubled, so that new members seldom cause a copy
             starts = range(0, len(self._rows), before)
             more = self.width - before
             self._rows = bytearray().join(

@@ -84,7 +84,7 @@ class Bus:
 
 def mask_memory(found: Blocks) -> int:
     """Return the memory of the masks of a list."""
-    return found.masked * (found._masks.width + blocks._RUN)
+    return found.mask_count * (found._masks.width + blocks._STRETCH)
 
 
 def kept(cohort: Cohort) -> list[bytes]:

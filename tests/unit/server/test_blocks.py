@@ -24,14 +24,14 @@ STEPS = st.lists(
 )
 
 
-def for_member(place: int, sent: list[tuple[bytes, int | None]]) -> list[bytes]:
+def for_member(column: int, sent: list[tuple[bytes, int | None]]) -> list[bytes]:
     """The messages among some that are for a member."""
-    return [packet for packet, mask in sent if mask is None or mask >> place & 1]
+    return [packet for packet, mask in sent if mask is None or mask >> column & 1]
 
 
-def packets_of(found: Blocks, first: int, end: int, place: int = 0) -> list[bytes]:
+def packets_of(found: Blocks, first: int, end: int, column: int = 0) -> list[bytes]:
     """The messages between two positions that are for a member."""
-    part = found.window(first, end).of(place)
+    part = found.window(first, end).digest_for(column)
     return part.packets if part is not None else []
 
 
@@ -63,11 +63,11 @@ def test_the_part_between_two_positions(steps, data):
             assert found.end == len(sent)
             assert found.size == sum(len(packet) for packet, _ in sent[found.start :]) + mask_memory(found)
             if dropped == len(sent):
-                assert found.size == found.masked == 0
-            place = data.draw(st.integers(0, 2))
-            first = data.draw(st.integers(max(found.start, last if place == 2 else 0), len(sent)))
+                assert found.size == found.mask_count == 0
+            column = data.draw(st.integers(0, 2))
+            first = data.draw(st.integers(max(found.start, last if column == 2 else 0), len(sent)))
             end = data.draw(st.integers(first, len(sent)))
-            part, wanted = found.window(first, end).of(place), for_member(place, sent[first:end])
+            part, wanted = found.window(first, end).digest_for(column), for_member(column, sent[first:end])
             assert (part is not None) is bool(wanted)
             if part is not None:
                 assert (len(part), part.size) == (len(wanted), sum(map(len, wanted)))
@@ -83,7 +83,7 @@ def test_parts_share_the_blocks():
     found.add(packets[:1_100], 3_300)
     found.add(packets[1_100:], 1_800)
     found.close()
-    some, others, rest = (found.window(first, 1_700).of(0) for first in (0, 1_100, 1))
+    some, others, rest = (found.window(first, 1_700).digest_for(0) for first in (0, 1_100, 1))
     assert some is not None
     assert rest is not None
     assert [len(part) for part in some.parts] == [1_100, 600]
@@ -96,8 +96,8 @@ def test_nothing_between_two_blocks():
     found = Blocks()
     for _ in range(2):
         found.add([b"x"] * 1_024, 1_024)
-    assert found.window(1_024, 1_024).of(0) is None
-    assert found.window(0, 0).of(0) is None
+    assert found.window(1_024, 1_024).digest_for(0) is None
+    assert found.window(0, 0).digest_for(0) is None
 
 
 def test_runs_with_a_mask_have_a_price():
@@ -105,14 +105,14 @@ def test_runs_with_a_mask_have_a_price():
     found = Blocks()
     for mask in (None, None, 1, 1, 2, None):
         found.add([b"x"], 1, mask)
-    assert (found.masked, found.size) == (4, 6 + mask_memory(found))
-    assert [len(packets_of(found, 0, 6, place)) for place in range(3)] == [5, 4, 3]
+    assert (found.mask_count, found.size) == (4, 6 + mask_memory(found))
+    assert [len(packets_of(found, 0, 6, column)) for column in range(3)] == [5, 4, 3]
     found.add([b"x"] * 1_018, 1_018)
     found.add([b"y"], 1)
-    assert found.masked == 4
+    assert found.mask_count == 4
     held = mask_memory(found)
     assert found.drop(1_024) == 1_024 + held
-    assert (found.masked, found.size) == (0, 1)
+    assert (found.mask_count, found.size) == (0, 1)
 
 
 def test_members_in_the_same_masks_share_their_digest(monkeypatch):
@@ -122,15 +122,15 @@ def test_members_in_the_same_masks_share_their_digest(monkeypatch):
     for mask in (1, 6, 2, 5):
         found.add([b"x%d" % mask], 2, mask)
     window = found.window(0, 4)
-    digests = [window.of(place) for place in range(3)]
+    digests = [window.digest_for(column) for column in range(3)]
     assert [digest and digest.packets for digest in digests] == [[b"x1", b"x5"], [b"x6", b"x2"], [b"x6", b"x5"]]
-    assert window.of(0) is digests[0]
+    assert window.digest_for(0) is digests[0]
     first, _, last = (digest.parts for digest in digests if digest is not None)
     assert last[1] is first[1]
     monkeypatch.setattr(blocks, "_MOST_DIGESTS", 1)
     found.add([b"x3", b"x4"], 4, 4)
     window = found.window(0, 6)
-    assert all(window.of(place) is not None for place in range(3))
+    assert all(window.digest_for(column) is not None for column in range(3))
     assert len(window._digests) == 1
     assert all(len(block._digests) <= 2 for block in found._blocks), "two were there"
 

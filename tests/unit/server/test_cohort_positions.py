@@ -279,7 +279,7 @@ class Model:
             )
         assert sum(len(cohort.members) for cohort in everything) == len(of)
         for cohort in everything:
-            self.joined, self.masked = True, self.masked or cohort.blocks.masked > 0
+            self.joined, self.masked = True, self.masked or cohort.blocks.mask_count > 0
             positions = list(cohort.members.values())
             assert positions == sorted(positions)
             assert cohort.blocks.start <= positions[0]
@@ -431,7 +431,7 @@ def _sizes() -> Iterator[tuple[Any, str, st.SearchStrategy[Any]]]:
     yield late, "WORTH_DECIDING", st.sampled_from((10, 512))
     yield blocks, "_MOST_DIGESTS", st.sampled_from((1, 64))
     yield cohorts, "_MOST_WINDOWS", st.sampled_from((1, 4))
-    yield cohorts, "_MASKED", st.sampled_from((0, 16))
+    yield cohorts, "_MASK_WEIGHT", st.sampled_from((0, 16))
     yield late, "_MUCH", st.sampled_from((1, 2_048))
     yield blocks, "_BLOCK", st.sampled_from(((4, 200), (1_024, 256 << 10)))
     yield blocks, "_LEAST", st.sampled_from(((2, 100), (512, 64 << 10)))

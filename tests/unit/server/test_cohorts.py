@@ -171,7 +171,7 @@ def test_members_in_the_same_masks_share_a_list():
     for packet, mask in ((b"1", even), (b"2", odd), (b"3", None), (b"4", even)):
         found.add(cohort, [packet], 1, mask)
     assert found.bytes == 4 + mask_memory(cohort.blocks)
-    assert cohort.waiting() == 4 + 4 * cohorts._MASKED
+    assert cohort.waiting() == 4 + 4 * cohorts._MASK_WEIGHT
     digests = [cohort.waiting_for(member) for member in members]
     assert len(set(map(id, digests))) == 2
     assert [digest.packets for digest in digests[:2] if digest] == [[b"1", b"3", b"4"], [b"2", b"3"]]
@@ -180,7 +180,7 @@ def test_members_in_the_same_masks_share_a_list():
     for member in members:
         cohort.advance(member)
         found.trim(cohort)
-    assert (found.bytes, cohort.blocks.masked) == (0, 0)
+    assert (found.bytes, cohort.blocks.mask_count) == (0, 0)
 
 
 def test_members_for_which_nothing_is_due_are_skipped():
@@ -220,7 +220,7 @@ def test_a_place_is_taken_again():
     user: Any = cohort.user
     newcomer: Any = Member(user)
     found.join(newcomer, False, False)
-    assert cohort.places[newcomer] == 0
+    assert cohort.columns[newcomer] == 0
     assert (cohort.waiting_for(newcomer), cohort.waiting_for(second)) == (None, None)
     run = [b"2"]
     found.add(cohort, run, 1, cohort.mask([second]))
@@ -669,7 +669,7 @@ def test_each_member_has_what_came_since_its_position(steps, changes, digests):
                     found.trim(cohort)
                 assert list(cohort.members.values()) == sorted(cohort.members.values())
                 assert cohort.blocks.start <= cohort.oldest() <= cohort.end
-                assert sorted(cohort.places.values()) == sorted(set(cohort.places.values()))
+                assert sorted(cohort.columns.values()) == sorted(set(cohort.columns.values()))
             for member, cohort in found.of.items():
                 digest = cohort.waiting_for(member)
                 assert (digest.packets if digest else []) == waiting[member]
@@ -679,7 +679,7 @@ def test_each_member_has_what_came_since_its_position(steps, changes, digests):
             for cohort in found.of_user(user):
                 kept_ = cohort.blocks
                 assert kept_.size == sum(map(len, kept(cohort))) + mask_memory(kept_)
-                assert kept_.masked == sum(block.rows for block in kept_._blocks) + len(kept_._last_ends)
+                assert kept_.mask_count == sum(block.rows for block in kept_._blocks) + len(kept_._last_ends)
     for member in members:
         found.leave(member)
     assert (found.bytes, found.of, found.of_user(user)) == (0, {}, [])

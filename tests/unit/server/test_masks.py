@@ -30,11 +30,11 @@ def test_columns(steps, data):
             masks.drop(dropped)
         dropped = len(expected) - len(masks)
         assert masks.end == len(expected)
-        place = data.draw(st.integers(0, 48) | st.sampled_from((599, 600, 601, 10_000)))
+        column = data.draw(st.integers(0, 48) | st.sampled_from((599, 600, 601, 10_000)))
         first = data.draw(st.integers(dropped, len(expected)))
         end = data.draw(st.integers(first, len(expected)))
-        wanted = [mask is None or bool(mask >> place & 1) for mask in expected[first:end]]
-        assert list(masks.column(first, end, place)) == wanted
+        wanted = [mask is None or bool(mask >> column & 1) for mask in expected[first:end]]
+        assert list(masks.flags(first, end, column)) == wanted
 
 
 def test_what_was_dropped_stays_dropped():
@@ -45,14 +45,14 @@ def test_what_was_dropped_stays_dropped():
     masks.drop(2)
     masks.drop(1)
     assert (len(masks), masks.end) == (1, 3)
-    assert masks.column(2, 3, 0) == b"\1"
+    assert masks.flags(2, 3, 0) == b"\1"
 
 
 def test_rows_become_longer_in_few_steps():
     """Members that come one by one do not each make all rows longer."""
     masks, widths = Masks(), set()
-    for place in range(4_096):
-        masks.add(1 << place)
+    for column in range(4_096):
+        masks.add(1 << column)
         widths.add(masks.width)
         masks.drop(masks.end - 1)
     assert len(widths) < 12
