@@ -444,6 +444,7 @@ _EAGER: dict[str, tuple[str, tuple[bytes, ...]]] = {
     "bundles": ("with bundles", (b"bundle/on",)),
 }
 _GROUPS = 64
+"""Groups of readers in *eager-groups*."""
 _MIXED = ((b"order/stack",), (b"order/random",), (b"blocking/soft/latest",))
 
 
@@ -486,7 +487,7 @@ def _catalogue() -> Iterator[Attack]:
     yield Attack("eager-mixed", "the same, with stack, random, latest", (_draining(3_900, *_MIXED), flood))
     yield Attack(
         "eager-groups",
-        "the same, in 64 groups that also get messages of their own",
+        f"3,900 such readers in {_GROUPS} groups, each with a key of its own",
         (_draining(3_900, *_MIXED, groups=_GROUPS), flood_groups),
     )
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
@@ -528,16 +529,18 @@ def _subscribers(me: Attacker) -> None:
 
 
 def _draining(number: int, *choices: tuple[bytes, ...], groups: int = 0) -> Part:
-    """Connect readers of everything, which one after the other read all that their sockets hold.
+    """Connect readers that, one after the other, read all that their sockets hold.
 
+    :param number: the number of readers.
     :param choices: those of the first reader, of the second one, and so on, again and again; by default none.
-    :param groups: if not 0, they read only what bystanders publish, and what is for one of so many groups.
+    :param groups: the number of groups. Each reader subscribes to the bystanders' key and its group's key; with 0, to
+        everything.
     """
 
     def readers(me: Attacker) -> None:
         held = []
         for index, each in enumerate(itertools.islice(itertools.cycle(choices or ((),)), number)):
-            patterns = (_EVERYTHING,) if not groups else (b"SUB by/bulk", b"SUB group/%d" % (index % groups))
+            patterns = (b"SUB by/bulk", b"SUB group/%d" % (index % groups)) if groups else (_EVERYTHING,)
             held.append(me.connect(*(b"CMSG " + choice for choice in each), *patterns))
             if len(held) >= _AT_ONCE:
                 time.sleep(_PACE)

@@ -59,13 +59,15 @@ def amount(option: str, unit: str, kind: type[float] = int, *, least: int = 0) -
     :param least: the smallest number to accept.
     """
 
+    limit = f", at least {least}" if least else " above 0"
+
     def parse(text: str) -> float:
         try:
             number = kind(text)
         except ValueError:
             number = 0
         if not 0 < number < float("inf") or number < least:
-            raise UsageError(f"--{option}={text}: give a number of {unit} {f'from {least} on' if least else 'above 0'}")
+            raise UsageError(f"--{option}={text}: give a number of {unit}{limit}")
         return number
 
     return parse
@@ -82,8 +84,8 @@ def size(option: str, least: int = 1) -> Callable[[str], int]:
         match = re.fullmatch(r"([0-9]{1,18})(?:([KMGT])(?:iB)?)?", text, re.ASCII | re.IGNORECASE)
         number = int(match[1]) * _BYTES_PER_UNIT[(match[2] or "").upper()] if match else 0
         if number < least:
-            limit = "above 0" if least == 1 else f"from {least} on"
-            raise UsageError(f"--{option}={text}: give a number of bytes {limit}, such as 65536, 512K, 64M or 2G")
+            limit = " above 0" if least == 1 else f", at least {least}"
+            raise UsageError(f"--{option}={text}: give a number of bytes{limit}, such as 64M or 2G")
         return number
 
     return parse

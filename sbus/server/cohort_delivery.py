@@ -1,32 +1,30 @@
-"""Delivery to cohorts: a run waits once for each cohort of its route, within limits.
+"""Delivery to cohorts: queue a run once for each cohort of its route.
 
 .. rubric:: Theory of operation
 
-A publisher pays nothing for a run that waits for another user's cohort, and one price for a cohort of its own user,
-whatever the number of members. If cohorts have changed, other users also pay for their members' part of a new plan:
-otherwise a user whose receivers become late one after the other, thousands of them, would have every publisher pay for
-a new plan each time. If nothing has changed but the route, as for a publisher without echo, the publisher pays for the
-plan. It also pays for the decisions that come before the run:
+For a run that waits in another user's cohort a publisher pays nothing; for a cohort of its own user it pays one price,
+whatever the number of members. If cohorts have changed, each other user pays for its members' part of the new plan.
+Otherwise, a user whose thousands of receivers become late one by one would make every publisher pay for a new plan each
+time. If only the route is new, as for a publisher without echo, the publisher pays. It also pays for the decisions
+before the run:
 
-* Members that may block this publisher cannot wait. Flood control decides about all that waits for them, and they leave
-  their cohort. A step decides about some of them, and nothing of the run is delivered until none is left. The publisher
-  goes on as its balance allows.
-* From half of the room on, flood control decides about some members in each run. All of them have had their turn when
-  the room is full, unless that would take more than `catch_ups` in one run. The turns of the members' user make room,
-  too.
+* If members may block this publisher, flood control decides about all their messages, and they leave their cohort. One
+  step decides about some of them; the server delivers nothing of the run until none is left.
+* Once half of the room is used, each run decides about some members, so that all have had a turn before the room is
+  full. One run decides about at most `catch_ups` of them. The turns of the members' user make room, too.
 
-  These decisions are no long piece of work either. A publisher of the members' own user pays for them by the clock, and
-  at least their price. Once they have taken the time of a turn, it delivers only the part of its run for which they
-  have made room. Another user's publisher delivers its whole run, as these receivers must not hold it up, and makes no
-  more decisions after 4 ms: then more waits than there is room for, at the members' user's expense.
+  The time of these decisions is bounded. A publisher of the members' own user pays the CPU time or the price, whichever
+  is more. After the time of one turn, the server delivers only the part of its run for which there is room now. A
+  publisher of another user always delivers its whole run. After 4 ms its run decides no further, and the excess waits
+  at the expense of the members' user.
 
-  These decisions send to the members' sockets only if the publisher is of the same user or the route has fewer than
-  `MANY` members, and no more once a run has taken the time of a turn for them. Otherwise the sockets count as full.
+  The decisions send to sockets only if the publisher has the same user or the route has fewer than `MANY` members, and
+  for at most the time of one turn per run. Otherwise flood control treats the sockets as full.
 
 The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. Publishers of the
-members' own user have a small part of it. It is smaller for members that keep only the newest message of each key,
-because flood control takes 0.6 µs for each key: the greater the variety of keys, the fewer messages can wait. Where
-runs are for some members only, each block of them takes more of the room than its messages (`Cohort.waiting`).
+members' own user have a small part of it. The room is smaller for members that keep only the newest message of each
+key, because flood control takes 0.6 µs for each key: the more the keys vary, the fewer messages can wait. Runs for some
+members only take more room than their messages (`Cohort.waiting`).
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET
 
 __all__ = ["CohortDelivery"]
 
-_WORTH_DECIDING = 2_048
+_COHORT_WORTH_DECIDING = 2_048
 """The members of a cohort want turns when this number of messages waits for it."""
 _MOST_SHARED = 131_072
 """Messages that wait undecided for one cohort: about what others publish while 4,000 members have their turns."""
@@ -126,7 +124,7 @@ class CohortDelivery:
             if not cohort.waiting():
                 self._late.set_timer()
             self._cohorts.add(cohort, packets, size, mask)
-            if cohort.waiting() >= _WORTH_DECIDING:
+            if cohort.waiting() >= _COHORT_WORTH_DECIDING:
                 self._late.call(cohort)
             if is_own_user(publisher, cohort.user):
                 work += SHARED
@@ -156,7 +154,7 @@ class CohortDelivery:
         ]
         if not overdue:
             return count, 0
-        # The largest first: else the first ones would be served in each run.
+        # The largest first: in plan order, every run would serve the same cohorts.
         overdue.sort(key=lambda each: each[0].blocks.size, reverse=True)
         work, left, are_few = 0, catch_ups(plan.members), plan.members < MANY
         late = self._late

@@ -2,16 +2,15 @@
 
 .. rubric:: Theory of operation
 
-A run is added to a cohort in one step, for all members or with a mask of those that are in the route. To make the plan
-of a route takes time in proportion to the receivers, so plans are kept. When receivers have joined or left cohorts, a
-plan *follows*: it applies the changes since it was last up to date. It is made again if there are more changes than
-receivers, or more than are kept, or if a receiver of another route has joined a cohort of which all members were in the
-plan.
+The server adds a run to a cohort in one step: for all members, or with a mask of the members in the route. Making a
+plan takes time in proportion to the receivers, so the server keeps plans and applies to each the changes since it was
+last up to date. It makes a plan again in three cases: there are more changes than receivers; some changes are no longer
+kept; or a receiver of another route has joined a cohort whose members were all in the plan.
 
 A plan is found by the identity of the route's tuple, which is the same in each run. Thousands of keys can have equal
 routes, and a route without its publisher (``echo/off``) is a new tuple for each run, so a second table finds plans by
-the receivers. Both tables, and the changes, keep receivers in memory; after some have gone, they are emptied
-(`Plans.note_gone`).
+the receivers. Both tables, and the changes, keep receivers in memory; `Plans.note_gone` empties them after enough
+receivers have disconnected.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Plan(NamedTuple):
     """Where the messages of a route go.
 
     :ivar others: the receivers that are in no cohort.
-    :ivar cohorts: the cohorts that get the messages, each with the mask of the members that do, None for all, and with
-        the number of these. A mask may have the bits of other receivers of the route, which have left the cohort.
+    :ivar cohorts: tuples (cohort, mask, number of members that get the messages). The mask is None if all members get
+        them. It may have bits of receivers of the route that have left the cohort.
     :ivar members: the number of members in all cohorts together.
     """
 

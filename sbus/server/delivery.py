@@ -245,10 +245,10 @@ class Delivery:
             price += weight // COPIED_KIB
             self.work += weight
         if copies == 1 and not late:
-            # The way below comes to the same, in more steps, which count where batches are small.
+            # The general way below does the same in more steps, and small batches feel them.
             queue, transport = receivers[0].queue, receivers[0].transport
             if queue is not None and queue.copies.work_left > 0:
-                if queue.is_congested and not queue.is_late and MANY > 1:
+                if queue.is_congested and not queue.is_late and copies < MANY:
                     self._add(receivers[0], queue, packets, publisher)
                     self.work += price
                     self.served = 1

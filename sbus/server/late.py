@@ -23,10 +23,11 @@ The socket of a *congested* receiver is full, so nothing is gained by an early d
 While no other user's client sends anything, a spent balance is topped up on the spot, and only congested receivers of
 a run with `MANY` receivers are late.
 
-Late receivers of a user that are alike form *cohorts* (`sbus.server.cohorts`). A receiver joins one when a run for many
-has to wait for it, or when its socket was found full and it is one of many. In a turn, flood control decides about a
-member as about any late receiver; if its socket is full, or more waits for it, it stays in its cohort. When much waits
-for a cohort, its members come before the receivers that have read their queues.
+The late receivers of a user form *cohorts* (`sbus.server.cohorts`). A receiver joins one when a run with `MANY`
+receivers has to wait for it, or when its socket is full and `MANY` receivers are served with it. In a turn, flood
+control decides about a member as about any late receiver; if its socket is full, or more waits for it, it stays in its
+cohort. While `_MUCH` messages wait for a cohort, its members get three of four turns before receivers whose sockets may
+have room.
 
 Lateness also bounds the flush of a message with very many receivers. `FLUSHED_AT_ONCE` of them are flushed, or fewer
 if these take the time of a long turn (`sbus.server.turns`). The others are late, save those that can block publishers.
@@ -110,10 +111,10 @@ _RECEIVERS_PER_CATCH_UP = 32
 CATCH_UP_WORK = 64
 """A decision counts as one more for each such amount of work that it takes."""
 _MUCH = 2_048
-"""When this number of messages waits for a cohort, its members mostly come before receivers whose sockets may have
-room: those cost much more, and the members would wait until publishers have to decide about them."""
+"""From this number of messages waiting for a cohort on, its members mostly come before receivers whose sockets may have
+room. Serving those takes much longer, and meanwhile publishers would have to decide about the members."""
 _LINE_PART = 4
-"""Even then, one turn in this number is for the receivers in line."""
+"""Even then, one choice in this number falls on a receiver in line."""
 _MEASURED = 4
 """Receivers about which a turn decides between two looks at the clock, each of which costs as much as a cheap decision.
 The first look comes after the first receiver."""
@@ -139,11 +140,11 @@ class _LateLine:
     :param decide: decides about that receiver.
     :ivar user: the user.
     :ivar receivers: those that want a turn, the oldest first; members of cohorts only if their sockets may have room.
-    :ivar found: the number of receivers that had a turn, so far.
+    :ivar choices: the number of calls of `find` so far.
     :ivar congested: those that are in no cohort and will want one later, as their sockets are full.
     """
 
-    __slots__ = ("_decide", "_find", "_turns", "congested", "found", "is_waiting", "receivers", "user")
+    __slots__ = ("_decide", "_find", "_turns", "choices", "congested", "is_waiting", "receivers", "user")
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class _LateLine:
         self._find = find
         self._decide = decide
         self.is_waiting = False
-        self.found = 0
+        self.choices = 0
         self.receivers: OrderedDict[Receiver, None] = OrderedDict()
         self.congested: dict[Receiver, None] = {}
 
@@ -422,8 +423,8 @@ class Late:
     def _next(self, line: _LateLine) -> Receiver | None:
         """Return the next receiver of a line that wants a turn."""
         receiver = next(iter(line.receivers), None)
-        line.found += 1
-        if receiver is None or line.found % _LINE_PART:
+        line.choices += 1
+        if receiver is None or line.choices % _LINE_PART:
             for cohort in self.cohorts.of_user(line.user):
                 if receiver is None or cohort.waiting() >= _MUCH:
                     cohort.skip()

@@ -132,9 +132,9 @@ def _parse(arguments: list[str]) -> _Settings:
                 print(f"sbus {__version__}")
                 sys.exit()
             case "--max-memory":
-                settings.max_memory = _size("max-memory", value)
+                settings.max_memory = _memory("max-memory", value)
             case "--user-memory":
-                settings.user_memory = _size("user-memory", value)
+                settings.user_memory = _memory("user-memory", value)
             case "--log-level":
                 settings.log_level = _level(value)
             case "-a":
@@ -156,11 +156,12 @@ def _parse(arguments: list[str]) -> _Settings:
     return settings
 
 
-def _size(option: str, text: str) -> int:
+def _memory(option: str, text: str) -> int:
     from sbus.daemon.values import size
     from sbus.server.memory import LEAST_MAX_MEMORY, LEAST_USER_MEMORY
 
-    return size(option, LEAST_MAX_MEMORY if option == "max-memory" else LEAST_USER_MEMORY)(text)
+    least = {"max-memory": LEAST_MAX_MEMORY, "user-memory": LEAST_USER_MEMORY}
+    return size(option, least[option])(text)
 
 
 def _level(text: str) -> str:

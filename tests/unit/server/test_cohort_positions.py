@@ -427,7 +427,7 @@ def _sizes() -> Iterator[tuple[Any, str, st.SearchStrategy[Any]]]:
     yield late, "MOST_PACKETS", st.sampled_from((10, 2_048))
     yield cohort_delivery, "_MOST_SHARED", st.sampled_from((8, 64, 8_192))
     yield cohort_delivery, "_LEAST_REPLACED", st.sampled_from((5, 2_048))
-    yield cohort_delivery, "_WORTH_DECIDING", st.sampled_from((20, 2_048))
+    yield cohort_delivery, "_COHORT_WORTH_DECIDING", st.sampled_from((20, 2_048))
     yield late, "WORTH_DECIDING", st.sampled_from((10, 512))
     yield blocks, "_MOST_DIGESTS", st.sampled_from((1, 64))
     yield cohorts, "_MOST_WINDOWS", st.sampled_from((1, 4))

@@ -503,7 +503,7 @@ def test_a_publisher_pays_for_the_time_of_its_decisions(monkeypatch, uid, is_own
 
 def test_members_want_turns_when_much_waits(monkeypatch):
     """They need not wait for the timer."""
-    monkeypatch.setattr(cohort_delivery, "_WORTH_DECIDING", 20)
+    monkeypatch.setattr(cohort_delivery, "_COHORT_WORTH_DECIDING", 20)
     bus = Bus(clock=Clock())
     publisher = bus.connect(uid=1)
     readers = stalled(bus, publisher)

@@ -661,7 +661,7 @@ def test_cohorts_change_no_order_and_lose_nothing(subscribed, steps, most_shared
             (late, "MANY", 1),
             (delivery, "MANY", 1),
             (cohort_delivery, "_MOST_SHARED", most_shared),
-            (cohort_delivery, "_WORTH_DECIDING", 20),
+            (cohort_delivery, "_COHORT_WORTH_DECIDING", 20),
         ):
             patches.enter_context(mock.patch.object(module, name, value))
         _check_cohorts(subscribed, steps)

@@ -453,9 +453,9 @@ def test_the_daemon_has_the_options_of_memory():
     parsed = sbusd._parse(["-f", "--max-memory=64M", "--user-memory=8MiB"])
     assert (parsed.max_memory, parsed.user_memory) == (64 << 20, 8 << 20)
     assert sbusd._parse([]).max_memory is None
-    with pytest.raises(UsageError, match="--max-memory=lots: give a number of bytes from 1048576 on, such as"):
+    with pytest.raises(UsageError, match="--max-memory=lots: give a number of bytes, at least 1048576, such as"):
         sbusd._parse(["--max-memory=lots"])
-    with pytest.raises(UsageError, match="--user-memory=65535: give a number of bytes from 65536 on"):
+    with pytest.raises(UsageError, match="--user-memory=65535: give a number of bytes, at least 65536"):
         sbusd._parse(["--user-memory=65535"])
     assert sbusd._parse(["--max-memory=1M", "--user-memory=64K"]).user_memory == 65_536
 
@@ -467,7 +467,7 @@ def test_the_daemon_has_the_options_of_memory():
 def test_a_limit_that_makes_the_bus_useless_is_refused(option, least):
     """Nobody could connect, or nobody could see in the log who was refused: the error names the least value."""
     Options().parseOptions([f"--{option}={least}"])
-    with pytest.raises(SystemExit, match=rf"--{option}=999: give a number of .* from {least} on"):
+    with pytest.raises(SystemExit, match=rf"--{option}=999: give a number of .*, at least {least}"):
         Options().parseOptions([f"--{option}=999"])
 
 
