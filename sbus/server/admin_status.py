@@ -52,6 +52,13 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
         "queue_limit_bytes": budget.limit,
         "memory_bytes": budget.memory.held,
         "memory_limit_bytes": budget.memory.limit,
+        "user_limits": {
+            "clients": registry.admission.most_user_clients(),
+            "accepts_per_second": registry.limits.user_accepts,
+            "patterns": registry.limits.user_patterns,
+            "match_steps": registry.limits.max_match_steps,
+            "memory_bytes": budget.memory.user_limit,
+        },
         "held_publishers": registry.backpressure.held,
         "held_seconds": registry.backpressure.held_seconds,
         "cached_routes": len(registry.routes),

@@ -246,20 +246,28 @@ class Delivery:
             self.work += weight
         if copies == 1 and not late:
             # The general way below does the same in more steps, and small batches feel them.
-            queue, transport = receivers[0].queue, receivers[0].transport
+            receiver = receivers[0]
+            queue = receiver.queue
             if queue is not None and queue.copies.work_left > 0:
-                if queue.is_congested and not queue.is_late and copies < MANY:
-                    self._add(receivers[0], queue, packets, publisher)
+                if queue.is_clear:
+                    transport = receiver.transport
+                    if (
+                        at_once
+                        and self._most_at_once
+                        and not queue.pending
+                        and transport is not None
+                        and (sock := transport.plain_socket) is not None
+                    ):
+                        queue.copies.work_left -= price
+                        self.work += price
+                        self.served = 1
+                        for _, sent in send_to_each([sock], packets):
+                            self._leave_rest(receiver, packets, sent, publisher)
+                        return count
+                elif queue.is_congested and not queue.is_late and copies < MANY:
+                    self._add(receiver, queue, packets, publisher)
                     self.work += price
                     self.served = 1
-                    return count
-                can_send = at_once and self._most_at_once and queue.is_clear and not queue.pending
-                if can_send and transport is not None and (sock := transport.plain_socket) is not None:
-                    queue.copies.work_left -= price
-                    self.work += price
-                    self.served = 1
-                    for _, sent in send_to_each([sock], packets):
-                        self._leave_rest(receivers[0], packets, sent, publisher)
                     return count
         others: Sequence[Receiver] = receivers
         is_topped_up = False

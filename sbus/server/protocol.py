@@ -134,6 +134,8 @@ its receivers a system call.
 """
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
+_READ_PRICES = [SENDING + packets // COPIES for packets in range(BATCH + 1)]
+"""The price of reading a run of messages, by their number, in one batch."""
 _BATCH_PRICE = BATCH // COPIES
 """The price of one receiver's copies of a batch, if they are plain."""
 BYE_PATIENCE = 1.0
@@ -431,7 +433,7 @@ class BusProtocol:
                     and (self._has_echo or self not in receivers)
                 ):
                     at = registry.deliver(packets, receivers, self, True)
-                    user.work_left -= SENDING + total // COPIES + delivery.work
+                    user.work_left -= _READ_PRICES[total] + delivery.work
                     delivery.work = 0
                     if total >= MIN_READ and self.transport is not None:
                         served = delivery.served

@@ -29,6 +29,7 @@ from sbus.server.protocol import BusProtocol
 from sbus.server.registry import SubscriptionRegistry
 from sbus.server.sockets import Sockets
 from sbus.syscalls.batch import COMPILED
+from sbus.syscalls.descriptors import descriptor_limit
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = ["BusFactory", "BusService"]
@@ -202,6 +203,32 @@ class BusService(MultiService):
             self.log.warn(
                 "the compiled helper is not in use: each packet costs one system call, so throughput is low; install "
                 "sbus with a C compiler, and run it without SBUS_PURE"
+            )
+        self._warn_of_limits(self.registry.limits)
+
+    def _warn_of_limits(self, limits: Limits) -> None:
+        """Log which limits something else keeps from being reached."""
+        memory, descriptors = self.registry.users.budget.memory, descriptor_limit()
+        if memory.user_limit > memory.limit:
+            self.log.warn(
+                "one user may hold all memory: --user-memory is {user_limit} B, and all clients together may hold "
+                "{limit} B; lower --user-memory or raise --max-memory",
+                user_limit=memory.user_limit,
+                limit=memory.limit,
+            )
+        if limits.user_clients is not None and limits.user_clients >= limits.max_clients:
+            self.log.warn(
+                "one user may take the places of all clients: --user-clients is {user_clients}, and --max-clients is "
+                "{max_clients}; lower --user-clients or raise --max-clients",
+                user_clients=limits.user_clients,
+                max_clients=limits.max_clients,
+            )
+        if descriptors <= limits.max_clients:
+            self.log.warn(
+                "fewer than {max_clients} clients can connect: the process may have {descriptors} descriptors; raise "
+                "LimitNOFILE (ulimit -n) or lower --max-clients",
+                max_clients=limits.max_clients,
+                descriptors=descriptors,
             )
         largest = _largest_packet(limits.max_packet)
         if largest < limits.max_packet:

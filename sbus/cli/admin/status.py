@@ -60,6 +60,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
             f"{format_span(found['held_seconds'])} since the start",
         ),
         ("memory", f"{format_bytes(found['memory_bytes'])} of {format_bytes(found['memory_limit_bytes'])}"),
+        ("each user", _user_limits(found["user_limits"])),
         ("refused", f"{counters['refused']:,} connections{_by(counters['refused_by'])}"),
         ("violations", f"{counters['violations']:,}{_by(counters['violations_by'])}"),
     ]
@@ -67,6 +68,14 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("last values", f"{found['last_values']:,}"))
     rows += [(name, "connected" if is_up else "NOT CONNECTED") for name, is_up in found["attached"].items()]
     return rows
+
+
+def _user_limits(limits: dict[str, int]) -> str:
+    return (
+        f"at most {pluralize(limits['clients'], 'client')}, {limits['accepts_per_second']:,} connections a second, "
+        f"{pluralize(limits['patterns'], 'pattern')}, {limits['match_steps']:,} match steps, "
+        f"{format_bytes(limits['memory_bytes'])} of memory"
+    )
 
 
 def _by(reasons: dict[str, int]) -> str:

@@ -30,7 +30,10 @@ Example:
 @connection_options
 @pass_target
 def users(target: Target, admin: str | None, as_json: bool) -> None:
-    """List the users with a client, with their clients, patterns, queues and memory; most memory first."""
+    """List the users with a client, with their clients, patterns, queues and memory; most memory first.
+
+    The limits of one user, which "sbus status" shows, apply to those with "yes" under "limits".
+    """
     found = Admin(target, admin).get("/v1/users")
     if as_json:
         click.echo(json.dumps(found))

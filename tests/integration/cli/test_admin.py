@@ -84,7 +84,9 @@ def test_status(bus: RunningBus) -> None:
     """The figures for people, or the answer of the bus."""
     output, _ = sbus(bus, "status")
     assert "clients" in output
-    assert json.loads(sbus(bus, "status", "--json")[0])["clients"] >= 0
+    found = json.loads(sbus(bus, "status", "--json")[0])
+    assert found["clients"] >= 0
+    assert f"at most {found['user_limits']['clients']:,} clients, 200 connections a second, 32,768 patterns" in output
 
 
 def test_lists(bus: RunningBus) -> None:

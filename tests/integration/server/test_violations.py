@@ -217,6 +217,22 @@ class TestSize:
         client.send(b"MSG " + b"a" * 95 + b"\0")
         assert client.sync() == []
 
+    def test_limits_that_something_else_bounds(self, bus):
+        """The log says so when the bus starts, and what to do."""
+        started = bus("--max-memory=8M", "--user-memory=16M", "--max-clients=100000000", "--user-clients=100000000")
+        for text in (
+            r"one user may hold all memory: --user-memory is 16777216 B, .* \d+ B; lower --user-memory",
+            r"one user may take the places of all clients: --user-clients is 100000000",
+            r"fewer than 100000000 clients can connect: the process may have \d+ descriptors; raise LimitNOFILE",
+        ):
+            assert started.wait_log(r"#warn\] " + text)
+
+    def test_limits_as_they_should_be(self, bus):
+        """A bus with the limits that it has by default warns of none."""
+        started = bus()
+        started.client().sync()
+        assert not any("#warn" in line and "one user may" in line for line in started.log.splitlines())
+
     def test_nobody_can_be_sent_it(self, bus, big):
         """A packet within a limit that is beyond the kernel's is dropped and counted; no receiver is blamed for it.
 
