@@ -77,7 +77,7 @@ from sbus.server.prices import (
 )
 from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET, Turns
 from sbus.server.unrouted import is_unrouted
-from sbus.syscalls.batch import BATCH, send_to_each
+from sbus.syscalls.batch import BATCH, send_packets, send_to_each
 
 __all__ = ["Delivery"]
 
@@ -261,7 +261,11 @@ class Delivery:
                         queue.copies.work_left -= price
                         self.work += price
                         self.served = 1
-                        for _, sent in send_to_each([sock], packets):
+                        try:
+                            sent = send_packets(sock, packets)
+                        except OSError:
+                            sent = 0  # `flush` meets the error again
+                        if sent < count:
                             self._leave_rest(receiver, packets, sent, publisher)
                         return count
                 elif queue.is_congested and not queue.is_late and copies < MANY:
