@@ -137,10 +137,13 @@ class Block:
         """
         if first <= 0 and end >= len(self):
             return self
-        first = max(0, first)
-        at, until = bisect_right(self._ends, first), bisect_left(self._ends, end)
-        ends = [min(each, end) - first for each in self._ends[at : until + 1]]
-        return Block(self.digest.packets[first:end], ends, self.row + at)
+        return _part(self.digest.packets, self._ends, self.row, max(0, first), end)
+
+
+def _part(packets: list[bytes], ends: list[int], row: int, first: int, end: int) -> Block:
+    """Return a part of what is to be, or is, a block; see `Block` and `Block.part`."""
+    at, until = bisect_right(ends, first), bisect_left(ends, end)
+    return Block(packets[first:end], [min(each, end) - first for each in ends[at : until + 1]], row + at)
 
 
 class Window:
@@ -307,8 +310,7 @@ class Blocks:
                 found.append(block.part(first - start, end - start))
         start = self._last_start
         if max(first, start) < min(end, self.end):
-            last = Block(self._last.copy(), self._last_ends.copy(), self._last_row)
-            found.append(last.part(first - start, end - start))
+            found.append(_part(self._last, self._last_ends, self._last_row, max(0, first - start), end - start))
         return Window(found, self._masks)
 
     def drop(self, end: int) -> int:
