@@ -24,10 +24,10 @@ While no other user's client sends anything, a spent balance is topped up on the
 a run with `MANY` receivers are late.
 
 The late receivers of a user form *cohorts* (`sbus.server.cohorts`). A receiver joins one when a run with `MANY`
-receivers has to wait for it, or when its socket is full and `MANY` receivers are served with it. In a turn, flood
-control decides about a member as about any late receiver; if its socket is full, or more waits for it, it stays in its
-cohort. While `_MUCH` messages wait for a cohort, its members get three of four turns before receivers whose sockets may
-have room.
+receivers has to wait for it, or when its socket is full and either `MANY` receivers are served with it or its user has
+a cohort already. In a turn, flood control decides about a member as about any late receiver; if its socket is full, or
+more waits for it, it stays in its cohort. While `Cohort.waiting` is at least `_MUCH`, three of four choices prefer its
+members to receivers whose sockets may have room.
 
 Lateness also bounds the flush of a message with very many receivers. `FLUSHED_AT_ONCE` of them are flushed, or fewer
 if these take the time of a long turn (`sbus.server.turns`). The others are late, save those that can block publishers.
@@ -428,6 +428,7 @@ class Late:
             for cohort in self.cohorts.of_user(line.user):
                 if receiver is None or cohort.waiting() >= _MUCH:
                     cohort.skip()
+                    self.cohorts.trim(cohort)  # if all have moved on, no decision follows
                     if cohort.wants_turn():
                         return next(iter(cohort.members))
         return receiver

@@ -466,6 +466,15 @@ SIZES = [(module, name, value) for module, name, value in _sizes()]
     beginnings=[(0, 0, False), (0, 0, False), (3, 0, False), (0, 0, False), (0, 0, False), (0, 0, False)],
     steps=[("last", 8, 0, 1), ("publish", 0, 0, 1), ("free", 8, 0, 1)],
 )
+@example(  # a run is for none of those whose turn is next, who only move on
+    sizes=(1, 1, 2, 200, 10, 8, 5, 20, 10, 1, 1, 0, 1, (4, 200), (2, 100), 2, 0, 0),
+    queue_messages=4,
+    total=2_000,
+    across_users=False,
+    has_observer=False,
+    beginnings=[(0, 0, False), (0, 0, False), (0, 0, False), (0, 0, False), (0, 0, False), (1, 0, False)],
+    steps=[("publish", 0, 0, 1), ("turn", 0, 0, 1), ("unsubscribe", 5, 0, 1), ("publish", 0, 0, 1)],
+)
 def test_each_message_is_got_or_lost_and_told_and_nothing_is_left(
     sizes: tuple[Any, ...],
     queue_messages: int,
