@@ -264,7 +264,7 @@ class Multiplexer:
             self._dispatch()
             if not self.has_read:
                 return
-            if self.contended or number & 1:  # with one busy socket, look at the clock in every second pass
+            if self.contended or number & 1:  # while nobody else waits, every second pass is enough
                 now = time.monotonic()
                 began = began or now
                 if now - began >= (_PASSES_TIME if number < _LONG_PASSES - 1 else _SHORT_PASSES_TIME):

@@ -52,7 +52,7 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
         "queue_limit_bytes": budget.limit,
         "memory_bytes": budget.memory.held,
         "memory_limit_bytes": budget.memory.limit,
-        "user_limits": {
+        "limits_per_user": {
             "clients": registry.admission.most_user_clients(),
             "accepts_per_second": registry.limits.user_accepts,
             "patterns": registry.limits.user_patterns,

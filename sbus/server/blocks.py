@@ -4,15 +4,15 @@
 
 The messages for a cohort form one list, and each member has its own *position* in it. If each member got a list of its
 own, the server would copy the references and look at every message again for each of them: 10 ns for each message and
-member. So the list is kept in *blocks* of about a thousand messages; a closed block never changes. What waits between
-two positions (a *window*) usually consists of a few whole blocks, which the members' queues share with their digests
-(`sbus.flood.digest`), and a piece of one more.
+member. So the list is kept in *blocks* of about a thousand messages; the messages of a closed block never change. What
+waits between two positions (a *window*) usually consists of a few whole blocks, which the members' queues share with
+their digests (`sbus.flood.digest`), and a piece of one more.
 
 A run can be for some members only. Then it has a mask (`sbus.server.masks`). Consecutive messages with the same mask
 form a *stretch*. Members in the same masks of a block share its messages, so members that get few messages of their own
 share most blocks with all others. For the other blocks, flood control needs only the number of messages, their bytes
 and the shortest packet, which are computed stretch by stretch. The server joins the messages only when a queue has room
-for some of them.
+for some of them, or when members conflate and the newest message of each key is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LEAST = 512, 64 << 10
 _STRETCH = 96
 """Bytes of memory that a stretch takes, beside its messages and its mask."""
 _MOST_DIGESTS = 64
-"""Digests that are kept for one block, and for one window: one for the members that are in the same masks."""
+"""Maximum number of digests kept for one block, and for one window. Members in the same masks share one."""
 
 
 class _PartialDigest(Digest):
@@ -78,7 +78,7 @@ class Block:
     :param ends: where each stretch ends, if some are for some members only; else empty.
     :param row: the number of the first stretch's mask.
     :ivar digest: all messages.
-    :ivar row: as above.
+    :ivar row: the number of the first stretch's mask.
     :ivar counts: the number of messages in each stretch.
     :ivar sizes: the bytes in each stretch.
     """
@@ -98,7 +98,7 @@ class Block:
         return len(self.digest)
 
     @property
-    def rows(self) -> int:
+    def mask_count(self) -> int:
         """The number of masks."""
         return len(self._ends)
 
@@ -132,8 +132,8 @@ class Block:
     def part(self, first: int, end: int) -> Block:
         """Return a part of the block.
 
-        :param first: the index of its first message.
-        :param end: the index behind the last one.
+        :param first: the index of its first message; below 0 counts as 0.
+        :param end: the index behind the last one; at most the block's end is used.
         """
         if first <= 0 and end >= len(self):
             return self
@@ -156,7 +156,7 @@ class Window:
     __slots__ = ("_blocks", "_digests", "_end", "_first", "_masks")
 
     def __init__(self, blocks: list[Block], masks: Masks) -> None:
-        rows = [(block.row, block.row + block.rows) for block in blocks if block.rows]
+        rows = [(block.row, block.row + block.mask_count) for block in blocks if block.mask_count]
         self._blocks = blocks
         self._masks = masks
         self._first, self._end = (rows[0][0], rows[-1][1]) if rows else (0, 0)
@@ -178,7 +178,7 @@ class Window:
     def _join(self, flags: bytes) -> Digest | None:
         parts, at = [], 0
         for block in self._blocks:
-            until = at + block.rows
+            until = at + block.mask_count
             part = block.digest_for(flags[at:until])
             at = until
             if part is not None:
@@ -273,11 +273,13 @@ class Blocks:
         self._last_mask = mask
 
     def include(self, column: int) -> None:
-        """Add a member to those that get the run that was added last.
+        """Add a member to the mask of the last stretch.
+
+        Earlier runs of the stretch are not affected: the member's position is behind them.
 
         :param column: the number of the member's column.
         """
-        if not (self._last_ends if self._last else self._blocks[-1].rows):
+        if not (self._last_ends if self._last else self._blocks[-1].mask_count):
             return  # it is for all
         self._masks.include(column)
         if self._last and self._last_mask is not None:
@@ -316,7 +318,8 @@ class Blocks:
     def drop(self, end: int) -> int:
         """Drop the blocks that end at or before a position, and all messages if it is the end.
 
-        :returns: the bytes that were dropped.
+        :param end: the position.
+        :returns: the decrease of `size`, in bytes: messages and masks.
         """
         before = self.size
         if end == self.end:
@@ -328,7 +331,7 @@ class Blocks:
         gone -= gone > 0 and self._starts[gone - 1] + len(self._blocks[gone - 1]) > end
         for block in self._blocks[:gone]:
             self._bytes -= block.digest.size
-            if block.rows:
-                self._masks.drop(block.row + block.rows)
+            if block.mask_count:
+                self._masks.drop(block.row + block.mask_count)
         del self._blocks[:gone], self._starts[:gone]
         return before - self.size

@@ -11,20 +11,21 @@ before the run:
 * If members may block this publisher, flood control decides about all their messages, and they leave their cohort. One
   step decides about some of them; the server delivers nothing of the run until none is left.
 * Once half of the room is used, each run decides about some members, so that all have had a turn before the room is
-  full. One run decides about at most `catch_ups` of them. The turns of the members' user make room, too.
+  full, unless this takes more than `catch_ups` decisions in one run. An expensive decision counts as several. The turns
+  of the members' user make room, too.
 
   The time of these decisions is bounded. A publisher of the members' own user pays the CPU time or the price, whichever
-  is more. After the time of one turn, the server delivers only the part of its run for which there is room now. A
-  publisher of another user always delivers its whole run. After 4 ms its run decides no further, and the excess waits
-  at the expense of the members' user.
+  is more. After the time of one turn, the server delivers only a part of its run, in proportion to the members decided
+  about, and at least one message. A publisher of another user always delivers its whole run. After 4 ms its run decides
+  no further, and the excess waits at the expense of the members' user.
 
   The decisions send to sockets only if the publisher has the same user or the route has fewer than `MANY` members, and
   for at most the time of one turn per run. Otherwise flood control treats the sockets as full.
 
 The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. Publishers of the
 members' own user have a small part of it. The room is smaller for members that keep only the newest message of each
-key, because flood control takes 0.6 µs for each key: the more the keys vary, the fewer messages can wait. Runs for some
-members only take more room than their messages (`Cohort.waiting`).
+key, because flood control takes 0.6 µs for each key: the more the keys vary, the fewer messages can wait. Each mask
+also takes room, in addition to the messages (`Cohort.waiting`).
 """
 
 from __future__ import annotations

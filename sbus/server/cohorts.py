@@ -13,8 +13,8 @@ same old position, and computes what it has to know of that list only once (`sbu
 
 A run can be for some members only. Then it has a *mask* (`sbus.server.masks`), with one bit for each member, at the
 member's *column*. Members whose bits are set in the same masks share one list. If nothing is due for a member, only its
-position moves. A receiver keeps its column until it disconnects, so a route's masks stay the same when members leave
-and join again.
+position moves. A receiver keeps its column until it disconnects or its cohort has no members, so a route's masks
+stay the same when members leave and join again.
 
 .. rubric:: Invariants
 
@@ -50,7 +50,7 @@ _MOST_WINDOWS = 4
 _SKIPPED = 64
 """The most members that one `Cohort.skip` moves."""
 _MASK_WEIGHT = 8
-"""A mask counts as this many messages more: members in different masks get lists of their own."""
+"""Messages that one mask counts as: members in different masks need lists of their own, so decisions take longer."""
 
 
 class Change(NamedTuple):
@@ -78,7 +78,7 @@ class Cohort:
     :param replaces: whether the members keep only the newest message of each key.
     :param start: the position of the first message.
     :ivar members: the receivers, with the position of the first message that waits for each; the oldest position first.
-    :ivar columns: the number of each member's bit in masks, also of those that may join again.
+    :ivar columns: the column of each member, and of each former member that is still connected.
     :ivar blockable: whether any member may block a publisher, for the publishers asked about so far.
     :ivar unasked: members that have joined since and are not in those answers.
     :ivar variety: distinct keys per message in the last list that flood control decided about, 0 to 1.
@@ -169,13 +169,13 @@ class Cohort:
         return next(iter(self.members.values()), self.end)
 
     def waiting(self) -> int:
-        """Return the oldest member's waiting messages, plus `_MASK_WEIGHT` for each mask."""
+        """Return the number of messages from the oldest position on, plus `_MASK_WEIGHT` for each mask."""
         return self.end - self.oldest() + _MASK_WEIGHT * self.blocks.mask_count
 
     def waiting_for(self, receiver: Receiver) -> Digest | None:
         """Return the messages that wait for a member, or None.
 
-        Members with the same position that are in the same masks get the same object.
+        Members with the same position that are in the same masks usually get the same object.
         """
         return self._between(receiver, self.members[receiver], self.end)
 
@@ -305,7 +305,7 @@ class Cohorts:
             cohort.forget(receiver)
 
     def trim(self, cohort: Cohort) -> None:
-        """Drop blocks that wait for no member, and the windows that start in them."""
+        """Drop blocks that wait for no member, and the windows that begin before the oldest position."""
         oldest = cohort.oldest()
         if oldest == cohort.trimmed:
             return  # as nearly always: many members have the same position
@@ -323,7 +323,7 @@ class Cohorts:
         """
         cohort.run, before = packets, cohort.blocks.size
         block = cohort.blocks.add(packets, size, mask)
-        if block is not None and cohort.replaces and not block.rows:
+        if block is not None and cohort.replaces and not block.mask_count:
             block.digest.newest()  # now, block by block: for all of them, the first decision would take 10 ms
         self._count(cohort, cohort.blocks.size - before)
 

@@ -245,7 +245,7 @@ class Delivery:
             price += weight // COPIED_KIB
             self.work += weight
         if copies == 1 and not late:
-            # The general way below does the same in more steps, and small batches feel them.
+            # The general way below does the same in more steps, which are much of the work of a small batch.
             receiver = receivers[0]
             queue = receiver.queue
             if queue is not None and queue.copies.work_left > 0:
@@ -264,7 +264,7 @@ class Delivery:
                         try:
                             sent = send_packets(sock, packets)
                         except OSError:
-                            sent = 0  # `flush` meets the error again
+                            sent = 0  # `flush` will get the same error, and handle it
                         if sent < count:
                             self._leave_rest(receiver, packets, sent, publisher)
                         return count

@@ -53,16 +53,20 @@ class Masks:
         self._rows += mask.to_bytes(self.width - 1, "little")
 
     def include(self, column: int) -> None:
-        """Add a member to the last row."""
+        """Add a member to the last row.
+
+        :param column: the number of the member's column.
+        """
         at = 1 + (column >> 3)
         self._widen(1 + at)
         self._rows[at - self.width] |= 1 << (column & 7)
 
     def flags(self, first: int, end: int, column: int) -> bytes:
-        """Return which of some rows have a member: 1 or 0 for each.
+        """Return, for each of some rows, whether its mask has a member: one byte each, 1 or 0.
 
         :param first: the first row, which must not have been dropped.
         :param end: the row behind the last one.
+        :param column: the number of the member's column.
         """
         width, at = self.width, 1 + (column >> 3)
         begin = (first - self._dropped) * width + (at if at < width else 0)
@@ -70,8 +74,9 @@ class Masks:
 
     def drop(self, end: int) -> None:
         """Drop the rows before `end`."""
-        del self._rows[: max(0, end - self._dropped) * self.width]
-        self._dropped = max(self._dropped, end)
+        gone = max(0, end - self._dropped)
+        del self._rows[: gone * self.width]
+        self._dropped += gone
 
     def _widen(self, width: int) -> None:
         """Make the rows longer, if they are too short."""

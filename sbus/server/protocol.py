@@ -135,7 +135,7 @@ its receivers a system call.
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
 _READ_PRICES = [SENDING + packets // COPIES for packets in range(BATCH + 1)]
-"""The price of reading a run of messages, by their number, in one batch."""
+"""Prices of reading a run, by its number of messages, 0 to `BATCH`; a table, as each batch needs one."""
 _BATCH_PRICE = BATCH // COPIES
 """The price of one receiver's copies of a batch, if they are plain."""
 BYE_PATIENCE = 1.0

@@ -207,7 +207,7 @@ class BusService(MultiService):
         self._warn_of_limits(self.registry.limits)
 
     def _warn_of_limits(self, limits: Limits) -> None:
-        """Log which limits something else keeps from being reached."""
+        """Warn of limits of one user that protect nobody, and of a `max_clients` that the descriptors do not allow."""
         memory, descriptors = self.registry.users.budget.memory, descriptor_limit()
         if memory.user_limit > memory.limit:
             self.log.warn(

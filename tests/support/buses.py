@@ -83,7 +83,7 @@ class Bus:
 
 
 def mask_memory(found: Blocks) -> int:
-    """Return the memory of the masks of a list."""
+    """Return the memory that the masks of a list take, in bytes."""
     return found.mask_count * (found._masks.width + blocks._STRETCH)
 
 

@@ -60,7 +60,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
             f"{format_span(found['held_seconds'])} since the start",
         ),
         ("memory", f"{format_bytes(found['memory_bytes'])} of {format_bytes(found['memory_limit_bytes'])}"),
-        ("each user", _user_limits(found["user_limits"])),
+        ("each user", _user_limits(found["limits_per_user"])),
         ("refused", f"{counters['refused']:,} connections{_by(counters['refused_by'])}"),
         ("violations", f"{counters['violations']:,}{_by(counters['violations_by'])}"),
     ]

@@ -86,7 +86,9 @@ def test_status(bus: RunningBus) -> None:
     assert "clients" in output
     found = json.loads(sbus(bus, "status", "--json")[0])
     assert found["clients"] >= 0
-    assert f"at most {found['user_limits']['clients']:,} clients, 200 connections a second, 32,768 patterns" in output
+    assert (
+        f"at most {found['limits_per_user']['clients']:,} clients, 200 connections a second, 32,768 patterns" in output
+    )
 
 
 def test_lists(bus: RunningBus) -> None:

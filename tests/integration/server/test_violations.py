@@ -218,7 +218,7 @@ class TestSize:
         assert client.sync() == []
 
     def test_limits_that_something_else_bounds(self, bus):
-        """The log says so when the bus starts, and what to do."""
+        """When the bus starts, it logs each such limit and the remedy."""
         started = bus("--max-memory=8M", "--user-memory=16M", "--max-clients=100000000", "--user-clients=100000000")
         for text in (
             r"one user may hold all memory: --user-memory is 16777216 B, .* \d+ B; lower --user-memory",
@@ -228,7 +228,7 @@ class TestSize:
             assert started.wait_log(r"#warn\] " + text)
 
     def test_limits_as_they_should_be(self, bus):
-        """A bus with the limits that it has by default warns of none."""
+        """A bus with the default limits does not warn of limits of one user."""
         started = bus()
         started.client().sync()
         assert not any("#warn" in line and "one user may" in line for line in started.log.splitlines())

@@ -210,8 +210,8 @@ def test_lists_of_many_groups_are_not_all_kept(monkeypatch):
         assert all(len(window._digests) <= 2 for window in cohort._windows.values())
 
 
-def test_a_place_is_taken_again():
-    """A newcomer in the place of a member that has left gets nothing that was for that one."""
+def test_a_column_is_taken_again():
+    """A receiver that takes the column of a disconnected one gets nothing that was for the former owner."""
     found = Cohorts()
     cohort, (first, second) = joined(found, 2)
     found.add(cohort, [b"1"], 1, cohort.mask([first]))
@@ -679,7 +679,7 @@ def test_each_member_has_what_came_since_its_position(steps, changes, digests):
             for cohort in found.of_user(user):
                 kept_ = cohort.blocks
                 assert kept_.size == sum(map(len, kept(cohort))) + mask_memory(kept_)
-                assert kept_.mask_count == sum(block.rows for block in kept_._blocks) + len(kept_._last_ends)
+                assert kept_.mask_count == sum(block.mask_count for block in kept_._blocks) + len(kept_._last_ends)
     for member in members:
         found.leave(member)
     assert (found.bytes, found.of, found.of_user(user)) == (0, {}, [])
