@@ -420,7 +420,7 @@ class BlockingBackend(Backend):
     def subscribe(self, raw: Any, pattern: Any, callback: Any = None, **kwargs: Any) -> Any:
         subscription = raw.subscribe(pattern, callback, **kwargs)
         if callback is None:
-            subscription.get_ready()  # gives the subscription a queue of its own
+            subscription._claim()  # a queue of its own; `get_ready` would take last values that are here already
         return subscription
 
     async def get(self, client: Client, subscription: Any) -> Any:
