@@ -111,7 +111,6 @@ class Multiplexer:
     :ivar has_read: set by a socket that has read something, so that another pass follows, and by a pass that has put
         hang-ups off.
     :ivar contended: more than one of the sockets that are ready now has something to be read.
-    :ivar passes: the passes that have begun.
     :ivar pass_number: the passes before this one in the same turn of the reactor, or `HUNG_UP`.
     :ivar accepting: the share of accepting in the work of the reactor.
     """
@@ -139,7 +138,7 @@ class Multiplexer:
         self.on_fatal: Callable[[], object] | None = None
         self.has_read = False
         self.contended = False
-        self.passes = 0
+        self._turn = 0  # of the reactor
         self.pass_number = 0
         self.accepting = AcceptPacer()
         self._readers: dict[int, PacketReader] = {}
@@ -150,6 +149,11 @@ class Multiplexer:
         reactor = self._reactor()
         assert reactor is not None, "the reactor is gone"
         return reactor
+
+    @property
+    def passes(self) -> int:
+        """The number of the last pass: each has a larger one than the pass before."""
+        return self._turn * len(_PASSES) + self.pass_number
 
     def reader(self, max_packet: int) -> PacketReader:
         """Return the shared buffers for packets of up to `max_packet` bytes.
@@ -258,6 +262,7 @@ class Multiplexer:
         This is `IReadDescriptor`.
         """
         began = 0.0
+        self._turn += 1
         for number in _PASSES:
             self.pass_number = number  # a separate variable, because serving a hang-up overwrites this
             self.has_read = False
@@ -275,7 +280,6 @@ class Multiplexer:
         epoll = self._epoll
         if epoll is None:
             return
-        self.passes += 1
         try:
             ready = epoll.poll(0, _SOCKETS_PER_PASS)
             exclusive = len(ready) < 2
@@ -297,15 +301,21 @@ class Multiplexer:
                     handler.ready(events, exclusive)
                 except Exception:
                     self._fail(handler)
-            if self._deferred:
-                for _ in _DEFERRED_ROUNDS:
-                    self._run_deferred()
-                    if not self._deferred:
-                        break
+            if self._deferred or self._closing:
+                self._after_events()
+        finally:
+            self._dispatching = False
+
+    def _after_events(self) -> None:
+        """Make the calls that were deferred in a pass, and a slice of closing."""
+        try:
+            for _ in _DEFERRED_ROUNDS:
+                if not self._deferred:
+                    break
+                self._run_deferred()
             if self._closing and not self._closing_is_due:
                 self._close_some()
         finally:
-            self._dispatching = False
             if self._deferred:
                 self.reactor.callLater(0, self._run_deferred)
 

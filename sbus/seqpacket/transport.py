@@ -367,7 +367,7 @@ class PacketTransport(Endings):
         """Read and deliver as many packets as the pacer allows in this pass."""
         multiplexer, pacer = self._multiplexer, self._pacer
         contended, bundle_limit = multiplexer.contended, self._bundle_limit
-        if (contended or bundle_limit or self._has_frames) and self.before_read is not None:
+        if (contended or self.plain_socket is None) and self.before_read is not None:
             self.before_read()  # a read causes work, and other clients of the user may have been read in this pass
             if self.read_side is not _READ_OPEN:
                 return
@@ -382,26 +382,30 @@ class PacketTransport(Endings):
                     self._abort(Failure(_connection_lost(e)))
                 return
             if ended:
-                self.move(Event.END_OF_FILE)
-            if packets:
-                if bundle_limit:
-                    packets = self._taken_apart(packets)
-                taken = self._receiver.packetsReceived(packets)
-                if taken < len(packets):
-                    self._keep(packets, taken)
-            if ended:
-                self._watch(self._events & ~READ)
-                if self.read_side is ReadSide.EOF and not self._undelivered:
-                    self._report_end_of_file()
+                self._read_last(packets)
                 return
             if not packets:
                 return
+            if bundle_limit:
+                packets = self._taken_apart(packets)
+            taken = self._receiver.packetsReceived(packets)  # not `_deliver`: each call counts here
+            if taken < len(packets):
+                self._keep(packets, taken)
             multiplexer.has_read = True
             if limit == 1:
                 return  # a lone packet, most likely: the next pass finds out
             limit = pacer.next_limit(len(packets))
             if limit and (self.read_side is not _READ_OPEN or self._bundle_limit):
                 return
+
+    def _read_last(self, packets: list[bytes]) -> None:
+        """Deliver the packets in front of the end of file, and report it."""
+        self.move(Event.END_OF_FILE)
+        if packets:
+            self._deliver(self._taken_apart(packets))
+        self._watch(self._events & ~READ)
+        if self.read_side is ReadSide.EOF and not self._undelivered:
+            self._report_end_of_file()
 
     def _taken_apart(self, packets: list[bytes]) -> list[bytes]:
         """Take bundles out of a list of packets; beyond some messages, leave them as they are."""
@@ -426,6 +430,11 @@ class PacketTransport(Endings):
         self._read_retry = None
         if self.read_side is _READ_OPEN:
             self._watch(self._events | READ)
+
+    def _deliver(self, packets: list[bytes]) -> None:
+        taken = self._receiver.packetsReceived(packets)
+        if taken < len(packets):
+            self._keep(packets, taken)
 
     def _keep(self, packets: list[bytes], taken: int) -> None:
         """Keep the packets that the protocol has not taken because it has paused the transport."""
@@ -481,9 +490,7 @@ class PacketTransport(Endings):
             return  # paused again, or closing
         kept, self._undelivered = self._undelivered, None
         if kept:
-            taken = self._receiver.packetsReceived(kept)
-            if taken < len(kept):
-                self._keep(kept, taken)
+            self._deliver(kept)
             if self._undelivered:
                 return
         if self.read_side is ReadSide.RESUMING:

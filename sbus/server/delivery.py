@@ -237,10 +237,7 @@ class Delivery:
         weight = self._count(packets, copies)
         if not copies or (self.observers and not late and self._is_unrouted(receivers)):
             self._counters.unrouted += count
-        price, saving = SENDING, 0
-        packed: BundleCache | None = None
-        if count > 1:
-            price, saving, packed = SENDING + count // COPIES, count // COPIES - count // BUNDLED_COPIES, {}
+        price = SENDING if count == 1 else SENDING + count // COPIES
         if weight:
             price += weight // COPIED_KIB
             self.work += weight
@@ -273,6 +270,10 @@ class Delivery:
                     self.work += price
                     self.served = 1
                     return count
+        saving = 0
+        packed: BundleCache | None = None
+        if count > 1:
+            saving, packed = count // COPIES - count // BUNDLED_COPIES, {}
         others: Sequence[Receiver] = receivers
         is_topped_up = False
         if at_once and copies <= self._most_at_once:

@@ -424,12 +424,12 @@ class BusProtocol:
             delivery = self._delivery
             try:
                 receivers, until = next_run(packets, 0, total, registry.routes)
-                # If a whole batch of plain copies could be paid for, nothing else has to be known of the price.
+                # If whole batches of plain copies could be paid for, nothing else has to be known of the price.
                 if (
                     until == total
                     and total <= BATCH
                     and receivers is not None
-                    and (len(receivers) + 1) * _BATCH_PRICE <= user.work_left
+                    and len(receivers) * _BATCH_PRICE < user.work_left
                     and (self._has_echo or self not in receivers)
                 ):
                     at = registry.deliver(packets, receivers, self, True)
@@ -441,7 +441,7 @@ class BusProtocol:
             finally:
                 if delivery.touched:
                     delivery.flush()
-            if at == total and not self._kept:
+            if at == total:
                 return total  # as nearly always
         return self._handle_batch(packets, at)
 
