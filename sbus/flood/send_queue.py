@@ -107,6 +107,33 @@ class QueueOwner(Protocol):
         """Messages were dropped because they can never be sent."""
 
 
+class _Losses:
+    """Consecutive losses of one cause, which are counted together.
+
+    :param count: called with each sum: messages, bytes and the cause.
+    """
+
+    __slots__ = ("_count", "_messages", "_size", "_why")
+
+    def __init__(self, count: Callable[[int, int, LossReason], None]) -> None:
+        self._count = count
+        self._messages = self._size = 0
+        self._why = LossReason.DISCARD
+
+    def add(self, messages: int, size: int, why: LossReason) -> None:
+        if why is not self._why:
+            self.end()
+            self._why = why
+        self._messages += messages
+        self._size += size
+
+    def end(self) -> None:
+        """Count what was added, before something that is kept."""
+        if self._messages:
+            self._count(self._messages, self._size, self._why)
+            self._messages = self._size = 0
+
+
 @implementer(IPacketQueue)
 class SendQueue:
     """The packets on their way to one receiver; an `IPacketQueue` with flood control.
@@ -473,85 +500,62 @@ class SendQueue:
 
     def _keep_each_that_fits(self, backlog: Backlog, packets: list[bytes]) -> None:
         """As `_keep_parts`, message by message: to make a digest of each would take longer."""
+        losses = _Losses(self._lose)
         why: LossReason | None = None
         refused = 0  # the size of a packet for which there was no room
-        lost = lost_size = 0
         for packet in packets:
             size = len(packet)
-            if why is not None and size >= refused:
-                lost += 1
-                lost_size += size
-                continue
-            cause = self._lacks_room(1, size)
-            if lost and why is not None and cause is not why:
-                self._lose(lost, lost_size, why)
-                lost = lost_size = 0
-            if cause is None:
-                backlog.push([packet])
-                self._count(1, size)
-            else:
+            if why is None or size < refused:
+                cause = self._lacks_room(1, size)
+                if cause is None:
+                    losses.end()
+                    backlog.push([packet])
+                    self._count(1, size)
+                    continue
                 why, refused = cause, size
-                lost += 1
-                lost_size += size
-        if lost and why is not None:
-            self._lose(lost, lost_size, why)
+            losses.add(1, size, why)
+        losses.end()
 
     def _keep_parts(self, backlog: Backlog, parts: list[Digest]) -> None:
         """Keep what fits of each part; count consecutive parts that are lost for one cause together."""
-        lost = lost_size = 0
+        losses = _Losses(self._lose)
         why: LossReason | None = None
         refused = 0  # the size of a packet for which there was no room, since something was kept
         for part in parts:
             shortest = part.shortest()
             if why is None or shortest < refused:
-                cause = self._lacks_any_room(part)
-                if lost and why is not None and cause is not why:
-                    self._lose(lost, lost_size, why)
-                    lost = lost_size = 0
-                why, refused = cause, shortest
+                why, refused = self._lacks_any_room(part), shortest
             if why is None:
+                losses.end()
                 self._keep_what_fits(backlog, part)
             else:
-                lost += len(part)
-                lost_size += part.size
-        if lost and why is not None:
-            self._lose(lost, lost_size, why)
+                losses.add(len(part), part.size, why)
+        losses.end()
 
     def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         close: CloseReason | None = None
         block: Until | None = None
         remaining = iter(packets)
         replaces = self.settings.soft.always is Verdict.REPLACE
-        # Consecutive losses of one cause are counted together.
-        lost = lost_size = 0
-        why = LossReason.DISCARD
+        losses = _Losses(self._lose)
         try:
             for packet in remaining:
                 if type(packet) is Reply:
                     if self._backlog is not None:
-                        if lost:
-                            self._lose(lost, lost_size, why)
-                            lost = lost_size = 0
+                        losses.end()
                         self._keep_reply(self._backlog, packet)
                     continue
                 if replaces and not self._replace([packet]):
                     continue
                 drop, end, wait = _GONE if self._backlog is None else self._judge(packet, may_block)
                 if drop is None:
-                    if lost:
-                        self._lose(lost, lost_size, why)
-                        lost = lost_size = 0
+                    losses.end()
                     assert self._backlog is not None
                     self._backlog.push([packet])
                     self._count(1, len(packet))
                     block = Until.EMPTY if Until.EMPTY in (block, wait) else block or wait
                     continue
-                if drop is not why and lost:
-                    self._lose(lost, lost_size, why)
-                    lost = lost_size = 0
-                why = drop
-                lost += 1
-                lost_size += len(packet)
+                losses.add(1, len(packet), drop)
                 if end:
                     close = end
                     self._discard(())
@@ -559,8 +563,7 @@ class SendQueue:
             self.pending = [packet, *remaining]
             raise
         finally:
-            if lost:
-                self._lose(lost, lost_size, why)
+            losses.end()
         return self._outcome(close, block)
 
     def _replace(self, packets: list[bytes]) -> list[bytes]:
