@@ -63,6 +63,11 @@ class CommandLine(usage.Options):
         print(f"sbus {__version__}")
         sys.exit(0)
 
+    def parseArgs(self, *words: str) -> None:
+        """Refuse words that are no options."""
+        if words:
+            raise usage.UsageError(f"{words[0]}: there are only options here; they begin with --")
+
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
         """Parse and check the command line.
 

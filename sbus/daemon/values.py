@@ -28,7 +28,7 @@ def mode(text: str, option: str = "--mode") -> int:
     except ValueError:
         bits = -1
     if not 0 <= bits <= 0o777:
-        raise UsageError(f"{option}={text}: give three octal digits, such as 0770")
+        raise UsageError(f"{option}={text}: give three octal digits (0 to 7), such as 770")
     return bits
 
 

@@ -51,7 +51,7 @@ _LEAST_REPLACED = 2_048
 """The same for receivers that keep only the newest message of each key, if each message has a key of its own."""
 _MOST_OWN = 8_192
 """Messages of this room that publishers of the members' own user may take."""
-_OWN_PART = 4
+_OWN_COHORT_PART = 4
 """The part (one over it) of the bytes that these publishers may take. Other users pay for decisions from half on: if
 these could take half, one message of another user could pay for deciding about thousands of theirs."""
 _MEASURED = 4
@@ -196,7 +196,7 @@ class CohortDelivery:
         if cohort.replaces:
             most = int(max(_LEAST_REPLACED, min(_MOST_SHARED, _LEAST_REPLACED / cohort.variety)))
         if is_own:
-            most, most_bytes = min(_MOST_OWN, most // _OWN_PART), most_bytes // _OWN_PART
+            most, most_bytes = min(_MOST_OWN, most // _OWN_COHORT_PART), most_bytes // _OWN_COHORT_PART
         waiting = cohort.waiting()
         left = min(1 - waiting / most, 1 - self._cohorts.bytes / most_bytes)
         if left > 0.5 or not waiting:

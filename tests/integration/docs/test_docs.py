@@ -352,6 +352,7 @@ CAN_BE_PROVOKED = {
     "give a number of": ["--socket={}/bus", "--max-clients=none"],
     "use disconnect or ignore": ["--socket={}/bus", "--on-violation=perhaps"],
     "option --socket requires argument": ["--socket"],
+    "there are only options here": ["--socket={}/bus", "extra"],
 }
 
 

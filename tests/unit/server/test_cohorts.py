@@ -444,7 +444,7 @@ def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
 
 def half_full(monkeypatch: pytest.MonkeyPatch, uid: int) -> tuple[Bus, Peer]:
     """Return a bus with a cohort of 20 members of one user whose room is half taken, and its publisher."""
-    for name, value in (("_MOST_SHARED", 40), ("_MOST_OWN", 40), ("_OWN_PART", 1)):
+    for name, value in (("_MOST_SHARED", 40), ("_MOST_OWN", 40), ("_OWN_COHORT_PART", 1)):
         monkeypatch.setattr(cohort_delivery, name, value)
     bus = Bus(clock=Clock())
     stalled(bus, bus.connect(uid=1), b"blocking/hard/discard", count=20)

@@ -75,7 +75,7 @@ def test_any_text_is_an_option_or_one_error(text):
         ("main=/run/x", "main is the name of --socket: choose another name"),
         ("app=", "an address must not be empty"),
         ("app=@", "an abstract name has 1 to 107 bytes"),
-        ("app=/run/x,mode=0888", "mode=0888: give three octal digits, such as 0770"),
+        ("app=/run/x,mode=0888", "mode=0888: give three octal digits (0 to 7), such as 770"),
         ("app=/run/x,mode=1777", "give three octal digits"),
         ("app=/run/x,mode=", "mode= has no value: give one, or leave it out"),
         ("app=/run/x,mode=0700,mode=0700", "mode= is there twice"),
