@@ -27,6 +27,9 @@ _TICK = 0.02
 _ANSWER_TIMEOUT = 10.0
 """Seconds that a measurement may take beyond its own bound."""
 _BULK_MESSAGES = 1_000_000
+_SAMPLES = 3
+"""Measurements of throughput in a phase, of which the median counts. Where the kernel puts the processes can change one
+of them by a third: two spinners leave the pair 99,000 messages a second mostly, and 130,000 sometimes."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Plan:
     @property
     def phase_seconds(self) -> float:
         """The longest that a phase may take, SIGTERM included."""
-        return self.setup + 2 * self.secs + bystander.GRACE + self.patience + 2 * _ANSWER_TIMEOUT
+        return self.setup + (1 + _SAMPLES) * (self.secs + bystander.GRACE) + self.patience + 2 * _ANSWER_TIMEOUT
 
 
 class _Helper:
@@ -165,7 +168,7 @@ def _helpers(server: Server, seconds: float) -> Iterator[tuple[_Helper, _Helper]
 
 
 def _phase(server: Server, pair: _Helper, newcomer: _Helper, plan: Plan, swarm: Swarm | None) -> Record:
-    """Round trips and new clients until `secs` after the set-up, then throughput.
+    """Round trips and new clients until `secs` after the set-up, then throughput, several times beside a swarm.
 
     :raises Failed: if the server or a process of the bystander has ended.
     """
@@ -179,13 +182,26 @@ def _phase(server: Server, pair: _Helper, newcomer: _Helper, plan: Plan, swarm: 
     while time.monotonic() < end:
         _tick(server)
     found: Record = {"trips": pair.finish(), "newcomers": newcomer.finish()}
-    pair.begin("bulk", plan.secs, _BULK_MESSAGES)
-    found["bulk"] = pair.finish(plan.secs)
+    found["bulk"] = _throughput([_bulk(pair, plan) for _ in range(1 if swarm is None else _SAMPLES)])
     after = server.usage()
     passed = after.at - before.at
     found["cpu"] = round((after.cpu - before.cpu) / passed, 3)
     found["log_per_second"] = round((after.log - before.log) / passed)
     return found
+
+
+def _bulk(pair: _Helper, plan: Plan) -> Record:
+    pair.begin("bulk", plan.secs, _BULK_MESSAGES)
+    return pair.finish(plan.secs)
+
+
+def _throughput(samples: Sequence[Record]) -> Record:
+    """Return the sample with the median throughput, and the figures of all; or the first one that has an error."""
+    for sample in samples:
+        if "error" in sample:
+            return sample
+    ordered = sorted(samples, key=lambda sample: float(sample["per_second"]))
+    return {**ordered[len(ordered) // 2], "samples": [sample["per_second"] for sample in samples]}
 
 
 def _tick(server: Server) -> None:

@@ -89,11 +89,13 @@ def medians(records: Sequence[Record]) -> list[Record]:
 
 
 def _median(values: Sequence[Any]) -> Any:
-    """Return the median of numbers (None is the largest), of records by key, else the first value."""
+    """Return the median of numbers (None is the largest), of records by key; all items of lists; else the first value."""
     first = values[0]
     if isinstance(first, dict):
         names = dict.fromkeys(name for value in values for name in value)
         return {name: _median([value[name] for value in values if name in value]) for name in names}
+    if isinstance(first, list):
+        return [item for value in values for item in value]
     if isinstance(first, str):
         return first  # the same in all
     found = median(math.inf if value is None else value for value in values)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -170,7 +171,8 @@ def test_hanging_server(tmp_path: Path) -> None:
 
 def phase(p99: float, per_second: float, *, log: int = 0) -> dict[str, Any]:
     trips = {"p50_ms": 1.0, "p99_ms": p99, "max_ms": p99, "count": 200, "unanswered": 0}
-    return {"trips": trips, "newcomers": trips, "bulk": {"per_second": per_second}, "cpu": 0.5, "log_per_second": log}
+    bulk = {"per_second": per_second, "samples": [per_second]}
+    return {"trips": trips, "newcomers": trips, "bulk": bulk, "cpu": 0.5, "log_per_second": log}
 
 
 def row(attack: str = "subs", **changes: Any) -> dict[str, Any]:
@@ -223,6 +225,7 @@ def test_medians() -> None:
     ended = {"attack": "subs", "server": "sbus", "error": "status 1"}
     merged, other, failed = tables.medians([rounds[0], row("keys"), *rounds[1:], ended])
     assert (merged["attack"], merged["shut_s"], merged["attack_phase"]["trips"]["p99_ms"]) == ("subs", 3.0, 20.0)
+    assert merged["attack_phase"]["bulk"]["samples"] == [100] * 3
     assert tables.medians([*rounds, rounds[0], rounds[0]])[0]["shut_s"] is None
     assert other["attack"] == "keys"
     assert failed == ended
@@ -303,7 +306,8 @@ def test_attacks(tmp_path: Path) -> None:
             assert found["trips"]["count"] >= 30
             assert 0 < found["trips"]["p50_ms"] <= found["trips"]["p99_ms"] <= found["trips"]["max_ms"]
             assert found["newcomers"]["count"] >= 1
-            assert found["bulk"]["per_second"] > 0
+            assert found["bulk"]["per_second"] == median(found["bulk"]["samples"]) > 0
+            assert len(found["bulk"]["samples"]) == (1 if name == "idle" else 3)
             assert 0 < found["cpu"] < 2
     text = (out / "attacks.inc").read_text()
     assert "* - subs" in text
