@@ -196,12 +196,13 @@ def _bulk(pair: _Helper, plan: Plan) -> Record:
 
 
 def _throughput(samples: Sequence[Record]) -> Record:
-    """Return the sample with the median throughput, and the figures of all; or the first one that has an error."""
+    """Return the sample with the median throughput, and what was lost in all; or the first one that has an error."""
     for sample in samples:
         if "error" in sample:
             return sample
     ordered = sorted(samples, key=lambda sample: float(sample["per_second"]))
-    return {**ordered[len(ordered) // 2], "samples": [sample["per_second"] for sample in samples]}
+    lost = sum(sample["lost"] for sample in samples)
+    return {**ordered[len(ordered) // 2], "lost": lost, "samples": [sample["per_second"] for sample in samples]}
 
 
 def _tick(server: Server) -> None:

@@ -89,7 +89,7 @@ def medians(records: Sequence[Record]) -> list[Record]:
 
 
 def _median(values: Sequence[Any]) -> Any:
-    """Return the median of numbers (None is the largest), of records by key; all items of lists; else the first value."""
+    """Return the median of numbers (None is the largest), of records by key; of lists all items; else the first."""
     first = values[0]
     if isinstance(first, dict):
         names = dict.fromkeys(name for value in values for name in value)
