@@ -60,8 +60,14 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) is not None and not getattr(self, field.name) > 0:
-                raise UsageError(f"{field.name} is {getattr(self, field.name)}: it must be more than 0")
+            value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
+            kinds, what = ((int, float), "number") if isinstance(field.default, float) else (int, "whole number")
+            if not isinstance(value, kinds):
+                raise UsageError(f"{field.name} is {value!r}: it must be a {what}")
+            if not value > 0:
+                raise UsageError(f"{field.name} is {value}: it must be more than 0")
         if self.max_packet < 64:
             raise UsageError(f"max_packet is {self.max_packet}: replies of the server take up to 64 bytes")
         if self.max_packet > _LARGEST_PACKET:

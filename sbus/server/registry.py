@@ -34,7 +34,7 @@ from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
 
 from sbus.daemon.service import Service
-from sbus.errors import CloseReason, Violation, ViolationReason
+from sbus.errors import CloseReason, UsageError, Violation, ViolationReason
 from sbus.flood import Loss, QueueOwner, SendQueue
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
 from sbus.protocol.notices import LossReason
@@ -593,11 +593,16 @@ class SubscriptionRegistry(Service):
         """Publish a message from the program around the bus, on behalf of no client.
 
         :raises Violation: if the protocol forbids the key.
+        :raises UsageError: if either is not bytes.
         """
+        try:
+            packet = build(MSG, key, payload)
+        except TypeError as e:
+            raise UsageError(f"a key and a payload are bytes, for example b'state/on' and text.encode(): {e}") from None
         delivery, router = self.delivery, self._router
         work, steps = delivery.work, router.steps  # of a client's batch, if an observer publishes in the middle of it
         receivers = self.route(key)
-        self.deliver([build(MSG, key, payload)], receivers, None)
+        self.deliver([packet], receivers, None)
         delivery.work, router.steps = work, steps  # no client pays for this message
         delivery.flush()
 

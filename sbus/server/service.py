@@ -18,6 +18,13 @@ from sbus.daemon.service import MultiService
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.seqpacket.interfaces import IPeerGate
+from sbus.server.arguments import (
+    check_credentials,
+    check_dialect,
+    check_endpoint,
+    check_limits,
+    check_observer,
+)
 from sbus.server.components import FloodControls
 from sbus.server.credentials import AccessSettings, KernelPolicy
 from sbus.server.interfaces import ICredentials
@@ -88,7 +95,7 @@ class BusService(MultiService):
     :param main: the label and the rules of `endpoint`, by default ``main``, which is for root and the server's user if
         the address is abstract and no `credentials` are given.
     :param listeners: more endpoints, each with its label and rules.
-    :raises UsageError: if two endpoints have one name.
+    :raises UsageError: if two endpoints have one name, or an argument is not what it should be.
     :ivar registry: the registry: ``registry.publish(key, payload)`` publishes from within the program,
         ``registry.counters`` and ``registry.clients`` show the state of the bus.
 
@@ -122,20 +129,29 @@ class BusService(MultiService):
             from twisted.internet import reactor
 
             clock = IReactorTime(reactor)
-        limits = limits or Limits()
+        limits = Limits() if limits is None else limits
+        has_policy = credentials is not None
+        credentials = KernelPolicy().make(AccessSettings()) if credentials is None else credentials
+        observers = tuple(observers)
+        check_limits(limits)
+        check_dialect(dialect)
+        check_credentials(credentials)
+        for observer in observers:
+            check_observer(observer)
         if main is None:
             # The other sockets have rules of their own.
             is_abstract = isinstance(endpoint, SeqpacketServerEndpoint) and endpoint.resolve().is_abstract
-            main = Listener(MAIN.name, is_abstract=is_abstract and credentials is None)
+            main = Listener(MAIN.name, is_abstract=is_abstract and not has_policy)
         endpoints = ((main, endpoint), *listeners)
         check_names(listener.name for listener, _ in endpoints)
         for _, each in endpoints:
+            check_endpoint(each)
             if isinstance(each, SeqpacketServerEndpoint):
                 each.max_packet = limits.max_packet
         self.endpoint = endpoint
         self._log_observer = LogObserver(clock, dialect, log_budget, owner_of=owner_of)
         self.registry = SubscriptionRegistry(
-            credentials or KernelPolicy().make(AccessSettings()),
+            credentials,
             clock,
             limits=limits,
             dialect=dialect,
