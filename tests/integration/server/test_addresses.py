@@ -212,7 +212,7 @@ class TestMode:
         """Text that is not a mode is refused with an example of one."""
         line = refusal(directory, f"--mode={mode}")
         assert f"--mode={mode}: " in line
-        assert "0770" in line
+        assert "such as 770" in line
 
     def test_others_are_kept_out(self, as_root, bus):
         """With the default mode no other user can connect."""

@@ -164,7 +164,7 @@ class TestWrongOptions:
         ("arguments", "complaint"),
         [
             (["--no-such-option"], "--no-such-option"),
-            (["superfluous"], "arguments"),
+            (["superfluous"], "there are only options here"),
             (["--reuse=yes"], "--reuse"),
         ],
     )
