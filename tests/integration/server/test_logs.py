@@ -69,20 +69,28 @@ def test_a_storm_is_few_lines_and_all_of_it_is_counted(limited, directory):
 
 
 def test_log_files_are_bounded(limited, directory):
-    """However much is logged, there are --log-files files of --log-file-bytes bytes; SIGUSR1 begins a new one."""
+    """However much is logged, there are --log-files files of --log-file-bytes bytes."""
     options = ("--log-rate=100000000", "--log-file-bytes=5000", "--log-files=3")
     bus = limited(*options, flags=(f"--logfile={directory}/log",))
     wait_until(lambda: (directory / "log").exists() and "sbus listens on" in (directory / "log").read_text())
     storm(bus, 300)
-    found = sorted(path.name for path in directory.glob("log*"))
-    assert found == ["log", "log.1", "log.2"]
-    assert all(path.stat().st_size <= 5_000 for path in directory.glob("log*"))
-    before = (directory / "log").read_bytes()
-    bus.kill(signal.SIGUSR1)
-    wait_until(lambda: not (directory / "log").read_bytes().startswith(before))
     assert bus.stop() == 0
-    assert any(path.read_bytes().startswith(before) for path in directory.glob("log.*")), "nothing was lost"
-    assert sorted(path.name for path in directory.glob("log*")) == found
+    assert sorted(path.name for path in directory.glob("log*")) == ["log", "log.1", "log.2"]
+    assert all(path.stat().st_size <= 5_000 for path in directory.glob("log*"))
+
+
+def test_sigusr1_begins_a_new_log_file(limited, directory):
+    """SIGUSR1 renames the log, whole, to log.1, and what comes later is in a new one."""
+    bus = limited(flags=(f"--logfile={directory}/log",))
+    log = directory / "log"
+    wait_until(lambda: log.exists() and "sbus listens on" in log.read_text())
+    before = log.read_bytes()
+    bus.kill(signal.SIGUSR1)
+    wait_until(lambda: (directory / "log.1").exists())
+    assert bus.stop() == 0
+    assert (directory / "log.1").read_bytes().startswith(before), "nothing was lost"
+    assert "Server Shut Down" in log.read_text()
+    assert sorted(path.name for path in directory.glob("log*")) == ["log", "log.1"]
 
 
 def test_json_logs_are_limited_too(limited, directory):
