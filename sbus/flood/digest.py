@@ -11,10 +11,14 @@ from itertools import accumulate, chain
 
 from sbus.routing.runs import newest, shortest, total_size
 
-__all__ = ["STEP", "Digest"]
+__all__ = ["MOST_THRESHOLDS", "STEP", "Digest"]
 
 _FEW_KEYS = 4
 """The most keys for which `Digest.rest` finds the newest messages among those of the whole list: a search for each."""
+_SHORT = 1_024
+"""Messages of several parts that are put together in one list: a queue takes one list faster than many."""
+MOST_THRESHOLDS = 4
+"""Sizes for which the list of smaller messages is kept."""
 STEP = 64
 """Messages in a step. A digest learns the bytes before each step, and the shortest packet in it."""
 
@@ -28,7 +32,7 @@ class Digest:
     :ivar parts: the digests of the parts, in order; empty if the list has none.
     """
 
-    __slots__ = ("_count", "_newest", "_packets", "_shortest", "_shortest_in", "_sizes", "parts", "size")
+    __slots__ = ("_count", "_newest", "_packets", "_shortest", "_shortest_in", "_sizes", "_smaller", "parts", "size")
 
     def __init__(self, packets: list[bytes], size: int | None = None) -> None:
         self._packets = packets
@@ -36,6 +40,7 @@ class Digest:
         self.size = total_size(packets) if size is None else size
         self.parts: list[Digest] = []
         self._newest: Digest | None = None
+        self._smaller: dict[int, Digest | None] = {}  # by the size
         self._shortest = 0
         self._shortest_in: list[int] = []  # for each step
         self._sizes = [0]  # the bytes of the first 0, 1, 2, ... steps, as far as they were needed
@@ -91,6 +96,8 @@ class Digest:
         """
         packets, sizes = self.packets, self._sizes
         last = len(packets) - 1
+        if not fits(1, len(packets[0])):
+            return 0, 0  # as often as not
         while (known := len(sizes) - 1) < last // STEP and fits(known * STEP, sizes[-1]):
             ends = range(known * STEP, min(max(2 * known, 1), last // STEP) * STEP, STEP)
             sizes.extend(accumulate((total_size(packets[at : at + STEP]) for at in ends), initial=sizes.pop()))
@@ -105,6 +112,46 @@ class Digest:
             else:
                 end = middle
         return found, size
+
+    def smaller(self, size: int, first: int = 0) -> Digest | None:
+        """Return the digest of the messages whose packets are smaller than a size; None if there is none.
+
+        :param size: bytes.
+        :param first: the number of messages at the beginning that are left out.
+        """
+        if size not in self._smaller:
+            if len(self._smaller) >= MOST_THRESHOLDS:
+                self._smaller.clear()
+            self._smaller[size] = self._find_smaller(size)
+        found = self._smaller[size]
+        if found is None or not first:
+            return found
+        if not found.parts:
+            left = found.packets[self._count_smaller(size, first) :]
+            return Digest(left) if left else None
+        parts = []
+        for part in self.parts:
+            if first < len(part):
+                parts.append(part.smaller(size, first))
+            first = max(0, first - len(part))
+        return _join(parts)
+
+    def _count_smaller(self, size: int, first: int) -> int:
+        """Return how many of the first messages are smaller."""
+        found = 0
+        for part in self.parts:
+            if first < len(part):
+                return found + part._count_smaller(size, first)
+            first -= len(part)
+            found += len(part.smaller(size) or ())
+        return found + sum(map(size.__gt__, map(len, self.packets[:first])))
+
+    def _find_smaller(self, size: int) -> Digest | None:
+        if self.shortest() >= size:
+            return None
+        if self.parts:
+            return _join([part.smaller(size) for part in self.parts])
+        return Digest([packet for packet in self.packets if len(packet) < size])
 
     def shortest(self) -> int:
         """Return the size of the shortest packet, in bytes."""
@@ -121,3 +168,12 @@ class Digest:
             packets = self.packets
             self._shortest_in = [shortest(packets[at : at + STEP]) for at in range(0, len(packets), STEP)]
         return self._shortest_in[number]
+
+
+def _join(parts: list[Digest | None]) -> Digest | None:
+    """Return the digest of several lists put together; None if all are empty."""
+    found = [part for part in parts if part is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    joined = Digest.join(found)
+    return Digest(joined.packets, joined.size) if len(joined) <= _SHORT else joined

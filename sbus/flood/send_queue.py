@@ -71,6 +71,8 @@ __all__ = ["QueueOwner", "SendQueue"]
 
 _LOW_WATER = 4
 """The low-water mark is this fraction (one over it) of a queue's limits."""
+_PASSES = 4
+"""Passes over a list of which only a part has room: by more sizes than this, one pass message by message is faster."""
 _INDEXED = 4
 """Messages whose keys are put into an index for one unit of the receiver's balance of copies."""
 
@@ -467,9 +469,49 @@ class SendQueue:
     def _keep_what_fits(self, backlog: Backlog, digest: Digest) -> None:
         """Keep each message for which there is room when its turn comes, and drop the others.
 
-        Usually, once one message has no room, no later one has. If a later one may, look only into the steps of the
-        digest whose shortest message has room.
+        Usually, once one message has no room, only smaller ones may have: so each pass keeps messages up to the first
+        without room, and goes on with those that are smaller. Thousands of queues can have the same digest, which finds
+        these once for all of them. Receipts need the place of each loss.
         """
+        has_places = self.settings.receipts and self.settings.order.arrival
+        for _ in range(0 if has_places else _PASSES):
+            if not self._lacks_room(len(digest), digest.size):
+                break
+            if why := self._lacks_any_room(digest):
+                self._lose(len(digest), digest.size, why)
+                return
+            kept, kept_size, refused = self._keep_prefix(backlog, digest)
+            why = self._lacks_room(1, refused)
+            assert why is not None, "the prefix that fits ends before a message without room"
+            smaller = digest.smaller(refused, kept)
+            if smaller is None:
+                self._lose(len(digest) - kept, digest.size - kept_size, why)
+                return
+            self._lose(len(digest) - kept - len(smaller), digest.size - kept_size - smaller.size, why)
+            digest = smaller
+        self._keep_in_one_pass(backlog, digest)
+
+    def _keep_prefix(self, backlog: Backlog, digest: Digest) -> tuple[int, int, int]:
+        """Keep the longest prefix of a list that does not fit as a whole.
+
+        :returns: the number and the bytes of its messages, and the size of the first one without room.
+        """
+        messages = size = 0
+        for part in digest.parts or (digest,):
+            if self._lacks_room(len(part), part.size):
+                break
+            backlog.push(part.packets)
+            self._count(len(part), part.size)
+            messages += len(part)
+            size += part.size
+        at, more = part.prefix(lambda messages, size: self._lacks_room(messages, size) is None)
+        if at:
+            backlog.push(part.packets[:at])
+            self._count(at, more)
+        return messages + at, size + more, len(part.packets[at])
+
+    def _keep_in_one_pass(self, backlog: Backlog, digest: Digest) -> None:
+        """As `_keep_what_fits`; look only into the steps of the digest whose shortest message has room."""
         if not self._lacks_room(len(digest), digest.size):
             self._keep(backlog, digest)
             return
@@ -478,11 +520,8 @@ class SendQueue:
             return
         packets, size, at = digest.packets, digest.size, 0
         if self.messages < self._limits.messages:
-            at, kept_size = digest.prefix(lambda messages, size: self._lacks_room(messages, size) is None)
-            if at:
-                backlog.push(packets[:at])
-                self._count(at, kept_size)
-                size -= kept_size
+            at, kept_size, _ = self._keep_prefix(backlog, digest)
+            size -= kept_size
         while at < len(packets):
             why = self._lacks_any_room(digest)
             if why is not None:
@@ -527,7 +566,7 @@ class SendQueue:
                 why, refused = self._lacks_any_room(part), shortest
             if why is None:
                 losses.end()
-                self._keep_what_fits(backlog, part)
+                self._keep_in_one_pass(backlog, part)
             else:
                 losses.add(len(part), part.size, why)
         losses.end()

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from itertools import chain, compress, pairwise
 
-from sbus.flood.digest import Digest
+from sbus.flood.digest import MOST_THRESHOLDS, Digest
 from sbus.routing.runs import newest, shortest, total_size
 from sbus.server.masks import Masks
 
@@ -54,12 +54,12 @@ class _PartialDigest(Digest):
     @property
     def packets(self) -> list[bytes]:
         if not self._packets:
-            self._packets = self._put_together()
+            self._packets = self._chosen(self._block.stretches())
         return self._packets
 
     def newest(self) -> Digest:
         if self._newest is None:
-            self._newest = Digest(newest(self._packets or self._put_together()))  # which is not kept: it is long
+            self._newest = Digest(newest(self._chosen(self._block.newest_in_stretches())))
         return self._newest
 
     def shortest(self) -> int:
@@ -67,8 +67,14 @@ class _PartialDigest(Digest):
             self._shortest = min(compress(self._block.shortest_in_stretches(), self._flags))
         return self._shortest
 
-    def _put_together(self) -> list[bytes]:
-        return list(chain.from_iterable(compress(self._block.stretches(), self._flags)))
+    def _find_smaller(self, size: int) -> Digest | None:
+        if self.shortest() >= size:
+            return None
+        return Digest(self._chosen(self._block.smaller_in_stretches(size)))
+
+    def _chosen(self, stretches: list[list[bytes]]) -> list[bytes]:
+        """Return the messages of the stretches that the members get."""
+        return list(chain.from_iterable(compress(stretches, self._flags)))
 
 
 class Block:
@@ -83,7 +89,7 @@ class Block:
     :ivar sizes: the bytes in each stretch.
     """
 
-    __slots__ = ("_digests", "_ends", "_shortest", "counts", "digest", "row", "sizes")
+    __slots__ = ("_digests", "_ends", "_newest", "_shortest", "_smaller", "counts", "digest", "row", "sizes")
 
     def __init__(self, packets: list[bytes], ends: list[int], row: int) -> None:
         self.digest = Digest(packets)
@@ -91,6 +97,8 @@ class Block:
         self._ends = ends
         self._digests: dict[bytes, Digest | None] = {}
         self._shortest: list[int] = []
+        self._newest: list[list[bytes]] = []
+        self._smaller: dict[int, list[list[bytes]]] = {}  # by the size
         self.counts = [end - start for start, end in pairwise((0, *ends))] if ends else []
         self.sizes = list(map(total_size, self.stretches())) if ends else []
 
@@ -112,6 +120,25 @@ class Block:
         if not self._shortest:
             self._shortest = list(map(shortest, self.stretches()))
         return self._shortest
+
+    def newest_in_stretches(self) -> list[list[bytes]]:
+        """Return the newest message of each key in each stretch."""
+        if not self._newest:
+            self._newest = list(map(newest, self.stretches()))
+        return self._newest
+
+    def smaller_in_stretches(self, size: int) -> list[list[bytes]]:
+        """Return the messages of each stretch whose packets are smaller than a size.
+
+        :param size: bytes.
+        """
+        found = self._smaller.get(size)
+        if found is None:
+            if len(self._smaller) >= MOST_THRESHOLDS:
+                self._smaller.clear()
+            found = [[packet for packet in stretch if len(packet) < size] for stretch in self.stretches()]
+            self._smaller[size] = found
+        return found
 
     def digest_for(self, flags: bytes) -> Digest | None:
         """Return the messages for a member; None if there is none.

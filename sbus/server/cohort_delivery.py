@@ -12,7 +12,8 @@ before the run:
   step decides about some of them; the server delivers nothing of the run until none is left.
 * Once half of the room is used, each run decides about some members, so that all have had a turn before the room is
   full, unless this takes more than `catch_ups` decisions in one run. An expensive decision counts as several. The turns
-  of the members' user make room, too.
+  of the members' user make room, too, so a publisher of another user begins with few members: only from three quarters
+  on it decides about as many as it takes.
 
   The time of these decisions is bounded. A publisher of the members' own user pays the CPU time or the price, whichever
   is more. After the time of one turn, the server delivers only a part of its run, in proportion to the members decided
@@ -45,8 +46,10 @@ __all__ = ["CohortDelivery"]
 
 _COHORT_WORTH_DECIDING = 2_048
 """The members of a cohort want turns when this number of messages waits for it."""
-_MOST_SHARED = 131_072
-"""Messages that wait undecided for one cohort: about what others publish while 4,000 members have their turns."""
+_MOST_SHARED = 262_144
+"""Messages that wait undecided for one cohort: twice what others publish while 4,000 members have their turns."""
+_SHARED_BYTES = 2
+"""The bytes that wait for all cohorts together, in units of `Late.most_bytes`."""
 _LEAST_REPLACED = 2_048
 """The same for receivers that keep only the newest message of each key, if each message has a key of its own."""
 _MOST_OWN = 8_192
@@ -192,7 +195,7 @@ class CohortDelivery:
         :param size: the bytes of the messages.
         :param is_own: the publisher and the cohort are of one user.
         """
-        most, most_bytes = _MOST_SHARED, self._late.most_bytes
+        most, most_bytes = _MOST_SHARED, _SHARED_BYTES * self._late.most_bytes
         if cohort.replaces:
             most = int(max(_LEAST_REPLACED, min(_MOST_SHARED, _LEAST_REPLACED / cohort.variety)))
         if is_own:
@@ -202,8 +205,10 @@ class CohortDelivery:
         if left > 0.5 or not waiting:
             return 0
         cohort.want_turns()
-        wanted = max(messages / most, size / most_bytes)
-        return len(cohort.members) if wanted >= left else math.ceil(len(cohort.members) * wanted / left)
+        part = max(messages / most, size / most_bytes) / left if left > 0 else 1
+        if not is_own and left > 0.25 and part < 1:
+            return int(part * (2 - 4 * left) * len(cohort.members))
+        return math.ceil(min(part, 1) * len(cohort.members))
 
     def _may_block(self, cohort: Cohort, publisher: Publisher | None) -> bool:
         """Return whether a member of a cohort may block a publisher."""

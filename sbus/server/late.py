@@ -113,6 +113,9 @@ CATCH_UP_WORK = 64
 _MUCH = 2_048
 """From this number of messages waiting for a cohort on, its members mostly come before receivers whose sockets may have
 room. Serving those takes much longer, and meanwhile publishers would have to decide about the members."""
+_TOO_MUCH = 32_768
+"""From this number of messages waiting for a cohort on, decisions about its members do not send. Sending takes twice as
+long as deciding, and the kernel says again that their sockets have room (`sbus.server.draining`)."""
 _LINE_PART = 4
 """Even then, one choice in this number falls on a receiver in line."""
 _MEASURED = 4
@@ -344,6 +347,7 @@ class Late:
             if are_many and (queue.is_congested or queue.lost > lost):
                 self.join(receiver, queue)
             return work
+        sends = sends and cohort.waiting() < _TOO_MUCH
         digest = cohort.advance(receiver)
         self.cohorts.trim(cohort)
         has_something = digest is not None or not queue.is_congested

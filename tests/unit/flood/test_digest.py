@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, count
+from itertools import accumulate, count, product
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
@@ -43,7 +44,7 @@ def test_a_look_costs_few_questions(count: int) -> None:
 
     for _ in range(2):
         digest.prefix(fits)
-    assert len(asked) <= 2 * 12
+    assert len(asked) <= 2 * 13
 
 
 def test_the_digest_of_several_lists():
@@ -78,3 +79,23 @@ def test_the_newest_of_a_rest(keys, data):
     rest = whole.rest(left)
     assert rest.packets == left
     assert rest.newest().packets == Digest(left).newest().packets
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=20), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 10), st.floats(0, 0.99)), min_size=1, max_size=9),
+    st.sampled_from([1, 5, 1_024]),
+)
+@example([[1], [2] * 20], [(3, 0), (2, 0), (2, 0.1)], 1)
+def test_the_smaller_messages(sizes, asked, short):
+    """A digest of several lists finds the messages below any size, from any message on, as often as it is asked."""
+    lists = [[bytes(each) for each in part] for part in sizes]
+    flat = [packet for part in lists for packet in part]
+    for digest, (size, part) in product((Digest.join([Digest(part) for part in lists]), Digest(flat)), asked):
+        with mock.patch("sbus.flood.digest._SHORT", short):
+            first = int(part * len(flat))
+            found, wanted = digest.smaller(size, first), [each for each in flat[first:] if len(each) < size]
+            assert (found is not None) is bool(wanted)
+            if found is not None:
+                assert found.packets == wanted
+                assert (len(found), found.size) == (len(wanted), sum(map(len, wanted)))

@@ -73,6 +73,11 @@ def test_the_part_between_two_positions(steps, data):
                 assert (len(part), part.size) == (len(wanted), sum(map(len, wanted)))
                 assert part.shortest() == min(map(len, wanted))
                 assert part.newest().packets == Digest(wanted).newest().packets
+                size, left_out = data.draw(st.integers(0, 50)), data.draw(st.integers(0, len(wanted)))
+                smaller = part.smaller(size, left_out)
+                assert (smaller.packets if smaller is not None else []) == [
+                    packet for packet in wanted[left_out:] if len(packet) < size
+                ]
                 assert part.packets == wanted
 
 

@@ -344,7 +344,7 @@ def test_a_publisher_decides_about_some_members_at_a_time(monkeypatch):
     decide = found._decide
     found._decide = lambda *args: (next(served), decide(*args))[1]
     publisher.send(b"MSG k\0")
-    found.cohorts.bytes += 10_000  # of other cohorts
+    found.cohorts.bytes += 20_000  # of other cohorts
     publisher.send(b"MSG k\0")
     assert 0 < next(served) <= late.catch_ups(100)
 
@@ -428,7 +428,8 @@ def test_a_route_that_is_new_to_unchanged_cohorts_is_at_the_publishers_expense(m
 
 
 def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
-    """Flood control decides about members when half of the room is taken, and for their own user's flood, an eighth."""
+    """Flood control decides about few members when three quarters of the room are taken; for their own user's flood, an
+    eighth."""
     monkeypatch.setattr(cohort_delivery, "_MOST_SHARED", 100)
     sent = []
     for uid in (1, 2):
@@ -439,25 +440,68 @@ def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
         while all(reader.protocol.queue.messages == 1 for reader in readers):
             publisher.transport.deliver(b"MSG k\0")
             sent[-1] += 1
-    assert sent == [51, 14]
+    assert sent == [76, 14]
 
 
-def half_full(monkeypatch: pytest.MonkeyPatch, uid: int) -> tuple[Bus, Peer]:
-    """Return a bus with a cohort of 20 members of one user whose room is half taken, and its publisher."""
+def nearly_full(monkeypatch: pytest.MonkeyPatch, uid: int) -> tuple[Bus, Peer]:
+    """Return a bus with a cohort of 20 members of one user, and a publisher that has to decide about some of them."""
     for name, value in (("_MOST_SHARED", 40), ("_MOST_OWN", 40), ("_OWN_COHORT_PART", 1)):
         monkeypatch.setattr(cohort_delivery, name, value)
     bus = Bus(clock=Clock())
     stalled(bus, bus.connect(uid=1), b"blocking/hard/discard", count=20)
     publisher = bus.connect(uid=uid)
-    for _ in range(20):
+    for _ in range(20 if uid == 2 else 30):  # half of the room, or three quarters
         publisher.transport.deliver(b"MSG k\0")
     return bus, publisher
+
+
+@pytest.mark.parametrize(
+    ("waiting", "decisions"), [(500, 0), (610, 1), (700, 2), (740, 3), (760, 5), (910, 12), (980, 50), (999, 100)]
+)
+def test_a_stranger_begins_with_few_decisions(monkeypatch, waiting, decisions):
+    """From half of the room on, a run of another user's publisher decides about more and more members."""
+    monkeypatch.setattr(cohort_delivery, "_MOST_SHARED", 1_000)
+    monkeypatch.setattr(cohort_delivery, "catch_ups", lambda receivers: 1_000)
+    bus = Bus(clock=Clock())
+    stalled(bus, bus.connect(uid=3), b"blocking/hard/discard", count=100)
+    publisher, found = bus.connect(uid=1), bus.registry.delivery
+    (cohort,) = set(found._late.cohorts.of.values())
+    found._late.cohorts.add(cohort, [b"MSG k\0"] * (waiting - cohort.waiting()), 7)
+    served = itertools.count()
+    monkeypatch.setattr(late.Late, "serve", lambda *args, **choices: next(served) * 0)
+    found._cohort_delivery.prepare([b"MSG k\0"] * 10, bus.registry.route(b"k"), publisher.protocol)
+    assert next(served) == decisions
+
+
+@pytest.mark.parametrize(("waiting", "sends"), [(19, True), (20, False)])
+def test_decisions_do_not_send_while_too_much_waits(monkeypatch, waiting, sends):
+    """A member whose socket has room is sent nothing with the decision if its cohort is far behind, but right after."""
+    monkeypatch.setattr(late, "_TOO_MUCH", 20)
+    bus = Bus(clock=Clock())
+    publisher = bus.connect(uid=1)
+    reader = stalled(bus, publisher, count=20)[0]
+    found = bus.registry.delivery._late
+    while found.cohorts.of[reader.protocol].waiting() < waiting:
+        publisher.transport.deliver(b"MSG k\0")
+    chosen: list[bool] = []
+    decide = found._decide
+
+    def noted(receiver: Any, queue: Any, sends: bool, digest: Any) -> int:
+        chosen.append(sends)
+        return decide(receiver, queue, sends, digest)
+
+    monkeypatch.setattr(found, "_decide", noted)
+    found.cohorts.of[reader.protocol].want_turns()
+    found.serve(reader.protocol, are_many=True)
+    assert chosen == [sends]
+    reader.drain()
+    assert len(reader.take()) == waiting + 1
 
 
 @pytest.mark.parametrize(("uid", "crowd", "looks"), [(2, 1, 3), (2, 0, 3), (1, 1, None), (1, 0, None)])
 def test_a_run_is_cut_short_when_the_time_for_decisions_is_up(monkeypatch, uid, crowd, looks):
     """A publisher of the members' own user delivers what the decisions have made room for, and pays for their time."""
-    bus, publisher = half_full(monkeypatch, uid)
+    bus, publisher = nearly_full(monkeypatch, uid)
     budget = CONTENDED_BUDGET if crowd else TURN_BUDGET
     elapsed, serve = [0], late.Late.serve
 
@@ -484,7 +528,7 @@ def test_a_run_is_cut_short_when_the_time_for_decisions_is_up(monkeypatch, uid, 
 @pytest.mark.parametrize(("uid", "is_own"), [(2, True), (1, False)])
 def test_a_publisher_pays_for_the_time_of_its_decisions(monkeypatch, uid, is_own):
     """A decision can take longer than its price says, and less than a turn; another user's publisher pays the price."""
-    bus, publisher = half_full(monkeypatch, uid)
+    bus, publisher = nearly_full(monkeypatch, uid)
     elapsed, serve = [0], late.Late.serve
 
     def slowly(*args: Any, **choices: Any) -> int:
