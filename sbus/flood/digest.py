@@ -11,14 +11,12 @@ from itertools import accumulate, chain
 
 from sbus.routing.runs import newest, shortest, total_size
 
-__all__ = ["MOST_THRESHOLDS", "STEP", "Digest"]
+__all__ = ["STEP", "Digest"]
 
 _FEW_KEYS = 4
 """The most keys for which `Digest.rest` finds the newest messages among those of the whole list: a search for each."""
 _SHORT = 1_024
 """Messages of several parts that are put together in one list: a queue takes one list faster than many."""
-MOST_THRESHOLDS = 4
-"""Sizes for which the list of smaller messages is kept."""
 STEP = 64
 """Messages in a step. A digest learns the bytes before each step, and the shortest packet in it."""
 
@@ -40,7 +38,7 @@ class Digest:
         self.size = total_size(packets) if size is None else size
         self.parts: list[Digest] = []
         self._newest: Digest | None = None
-        self._smaller: dict[int, Digest | None] = {}  # by the size
+        self._smaller: tuple[int, Digest | None] = 0, None  # than which size, as last asked for
         self._shortest = 0
         self._shortest_in: list[int] = []  # for each step
         self._sizes = [0]  # the bytes of the first 0, 1, 2, ... steps, as far as they were needed
@@ -119,11 +117,9 @@ class Digest:
         :param size: bytes.
         :param first: the number of messages at the beginning that are left out.
         """
-        if size not in self._smaller:
-            if len(self._smaller) >= MOST_THRESHOLDS:
-                self._smaller.clear()
-            self._smaller[size] = self._find_smaller(size)
-        found = self._smaller[size]
+        if self._smaller[0] != size:
+            self._smaller = size, self._find_smaller(size)
+        found = self._smaller[1]
         if found is None or not first:
             return found
         if not found.parts:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from itertools import chain, compress, pairwise
 
-from sbus.flood.digest import MOST_THRESHOLDS, Digest
+from sbus.flood.digest import Digest
 from sbus.routing.runs import newest, shortest, total_size
 from sbus.server.masks import Masks
 
@@ -98,7 +98,7 @@ class Block:
         self._digests: dict[bytes, Digest | None] = {}
         self._shortest: list[int] = []
         self._newest: list[list[bytes]] = []
-        self._smaller: dict[int, list[list[bytes]]] = {}  # by the size
+        self._smaller: tuple[int, list[list[bytes]]] = 0, []  # than which size, as last asked for
         self.counts = [end - start for start, end in pairwise((0, *ends))] if ends else []
         self.sizes = list(map(total_size, self.stretches())) if ends else []
 
@@ -132,13 +132,12 @@ class Block:
 
         :param size: bytes.
         """
-        found = self._smaller.get(size)
-        if found is None:
-            if len(self._smaller) >= MOST_THRESHOLDS:
-                self._smaller.clear()
-            found = [[packet for packet in stretch if len(packet) < size] for stretch in self.stretches()]
-            self._smaller[size] = found
-        return found
+        if self._smaller[0] != size:
+            self._smaller = (
+                size,
+                [[packet for packet in stretch if len(packet) < size] for stretch in self.stretches()],
+            )
+        return self._smaller[1]
 
     def digest_for(self, flags: bytes) -> Digest | None:
         """Return the messages for a member; None if there is none.
