@@ -27,6 +27,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import time
 
 from sbus.syscalls.sockets import DONTWAIT
 
@@ -55,7 +56,7 @@ class FrameReader:
 
     :param max_packet: bytes in the longest packet.
     :ivar held: bytes of a frame that has arrived in part.
-    :ivar vain: reads that have completed no packet; the transport sets it back.
+    :ivar vain: CPU time of reads that have completed no packet, in nanoseconds; the transport sets it back.
     """
 
     __slots__ = ("_buffer", "_has_ended", "max_packet", "vain")
@@ -80,7 +81,7 @@ class FrameReader:
         """
         packets: list[bytes] = []
         while not packets and not self._has_ended:
-            wanted = self._wanted()
+            wanted, began = self._wanted(), time.thread_time_ns()
             try:
                 data = sock.recv(wanted, DONTWAIT)
             except BlockingIOError:
@@ -94,7 +95,7 @@ class FrameReader:
             self._buffer += data
             packets = self._complete()
             if not packets:
-                self.vain += 1
+                self.vain += time.thread_time_ns() - began
                 if len(data) < wanted:
                     break
         return packets, self._has_ended

@@ -27,7 +27,6 @@ __all__ = [
     "SHARED",
     "SUBSCRIPTION",
     "UNSHARED",
-    "VAIN_READ",
     "subscription_work",
 ]
 
@@ -76,8 +75,6 @@ REORDERED = 2
 """Messages of a backlog whose order is changed, for one unit of work."""
 REPLY = 5
 """The price of a reply."""
-VAIN_READ = 250
-"""The price of a read of a stream that completes no packet: the kernel frees a buffer for each byte that came alone."""
 
 
 def subscription_work(pattern: bytes, separator: bytes) -> int:

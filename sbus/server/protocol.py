@@ -76,7 +76,7 @@ from functools import partial
 from typing import Any
 
 from twisted.internet import error
-from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
+from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol, IProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -106,7 +106,6 @@ from sbus.server.prices import (
     REORDERED,
     REPLY,
     SENDING,
-    VAIN_READ,
     subscription_work,
 )
 from sbus.server.registry import SubscriptionRegistry
@@ -197,6 +196,7 @@ class BusProtocol:
         "_kept",
         "_price",
         "_registry",
+        "_rest",
         "_route",
         "_snapshot",
         "_write_closed",
@@ -247,6 +247,7 @@ class BusProtocol:
         self._held: list[bytes | None] = []
         self._has_echo = True
         self._drain_timer: StallTimer | None = None
+        self._rest: IDelayedCall | None = None
         self._snapshot: Snapshot | None = None
         self._write_closed = False
         self._buffer = 0
@@ -365,6 +366,8 @@ class BusProtocol:
         self._draining.stop()
         if self._is_waiting:
             self._registry.turns.forget(self.user, self)
+        if self._rest is not None:
+            self._rest.cancel()
         self._delivery.catch_up(self)  # what waits for it is lost
         if self.reason is None:
             if reason.check(error.ConnectionDone):
@@ -380,7 +383,7 @@ class BusProtocol:
         self._registry.disconnect_user(self.user)
         # These refer to this object, and it to them: only the garbage collector would free such a cycle.
         self.queue.owner = _NOBODY
-        self._drain_timer = None
+        self._drain_timer = self._rest = None
         del self._draining
 
     def snapshot(self) -> dict[str, Any]:
@@ -609,12 +612,25 @@ class BusProtocol:
         else:
             self.user.work_left -= READ
 
-    def _pay_vain_reads(self, count: int) -> None:
-        """Pay for reads that have completed no packet; wait for a turn if that has spent the balance."""
-        self.user.work_left -= VAIN_READ * count
+    def _pay_vain_reads(self, took: int) -> None:
+        """Pay for reads that have completed no packet; wait for a turn if that has spent the balance, or rest first.
+
+        :param took: their CPU time, in microseconds.
+        """
+        self.user.work_left -= took
         self._has_spent = True
-        if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
+        if self.reason is not None or self._is_waiting:
+            return
+        self._rest = self._registry.rest(self.user, took, self._end_rest)
+        if self._rest is not None:
+            self._is_waiting = True
+            self._pause()
+        elif self.user.work_left <= 0:
             self._wait_for_turn(is_first=False)
+
+    def _end_rest(self) -> None:
+        self._rest = None
+        self._wait_for_turn(is_first=False)
 
     def pause_publishing(self) -> None:
         """See `sbus.server.interfaces.Publisher`."""

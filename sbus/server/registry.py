@@ -31,7 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet import defer
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, UsageError, Violation, ViolationReason
@@ -65,6 +65,7 @@ from sbus.server.tap import Deliver, Tap
 from sbus.server.turns import Turns
 from sbus.server.upstream import Upstream
 from sbus.server.users import LINK, RECORDER, SERVICES, User, Users, is_exempt
+from sbus.server.vain_reads import rest_after
 from sbus.server.work_clock import work_clock
 
 __all__ = ["Counters", "SubscriptionRegistry"]
@@ -270,6 +271,15 @@ class SubscriptionRegistry(Service):
     def stall_timer(self, sample: Callable[[], object], call: Callable[[], object]) -> StallTimer:
         """Call `call` when `sample` has returned the same for the whole block time-out; return the timer."""
         return StallTimer(self._clock, self.limits.block_timeout, sample, call)
+
+    def rest(self, user: User, took: int, call: Callable[[], object]) -> IDelayedCall | None:
+        """Count a read that has completed no packet, and call `call` when its client has rested, if it has to.
+
+        :param took: the CPU time of the read, in microseconds.
+        :returns: the timer; None if the client need not rest.
+        """
+        seconds = rest_after(user, took, self._clock.seconds())
+        return self._clock.callLater(seconds, call) if seconds else None
 
     def admits(self, peer: PeerCredentials, listener: Listener = MAIN) -> bool:
         """Decide about a connection that was just accepted, before anything is made for it.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -115,8 +117,9 @@ def test_a_long_packet_is_read_in_large_pieces(pair):
     assert Asked.sizes == [READ_SIZE, LARGEST_READ]
 
 
-def test_reads_that_complete_no_packet_are_counted():
-    """Each read that brings bytes and no packet counts, so that a peer which sends single bytes can be charged."""
+def test_reads_that_complete_no_packet_are_measured(monkeypatch):
+    """The time of each read that brings bytes and no packet counts, so that single bytes can be charged."""
+    monkeypatch.setattr(time, "thread_time_ns", itertools.count().__next__)
     ours, theirs = socket.socketpair()
     reader = FrameReader(100)
     with ours, theirs:
@@ -142,4 +145,4 @@ def test_a_peer_that_goes_on_sending_does_not_keep_the_reader():
     with theirs, Dripping(fileno=ours.detach()) as sock:
         theirs.sendall((1 << 20).to_bytes(4, "little"))
         assert reader.read(sock) == ([], False)
-        assert reader.vain == 1
+        assert reader.vain > 0

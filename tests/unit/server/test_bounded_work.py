@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twisted.internet.task import Clock
 
 from sbus.routing.cache import LONGEST_KEY
 from sbus.seqpacket.pacing import BUNDLES_PER_READ
@@ -21,7 +22,6 @@ from sbus.server.prices import (
     REPLY,
     SUBSCRIPTION,
     UNSHARED,
-    VAIN_READ,
     subscription_work,
 )
 from sbus.server.protocol import OVERDRAFT
@@ -524,14 +524,47 @@ def test_reads_of_a_stream_without_a_packet_are_work():
     user.work_left = CONTENDED_BUDGET
     report = client.transport.on_vain_read
     assert report is not None
-    for _ in range((CONTENDED_BUDGET - 1) // VAIN_READ):
-        report(1)
-        assert not client.protocol.is_paused
+    report(CONTENDED_BUDGET - 1)
+    assert not client.protocol.is_paused
     report(1)
     assert client.protocol.is_paused
     client.send(b"CMSG !/cred/whoami")
     assert len(client.take()) == 1
     assert not client.protocol.is_paused
+
+
+def test_a_user_whose_reads_complete_no_packet_has_a_small_part_of_the_time():
+    """A client that has taken more than its user's part rests, whatever the balance, and then waits for a turn."""
+    clock = Clock()
+    bus = Turned(clock=clock)
+    first, client = bus.connect(), bus.connect()
+    for each, took in ((first, 50_000), (client, 100_000)):
+        each.protocol.user.work_left = took + 1
+        assert each.transport.on_vain_read is not None
+        each.transport.on_vain_read(took)
+        assert each.protocol.is_paused is (each is client)
+    clock.advance(1.99)
+    assert client.protocol.is_paused
+    client.send(b"CMSG !/cred/whoami")
+    assert client.take() == []
+    clock.advance(0.01)
+    bus.turn()
+    assert len(client.take()) == 1
+    assert not client.protocol.is_paused
+
+
+def test_a_client_that_rests_can_leave():
+    """Its timer is cancelled, and nothing is left of it."""
+    clock = Clock()
+    bus = Bus(clock=clock)
+    client = bus.connect()
+    assert client.transport.on_vain_read is not None
+    client.transport.on_vain_read(1_000_000)
+    (rest,) = [call for call in clock.getDelayedCalls() if call.active()]
+    client.transport.abortConnection()
+    bus.settle()
+    assert not client.is_connected
+    assert not rest.active()
 
 
 def test_bundles_are_read_in_the_turns_of_their_user():

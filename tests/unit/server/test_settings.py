@@ -78,7 +78,7 @@ def test_settings_snapshot():
 
 NOT_STATE = {
     "_delivery", "_draining", "_registry", "transport", "queue", "user",  # other objects
-    "_drain_timer",  # a time left
+    "_drain_timer", "_rest",  # times left
     "_fast_path", "_has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
     "_is_loading", "_snapshot", "on_room",  # a client asks again
     "_held",  # released at the end of the server
