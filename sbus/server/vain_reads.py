@@ -8,8 +8,8 @@ of the server's time (`sbus.server.turns`), but a server that is never idle also
 others: beside 500 such clients, another user had half of its throughput on a machine with two processors.
 
 So each user has a twentieth of the time for reads that complete no packet. Once it has spent this, and `_BURST` more, a
-client rests before the server reads from it again, and its socket is full meanwhile: the next read gets more at once.
-A client that sends a large packet fast does not notice: 64 KiB of it take the server 20 µs.
+client rests before the server reads from it again. A client that sends a large packet in large pieces does not notice:
+the time that its bytes are worth is not counted (`sbus.seqpacket.framing`).
 """
 
 from __future__ import annotations
