@@ -13,7 +13,7 @@ same old position, and computes what it has to know of that list only once (`sbu
 
 A run can be for some members only. Then it has a *mask* (`sbus.server.masks`), with one bit for each member, at the
 member's *column*. Members whose bits are set in the same masks share one list. If nothing is due for a member, only its
-position moves. A receiver keeps its column until it disconnects or its cohort has no members, so a route's masks
+position moves. A receiver keeps its column until it has left all routes or its cohort has no members, so a route's masks
 stay the same when members leave and join again.
 
 .. rubric:: Invariants
@@ -22,8 +22,9 @@ stay the same when members leave and join again.
   cohort, and its messages move to the end of its queue.
 * Each member is late: its socket was full at the last attempt, or it waits for a turn in which the server tries it. All
   members have the same user, `can_block` and `replaces`, so a user has at most four cohorts.
-* A column passes to another receiver once its owner has disconnected. Older bits in that column do no harm: the new
-  owner's position is behind them, and no route contains the old owner.
+* A column passes to another receiver once its owner is in no route any more, which can be long after it has
+  disconnected (`sbus.server.leaving`): a mask may have the bit of an owner that has left the cohort. Older bits in that
+  column do no harm: the new owner's position is behind them.
 
 Rejected: one cohort for each set of receivers with the same routes. A user whose readers get different messages would
 have thousands. Each costs every publisher 1 µs a run, and each counts its waiting bytes again.
@@ -147,7 +148,7 @@ class Cohort:
         return column
 
     def forget(self, receiver: Receiver) -> None:
-        """Give up the column of a receiver that is no member any more, and will not join again."""
+        """Give up the column of a receiver that is no member, and in no route: masks of its routes have its bit."""
         if receiver in self.columns:
             self._free.append(self.columns.pop(receiver))
 
@@ -300,7 +301,7 @@ class Cohorts:
             self._note(Change(receiver, cohort, cohort.columns[receiver], False, not cohort.members))
 
     def forget(self, receiver: Receiver) -> None:
-        """Forget a receiver that has gone; it is in no cohort."""
+        """Forget a receiver that is in no cohort, and in no route any more."""
         for cohort in self.of_user(receiver.user):
             cohort.forget(receiver)
 

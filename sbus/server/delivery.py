@@ -537,6 +537,10 @@ class Delivery:
             self._late.forget(receiver, receiver.queue)
             self._cohort_delivery.note_gone()
 
+    def has_left(self, receiver: Receiver) -> None:
+        """A receiver is in no route any more; only now may another one have its column in a cohort."""
+        self._late.cohorts.forget(receiver)
+
     def dropped(self, receiver: Receiver, losses: tuple[Loss, ...]) -> None:
         """Count messages that were dropped for a receiver, by cause."""
         messages = size = 0

@@ -369,7 +369,6 @@ class Late:
         """Stop treating a receiver as late, as its connection ends; what waits is at the end of its queue."""
         if receiver in self.cohorts.of:
             self.set_apart(receiver, queue)
-        self.cohorts.forget(receiver)
         self._end(receiver, queue)
 
     def set_apart(self, receiver: Receiver, queue: SendQueue) -> None:

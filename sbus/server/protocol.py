@@ -281,7 +281,8 @@ class BusProtocol:
     @property
     def is_holding(self) -> bool:
         """See `sbus.server.interfaces.Client`."""
-        return len(self.queue) > 0 or self._snapshot is not None or self.lost > 0
+        queue = self.queue
+        return len(queue) > 0 or queue.is_late or self._snapshot is not None or self.lost > 0
 
     def change_user(self, user: User) -> None:
         """See `sbus.server.interfaces.Client`."""

@@ -361,6 +361,7 @@ class SubscriptionRegistry(Service):
             if client.queue is not None:
                 client.queue.hear()
         self.interest.left(client)
+        self.delivery.has_left(client)
         if was_muted:
             self._forget_user(client.user)
 
@@ -380,9 +381,9 @@ class SubscriptionRegistry(Service):
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
+        self.delivery.forget(client)
         self.leave(client)
         self._stop_asking(client)
-        self.delivery.forget(client)
 
     def _stop_asking(self, client: Receiver) -> None:
         self.interest.unwatch_all(client)
@@ -507,6 +508,7 @@ class SubscriptionRegistry(Service):
             client.close(reason)
         elif not client.is_holding:
             before = client.user
+            self.delivery.has_left(client)  # it has no patterns
             client.change_user(self.users.connect(SERVICES))
             self._members.recount(client, before)
             self.disconnect_user(before)

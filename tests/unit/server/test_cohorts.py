@@ -18,12 +18,14 @@ from sbus.server import blocks, cohort_delivery, cohort_plans, cohorts, delivery
 from sbus.server.cohort_plans import Plans
 from sbus.server.cohorts import Cohort, Cohorts
 from sbus.server.late import LONGEST_WAIT
+from sbus.server.limits import Limits
 from sbus.server.observers import Events, Observer
 from sbus.server.prices import POSTPONED, SENDING, SHARED
-from sbus.server.turns import CONTENDED_BUDGET, TURN_BUDGET
+from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
 from tests.support.buses import Bus, Peer, kept, mask_memory
 from tests.support.examples import examples
 from tests.unit.server.test_bounded_work import Turned
+from tests.unit.server.test_cohort_positions import SlowTurns
 
 
 @pytest.fixture(autouse=True)
@@ -441,6 +443,91 @@ def test_a_flood_by_a_user_leaves_room_for_others(monkeypatch):
             publisher.transport.deliver(b"MSG k\0")
             sent[-1] += 1
     assert sent == [76, 14]
+
+
+@pytest.fixture
+def leaver():
+    """A bus and three clients: a publisher, a reader of `j` and `k`, and one of `j`; a fourth has left, but not `k`."""
+    bus = SlowTurns(limits=Limits(block_timeout=1e9))
+    publisher = bus.connect(uid=2)
+    *others, gone, reader, newcomer = [bus.connect(uid=1) for _ in range(19)]
+    for each in (*others, gone, reader, newcomer):
+        each.send(b"SUB j")
+    for each in (*others, gone, reader):
+        each.stall()
+    for each in (gone, reader):
+        each.send(b"SUB k")
+    publisher.send(b"MSG j\0one")
+    publisher.send(b"MSG j\0two")
+    publisher.send(b"MSG k\0one")  # its plan has a mask: these two
+    assert {gone.protocol, reader.protocol} <= bus.registry.delivery._late.cohorts.of.keys()
+    gone.protocol.user.work_left = -100
+    gone.transport.hang_up()
+    bus.settle()
+    assert gone.protocol in bus.registry._leaving.receivers
+    newcomer.stall()
+    publisher.send(b"MSG j\0three")
+    publisher.send(b"MSG j\0four")
+    assert newcomer.protocol in bus.registry.delivery._late.cohorts.of
+    return bus, publisher, reader, newcomer
+
+
+def settle(bus: SlowTurns, reader: Peer) -> list[bytes]:
+    """Return all that a reader gets within many turns."""
+    for _ in range(20):
+        bus.turn()
+        bus.clock.advance(LONGEST_WAIT)
+        reader.drain()
+    return reader.take()
+
+
+def test_a_newcomer_gets_nothing_that_one_who_left_would_have_got(leaver):
+    """While a receiver that has left is in a route, nobody else has its column there."""
+    bus, publisher, _, newcomer = leaver
+    publisher.send(b"MSG k\0secret")
+    assert [packet for packet in settle(bus, newcomer) if not packet.startswith(b"MSG j\0")] == []
+
+
+def test_a_newcomer_that_leaves_takes_nobody_along(leaver):
+    """A receiver of the route of one that has left gets its messages, whoever comes and goes."""
+    bus, publisher, reader, newcomer = leaver
+    publisher.send(b"MSG k\0two")
+    newcomer.transport.hang_up()
+    bus.settle()
+    publisher.send(b"MSG k\0three")
+    got = [packet for packet in settle(bus, reader) if packet.startswith(b"MSG k\0")]
+    assert got == [b"MSG k\0one", b"MSG k\0two", b"MSG k\0three"]
+
+
+def test_the_columns_of_those_that_left_are_used_again(leaver):
+    """Once one that has left is in no route any more, its column is for the next one."""
+    bus, _, reader, _ = leaver
+    cohort = bus.registry.delivery._late.cohorts.of[reader.protocol]
+    assert (len(cohort.columns), cohort._free) == (19, [])
+    while bus.turn():
+        pass
+    assert not bus.registry._leaving.receivers
+    assert (len(cohort.columns), len(cohort._free)) == (18, 1)
+
+
+def test_a_late_client_does_not_change_its_user():
+    """A client of root that says what it is while messages wait for it stays what it was."""
+    bus = SlowTurns(limits=Limits(block_timeout=1e9))
+    publisher, *readers = bus.connect(uid=2), *[bus.connect(uid=0) for _ in range(18)]
+    for each in readers:
+        each.send(b"SUB k")
+    service = readers[0]
+    publisher.send(b"MSG k\0zero")
+    service.protocol.user.copies.work_left = -5_000
+    bus.registry.turns.crowd = CROWD
+    publisher.send(b"MSG k\0one")
+    assert service.protocol in bus.registry.delivery._late.cohorts.of
+    service.send(b"UNSUB k", b"CMSG interest/patterns")
+    assert service.protocol.user.uid == 0
+    assert b"MSG k\0one" in settle(bus, service)
+    service.transport.hang_up()
+    bus.settle()
+    assert service.protocol not in bus.registry.clients.values()
 
 
 def nearly_full(monkeypatch: pytest.MonkeyPatch, uid: int) -> tuple[Bus, Peer]:
