@@ -11,6 +11,7 @@ import signal
 import socket
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,19 @@ class NatsServer(Process):
         return [connection for connection in connections if connection.get("name") == client]
 
     def _ask(self, what: str) -> dict[str, Any]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/{what}", timeout=TIMEOUT) as answer:
-            found: dict[str, Any] = json.load(answer)
+        """Ask the server, and again if it resets the connection, as it may just after its start."""
+
+        def ask() -> dict[str, Any] | None:
+            with (
+                suppress(ConnectionError),
+                urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/{what}", timeout=TIMEOUT) as answer,
+            ):
+                found: dict[str, Any] = json.load(answer)
+                return found
+            return None
+
+        found = wait_until(ask, lambda answer: answer is not None)
+        assert found is not None
         return found
 
     def wait_routes(self, count: int) -> None:

@@ -33,12 +33,12 @@ class FramedPeer:
     def recv(self, size: int = 1 << 20) -> bytes:
         """Return the next packet, or the empty packet at the end of file; BlockingIOError if there is none yet."""
         while not self._packets:
-            vain = self._reader.vain
+            held = self._reader.held
             self._packets, ended = self._reader.read(self.raw)
             if not self._packets:
                 if ended:
                     return b""
-                if self._reader.vain == vain:
+                if self._reader.held == held:
                     raise BlockingIOError
         return self._packets.pop(0)
 
