@@ -23,10 +23,10 @@ before the run:
   The decisions send to sockets only if the publisher has the same user or the route has fewer than `MANY` members, and
   for at most the time of one turn per run. Otherwise flood control treats the sockets as full.
 
-The room is `_MOST_SHARED` messages for each cohort, and `Late.most_bytes` for all of them together. Publishers of the
-members' own user have a small part of it. The room is smaller for members that keep only the newest message of each
-key, because flood control takes 0.6 µs for each key: the more the keys vary, the fewer messages can wait. Each mask
-also takes room, in addition to the messages (`Cohort.waiting`).
+The room is `_MOST_SHARED` messages for each cohort, and `Late.most_cohort_bytes` for all of them together. Publishers
+of the members' own user have a small part of it. The room is smaller for members that keep only the newest message of
+each key, because flood control takes 0.6 µs for each key: the more the keys vary, the fewer messages can wait. Each
+mask also takes room, in addition to the messages (`Cohort.waiting`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ _COHORT_WORTH_DECIDING = 2_048
 """The members of a cohort want turns when this number of messages waits for it."""
 _MOST_SHARED = 262_144
 """Messages that wait undecided for one cohort: twice what others publish while 4,000 members have their turns."""
-_SHARED_BYTES = 2
-"""The bytes that wait for all cohorts together, in units of `Late.most_bytes`."""
 _LEAST_REPLACED = 2_048
 """The same for receivers that keep only the newest message of each key, if each message has a key of its own."""
 _MOST_OWN = 8_192
@@ -195,7 +193,7 @@ class CohortDelivery:
         :param size: the bytes of the messages.
         :param is_own: the publisher and the cohort are of one user.
         """
-        most, most_bytes = _MOST_SHARED, _SHARED_BYTES * self._late.most_bytes
+        most, most_bytes = _MOST_SHARED, self._late.most_cohort_bytes
         if cohort.replaces:
             most = int(max(_LEAST_REPLACED, min(_MOST_SHARED, _LEAST_REPLACED / cohort.variety)))
         if is_own:

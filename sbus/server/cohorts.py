@@ -13,8 +13,8 @@ same old position, and computes what it has to know of that list only once (`sbu
 
 A run can be for some members only. Then it has a *mask* (`sbus.server.masks`), with one bit for each member, at the
 member's *column*. Members whose bits are set in the same masks share one list. If nothing is due for a member, only its
-position moves. A receiver keeps its column until it has left all routes or its cohort has no members, so a route's masks
-stay the same when members leave and join again.
+position moves. A receiver keeps its column until it has left all routes or its cohort has no members, so the masks of a
+route stay the same when members leave and join again.
 
 .. rubric:: Invariants
 

@@ -94,8 +94,10 @@ LONGEST_WAIT = 0.02
 MOST_PACKETS = 2_048
 """Messages that wait undecided for one receiver; the unit of the limits below."""
 MOST_BYTES = 16 << 20
-"""Bytes that wait undecided for all receivers together, and as many for all cohorts; a packet counts for each of its
-receivers, or cohorts. The unit of the limits below, too."""
+"""Bytes that wait undecided for all receivers together; a packet counts for each of its receivers, or cohorts. The unit
+of the limits below, too."""
+_COHORTS = 2
+"""All cohorts together have this many times the room."""
 _MEMORY_PART = 32
 """`Late.most_bytes` is at most this part (one over it) of one user's limit of memory."""
 OWN_PART = 2
@@ -229,6 +231,11 @@ class Late:
         part = OWN_PART if is_own and not beyond else 1
         return times * MOST_PACKETS // part, times * self.most_bytes // part - self.bytes
 
+    @property
+    def most_cohort_bytes(self) -> int:
+        """The bytes that wait undecided for all cohorts together."""
+        return _COHORTS * self.most_bytes
+
     def cpu(self) -> int:
         """Return the CPU time of this thread, in nanoseconds."""
         return self._turns.cpu()
@@ -288,7 +295,7 @@ class Late:
             return False
         replaces = queue.settings.soft.always is Verdict.REPLACE
         can_block = queue.can_block
-        room = self.most_bytes // (OWN_PART if is_own else 1) - self.cohorts.bytes
+        room = self.most_cohort_bytes // (OWN_PART if is_own else 1) - self.cohorts.bytes
         if not self.cohorts.join_with(receiver, packets, size, room, can_block=can_block, replaces=replaces):
             return False
         line = self._line(receiver.user)

@@ -244,6 +244,7 @@ def test_a_run_without_room_forms_no_cohort(monkeypatch, uid, room):
     """What waits for those that join with a run is bounded, to half for publishers of the receivers' own user."""
     large, small = b"MSG k\0" + bytes(100), b"MSG k\0s"
     monkeypatch.setattr(late, "MOST_BYTES", room * len(large) - 1)
+    monkeypatch.setattr(late, "_COHORTS", 1)
     monkeypatch.setattr(late, "_OTHERS", 1)
     monkeypatch.setattr(late, "_BEYOND", 1)
     bus = Turned()
