@@ -7,8 +7,8 @@ and then every message from the moment of the request on. A `Snapshot` stands be
 The queue that the receiver had (`front`) gets no more messages; a new one (`live`) takes them, and is *held*: it counts
 as congested, so that each message goes through flood control, and nothing leaves it.
 
-The packets of the snapshot come from a generator and are pulled only as the socket takes them: at most as many as the
-transport asks for. So a receiver that does not read costs the references to the packets and no copies, and the
+The packets of the snapshot come from a generator and are pulled only as the socket takes them: at most one more than
+the transport asks for. So a receiver that does not read costs the references to the packets and no copies, and the
 generator decides how much work is done at a time: it yields None to pause.
 
 When the generator has ended and all before it was sent, the live queue is released, and the transport sends from it as
@@ -18,7 +18,8 @@ from any other queue.
 
 * The order on the wire is front, snapshot, live. It holds under every order of a queue and every strategy.
 * `take` returns fewer packets than it is asked for only if there are no more, or if the generator pauses: a transport
-  that gets fewer does not ask again by itself.
+  that gets fewer does not ask again by itself. So the end of the snapshot is found with its last packet; the generator
+  must not pause between the two.
 * A packet of the snapshot is sent once, unless the connection ends or the socket can never take it. It is no message:
   flood control neither counts nor drops it.
 
@@ -158,7 +159,8 @@ class Snapshot:
     # --- inside ------------------------------------------------------------------------------
 
     def _pull(self, count: int) -> None:
-        while self._packets is not None and len(self._pulled) < count:
+        """Pull some packets, and one more: otherwise nobody would learn that the last of them was the last of all."""
+        while self._packets is not None and len(self._pulled) <= count:
             try:
                 packet = next(self._packets)
             except StopIteration:

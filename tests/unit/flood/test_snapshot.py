@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import replace
 
+import pytest
 from zope.interface.verify import verifyObject
 
 from sbus.flood import QueueLimits, SendQueue, SharedBudget, UserShare
@@ -39,10 +40,13 @@ class Reader:
     def _over(self) -> None:
         self.is_over = True
 
-    def flush(self, times: int = 1) -> None:
-        """Send as a transport does that is asked to flush some times."""
+    def flush(self, times: int = 1, count: int = 64) -> int:
+        """Send as a transport does that is asked to flush some times; return how many packets it took last."""
+        taken: list[bytes] = []
         for _ in range(times):
-            taken = self.queue.take(64)
+            taken = self.queue.take(count)
+            if not taken:
+                break
             at = 0
             while at < len(taken):
                 packet = taken[at]
@@ -54,6 +58,7 @@ class Reader:
                     self.wire.append(packet)
                 at += 1
             self.queue.ack(taken, at)
+        return len(taken)
 
 
 def test_front_snapshot_live() -> None:
@@ -70,6 +75,19 @@ def test_front_snapshot_live() -> None:
     assert reader.wire == [b"front", b"one", b"two", b"live", b"reply"]
     assert reader.is_over
     assert len(reader.queue) == 0
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+@pytest.mark.parametrize("before", range(5))
+@pytest.mark.parametrize("values", range(1, 10))
+def test_the_end_of_a_snapshot_is_found_wherever_it_falls(values: int, before: int, count: int) -> None:
+    """The packet that fills a batch may be the snapshot's last: a transport that gets nothing then sends no more."""
+    sent = [b"front"] * before + [b"value"] * values
+    reader = Reader(*sent[:before], snapshot=packets(*sent[before:]))
+    while reader.flush(count=count):
+        pass
+    assert reader.wire == sent
+    assert reader.is_over
 
 
 def test_packets_that_no_socket_takes() -> None:
