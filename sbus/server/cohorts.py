@@ -50,7 +50,9 @@ _MOST_WINDOWS = 4
 """Parts of the list, each between two positions, that are kept for the next members that wait for the same part."""
 _SKIPPED = 64
 """The most members that one `Cohort.skip` moves."""
-_MASK_WEIGHT = 8
+_SKIPPED_MASKS = 65_536
+"""The most masks that it looks at, or those of one member: 0.4 ms."""
+_MASK_WEIGHT = 16
 """Messages that one mask counts as: members in different masks need lists of their own, so decisions take longer."""
 
 
@@ -195,7 +197,8 @@ class Cohort:
 
     def skip(self) -> None:
         """Move members for which nothing is due to `due`."""
-        for _ in range(_SKIPPED if self.blocks.mask_count else 0):
+        masks = self.blocks.mask_count
+        for _ in range(min(_SKIPPED, 1 + _SKIPPED_MASKS // masks) if masks else 0):
             receiver, position = next(iter(self.members.items()))
             if position >= self.due or self._between(receiver, position, self.due) is not None:
                 break
