@@ -483,7 +483,7 @@ class SendQueue:
             kept, kept_size, refused = self._keep_prefix(backlog, digest)
             why = self._lacks_room(1, refused)
             assert why is not None, "the prefix that fits ends before a message without room"
-            smaller = digest.smaller(refused, kept)
+            smaller = None if self._lacks_any_room(digest) else digest.smaller(refused, kept)
             if smaller is None:
                 self._lose(len(digest) - kept, digest.size - kept_size, why)
                 return

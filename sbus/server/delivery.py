@@ -539,6 +539,7 @@ class Delivery:
 
     def has_left(self, receiver: Receiver) -> None:
         """A receiver is in no route any more; only now may another one have its column in a cohort."""
+        self.leave_cohort(receiver)
         self._late.cohorts.forget(receiver)
 
     def dropped(self, receiver: Receiver, losses: tuple[Loss, ...]) -> None:

@@ -508,7 +508,6 @@ class SubscriptionRegistry(Service):
             client.close(reason)
         elif not client.is_holding:
             before = client.user
-            self.delivery.has_left(client)  # it has no patterns
             client.change_user(self.users.connect(SERVICES))
             self._members.recount(client, before)
             self.disconnect_user(before)
