@@ -11,12 +11,15 @@ from itertools import accumulate, chain
 
 from sbus.routing.runs import newest, shortest, total_size
 
-__all__ = ["STEP", "Digest"]
+__all__ = ["MOST_SEARCHES", "STEP", "Digest"]
 
 _FEW_KEYS = 4
 """The most keys for which `Digest.rest` finds the newest messages among those of the whole list: a search for each."""
 _SHORT = 1_024
 """Messages of several parts that are put together in one list: a queue takes one list faster than many."""
+MOST_SEARCHES = 2
+"""How often a list is searched for its smaller messages, for a size each time. Queues that differ much in what has room
+would have it searched again for each of them, which takes 10 ms for all that can wait."""
 STEP = 64
 """Messages in a step. A digest learns the bytes before each step, and the shortest packet in it."""
 
@@ -30,7 +33,18 @@ class Digest:
     :ivar parts: the digests of the parts, in order; empty if the list has none.
     """
 
-    __slots__ = ("_count", "_newest", "_packets", "_shortest", "_shortest_in", "_sizes", "_smaller", "parts", "size")
+    __slots__ = (
+        "_count",
+        "_newest",
+        "_packets",
+        "_searches",
+        "_shortest",
+        "_shortest_in",
+        "_sizes",
+        "_smaller",
+        "parts",
+        "size",
+    )
 
     def __init__(self, packets: list[bytes], size: int | None = None) -> None:
         self._packets = packets
@@ -39,6 +53,7 @@ class Digest:
         self.parts: list[Digest] = []
         self._newest: Digest | None = None
         self._smaller: tuple[int, Digest | None] = 0, None  # than which size, as last asked for
+        self._searches = 0
         self._shortest = 0
         self._shortest_in: list[int] = []  # for each step
         self._sizes = [0]  # the bytes of the first 0, 1, 2, ... steps, as far as they were needed
@@ -118,6 +133,7 @@ class Digest:
         :param first: the number of messages at the beginning that are left out.
         """
         if self._smaller[0] != size:
+            self._searches += 1
             self._smaller = size, self._find_smaller(size)
         found = self._smaller[1]
         if found is None or not first:
@@ -131,6 +147,26 @@ class Digest:
                 parts.append(part.smaller(size, first))
             first = max(0, first - len(part))
         return _join(parts)
+
+    def may_search(self, size: int) -> bool:
+        """Return whether `smaller` may be asked for a size: it is known, or was not asked for many."""
+        if self._smaller[0] == size:
+            return True
+        return all(part.may_search(size) for part in self.parts) if self.parts else self._searches < MOST_SEARCHES
+
+    def after(self, first: int) -> Digest:
+        """Return the digest of what is left when the first messages are gone.
+
+        :param first: their number, below that of all.
+        """
+        if not self.parts:
+            return Digest(self.packets[first:]) if first else self
+        left = []
+        for part in self.parts:
+            if first < len(part):
+                left.append(part.after(first))
+            first = max(0, first - len(part))
+        return Digest.join(left)
 
     def _count_smaller(self, size: int, first: int) -> int:
         """Return how many of the first messages are smaller."""

@@ -483,7 +483,11 @@ class SendQueue:
             kept, kept_size, refused = self._keep_prefix(backlog, digest)
             why = self._lacks_room(1, refused)
             assert why is not None, "the prefix that fits ends before a message without room"
-            smaller = None if self._lacks_any_room(digest) else digest.smaller(refused, kept)
+            is_over = self._lacks_any_room(digest) is not None
+            if not is_over and not digest.may_search(refused):
+                digest = digest.after(kept)
+                break
+            smaller = None if is_over else digest.smaller(refused, kept)
             if smaller is None:
                 self._lose(len(digest) - kept, digest.size - kept_size, why)
                 return

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from itertools import chain, compress, pairwise
 
-from sbus.flood.digest import Digest
+from sbus.flood.digest import MOST_SEARCHES, Digest
 from sbus.routing.runs import newest, shortest, total_size
 from sbus.server.masks import Masks
 
@@ -72,6 +72,9 @@ class _PartialDigest(Digest):
             return None
         return Digest(self._chosen(self._block.smaller_in_stretches(size)))
 
+    def may_search(self, size: int) -> bool:
+        return self._smaller[0] == size or self._block.may_search(size)
+
     def _chosen(self, stretches: list[list[bytes]]) -> list[bytes]:
         """Return the messages of the stretches that the members get."""
         return list(chain.from_iterable(compress(stretches, self._flags)))
@@ -89,7 +92,18 @@ class Block:
     :ivar sizes: the bytes in each stretch.
     """
 
-    __slots__ = ("_digests", "_ends", "_newest", "_shortest", "_smaller", "counts", "digest", "row", "sizes")
+    __slots__ = (
+        "_digests",
+        "_ends",
+        "_newest",
+        "_searches",
+        "_shortest",
+        "_smaller",
+        "counts",
+        "digest",
+        "row",
+        "sizes",
+    )
 
     def __init__(self, packets: list[bytes], ends: list[int], row: int) -> None:
         self.digest = Digest(packets)
@@ -99,6 +113,7 @@ class Block:
         self._shortest: list[int] = []
         self._newest: list[list[bytes]] = []
         self._smaller: tuple[int, list[list[bytes]]] = 0, []  # than which size, as last asked for
+        self._searches = 0
         self.counts = [end - start for start, end in pairwise((0, *ends))] if ends else []
         self.sizes = list(map(total_size, self.stretches())) if ends else []
 
@@ -127,12 +142,17 @@ class Block:
             self._newest = list(map(newest, self.stretches()))
         return self._newest
 
+    def may_search(self, size: int) -> bool:
+        """See `Digest.may_search`."""
+        return self._smaller[0] == size or self._searches < MOST_SEARCHES
+
     def smaller_in_stretches(self, size: int) -> list[list[bytes]]:
         """Return the messages of each stretch whose packets are smaller than a size.
 
         :param size: bytes.
         """
         if self._smaller[0] != size:
+            self._searches += 1
             self._smaller = (
                 size,
                 [[packet for packet in stretch if len(packet) < size] for stretch in self.stretches()],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sbus.flood.digest import Digest
+from sbus.flood.digest import MOST_SEARCHES, Digest
 
 
 @given(
@@ -99,3 +99,19 @@ def test_the_smaller_messages(sizes, asked, short):
             if found is not None:
                 assert found.packets == wanted
                 assert (len(found), found.size) == (len(wanted), sum(map(len, wanted)))
+            assert digest.may_search(size)
+            assert digest.after(first).packets == flat[first:]
+
+
+def test_a_list_is_searched_for_few_sizes():
+    """After some sizes only the one that was asked for last is known; other lists are not affected."""
+    parts = [Digest([bytes(9)]), Digest([bytes(9)] * 2)]
+    joined = Digest.join(parts)
+    for size in range(MOST_SEARCHES):
+        assert joined.may_search(10 + size)
+        joined.smaller(10 + size)
+    assert joined.may_search(10 + size)
+    assert not joined.may_search(9)
+    assert parts[0].may_search(10 + size)
+    assert not parts[1].may_search(9)
+    assert Digest.join(parts).may_search(10 + size)
