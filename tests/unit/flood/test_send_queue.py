@@ -554,6 +554,27 @@ def test_a_run_for_which_there_is_little_room_is_taken_apart_in_few_steps():
 
 
 @pytest.mark.parametrize("receipts", [False, True])
+def test_queues_of_different_fill_decide_about_one_list(receipts):
+    """However many sizes have no room in one queue or another, each keeps what it would have kept one by one."""
+    run = [bytes(1 + at * 37 % 61) for at in range(300)] + [bytes(size) for size in range(60, 0, -1)]
+    parts = [Digest(run[:200]), Digest(run[200:])]
+    joined = Digest.join(parts)
+    for room in (*range(1, 70), 500, 3_000, 9_000):
+        for digest in (joined, Digest(run), parts[1]):
+            together, single = Connection(messages=2_000, size=room), Connection(messages=2_000, size=room)
+            for connection in (together, single):
+                connection.queue.configure(replace(connection.queue.settings, receipts=receipts))
+                connection.stall(b"x")
+            if not together.queue.is_congested:
+                together.queue.congest()
+            together.act(together.queue.settle(may_block=False, digest=digest))
+            for packet in digest.packets:
+                single.stall(packet)
+            assert together.queue.snapshot() == single.queue.snapshot()
+            assert together.lost == single.lost
+
+
+@pytest.mark.parametrize("receipts", [False, True])
 def test_short_messages_among_long_ones_are_found_in_few_steps(receipts):
     """Where only short messages have room any more, each step of the list is asked about once, and not each message."""
     long, short = bytes(50), bytes(5)
