@@ -76,8 +76,13 @@ class OriginalServer:
             for client, (other, wanted) in tuple(self._clients.items()):
                 is_echo = client is sock and sock in self._silent
                 if not is_echo and any(matches(pattern, key, CURRENT, other) for pattern in wanted):
-                    client.send(packet)
+                    self._send(client, packet)
         elif key == b"!/cred/whoami":
-            sock.send(b"CMSG !/cred/whoami\0!/cred/%d/%d/%d" % (peer.gid, peer.uid, peer.pid))
+            self._send(sock, b"CMSG !/cred/whoami\0!/cred/%d/%d/%d" % (peer.gid, peer.uid, peer.pid))
         elif key == b"echo/off" and self._knows_echo:
             self._silent.add(sock)
+
+    @staticmethod
+    def _send(sock: socket.socket, packet: bytes) -> None:
+        with contextlib.suppress(ConnectionError):  # it has left; the next read says so
+            sock.send(packet)
