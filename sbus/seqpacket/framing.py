@@ -41,6 +41,8 @@ LARGEST_READ = 64 << 10
 """Bytes to ask the kernel for at most."""
 _BYTE = 1
 """Nanoseconds of a read that are free for each byte: to copy it takes a third, to free a buffer of one byte 1 µs."""
+_READ = 10_000
+"""Nanoseconds of a read that completes packets which are free: those that take more had many buffers to free."""
 EMPTY_FRAME = b"\0"
 """A packet that every protocol refuses; it stands for a frame of length 0."""
 
@@ -58,8 +60,8 @@ class FrameReader:
 
     :param max_packet: bytes in the longest packet.
     :ivar held: bytes of a frame that has arrived in part.
-    :ivar vain: CPU time of reads that have completed no packet, in nanoseconds, beyond `_BYTE` for each byte; the
-        transport sets it back.
+    :ivar vain: CPU time of reads that have completed no packet, in nanoseconds, beyond `_BYTE` for each byte, and of
+        others, beyond `_READ` for each, too; the transport sets it back.
     """
 
     __slots__ = ("_buffer", "_has_ended", "max_packet", "vain")
@@ -89,6 +91,7 @@ class FrameReader:
                 data = sock.recv(wanted, DONTWAIT)
             except BlockingIOError:
                 break
+            received = time.thread_time_ns()
             if not data:
                 self._has_ended = True
                 if self._buffer:
@@ -97,7 +100,9 @@ class FrameReader:
                 break
             self._buffer += data
             packets = self._complete()
-            if not packets:
+            if packets:
+                self.vain += max(0, received - began - _READ - _BYTE * len(data))
+            else:
                 self.vain += max(0, time.thread_time_ns() - began - _BYTE * len(data))
                 if len(data) < wanted:
                     break

@@ -1,4 +1,4 @@
-"""Vain reads: the part of the server's time that reading incomplete packets of one user's stream clients may take.
+"""Vain reads: the part of the server's time that reading tiny pieces of packets of one user's stream clients may take.
 
 .. rubric:: Theory of operation
 

@@ -119,7 +119,7 @@ def test_a_long_packet_is_read_in_large_pieces(pair):
 
 def test_reads_that_complete_no_packet_are_measured(monkeypatch):
     """The time of each read that brings bytes and no packet counts, so that single bytes can be charged."""
-    monkeypatch.setattr(time, "thread_time_ns", itertools.count(step=2).__next__)
+    monkeypatch.setattr(time, "thread_time_ns", itertools.count().__next__)  # 2 ns from the first look to the third
     ours, theirs = socket.socketpair()
     reader = FrameReader(100)
     with ours, theirs:
@@ -130,6 +130,18 @@ def test_reads_that_complete_no_packet_are_measured(monkeypatch):
         theirs.sendall(b"\0")
         assert reader.read(ours) == ([b"MSG \0"], False)
         assert reader.vain == 8
+
+
+def test_long_reads_are_measured_though_they_complete_packets(monkeypatch):
+    """A packet among single bytes does not hide what these cost; usual reads are free."""
+    ours, theirs = socket.socketpair()
+    reader = FrameReader(100)
+    with ours, theirs:
+        for took, vain in ((10_000, 0), (10_100, 91)):
+            monkeypatch.setattr(time, "thread_time_ns", itertools.count(step=took).__next__)
+            theirs.sendall(frame([b"MSG \0"]))
+            assert reader.read(ours) == ([b"MSG \0"], False)
+            assert reader.vain == vain
 
 
 def test_a_peer_that_goes_on_sending_does_not_keep_the_reader():
