@@ -160,7 +160,7 @@ class Digest:
         :param first: their number, below that of all.
         """
         if not self.parts:
-            return Digest(self.packets[first:]) if first else self
+            return self.rest(self.packets[first:]) if first else self
         left = []
         for part in self.parts:
             if first < len(part):

@@ -44,6 +44,7 @@ __all__ = [
     "ORDERS",
     "PRICE",
     "RANKED",
+    "REPLY",
     "Backlog",
     "FifoBacklog",
     "Order",
@@ -102,6 +103,8 @@ ORDERS = (
 """The orders of the protocol; the first is the default."""
 PRICE = 64
 """Bytes of memory that a packet takes in a backlog, besides its own."""
+REPLY = 16
+"""Bytes of memory that a reply takes more than a message: it has a header for the garbage collector."""
 RANKED = 192
 """Bytes that the rank of a message takes."""
 _LONG = 64

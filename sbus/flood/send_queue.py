@@ -60,7 +60,7 @@ from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.digest import STEP, Digest
 from sbus.flood.interfaces import IPacketQueue, Loss, Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
-from sbus.flood.orders import PRICE, RANKED, Backlog, FifoBacklog, Reply, new_backlog
+from sbus.flood.orders import PRICE, RANKED, REPLY, Backlog, FifoBacklog, Reply, new_backlog
 from sbus.flood.receipts import MERGE, Receipt
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.protocol import notices
@@ -483,11 +483,12 @@ class SendQueue:
             kept, kept_size, refused = self._keep_prefix(backlog, digest)
             why = self._lacks_room(1, refused)
             assert why is not None, "the prefix that fits ends before a message without room"
-            is_over = self._lacks_any_room(digest) is not None
-            if not is_over and not digest.may_search(refused):
-                digest = digest.after(kept)
-                break
-            smaller = None if is_over else digest.smaller(refused, kept)
+            smaller: Digest | None = None
+            if not self._lacks_any_room(digest):
+                if not digest.may_search(refused):
+                    digest = digest.after(kept)
+                    break
+                smaller = digest.smaller(refused, kept)
             if smaller is None:
                 self._lose(len(digest) - kept, digest.size - kept_size, why)
                 return
@@ -725,7 +726,7 @@ class SendQueue:
     def _keep_reply(self, backlog: Backlog, reply: bytes) -> None:
         self.replies += 1
         backlog.push([reply])
-        self._charge(len(reply) + self._price)
+        self._charge(len(reply) + self._price + REPLY)
         if backlog.marks and isinstance(backlog, FifoBacklog):
             backlog[backlog.marks[-1]].replies += 1
 
@@ -983,7 +984,7 @@ class SendQueue:
             messages -= len(replies)
             reply_bytes = sum(map(len, replies))
             size -= reply_bytes
-            self._charge(-reply_bytes - len(replies) * self._price)
+            self._charge(-reply_bytes - len(replies) * (self._price + REPLY))
         self._count(-messages, -size)
         if self._ranks and self._backlog is not None:
             self._charge_ranks(self._backlog)

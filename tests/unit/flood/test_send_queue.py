@@ -33,7 +33,7 @@ from sbus.flood import (
 )
 from sbus.flood.budget import MINIMUM
 from sbus.flood.digest import Digest
-from sbus.flood.orders import PRICE, RANKED, FifoBacklog, Reply
+from sbus.flood.orders import PRICE, RANKED, REPLY, FifoBacklog, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from sbus.protocol.notices import LossReason
 from tests.support.costs import calls
@@ -881,13 +881,13 @@ def test_a_message_is_charged_by_its_backlog(order, ranks):
     connection.flush(0)
     assert budget.memory.held == connection.queue.memory == len(A + B) + 2 * PRICE
     connection.queue.write(b"reply")
-    assert budget.memory.held == len(A + B) + 5 + 3 * PRICE
+    assert budget.memory.held == len(A + B) + 5 + 3 * PRICE + REPLY
     connection.flush(0)
-    assert budget.memory.held == len(A + B) + 5 + 3 * PRICE + ranks
+    assert budget.memory.held == len(A + B) + 5 + 3 * PRICE + REPLY + ranks
     connection.flush(1)  # the reply, under an order of its own
     connection.set_order(ORDER["stack" if order == "queue" else "queue"])
     connection.flush(0)
-    left = len(B) + 5 + 2 * PRICE if order == "queue" else len(A + B) + 2 * PRICE
+    left = len(B) + 5 + 2 * PRICE + REPLY if order == "queue" else len(A + B) + 2 * PRICE
     assert budget.memory.held == left
     connection.drain()
     assert budget.memory.held == connection.queue.memory == 0
@@ -1626,7 +1626,8 @@ class Model:
         """What is charged for the packets that wait."""
         if self.waiting is None:
             return 0
-        return sum(len(packet) + PRICE for packet in self.waiting) + self.ranked * RANKED
+        prices = [len(packet) + PRICE + REPLY * packet.startswith(b"R") for packet in self.waiting]
+        return sum(prices) + self.ranked * RANKED
 
     def next(self) -> bytes:
         """What is sent first of what waits."""

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbus.daemon import values
 from sbus.errors import CloseReason, UsageError
-from sbus.flood.orders import RANKED
+from sbus.flood.orders import RANKED, REPLY
 from sbus.protocol.keys import CURRENT
 from sbus.seqpacket.send_buffer import START
 from sbus.server import memory, sbusd
@@ -422,7 +422,7 @@ class Account(RuleBasedStateMachine):
             users[client.user] = users.get(client.user, 0) + client.memory()
             assert client.pattern_memory == sum(map(price, client.patterns))
             waiting = client.queue.snapshot()["packets"]
-            backlog = client.queue._price * len(waiting) + sum(len(packet) for _, packet in waiting)
+            backlog = client.queue._price * len(waiting) + sum(len(packet) + REPLY * reply for reply, packet in waiting)
             if client.queue._backlog is not None:
                 backlog += client.queue._backlog.ranked * RANKED  # of messages that were about to be sent
             assert client.queue.memory == (backlog if client.queue.is_congested else 0)
