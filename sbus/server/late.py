@@ -27,7 +27,8 @@ The late receivers of a user form *cohorts* (`sbus.server.cohorts`). A receiver 
 receivers has to wait for it, or when its socket is full and either `MANY` receivers are served with it or its user has
 a cohort already. In a turn, flood control decides about a member as about any late receiver; if its socket is full, or
 more waits for it, it stays in its cohort. While `Cohort.waiting` is at least `_MUCH`, three of four choices prefer its
-members to receivers whose sockets may have room.
+members to receivers whose sockets may have room, and from `_TOO_MUCH` on decisions do not send: their sockets count as
+full.
 
 Lateness also bounds the flush of a message with very many receivers. `FLUSHED_AT_ONCE` of them are flushed, or fewer
 if these take the time of a long turn (`sbus.server.turns`). The others are late, save those that can block publishers.

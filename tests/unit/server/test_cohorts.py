@@ -510,6 +510,39 @@ def test_the_columns_of_those_that_left_are_used_again(leaver):
     assert (len(cohort.columns), len(cohort._free)) == (18, 1)
 
 
+class Publishing(Observer):
+    """Publishes once when something was delivered to a client."""
+
+    def __init__(self) -> None:
+        self.client: Any = None
+        self.publish: Any = None
+
+    def delivered(self, client: Any, messages: int, size: int) -> None:
+        if client is self.client:
+            self.client = None
+            self.publish(b"k", b"inner")
+
+
+def test_a_leaver_that_joins_again_as_it_leaves():
+    """An observer of what is sent to a client that has ended its sending may publish: the client is no member then."""
+    observer = Publishing()
+    bus = SlowTurns(limits=Limits(block_timeout=1e9), observers=[observer])
+    observer.publish = bus.registry.publish
+    publisher, *readers = bus.connect(uid=2), *[bus.connect(uid=1) for _ in range(17)]
+    for each in readers:
+        each.send(b"SUB k")
+    leaver, members = readers[0], bus.registry.delivery._late.cohorts.of
+    publisher.send(b"MSG k\0zero")
+    leaver.protocol.user.copies.work_left = -5_000
+    bus.registry.turns.crowd = CROWD
+    publisher.send(b"MSG k\0one")
+    assert leaver.protocol in members
+    observer.client = leaver.protocol
+    leaver.transport.end()
+    assert leaver.protocol not in members
+    assert settle(bus, leaver) == [b"MSG k\0zero", b"MSG k\0one", b"MSG k\0inner"]
+
+
 def test_a_late_client_does_not_change_its_user():
     """A client of root that says what it is while messages wait for it stays what it was."""
     bus = SlowTurns(limits=Limits(block_timeout=1e9))
