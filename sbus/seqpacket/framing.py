@@ -20,6 +20,10 @@ Invariants:
 One read takes at least `READ_SIZE` bytes, and all that is missing of a packet that has begun, up to `LARGEST_READ`. A
 read that gets fewer bytes has emptied the socket, and is the last one for now: a peer that goes on sending single bytes
 would keep the reader busy.
+
+For each single byte the kernel keeps a buffer, and to free a thousand of them takes 1.2 ms. So a read is *vain* as far
+as it takes longer than its bytes are worth (`_BYTE`), and the reader measures that. A read that completes packets may
+take `_READ` more.
 """
 
 from __future__ import annotations
@@ -40,9 +44,9 @@ READ_SIZE = 16 << 10
 LARGEST_READ = 64 << 10
 """Bytes to ask the kernel for at most."""
 _BYTE = 1
-"""Nanoseconds of a read that are free for each byte: to copy it takes a third, to free a buffer of one byte 1 µs."""
+"""Nanoseconds that a byte is worth. To copy it takes a third of that; to free a buffer of its own takes 1 µs."""
 _READ = 10_000
-"""Nanoseconds of a read that completes packets which are free: those that take more had many buffers to free."""
+"""Nanoseconds that completing packets is worth, for each read."""
 EMPTY_FRAME = b"\0"
 """A packet that every protocol refuses; it stands for a frame of length 0."""
 
@@ -60,8 +64,7 @@ class FrameReader:
 
     :param max_packet: bytes in the longest packet.
     :ivar held: bytes of a frame that has arrived in part.
-    :ivar vain: CPU time of reads that have completed no packet, in nanoseconds, beyond `_BYTE` for each byte, and of
-        others, beyond `_READ` for each, too; the transport sets it back.
+    :ivar vain: CPU time of vain reads, in nanoseconds; the transport sets it back.
     """
 
     __slots__ = ("_buffer", "_has_ended", "max_packet", "vain")

@@ -86,8 +86,8 @@ class IPacketTransport(Interface):
         "does not read."
     )
     on_vain_read: Callable[[int], None] | None = Attribute(
-        "Called with the CPU time of reads of a stream socket that have completed no packet, or took very long, in "
-        "microseconds, less what their bytes are worth, if it is not None. It may pause."
+        "Called with the CPU time of vain reads of a stream socket (`sbus.seqpacket.framing`), in microseconds, if it "
+        "is not None. It may pause."
     )
     on_kept: Callable[[list[bytes]], None] | None = Attribute(
         "Called with all packets that the transport keeps for the protocol, when the peer has left while it was paused."

@@ -13,9 +13,8 @@ are the packet transport's.
 * *The end waits for it*: a connection that closes, or shuts down writing, sends the rest of the frame first. A
   connection that is aborted does not; the peer finds an end inside a frame. The last packets of a graceful close go
   behind the rest of the frame, or not at all.
-* *A read that completes no packet is reported* (`on_vain_read`), with its time: of a peer that sends single bytes the
-  kernel keeps a buffer for each, a thousand of which take it 1.2 ms to free, and no packet shows that to the protocol.
-  The next read may be such a one, so the protocol is asked before it (`before_read`), and can pause the transport.
+* *A vain read is reported* (`on_vain_read`), with its time: no packet shows the protocol what single bytes cost. The
+  next read may be such a one, so the protocol is asked before it (`before_read`), and can pause the transport.
 * *Progress is bytes*: `unread_bytes` counts the unsent half, too.
 """
 

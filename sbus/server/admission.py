@@ -22,9 +22,8 @@ and is not exempt; it counts as a user of its own (`sbus.server.users.RECORDER`)
 A refused connection gets no bytes, and nothing of it is read. The port asks before it makes anything for a connection
 (`sbus.seqpacket.interfaces.IPeerGate`); what is asked for a connection that comes by another way is `room` alone.
 
-The buckets outlive the connections, or a user who connects and leaves would always find a full one. A bucket that
-has filled up again is forgotten, at the latest when their number has doubled: one bucket takes about 200 bytes, and a
-range of 65,536 subordinate UIDs has 13 MB of them for 5 s at most.
+The buckets outlive the connections (`sbus.server.buckets`): a range of 65,536 subordinate UIDs has 13 MB of them for 5
+s at most.
 
 The descriptors are counted, not listed: those of connections are known, and the number of the others is looked up once
 a second at most while the reserve is near.
@@ -39,6 +38,7 @@ import time
 from collections.abc import Callable
 
 from sbus.errors import CloseReason
+from sbus.server.buckets import Buckets
 from sbus.server.limits import Limits
 from sbus.server.users import Users, is_exempt
 from sbus.syscalls.descriptors import descriptor_limit, open_descriptors
@@ -62,41 +62,24 @@ def reserve(places: int) -> int:
 
 
 class AcceptRates:
-    """How often users may connect: a token bucket for each.
+    """How often users may connect.
 
     :param rate: connections a second of one user.
     :param clock: seconds of the monotonic clock.
     """
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = rate
-        self._burst = rate * BURST_SECONDS
-        self._clock = clock
-        self._buckets: dict[int, tuple[float, float]] = {}
-        self._sweep_at = 64
+        self._buckets = Buckets(rate, rate * BURST_SECONDS, clock)
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def take(self, uid: int) -> bool:
         """Count a connection of a user; return whether the user may make it."""
-        now = self._clock()
-        tokens, filled_at = self._buckets.get(uid, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - filled_at) * self._rate)
-        allowed = tokens >= 1
-        self._buckets[uid] = (tokens - 1 if allowed else tokens, now)
-        if len(self._buckets) >= self._sweep_at:
-            self._sweep(now)
-        return allowed
-
-    def _sweep(self, now: float) -> None:
-        """Forget the buckets that are full again."""
-        self._buckets = {
-            uid: (tokens, filled_at)
-            for uid, (tokens, filled_at) in self._buckets.items()
-            if tokens + (now - filled_at) * self._rate < self._burst
-        }
-        self._sweep_at = max(64, 2 * len(self._buckets))
+        if self._buckets.level(uid) < 1:
+            return False
+        self._buckets.take(uid, 1)
+        return True
 
 
 class Admission:

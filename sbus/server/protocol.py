@@ -357,6 +357,9 @@ class BusProtocol:
         self._write_closed = True
         self._registry.stop_receiving(self)
         self.queue.discard_all()  # what came since the transport did
+        if self._rest is not None:  # it has probably left, which the server learns as it reads
+            self._rest.cancel()
+            self._end_rest()
         self._maybe_resume()
 
     def connectionLost(self, reason: Failure) -> None:
@@ -614,7 +617,7 @@ class BusProtocol:
             self.user.work_left -= READ
 
     def _pay_vain_reads(self, took: int) -> None:
-        """Pay for reads that have completed no packet; wait for a turn if that has spent the balance, or rest first.
+        """Pay for vain reads (`sbus.server.vain_reads`): rest, or wait for a turn if that has spent the balance.
 
         :param took: their CPU time, in microseconds.
         """

@@ -65,7 +65,7 @@ from sbus.server.tap import Deliver, Tap
 from sbus.server.turns import Turns
 from sbus.server.upstream import Upstream
 from sbus.server.users import LINK, RECORDER, SERVICES, User, Users, is_exempt
-from sbus.server.vain_reads import rest_after
+from sbus.server.vain_reads import VainReads
 from sbus.server.work_clock import work_clock
 
 __all__ = ["Counters", "SubscriptionRegistry"]
@@ -140,6 +140,7 @@ class SubscriptionRegistry(Service):
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
         self.turns = Turns(clock, work_clock())
         self._clock = clock
+        self._vain_reads = VainReads(clock.seconds)
         self._leaving = Leaving(self.turns, clock, drop=self._drop_and_charge, mute=self._mute, on_left=self._has_left)
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
@@ -273,12 +274,12 @@ class SubscriptionRegistry(Service):
         return StallTimer(self._clock, self.limits.block_timeout, sample, call)
 
     def rest(self, user: User, took: int, call: Callable[[], object]) -> IDelayedCall | None:
-        """Count a read that has completed no packet, and call `call` when its client has rested, if it has to.
+        """Count a vain read of a user's client (`sbus.server.vain_reads`). If the client has to rest, call `call` then.
 
         :param took: the CPU time of the read, in microseconds.
         :returns: the timer; None if the client need not rest.
         """
-        seconds = rest_after(user, took, self._clock.seconds())
+        seconds = self._vain_reads.rest_after(user.uid, took)
         return self._clock.callLater(seconds, call) if seconds else None
 
     def admits(self, peer: PeerCredentials, listener: Listener = MAIN) -> bool:

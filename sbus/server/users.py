@@ -42,20 +42,10 @@ class User(UserShare):
     :ivar match_cost: the steps that these patterns can add to the look-up of a key, those of secrets aside.
     :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
         ``<rest>``.
-    :ivar vain_until: when what reads without a packet have taken is paid for (`sbus.server.vain_reads`).
     :ivar work_left: the work that its clients may do before they have to wait for a turn (`sbus.server.turns`).
     """
 
-    __slots__ = (
-        "connections",
-        "match_cost",
-        "pattern_bytes",
-        "patterns",
-        "secret_match_cost",
-        "uid",
-        "vain_until",
-        "work_left",
-    )
+    __slots__ = ("connections", "match_cost", "pattern_bytes", "patterns", "secret_match_cost", "uid", "work_left")
 
     def __init__(self, uid: int, budget: SharedBudget, separator: bytes) -> None:
         super().__init__(budget)
@@ -64,7 +54,6 @@ class User(UserShare):
         self.patterns = 0
         self.pattern_bytes = 0
         self.work_left = self.copies.work_left = TURN_BUDGET
-        self.vain_until = 0.0
         self.match_cost = MatchCost(separator)
         self.secret_match_cost = MatchCost(separator)
         if is_exempt(uid):

@@ -1,4 +1,4 @@
-"""Vain reads: the part of the server's time that reading tiny pieces of packets of one user's stream clients may take.
+"""Vain reads: the part of the server's time that reading tiny pieces of packets may take, for each user.
 
 .. rubric:: Theory of operation
 
@@ -7,38 +7,38 @@ reads, so the work grows with what the client sends, whatever the server reads a
 of the server's time (`sbus.server.turns`), but a server that is never idle also takes the processor from the clients of
 others: beside 500 such clients, another user had half of its throughput on a machine with two processors.
 
-So each user has a twentieth of the time for reads that complete no packet. Once it has spent this, and `_BURST` more, a
-client rests before the server reads from it again. A client that sends a large packet in large pieces does not notice:
-the time that its bytes are worth is not counted (`sbus.seqpacket.framing`).
+So a read is *vain* as far as it takes longer than its bytes are worth (`sbus.seqpacket.framing`), and each user has a
+twentieth of the time for that. Once it has spent this, and a second's worth at once, a client rests before the server
+reads from it again. A client that sends its packets whole, or in large pieces, does not notice.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
-__all__ = ["rest_after"]
+from sbus.server.buckets import Buckets
 
-_PART = 20
-"""Reads that complete no packet take this part (one over it) of the time."""
-_BURST = 1.0
-"""Seconds that a user may be ahead before its clients rest."""
-_LONGEST = 10.0
+__all__ = ["VainReads"]
+
+_RATE = 50_000
+"""Microseconds of vain reads that each user has in a second, and at once."""
+_LONGEST = 10
 """Seconds that a client rests at most."""
 
 
-class _User(Protocol):
-    """A user (`sbus.server.users.User`)."""
+class VainReads:
+    """What the vain reads of each user have taken.
 
-    vain_until: float
-
-
-def rest_after(user: _User, took: int, now: float) -> float:
-    """Count a read that has completed no packet.
-
-    :param took: its CPU time, in microseconds.
-    :param now: seconds of a monotonic clock.
-    :returns: seconds that the client has to rest, mostly 0.
+    :param clock: seconds of a monotonic clock.
     """
-    until = max(now, user.vain_until) + took * _PART / 1e6
-    user.vain_until = min(until, now + _BURST + _LONGEST)
-    return max(0.0, user.vain_until - now - _BURST)
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._buckets = Buckets(_RATE, _RATE, clock, debt=_RATE * _LONGEST)
+
+    def rest_after(self, uid: int, took: int) -> float:
+        """Count a vain read of a user.
+
+        :param took: its CPU time, in microseconds.
+        :returns: seconds that the client has to rest, mostly 0.
+        """
+        return max(0.0, -self._buckets.take(uid, took) / _RATE)

@@ -553,6 +553,37 @@ def test_a_user_whose_reads_complete_no_packet_has_a_small_part_of_the_time():
     assert not client.protocol.is_paused
 
 
+def test_to_reconnect_is_no_way_out_of_a_rest():
+    """A user who has spent its part rests again as soon as it is back."""
+    clock = Clock()
+    bus = Turned(clock=clock)
+    for is_resting in (False, True):
+        client = bus.connect()
+        assert client.transport.on_vain_read is not None
+        client.transport.on_vain_read(50_000)
+        assert (client.protocol._rest is not None) is is_resting
+        client.transport.abortConnection()
+        bus.settle()
+        while bus.turn():
+            pass
+        assert len(bus.registry.users) == 0
+
+
+def test_a_client_that_has_gone_does_not_rest():
+    """One whose socket the server cannot write to is read from at once: it has probably left."""
+    clock = Clock()
+    bus = Turned(clock=clock)
+    client = bus.connect()
+    assert client.transport.on_vain_read is not None
+    client.transport.on_vain_read(1_000_000)
+    assert client.protocol.is_paused
+    client.protocol.writeConnectionLost()
+    assert clock.getDelayedCalls() == []
+    while bus.turn():
+        pass
+    assert not client.protocol.is_paused
+
+
 def test_a_client_that_rests_can_leave():
     """Its timer is cancelled, and nothing is left of it."""
     clock = Clock()
