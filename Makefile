@@ -1,7 +1,7 @@
 # make run     set everything up, then run the bus in the foreground
 # make test    set everything up, then run the tests      (ARGS="tests/unit -x": arguments for pytest)
 # make coverage   run the tests in plain Python and report which code they reach; fails below a room's gate
-# make lint    check style, types, architecture, names and news fragments   (BASE=origin/main: branch to compare with)
+# make lint    check style, types, architecture and news fragments   (BASE=origin/main: branch to compare with)
 # make format  reformat the source the way lint expects
 # make bench   measure the bus beside others, about 12 minutes   (ARGS="--quick": see benchmarks/README.rst)
 # make bench-clients   measure the clients beside redis-py, nats-py and pyzmq, about five minutes
@@ -89,7 +89,6 @@ lint: $(ready)-test $(ready)-lint
 	.venv/bin/mypy
 	tools/check-examples
 	.venv/bin/lint-imports --no-cache --no-logo
-	.venv/bin/python tools/rename.py --check
 	.venv/bin/towncrier build --draft --version next >/dev/null
 	@if git rev-parse --quiet --verify '$(BASE)^{commit}' >/dev/null 2>&1; then \
 		echo .venv/bin/towncrier check --compare-with '$(BASE)'; \

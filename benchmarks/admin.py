@@ -19,12 +19,12 @@ from twisted.internet.task import Clock
 from sbus.admin.answers import SLICE
 from sbus.admin.pages import Asked
 from sbus.protocol.keys import PeerCredentials
-from sbus.server.admin_pages import pages
-from sbus.server.credentials import AccessSettings, KernelPolicy
-from sbus.server.last_values import LastValueRule
-from sbus.server.limits import Limits
-from sbus.server.protocol import BusProtocol
-from sbus.server.registry import SubscriptionRegistry
+from sbus.server.asks.last_values import LastValueRule
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.bus.registry import SubscriptionRegistry
+from sbus.server.core.credentials import AccessSettings, KernelPolicy
+from sbus.server.core.limits import Limits
+from sbus.server.ops.admin_pages import pages
 from sbus.testing import FakePacketTransport
 
 _PAGES: tuple[tuple[str, dict[str, str]], ...] = (

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from benchmarks import jetstream, raw, recorder  # noqa: E402
+from benchmarks import jetstream, raw, recording  # noqa: E402
 
 __all__ = ["Kept", "compare", "keep_in_jetstream", "keep_in_journal", "pour"]
 
@@ -67,16 +67,16 @@ def pour(address: Path, journal: Path, total: int, *, bundled: bool) -> tuple[fl
 def keep_in_journal(folder: Path, total: int, *, bundled: bool) -> Kept:
     """Record with a bus and a recorder that holds publishers rather than lose a message."""
     address, journal = folder / "bus", folder / "journal"
-    command = [*recorder.TWISTD, "sbus-recorder", f"--socket={address}", f"--journal={journal}", "--hard=block"]
+    command = [*recording.TWISTD, "sbus-recorder", f"--socket={address}", f"--journal={journal}", "--hard=block"]
     with (
-        recorder.running([*recorder.TWISTD, "sbus", f"--socket={address}"], folder / "bus.log", "listens on") as bus,
-        recorder.running(command, folder / "recorder.log", "recording") as writer,
+        recording.running([*recording.TWISTD, "sbus", f"--socket={address}"], folder / "bus.log", "listens on") as bus,
+        recording.running(command, folder / "recorder.log", "recording") as writer,
     ):
         before = bus.cpu() + writer.cpu()
         began, ended = pour(address, journal, total, bundled=bundled)
         spent = bus.cpu() + writer.cpu() - before
         writer.stop()
-    if (found := recorder.check(journal)) != (total, 0, 0):
+    if (found := recording.check(journal)) != (total, 0, 0):
         raise SystemExit(f"messages, misplaced ones, gaps: {found}, of {total}")
     return Kept(total / (ended - began), spent / total * 1e6)
 
@@ -87,7 +87,7 @@ def keep_in_jetstream(folder: Path, total: int, *, pipelined: bool, sync_interva
 
     port, monitor = free_ports(2)
     config = jetstream.configure(folder, port, monitor, sync_interval)
-    with recorder.running([nats_server(), "-c", str(config)], folder / "nats.log", "Server is ready") as server:
+    with recording.running([nats_server(), "-c", str(config)], folder / "nats.log", "Server is ready") as server:
         before = server.cpu()
         began, ended = _pour("jetstream", port, total, int(pipelined))
         spent = server.cpu() - before

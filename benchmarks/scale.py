@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from benchmarks import keeping, raw, recorder  # noqa: E402
+from benchmarks import keeping, raw, recording  # noqa: E402
 from benchmarks.attacks.kernel import cpu  # noqa: E402
 from sbus.journal.clock import HOUR, now  # noqa: E402
 from sbus.journal.reader import JournalReader  # noqa: E402
@@ -112,7 +112,7 @@ class Watch(threading.Thread):
                 try:
                     program = program_of(pid)
                     self._spent[pid] = cpu(pid)
-                    self._peaks[program] = max(self._peaks.get(program, 0), recorder.peak_memory(pid))
+                    self._peaks[program] = max(self._peaks.get(program, 0), recording.peak_memory(pid))
                 except (OSError, ValueError, IndexError):
                     pass  # it has ended
 
@@ -172,15 +172,15 @@ def record(home: Path, journal: Path, rows: int, hours: float) -> Stage:
     options = [f"--socket={address}", f"--journal={journal}", "--hard=block", f"--keep-bytes={_KEEP_BYTES}"]
     with ExitStack() as stack:
         bus = stack.enter_context(
-            recorder.running([*recorder.TWISTD, "sbus", f"--socket={address}"], home / "bus.log", "listens on")
+            recording.running([*recording.TWISTD, "sbus", f"--socket={address}"], home / "bus.log", "listens on")
         )
-        writer = stack.enter_context(recorder.running([*fast, *options], home / "recorder.log", "recording"))
+        writer = stack.enter_context(recording.running([*fast, *options], home / "recorder.log", "recording"))
         before = bus.cpu() + writer.cpu()
         began, ended = keeping.pour(address, journal, rows, bundled=True)
         stage = Stage(ended - began, bus.cpu() + writer.cpu() - before)
         stage.peaks = {"bus": bus.memory(), "recorder": writer.memory()}
         writer.stop()
-    expect("messages in the journal, misplaced ones, gaps", recorder.check(journal), (rows, 0, 0))
+    expect("messages in the journal, misplaced ones, gaps", recording.check(journal), (rows, 0, 0))
     return stage
 
 

@@ -1,4 +1,4 @@
-"""The name to install this package by, and a check that nothing else was installed over it.
+"""What was installed: the name of this package, another one over it, and the libraries of its extras.
 
 The package index has another project called ``sbus``, which installs files into the same directory. This package is
 therefore distributed as ``sbusd``, although it is imported as ``sbus``. With both installed, the later one has
@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from sbus.errors import UsageError
 
-__all__ = ["DISTRIBUTION", "check_installation"]
+__all__ = ["DISTRIBUTION", "check_installation", "needs"]
 
 DISTRIBUTION = "sbusd"
 """What ``pip install`` and ``pip uninstall`` call this package."""
 
+_LIBRARIES = {"deltalake", "duckdb", "jinja2", "nats", "nkeys", "py4j", "pyarrow", "pyspark"}
 _REMEDY = f"pip uninstall sbus {DISTRIBUTION}, then pip install {DISTRIBUTION}"
 
 
@@ -53,3 +56,21 @@ def check_installation(directory: str = os.path.dirname(os.path.dirname(os.path.
             f"this one: {_REMEDY}",
             file=sys.stderr,
         )
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Wrap imports of libraries that `extra` installs.
+
+    :param extra: the name of an extra of this package.
+    :raises UsageError: if a library of the extra is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        library = (e.name or "").partition(".")[0]
+        if library not in _LIBRARIES:
+            raise
+        raise UsageError(
+            f"this needs {library}, which is not installed: pip install '{DISTRIBUTION}[{extra}]'"
+        ) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from sbus.flood.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy, Verdict
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
-from sbus.server.interfaces import ICredentials, ICredentialsPolicy, IObserver
+from sbus.server.core.interfaces import ICredentials, ICredentialsPolicy, IObserver
 
 __all__ = [
     "ICredentials",

@@ -508,7 +508,7 @@ def _catalogue() -> Iterator[Attack]:
 
 
 _AT_ONCE = 950
-"""Connections of one user that come at once: the server accepts 1,000 (`sbus.server.admission`)."""
+"""Connections of one user that come at once: the server accepts 1,000 (`sbus.server.bus.admission`)."""
 _PACE = 0.0052
 """Seconds from one connection to the next beyond these: the server accepts 200 a second, and refuses the others. It is
 the pace of the attack, and waits for nothing."""

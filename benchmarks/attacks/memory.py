@@ -2,7 +2,7 @@
 
 The attacking user makes the state, as root and the server's own user may be exempt from limits. It is made twice, and
 the growth of the server's RSS by the second time counts: the first time also fills what Python had kept free. What the
-server counts are the prices of its account of memory (`sbus.server.memory`), without those of the kernel's part.
+server counts are the prices of its account of memory (`sbus.server.bus.memory`), without those of the kernel's part.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from benchmarks.attacks.server import Server, serving
 from benchmarks.servers import Failed
 from sbus.flood.orders import PRICE
 from sbus.protocol.keys import CURRENT
-from sbus.server.interest import watch_memory
-from sbus.server.memory import pattern_memory
+from sbus.server.asks.interest import watch_memory
+from sbus.server.bus.memory import pattern_memory
 
 __all__ = ["KINDS", "Kind", "run"]
 
@@ -44,7 +44,7 @@ _SILENT = 100
 _REPLIES = 64
 """Replies that wait for one client, at most, before the server stops reading from it."""
 _CLIENT_IN_PROCESS = 1_800
-"""Bytes of `sbus.server.memory.CLIENT_MEMORY` that are not the kernel's."""
+"""Bytes of `sbus.server.bus.memory.CLIENT_MEMORY` that are not the kernel's."""
 _TICK = 0.02
 _MARGIN = 5.0
 _QUIET = 0.2

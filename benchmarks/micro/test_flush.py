@@ -13,10 +13,10 @@ from twisted.internet.main import CONNECTION_DONE
 from twisted.python.failure import Failure
 
 from sbus.seqpacket.transport import PacketTransport
-from sbus.server.credentials import AccessSettings, KernelPolicy
-from sbus.server.protocol import BusProtocol
-from sbus.server.registry import SubscriptionRegistry
-from sbus.server.turns import TURN_BUDGET
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.bus.registry import SubscriptionRegistry
+from sbus.server.core.credentials import AccessSettings, KernelPolicy
+from sbus.server.core.turns import TURN_BUDGET
 from sbus.syscalls.batch import BATCH, PacketReader, send_packets
 
 MESSAGE = b"MSG sensors/kitchen/temperature\0" + b"x" * 64

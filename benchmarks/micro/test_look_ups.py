@@ -10,8 +10,8 @@ import pytest
 
 from sbus.protocol.keys import CURRENT, PeerCredentials
 from sbus.routing.cost import MatchCost
-from sbus.server.limits import Limits
-from sbus.server.router import Router
+from sbus.server.bus.router import Router
+from sbus.server.core.limits import Limits
 
 CLIENTS = 16_384
 CASES = ("a and *", "prefixes", "long prefixes", "many segments", "one pattern", "secret")

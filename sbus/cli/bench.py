@@ -168,7 +168,7 @@ def _temporary_server(target: Target) -> Iterator[None]:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-bench-"))
         output = stack.enter_context(tempfile.TemporaryFile())
         target.socket = os.path.join(directory, "bus")
-        command = [sys.executable, "-P", "-m", "sbus.server.sbusd", "-f", "-c", "-a", target.socket]
+        command = [sys.executable, "-P", "-m", "sbus.server.run.sbusd", "-f", "-c", "-a", target.socket]
         server = ServerProcess("the server", command, output, new_session=True)
         stack.callback(server.stop, _SERVER_TIMEOUT)
         held: list[Bus] = []

@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import click
 
 from sbus.cli.output import escape
+from sbus.distribution import needs
 from sbus.errors import UsageError
-from sbus.extras import needs
 from sbus.journal import clock
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ end of a traceback says what went wrong.
 
 .. rubric:: Two limiters in one process
 
-Each bus has one for the events of its clients (`sbus.server.log_observer`), because a program that embeds a bus has a
-log of its own. A process that is a bus has another in front of its log (`sbus.daemon.logs`), for everything else:
+Each bus has one for the events of its clients (`sbus.server.ops.log_observer`), because a program that embeds a bus has
+a log of its own. A process that is a bus has another in front of its log (`sbus.daemon.logs`), for everything else:
 tracebacks, warnings, lines of Twisted. Both share one budget. The second lets the lines of the first pass.
 
 Rejected: limits for each connection, which a client that reconnects evades; a limit without sums, which hides what

@@ -125,7 +125,7 @@ class CopyBalance:
 
     @property
     def owner(self) -> CopyBalance:
-        """The object that identifies the user (`sbus.server.turns.Balance`)."""
+        """The object that identifies the user (`sbus.server.core.turns.Balance`)."""
         return self
 
 
@@ -156,7 +156,7 @@ class UserShare:
 
     @property
     def owner(self) -> CopyBalance:
-        """The object that identifies the user (`sbus.server.turns.Balance`).
+        """The object that identifies the user (`sbus.server.core.turns.Balance`).
 
         It is not the user itself: the balance of copies would refer to the user, and the user to it. Only the garbage
         collector frees objects in such a cycle.

@@ -148,7 +148,7 @@ class SendQueue:
         it directly while the queue is not congested.
     :ivar is_congested: whether a flush has left something; new messages go through `keep` or `enqueue` then.
     :ivar is_clear: whether nothing is in the way of new messages: it is not congested, not late, and has no `head`.
-    :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.late`).
+    :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.bus.late`).
     :ivar late_bytes: the bytes of these messages.
     :ivar copies: the balance of copies of the receiver's user.
     :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sbus.distribution import needs
 from sbus.errors import LakeError, UsageError
-from sbus.extras import needs
 from sbus.lake.plain import PlainTable
 from sbus.lake.state import State
 from sbus.lake.table import Table

@@ -1,7 +1,7 @@
 """Control messages: one table for server, clients, command line and docs.
 
 A control message is ``CMSG <key>``, optionally with a payload. Each belongs to a *group*; the newest message of a group
-is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.protocol`). A
+is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.bus.protocol`). A
 plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
 
 Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Bye", "Interest", "Last values".

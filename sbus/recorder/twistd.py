@@ -17,8 +17,8 @@ from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
 from sbus.daemon.supervised import StdinWatcher
+from sbus.distribution import needs
 from sbus.errors import SbusError, UsageError
-from sbus.extras import needs
 from sbus.protocol import controls
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.recorder.settings import Settings
@@ -211,7 +211,7 @@ class Options(CommandLine):
         if not self["journal"]:
             raise UsageError("no journal: give its directory with --journal=DIRECTORY")
         if self["metrics-file"] is not None:
-            from sbus.metrics_file import MetricsFile
+            from sbus.daemon.metrics_file import MetricsFile
 
             self["metrics-file"] = MetricsFile(self["metrics-file"]).path
         self["socket"] = find_address(self["socket"])

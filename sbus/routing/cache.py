@@ -32,7 +32,7 @@ The server forgets only if a change touches many routes. Few of them are looked 
 `replace`), so that a user who subscribes and leaves all day, even to everything, keeps other users' routes in the cache
 and pays for keeping them right. Wildcards in the first segment are compared with the first segments of the cached keys
 for that, and ``*`` touches only keys of one segment. Where more routes change, each that is forgotten has a price,
-which the user who subscribes pays (`sbus.server.router`), and the new keys of a batch are looked up together.
+which the user who subscribes pays (`sbus.server.bus.router`), and the new keys of a batch are looked up together.
 
 Rejected: forgetting everything at each change. It would be correct, but one client that subscribes and leaves all day
 would keep the cache cold for all others. With groups, 5,000 changes of subscriptions a second leave the routes of other

@@ -27,17 +27,17 @@ from sbus.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sbus.daemon.log_budget import LogBudget
-    from sbus.server.components import FloodControls
-    from sbus.server.counters import Counters
-    from sbus.server.credentials import AccessSettings, KernelCredentials, KernelPolicy, OwnUserPolicy
-    from sbus.server.interfaces import Publisher, Receiver
-    from sbus.server.last_values import LastValueRule
-    from sbus.server.limits import Limits
-    from sbus.server.listeners import Listener
-    from sbus.server.observers import Observer
-    from sbus.server.registry import SubscriptionRegistry
-    from sbus.server.service import BusService
-    from sbus.server.subuid import SubordinateIds
+    from sbus.server.asks.last_values import LastValueRule
+    from sbus.server.bus.registry import SubscriptionRegistry
+    from sbus.server.core.components import FloodControls
+    from sbus.server.core.counters import Counters
+    from sbus.server.core.credentials import AccessSettings, KernelCredentials, KernelPolicy, OwnUserPolicy
+    from sbus.server.core.interfaces import Publisher, Receiver
+    from sbus.server.core.limits import Limits
+    from sbus.server.core.listeners import Listener
+    from sbus.server.core.observers import Observer
+    from sbus.server.run.service import BusService
+    from sbus.server.run.subuid import SubordinateIds
 
 __all__ = [
     "AccessSettings",
@@ -61,21 +61,21 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "AccessSettings": ".credentials",
-        "BusService": ".service",
-        "Counters": ".counters",
-        "FloodControls": ".components",
-        "KernelCredentials": ".credentials",
-        "KernelPolicy": ".credentials",
-        "LastValueRule": ".last_values",
-        "Limits": ".limits",
-        "Listener": ".listeners",
+        "AccessSettings": ".core.credentials",
+        "BusService": ".run.service",
+        "Counters": ".core.counters",
+        "FloodControls": ".core.components",
+        "KernelCredentials": ".core.credentials",
+        "KernelPolicy": ".core.credentials",
+        "LastValueRule": ".asks.last_values",
+        "Limits": ".core.limits",
+        "Listener": ".core.listeners",
         "LogBudget": "sbus.daemon.log_budget",
-        "Observer": ".observers",
-        "OwnUserPolicy": ".credentials",
-        "Publisher": ".interfaces",
-        "Receiver": ".interfaces",
-        "SubordinateIds": ".subuid",
-        "SubscriptionRegistry": ".registry",
+        "Observer": ".core.observers",
+        "OwnUserPolicy": ".core.credentials",
+        "Publisher": ".core.interfaces",
+        "Receiver": ".core.interfaces",
+        "SubordinateIds": ".run.subuid",
+        "SubscriptionRegistry": ".bus.registry",
     },
 )

@@ -21,7 +21,7 @@ from twisted.internet import defer
 
 from sbus.client import tx
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
-from sbus.server.service import BusService
+from sbus.server.run.service import BusService
 from sbus.testing.clients import TwistedRecordingClient
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class InProcessBus:
     """A bus on the test's reactor; `BusMixin.startBus` makes it.
 
     :ivar address: where it listens; the same after a stop and a start.
-    :ivar service: the `sbus.server.service.BusService`; its ``registry`` has the clients and the counters.
+    :ivar service: the `sbus.server.run.service.BusService`; its ``registry`` has the clients and the counters.
     """
 
     def __init__(self, case: TestCase, reactor: Any, address: str, settings: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ class BusMixin(TestCase):
         When the test ends, the clients that `InProcessBus.connect` made are closed, and then the bus is stopped.
 
         :param reactor: by default the global reactor, which trial runs.
-        :param settings: as for `sbus.server.service.BusService`: ``limits``, ``dialect``, ``observers``…
+        :param settings: as for `sbus.server.run.service.BusService`: ``limits``, ``dialect``, ``observers``…
         """
         if reactor is None:
             from twisted.internet import reactor

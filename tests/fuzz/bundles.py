@@ -21,9 +21,9 @@ from sbus.client.core import ClientCore, Message
 from sbus.flood import SendQueue
 from sbus.protocol import bundles
 from sbus.routing import runs
-from sbus.server.limits import Limits
-from sbus.server.protocol import BusProtocol
-from sbus.server.registry import SubscriptionRegistry
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.bus.registry import SubscriptionRegistry
+from sbus.server.core.limits import Limits
 from tests.support.buses import Bus, Peer
 
 __all__ = ["inputs", "packets_of", "try_input"]

@@ -8,13 +8,13 @@ from typing import Any
 from twisted.internet.task import Clock
 
 from sbus.protocol.keys import PeerCredentials
-from sbus.server import blocks
-from sbus.server.blocks import Blocks
-from sbus.server.cohorts import Cohort
-from sbus.server.credentials import AccessSettings, KernelPolicy
-from sbus.server.limits import Limits
-from sbus.server.protocol import BusProtocol
-from sbus.server.registry import SubscriptionRegistry
+from sbus.server.bus import blocks
+from sbus.server.bus.blocks import Blocks
+from sbus.server.bus.cohorts import Cohort
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.bus.registry import SubscriptionRegistry
+from sbus.server.core.credentials import AccessSettings, KernelPolicy
+from sbus.server.core.limits import Limits
 from sbus.testing import FakePacketTransport
 
 __all__ = ["Bus", "Peer", "kept"]

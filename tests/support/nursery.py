@@ -111,8 +111,8 @@ def _import_all() -> None:
 
     import sbus.link.twistd
     import sbus.recorder.twistd
-    import sbus.server.service
-    import sbus.server.twistd  # noqa: F401
+    import sbus.server.run.service
+    import sbus.server.run.twistd  # noqa: F401
 
     list(getPlugins(IServiceMaker))
     assert "twisted.internet.reactor" not in sys.modules, "the children would share a reactor"

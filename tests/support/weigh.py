@@ -13,9 +13,9 @@ from dataclasses import replace
 from sbus.flood import QueueLimits
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.transport import PacketTransport
-from sbus.server.last_values import LastValueRule
-from sbus.server.limits import Limits
-from sbus.server.protocol import BusProtocol
+from sbus.server.asks.last_values import LastValueRule
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.core.limits import Limits
 from tests.support.buses import Bus, Peer
 from tests.support.reactors import HandTurnedReactor, socket_pair
 

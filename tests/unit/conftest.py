@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbus.server import protocol
+from sbus.server.bus import protocol
 
 
 @pytest.fixture(autouse=True)

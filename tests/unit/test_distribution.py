@@ -1,4 +1,4 @@
-"""The name of the distribution, and the other project that is called ``sbus``."""
+"""The name of the distribution, the other project that is called ``sbus``, and the libraries of extras."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sbus.distribution import DISTRIBUTION
+from sbus.distribution import DISTRIBUTION, needs
+from sbus.errors import UsageError
 from tests.support import ROOT
 
 OVERWRITTEN = "__version__ = '0.2.5'"
@@ -39,8 +40,8 @@ def run(directory: Path, program: str) -> subprocess.CompletedProcess[str]:
 
 
 SBUS = "import sys; sys.argv = ['sbus', 'match', 'a', 'a']; from sbus.cli import run; run()"
-SBUSD = "import sys; sys.argv = ['sbusd', '-a', '/nowhere/bus']; from sbus.server.sbusd import main; main()"
-TWISTD = "from sbus.server.twistd import Options; Options().parseOptions(['--socket=/nowhere/bus'])"
+SBUSD = "import sys; sys.argv = ['sbusd', '-a', '/nowhere/bus']; from sbus.server.run.sbusd import main; main()"
+TWISTD = "from sbus.server.run.twistd import Options; Options().parseOptions(['--socket=/nowhere/bus'])"
 
 
 @pytest.mark.parametrize(("program", "name"), [(SBUS, "sbus"), (SBUSD, "sbusd"), (TWISTD, "sbus")])
@@ -73,3 +74,15 @@ def test_the_name_is_used_everywhere() -> None:
     files = [ROOT / "README.rst", ROOT / "pyproject.toml", *ROOT.glob("docs/**/*.rst"), *ROOT.glob("sbus/**/*.py")]
     wrong = re.compile(r"pip install (-\S+ )*'?sbus(?!d)|\bsbus\[(spark|recorder|test|dev)")
     assert [str(file) for file in files if wrong.search(file.read_text())] == []
+
+
+def test_a_missing_library_is_named_with_the_extra_that_brings_it():
+    """If a library of an extra is missing, the error says what to install."""
+    with pytest.raises(UsageError, match=r"needs pyarrow.*pip install 'sbusd\[recorder\]'"), needs("recorder"):
+        raise ModuleNotFoundError("No module named 'pyarrow.ipc'", name="pyarrow.ipc")
+
+
+def test_a_module_of_another_library_is_not_blamed_on_the_extra():
+    """An import that fails for another reason keeps its own error."""
+    with pytest.raises(ModuleNotFoundError), needs("recorder"):
+        raise ModuleNotFoundError("No module named 'nonsense'", name="nonsense")

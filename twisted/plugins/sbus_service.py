@@ -2,4 +2,4 @@
 
 from twisted.application.service import ServiceMaker
 
-sbus = ServiceMaker("sbus", "sbus.server.twistd", "A local message bus over Unix SEQPACKET sockets.", "sbus")
+sbus = ServiceMaker("sbus", "sbus.server.run.twistd", "A local message bus over Unix SEQPACKET sockets.", "sbus")

@@ -14,7 +14,7 @@ from sbus.cli.options import Target, connection_options, pass_target
 __all__ = ["name_of", "users"]
 
 _NAMES = {-1: "(recorder)", -2: "(link)", -3: "(services)"}
-"""Users of the server's own processes (`sbus.server.users`), by UID."""
+"""Users of the server's own processes (`sbus.server.core.users`), by UID."""
 
 
 @click.command(

@@ -10,7 +10,7 @@ import click
 from sbus.cli.journal.options import ROWS_EPILOG, row_options
 from sbus.cli.messages import MessageFormat
 from sbus.cli.types import Time
-from sbus.extras import needs
+from sbus.distribution import needs
 
 __all__ = ["cat"]
 

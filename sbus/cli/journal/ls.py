@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from sbus.cli.tables import format_table
-from sbus.extras import needs
+from sbus.distribution import needs
 from sbus.journal import clock
 
 if TYPE_CHECKING:

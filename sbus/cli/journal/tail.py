@@ -8,7 +8,7 @@ import click
 
 from sbus.cli.journal.options import ROWS_EPILOG, row_options
 from sbus.cli.messages import MessageFormat
-from sbus.extras import needs
+from sbus.distribution import needs
 
 __all__ = ["tail"]
 

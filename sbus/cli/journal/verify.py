@@ -8,7 +8,7 @@ import click
 
 from sbus.cli.journal.options import journal_argument
 from sbus.cli.output import pluralize
-from sbus.extras import needs
+from sbus.distribution import needs
 
 __all__ = ["verify"]
 

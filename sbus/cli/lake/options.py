@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sbus.extras import needs
+from sbus.distribution import needs
 
 if TYPE_CHECKING:
     from sbus.lake.table import Table

@@ -14,8 +14,8 @@ import click
 
 from sbus.cli.output import Progress
 from sbus.cli.spark.metrics import JobMetrics
+from sbus.distribution import needs
 from sbus.errors import UsageError
-from sbus.extras import needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

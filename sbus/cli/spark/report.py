@@ -18,8 +18,8 @@ from sbus.cli.spark.alerts import Alert, AlertRule, run_alerts
 from sbus.cli.spark.figures import Subject, figures_of
 from sbus.cli.spark.job import Job, job_options, pass_job
 from sbus.cli.types import COUNT, Duration, Time
+from sbus.distribution import needs
 from sbus.errors import StorageError, UsageError
-from sbus.extras import needs
 
 __all__ = ["report"]
 

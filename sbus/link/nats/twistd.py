@@ -14,15 +14,15 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from sbus.client.connecting import find_address
+from sbus.daemon.metrics_file import MetricsFile
 from sbus.daemon.options import CommandLine, duration, size
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService, Service
 from sbus.daemon.signals import DeferredSignals
+from sbus.distribution import needs
 from sbus.errors import SbusError, UsageError
-from sbus.extras import needs
 from sbus.link.nats.settings import Login, Settings
 from sbus.link.nats.state import State, state_path
-from sbus.metrics_file import MetricsFile
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.syscalls.addresses import parse
 

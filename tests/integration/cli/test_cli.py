@@ -37,7 +37,7 @@ def command(name: str) -> list[str]:
     return (
         [str(script)]
         if script.exists()
-        else [sys.executable, "-m", {"sbus": "sbus.cli", "sbusd": "sbus.server.sbusd"}[name]]
+        else [sys.executable, "-m", {"sbus": "sbus.cli", "sbusd": "sbus.server.run.sbusd"}[name]]
     )
 
 

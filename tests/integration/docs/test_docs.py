@@ -24,10 +24,10 @@ from sbus import errors
 from sbus.flood import HARD_STRATEGIES, ORDERS, SOFT_STRATEGIES
 from sbus.protocol import controls
 from sbus.protocol.keys import CURRENT, PeerCredentials, matches
-from sbus.server.credentials import AccessSettings
-from sbus.server.limits import Limits
-from sbus.server.registry import Counters
-from sbus.server.twistd import Options, makeService
+from sbus.server.bus.registry import Counters
+from sbus.server.core.credentials import AccessSettings
+from sbus.server.core.limits import Limits
+from sbus.server.run.twistd import Options, makeService
 from tests.support import ROOT
 from tests.support.harness import OTHER_USER, TIMEOUT, Bus, Client, Process, numbered, twistd
 

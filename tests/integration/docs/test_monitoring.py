@@ -17,8 +17,8 @@ from sbus.admin.pages import Asked
 from sbus.recorder.metrics import families
 from sbus.recorder.pipeline import Counters
 from sbus.recorder.service import RecorderService
-from sbus.server.admin_pages import pages
-from sbus.server.last_values import LastValueRule
+from sbus.server.asks.last_values import LastValueRule
+from sbus.server.ops.admin_pages import pages
 from tests.support.buses import Bus
 
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ def recorded() -> Samples:
     class Recorder:
         counters = Counters(rows=100, synced_at=NOW - 30)
 
-    from sbus.metrics_file import text_of
+    from sbus.daemon.metrics_file import text_of
 
     found |= samples("".join(map(text_of, families(cast(RecorderService, Recorder())))))
     found["up", frozenset({("job", "sbus")})] = 1

@@ -530,7 +530,7 @@ def test_recorder_that_cannot_work(bus: Callable[..., Bus], directory: Path) -> 
 def test_server_loads_neither_client_nor_arrow() -> None:
     """A bus with --record imports neither the client nor PyArrow."""
     program = (
-        "import sys; from sbus.server.twistd import Options; o = Options(); "
+        "import sys; from sbus.server.run.twistd import Options; o = Options(); "
         "o.parseOptions(['--socket=/nowhere/bus', '--record=there']); print(*sys.modules)"
     )
     loaded = subprocess.run(

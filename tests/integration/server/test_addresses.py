@@ -123,7 +123,7 @@ class TestDefault:
         private_run = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "sh"]
         if subprocess.run([*private_run, "true"], stderr=subprocess.DEVNULL).returncode:
             pytest.skip("unshare(1) and mount(8) cannot make a private /run here")
-        sbus, sbusd = (f"{sys.executable} -m {module}" for module in ("sbus.cli", "sbus.server.sbusd"))
+        sbus, sbusd = (f"{sys.executable} -m {module}" for module in ("sbus.cli", "sbus.server.run.sbusd"))
         script = f"{sbus} ping -c 1; {sbusd} && {sbus} ping -c 1; kill $(cat /run/sbus.pid)"
         environ = {k: v for k, v in os.environ.items() if k not in ("SBUS_SOCKET", "XDG_RUNTIME_DIR")}
         command = [*private_run, "sh", "-c", script]

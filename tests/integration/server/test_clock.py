@@ -19,7 +19,7 @@ signal.signal(signal.SIGUSR2, lambda *_: offset.__setitem__(0, -3600.0))
 """
 """Sets the wall clock, as Python sees it, back by an hour at a signal."""
 _TWISTD = "from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
-_SBUSD = "from sbus.server.sbusd import main; main()"
+_SBUSD = "from sbus.server.run.sbusd import main; main()"
 _REPORT = """
 import atexit, os
 def report():

@@ -18,9 +18,9 @@ from twisted.application.internet import TimerService
 from twisted.application.service import Application
 from twisted.internet import reactor
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
-from sbus.server.limits import Limits
-from sbus.server.observers import Observer
-from sbus.server.service import BusService
+from sbus.server.core.limits import Limits
+from sbus.server.core.observers import Observer
+from sbus.server.run.service import BusService
 
 class Greeter(Observer):
     def subscribed(self, client, pattern):
@@ -137,7 +137,7 @@ from twisted.internet import defer, reactor, task, threads
 from twisted.logger import globalLogBeginner
 from sbus.errors import ListenError
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
-from sbus.server.service import BusService
+from sbus.server.run.service import BusService
 
 def connect(path):
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -226,10 +226,10 @@ GONE = (
     TALKING
     + """
 import struct
-from sbus.server.last_values import LastValueRule
-from sbus.server.limits import Limits
-from sbus.server.listeners import Listener
-from sbus.server.observers import Observer
+from sbus.server.asks.last_values import LastValueRule
+from sbus.server.core.limits import Limits
+from sbus.server.core.listeners import Listener
+from sbus.server.core.observers import Observer
 
 class Ends(Observer):
     def closed(self, client, reason):
@@ -424,7 +424,7 @@ MISTAKEN = (
     TALKING
     + """
 from sbus.interfaces import IObserver
-from sbus.server.observers import Observer
+from sbus.server.core.observers import Observer
 
 class Mistaken(Observer):
     pass

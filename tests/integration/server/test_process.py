@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sbus.server.twistd import Options
+from sbus.server.run.twistd import Options
 from tests.support.harness import (
     OTHER_USER,
     TIMEOUT,
@@ -258,7 +258,7 @@ multiplexer.select = Select
         run = {
             "sbus": "from twisted.scripts.twistd import run as main; sys.argv[0] = 'twistd'; "
             "sys.argv[1:] = ['-n', '--pidfile=', 'sbus', '--socket=bus']; main()",
-            "sbusd": "from sbus.server.sbusd import main; sys.argv[1:] = ['-f', '-a', 'bus']; main()",
+            "sbusd": "from sbus.server.run.sbusd import main; sys.argv[1:] = ['-f', '-a', 'bus']; main()",
         }[launch]
         with subprocess.Popen(
             [sys.executable, "-c", code + run],

@@ -126,7 +126,7 @@ sys.exit({function}())
 @pytest.mark.parametrize(
     ("module", "function", "arguments"),
     [
-        ("sbus.server.sbusd", "main", ["-fa", "bus"]),
+        ("sbus.server.run.sbusd", "main", ["-fa", "bus"]),
         ("twisted.scripts.twistd", "run", ["-n", "--pidfile=", "sbus", "--socket=bus"]),
     ],
     ids=["sbusd", "twistd"],
@@ -443,7 +443,7 @@ def test_closed_descriptors(directory: Path) -> None:
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help_and_version(option: str) -> None:
     """``--help`` and ``--version`` print what they promise on standard output, and succeed."""
-    command = [sys.executable, "-m", "sbus.server.sbusd", option]
+    command = [sys.executable, "-m", "sbus.server.run.sbusd", option]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert (done.returncode, done.stderr) == (0, "")
     if option == "--version":

@@ -86,7 +86,7 @@ def test_a_bus_that_lets_nobody_in(directory: Path) -> None:
         "from twisted.plugin import IPlugin\n"
         "from zope.interface import implementer\n"
         "from sbus.interfaces import ICredentialsPolicy\n"
-        "from sbus.server.credentials import KernelCredentials\n"
+        "from sbus.server.core.credentials import KernelCredentials\n"
         "class Nobody(KernelCredentials):\n"
         "    def mayConnect(self, peer):\n"
         "        return False\n"

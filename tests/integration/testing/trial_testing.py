@@ -10,7 +10,7 @@ from twisted.trial.unittest import TestCase
 from sbus.client import tx
 from sbus.errors import Closed, Disconnected, TimedOut, UsageError
 from sbus.protocol.keys import EARLY
-from sbus.server.limits import Limits
+from sbus.server.core.limits import Limits
 from sbus.testing import BusMixin, TwistedRecordingClient
 
 

@@ -59,7 +59,7 @@ def test_every_command_is_there(group: LazyGroup) -> None:
     assert group.get_command(context, "nonsense") is None
 
 
-@pytest.mark.parametrize("module", ["sbus", "sbus.cli", "sbus.server.sbusd"])
+@pytest.mark.parametrize("module", ["sbus", "sbus.cli", "sbus.server.run.sbusd"])
 def test_current_directory_is_not_imported_from(tmp_path: Path, module: str) -> None:
     """``python -m sbus.cli`` runs no file of the current directory that has the name of a module it needs."""
     for name in ("click", "twisted", "zope", "signal_tools", "pwd", "argparse", "select"):

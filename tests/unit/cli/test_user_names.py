@@ -7,7 +7,7 @@ import pwd
 import pytest
 
 from sbus.cli.admin.users import name_of
-from sbus.server.users import LINK, RECORDER, SERVICES
+from sbus.server.core.users import LINK, RECORDER, SERVICES
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sbus.protocol.bundles import BundleCache, pack, unbundle
 from sbus.protocol.keys import PeerCredentials
-from sbus.server.limits import Limits
-from sbus.server.protocol import BusProtocol
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.core.limits import Limits
 from sbus.testing import FakePacketTransport
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples

@@ -17,8 +17,8 @@ from sbus.flood.receipts import MERGE
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.notices import LossReason
-from sbus.server.limits import Limits
-from sbus.server.protocol import BusProtocol
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.core.limits import Limits
 from sbus.syscalls.sockets import max_sendable
 from sbus.testing import FakePacketTransport
 from tests.support.buses import Bus, Peer

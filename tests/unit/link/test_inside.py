@@ -21,11 +21,11 @@ from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.seqpacket.interfaces import IPeerGate
 from sbus.seqpacket.pair import CAPACITY
 from sbus.seqpacket.pair_endpoint import PairEndpoint
-from sbus.server.limits import Limits
-from sbus.server.link_inside import BusWithLink
-from sbus.server.listeners import INSIDE
-from sbus.server.service import BusFactory, BusService
-from sbus.server.users import LINK
+from sbus.server.core.limits import Limits
+from sbus.server.core.listeners import INSIDE
+from sbus.server.core.users import LINK
+from sbus.server.run.link_inside import BusWithLink
+from sbus.server.run.service import BusFactory, BusService
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 from tests.support.reactors import HandTurnedReactor

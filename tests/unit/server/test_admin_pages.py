@@ -11,13 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from zope.interface import implementer
 
 from sbus.admin.pages import CLIENT_SORTS, Asked, Problem
-from sbus.server.admin_pages import pages
-from sbus.server.credentials import AccessSettings, KernelCredentials
-from sbus.server.interfaces import ICredentials
-from sbus.server.last_values import LastValueRule
-from sbus.server.limits import Limits
-from sbus.server.tap import Tap
-from sbus.server.watchers import UnroutedWatcher
+from sbus.server.asks.last_values import LastValueRule
+from sbus.server.core.credentials import AccessSettings, KernelCredentials
+from sbus.server.core.interfaces import ICredentials
+from sbus.server.core.limits import Limits
+from sbus.server.ops.admin_pages import pages
+from sbus.server.ops.tap import Tap
+from sbus.server.ops.watchers import UnroutedWatcher
 from tests.support.buses import Bus
 
 

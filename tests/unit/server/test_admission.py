@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbus.errors import CloseReason
-from sbus.server.admission import BURST_SECONDS, RESERVE, AcceptRates, Admission, reserve
-from sbus.server.limits import Limits
-from sbus.server.users import RECORDER, Users, is_exempt
+from sbus.server.bus.admission import BURST_SECONDS, RESERVE, AcceptRates, Admission, reserve
+from sbus.server.core.limits import Limits
+from sbus.server.core.users import RECORDER, Users, is_exempt
 from tests.support.buses import Bus
 from tests.support.examples import examples
 

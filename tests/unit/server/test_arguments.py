@@ -12,10 +12,10 @@ from twisted.internet import reactor
 from sbus.errors import UsageError
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server import BusService
-from sbus.server.credentials import AccessSettings, OwnUserPolicy
-from sbus.server.limits import Limits
-from sbus.server.listeners import Listener
-from sbus.server.observers import Observer
+from sbus.server.core.credentials import AccessSettings, OwnUserPolicy
+from sbus.server.core.limits import Limits
+from sbus.server.core.listeners import Listener
+from sbus.server.core.observers import Observer
 
 
 @pytest.fixture

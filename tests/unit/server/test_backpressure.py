@@ -11,8 +11,8 @@ from twisted.internet.task import Clock
 from sbus.errors import CloseReason
 from sbus.flood import Until
 from sbus.protocol.keys import PeerCredentials
-from sbus.server.backpressure import Backpressure
-from sbus.server.queue_shares import QueueShares
+from sbus.server.bus.backpressure import Backpressure
+from sbus.server.bus.queue_shares import QueueShares
 from sbus.testing import FakePacketTransport
 from tests.support.examples import examples
 

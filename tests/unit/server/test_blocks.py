@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbus.flood.digest import Digest
-from sbus.server import blocks
-from sbus.server.blocks import Blocks
+from sbus.server.bus import blocks
+from sbus.server.bus.blocks import Blocks
 from tests.support.buses import mask_memory
 from tests.support.examples import examples
 

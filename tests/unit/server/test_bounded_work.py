@@ -9,10 +9,12 @@ from twisted.internet.task import Clock
 
 from sbus.routing.cache import LONGEST_KEY
 from sbus.seqpacket.pacing import BUNDLES_PER_READ
-from sbus.server import protocol, turns
-from sbus.server.limits import MAX_REPLIES
-from sbus.server.observers import Observer
-from sbus.server.prices import (
+from sbus.server.bus import protocol
+from sbus.server.bus.protocol import OVERDRAFT
+from sbus.server.core import turns
+from sbus.server.core.limits import MAX_REPLIES
+from sbus.server.core.observers import Observer
+from sbus.server.core.prices import (
     COPIED_KIB,
     COPIES,
     LOOK_UP_STEPS,
@@ -24,8 +26,7 @@ from sbus.server.prices import (
     UNSHARED,
     subscription_work,
 )
-from sbus.server.protocol import OVERDRAFT
-from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
+from sbus.server.core.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
 from sbus.syscalls.batch import BATCH
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbus.server.buckets import Buckets
+from sbus.server.bus.buckets import Buckets
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 40), st.integers(0, 4)), max_size=60))

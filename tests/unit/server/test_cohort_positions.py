@@ -20,15 +20,15 @@ from twisted.python.failure import Failure
 
 from sbus.errors import CloseReason
 from sbus.flood import Verdict, orders
-from sbus.server import blocks, cohort_delivery, cohorts, delivery, late
-from sbus.server.credentials import AccessSettings
-from sbus.server.interfaces import Receiver
-from sbus.server.last_values import LastValueRule
-from sbus.server.late import LONGEST_WAIT
-from sbus.server.limits import Limits
-from sbus.server.observers import Observer
-from sbus.server.turns import CROWD
-from sbus.server.unrouted import is_unrouted
+from sbus.server.asks.last_values import LastValueRule
+from sbus.server.bus import blocks, cohort_delivery, cohorts, delivery, late
+from sbus.server.bus.late import LONGEST_WAIT
+from sbus.server.bus.unrouted import is_unrouted
+from sbus.server.core.credentials import AccessSettings
+from sbus.server.core.interfaces import Receiver
+from sbus.server.core.limits import Limits
+from sbus.server.core.observers import Observer
+from sbus.server.core.turns import CROWD
 from tests.support.buses import Bus, Peer, kept, mask_memory
 from tests.support.examples import examples
 

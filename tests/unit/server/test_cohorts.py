@@ -14,14 +14,14 @@ from twisted.internet import error
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from sbus.server import blocks, cohort_delivery, cohort_plans, cohorts, delivery, late
-from sbus.server.cohort_plans import Plans
-from sbus.server.cohorts import Cohort, Cohorts
-from sbus.server.late import LONGEST_WAIT
-from sbus.server.limits import Limits
-from sbus.server.observers import Events, Observer
-from sbus.server.prices import POSTPONED, SENDING, SHARED
-from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
+from sbus.server.bus import blocks, cohort_delivery, cohort_plans, cohorts, delivery, late
+from sbus.server.bus.cohort_plans import Plans
+from sbus.server.bus.cohorts import Cohort, Cohorts
+from sbus.server.bus.late import LONGEST_WAIT
+from sbus.server.core.limits import Limits
+from sbus.server.core.observers import Events, Observer
+from sbus.server.core.prices import POSTPONED, SENDING, SHARED
+from sbus.server.core.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
 from tests.support.buses import Bus, Peer, kept, mask_memory
 from tests.support.examples import examples
 from tests.unit.server.test_bounded_work import Turned

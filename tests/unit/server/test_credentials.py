@@ -10,8 +10,8 @@ from zope.interface.verify import verifyObject
 from sbus.errors import Violation, ViolationReason
 from sbus.interfaces import ICredentials, ICredentialsPolicy
 from sbus.protocol.keys import CURRENT, PeerCredentials
-from sbus.server import credentials
-from sbus.server.credentials import AccessSettings, KernelPolicy, OwnUserPolicy
+from sbus.server.core import credentials
+from sbus.server.core.credentials import AccessSettings, KernelPolicy, OwnUserPolicy
 
 SERVER = 500
 OVERFLOW = (65_000, 64_000)

@@ -10,11 +10,11 @@ import pytest
 from sbus.errors import CloseReason
 from sbus.flood import Outcome, Until
 from sbus.protocol.keys import PeerCredentials, SecretKey
-from sbus.server.limits import Limits
-from sbus.server.observers import Observer
-from sbus.server.prices import COPIES, SENDING
-from sbus.server.protocol import FANOUT_BUDGET
-from sbus.server.registry import SubscriptionRegistry
+from sbus.server.bus.protocol import FANOUT_BUDGET
+from sbus.server.bus.registry import SubscriptionRegistry
+from sbus.server.core.limits import Limits
+from sbus.server.core.observers import Observer
+from sbus.server.core.prices import COPIES, SENDING
 from sbus.syscalls.batch import send_packets
 from tests.support.buses import Bus
 from tests.support.reactors import received

@@ -10,9 +10,9 @@ import pytest
 from sbus.errors import CloseReason
 from sbus.flood import SendQueue
 from sbus.flood.orders import PriorityBacklog
-from sbus.server import delivery, draining, late
-from sbus.server.late import MANY
-from sbus.server.turns import TURN_BUDGET
+from sbus.server.bus import delivery, draining, late
+from sbus.server.bus.late import MANY
+from sbus.server.core.turns import TURN_BUDGET
 from tests.support.buses import Peer
 from tests.unit.server.test_bounded_work import Turned
 from tests.unit.server.test_late import spend
@@ -178,7 +178,7 @@ def test_a_queue_that_fails_in_a_turn_stops_nobody(monkeypatch, step):
 
 def test_a_stranger_pays_for_no_sending_to_many(monkeypatch):
     """Beyond what may wait, a publisher of another user pays for decisions alone; the receivers' turns send."""
-    monkeypatch.setattr("sbus.server.cohort_delivery._MOST_SHARED", 20)
+    monkeypatch.setattr("sbus.server.bus.cohort_delivery._MOST_SHARED", 20)
     bus = Turned()
     publisher, readers = full(bus, MANY)
     for reader in readers:
@@ -207,7 +207,7 @@ def test_a_stranger_pays_for_no_sending_to_many(monkeypatch):
 @pytest.mark.parametrize("count", [MANY - 1, MANY])
 def test_who_pays_for_sending_to_a_cohort(monkeypatch, uid, count):
     """Beyond what may wait for a cohort, a publisher sends to few members, or to those of its own user."""
-    monkeypatch.setattr("sbus.server.cohort_delivery._MOST_SHARED", 20)
+    monkeypatch.setattr("sbus.server.bus.cohort_delivery._MOST_SHARED", 20)
     monkeypatch.setattr(delivery, "MANY", 1)  # a few form a cohort, too
     bus = Turned()
     publisher, readers = subscribed(bus, uid, count)

@@ -13,12 +13,12 @@ from zope.interface import implementer
 
 from sbus.errors import CloseReason
 from sbus.protocol.keys import matches
-from sbus.server import interest
-from sbus.server.credentials import AccessSettings, KernelCredentials
-from sbus.server.interfaces import ICredentials
-from sbus.server.limits import Limits
-from sbus.server.lingering import LINGER
-from sbus.server.turns import TURN_BUDGET
+from sbus.server.asks import interest
+from sbus.server.asks.lingering import LINGER
+from sbus.server.core.credentials import AccessSettings, KernelCredentials
+from sbus.server.core.interfaces import ICredentials
+from sbus.server.core.limits import Limits
+from sbus.server.core.turns import TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 

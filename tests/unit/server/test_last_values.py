@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sbus.errors import CloseReason, UsageError
 from sbus.protocol.bundles import MAGIC, unbundle
 from sbus.protocol.keys import matches
-from sbus.server.last_values import VALUE_OVERHEAD, LastValueRule, LastValues, parse_rule
-from sbus.server.limits import Limits
-from sbus.server.turns import TURN_BUDGET
+from sbus.server.asks.last_values import VALUE_OVERHEAD, LastValueRule, LastValues, parse_rule
+from sbus.server.core.limits import Limits
+from sbus.server.core.turns import TURN_BUDGET
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
 

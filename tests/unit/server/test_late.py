@@ -16,13 +16,13 @@ from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
 from sbus.flood import SOFT_STRATEGIES, SendQueue
-from sbus.server import cohort_delivery, cohort_plans, delivery, late
-from sbus.server.last_values import LastValueRule
-from sbus.server.late import LONGEST_WAIT, WORTH_DECIDING
-from sbus.server.limits import Limits
-from sbus.server.observers import Observer
-from sbus.server.prices import COPIES, FULL_SOCKET, POSTPONED, UNSHARED
-from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
+from sbus.server.asks.last_values import LastValueRule
+from sbus.server.bus import cohort_delivery, cohort_plans, delivery, late
+from sbus.server.bus.late import LONGEST_WAIT, WORTH_DECIDING
+from sbus.server.core.limits import Limits
+from sbus.server.core.observers import Observer
+from sbus.server.core.prices import COPIES, FULL_SOCKET, POSTPONED, UNSHARED
+from sbus.server.core.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
 from sbus.syscalls.batch import BATCH
 from tests.support.buses import Bus, Peer, kept
 from tests.support.examples import examples

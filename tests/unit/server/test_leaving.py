@@ -6,8 +6,8 @@ from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
 from sbus.protocol.keys import PeerCredentials
-from sbus.server.prices import SUBSCRIPTION
-from sbus.server.turns import TURN_BUDGET
+from sbus.server.core.prices import SUBSCRIPTION
+from sbus.server.core.turns import TURN_BUDGET
 from tests.support.buses import Bus, Peer
 
 
@@ -226,7 +226,7 @@ def test_a_subscriber_that_comes_back():
 
 def test_clients_are_disconnected_in_slices(monkeypatch):
     """When the server stops, the closing of many clients begins in slices, and no packet of any is handled."""
-    monkeypatch.setattr("sbus.server.registry._DISCONNECTED_AT_ONCE", 2)
+    monkeypatch.setattr("sbus.server.bus.registry._DISCONNECTED_AT_ONCE", 2)
     bus = Stepwise()
     peers = [bus.connect(uid=7) for _ in range(5)]
     bus.registry._clock = reactor = Clock()

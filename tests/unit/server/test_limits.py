@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sbus.errors import UsageError
 from sbus.flood import QueueLimits
-from sbus.server.limits import MAX_REPLIES, Limits, pattern_cost
+from sbus.server.core.limits import MAX_REPLIES, Limits, pattern_cost
 
 
 def test_defaults():

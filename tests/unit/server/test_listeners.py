@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sbus.errors import CloseReason, UsageError
 from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.systemd import passed_names
-from sbus.server.listeners import (
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.core.listeners import (
     MAIN,
     Listener,
     ListenOption,
@@ -22,7 +23,6 @@ from sbus.server.listeners import (
     passed_admin,
     passed_sockets,
 )
-from sbus.server.protocol import BusProtocol
 from sbus.syscalls.addresses import parse
 from sbus.testing import FakePacketTransport
 from tests.support.buses import Bus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbus.server.masks import Masks
+from sbus.server.bus.masks import Masks
 from tests.support.examples import examples
 
 MASKS = st.none() | st.integers(0, 2**40 - 1) | st.sampled_from((1, 1 << 7, 1 << 8, 1 << 600))

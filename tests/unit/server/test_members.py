@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sbus.server.listeners import MAIN, Listener
-from sbus.server.members import Members
+from sbus.server.bus.members import Members
+from sbus.server.core.listeners import MAIN, Listener
 
 LIMIT = 3
 SIDECAR = 77

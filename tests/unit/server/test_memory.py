@@ -14,12 +14,14 @@ from sbus.errors import CloseReason, UsageError
 from sbus.flood.orders import RANKED, REPLY
 from sbus.protocol.keys import CURRENT
 from sbus.seqpacket.send_buffer import START
-from sbus.server import memory, sbusd
-from sbus.server.command_line import Options
-from sbus.server.limits import MAX_REPLIES, Limits
-from sbus.server.memory import CLIENT_MEMORY, KEPT_PACKET, cgroup_limits, pattern_memory
-from sbus.server.protocol import BusProtocol
-from sbus.server.users import User
+from sbus.server.bus import memory
+from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET, pattern_memory
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.core import limits as defaults
+from sbus.server.core.limits import MAX_REPLIES, Limits, cgroup_limits, default_max_memory
+from sbus.server.core.users import User
+from sbus.server.run import sbusd
+from sbus.server.run.command_line import Options
 from tests.support.buses import Bus, Peer
 
 UID = 1000
@@ -314,12 +316,12 @@ def test_limits_of_cgroups(files, limits):
 )
 def test_default_limit(monkeypatch, cgroups, rlimit, default):
     """Three quarters of what the cgroup or RLIMIT_AS leaves beside the interpreter, else half of the machine's."""
-    monkeypatch.setattr(memory, "cgroup_limits", lambda read: cgroups)
-    monkeypatch.setattr(memory, "_machine_memory", lambda: 1000 << 20)
-    monkeypatch.setattr(memory, "_address_space", lambda: 100 << 20)
+    monkeypatch.setattr(defaults, "cgroup_limits", lambda read: cgroups)
+    monkeypatch.setattr(defaults, "_machine_memory", lambda: 1000 << 20)
+    monkeypatch.setattr(defaults, "_address_space", lambda: 100 << 20)
     limit = resource.RLIM_INFINITY if rlimit is None else rlimit
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    assert memory.default_max_memory.__wrapped__() == default
+    assert default_max_memory.__wrapped__() == default
 
 
 def test_user_memory_is_a_quarter():
@@ -327,7 +329,7 @@ def test_user_memory_is_a_quarter():
     account, cache = Limits(max_memory=1600).memory_account()
     assert (account.limit, account.user_limit, cache) == (1500, 400, 100)
     assert Limits(max_memory=1600, user_memory=7).memory_account()[0].user_limit == 7
-    assert Limits().memory_account()[0].user_limit == memory.default_max_memory() // 4
+    assert Limits().memory_account()[0].user_limit == default_max_memory() // 4
 
 
 # --- everything at once ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbus.server import pattern_lists
+from sbus.server.asks import pattern_lists
 from tests.support.buses import Bus, Peer
 
 ASK = b"CMSG interest/patterns"

@@ -12,12 +12,12 @@ from twisted.logger import globalLogPublisher
 from sbus.errors import CloseReason
 from sbus.protocol import bundles
 from sbus.protocol.keys import EARLY
-from sbus.server import protocol
-from sbus.server.backpressure import Backpressure
-from sbus.server.credentials import AccessSettings
-from sbus.server.limits import Limits
-from sbus.server.log_observer import LogObserver
-from sbus.server.observers import Observer
+from sbus.server.bus import protocol
+from sbus.server.bus.backpressure import Backpressure
+from sbus.server.core.credentials import AccessSettings
+from sbus.server.core.limits import Limits
+from sbus.server.core.observers import Observer
+from sbus.server.ops.log_observer import LogObserver
 from tests.support.buses import Bus
 from tests.support.costs import calls
 

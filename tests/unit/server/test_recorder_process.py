@@ -18,10 +18,10 @@ from twisted.python.failure import Failure
 
 from sbus.daemon.options import duration
 from sbus.errors import AddressError, UsageError
-from sbus.server import recorder_process as recording
-from sbus.server.limits import Limits
-from sbus.server.recorder_process import RecordedBus, recorder_command, split_options
-from sbus.server.twistd import Options
+from sbus.server.core.limits import Limits
+from sbus.server.run import recorder as recording
+from sbus.server.run.recorder import RecordedBus, recorder_command, split_options
+from sbus.server.run.twistd import Options
 from sbus.syscalls.addresses import Address, connectable_text, parse
 from tests.support.buses import Bus
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.protocol.keys import CURRENT, matches
-from sbus.server.router import Router
+from sbus.server.bus.router import Router
 from tests.support.strategies import PEERS, keys, may_subscribe, patterns
 
 

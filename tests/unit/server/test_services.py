@@ -7,11 +7,11 @@ import os
 import pytest
 
 from sbus.protocol.keys import PeerCredentials
-from sbus.server.limits import Limits, pattern_cost
-from sbus.server.listeners import Listener
-from sbus.server.memory import CLIENT_MEMORY
-from sbus.server.protocol import BusProtocol
-from sbus.server.users import SERVICES
+from sbus.server.bus.memory import CLIENT_MEMORY
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.core.limits import Limits, pattern_cost
+from sbus.server.core.listeners import Listener
+from sbus.server.core.users import SERVICES
 from sbus.testing import FakePacketTransport
 from tests.support.buses import Bus
 

@@ -9,7 +9,7 @@ import pytest
 from sbus.flood import ClientSettings, SendQueue
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAX_BUNDLE
-from sbus.server.protocol import BusProtocol
+from sbus.server.bus.protocol import BusProtocol
 from tests.support.buses import Bus
 
 

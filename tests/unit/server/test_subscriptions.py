@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sbus.errors import CloseReason, ViolationReason
 from sbus.routing.cache import LONGEST_KEY
 from sbus.routing.cost import MatchCost
-from sbus.server.limits import Limits
+from sbus.server.core.limits import Limits
 from tests.support.buses import Bus, Peer
 
 USER = 77_001

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
-from sbus.server.subuid import Range, SubordinateIds, flatten, parse
+from sbus.server.run.subuid import Range, SubordinateIds, flatten, parse
 
 ACCOUNTS = {"alice": 1000, "bob": 1001}
 
@@ -36,7 +36,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    monkeypatch.setattr("sbus.server.subuid.pwd.getpwnam", lambda name: SimpleNamespace(pw_uid=ACCOUNTS[name]))
+    monkeypatch.setattr("sbus.server.run.subuid.pwd.getpwnam", lambda name: SimpleNamespace(pw_uid=ACCOUNTS[name]))
     return World(tmp_path / "subuid")
 
 

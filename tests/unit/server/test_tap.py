@@ -11,10 +11,10 @@ import pytest
 
 from sbus.admin.pages import Asked, Problem
 from sbus.protocol.keys import CURRENT
-from sbus.server.admin_events import events
-from sbus.server.last_values import LastValueRule
-from sbus.server.tap import BURST, MOST_LOSSES, Tap
-from sbus.server.watchers import MOST_FLOWS, MOST_KEYS, MOST_NOTES, MessageWatcher, TalkWatcher, UnroutedWatcher
+from sbus.server.asks.last_values import LastValueRule
+from sbus.server.ops.admin_events import events
+from sbus.server.ops.tap import BURST, MOST_LOSSES, Tap
+from sbus.server.ops.watchers import MOST_FLOWS, MOST_KEYS, MOST_NOTES, MessageWatcher, TalkWatcher, UnroutedWatcher
 from tests.support.buses import Bus
 
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbus.server.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET, Turns
+from sbus.server.core.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET, Turns
 from tests.support.examples import examples
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sbus.errors import CloseReason
-from sbus.server.upstream import FORMER, PATIENCE
+from sbus.server.asks.upstream import FORMER, PATIENCE
 from tests.support.buses import Bus, Peer
 
 P = b"!/cred/1/2/3"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sbus.server.limits import Limits, pattern_cost
-from sbus.server.users import Users
+from sbus.server.core.limits import Limits, pattern_cost
+from sbus.server.core.users import Users
 from tests.support.buses import Bus
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbus.server.vain_reads import VainReads
+from sbus.server.bus.vain_reads import VainReads
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(1, 200_000)), min_size=1, max_size=30))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 
-from sbus.server.work_clock import work_clock
+from sbus.server.bus.work_clock import work_clock
 
 
 def test_full_collections_are_left_out():

@@ -1,0 +1,449 @@
+"""Interest: whether a subscriber would receive a message with a watched key, and the clients that want to know.
+
+.. rubric:: Theory of operation
+
+A client *watches* a key. The server answers 1 if a message with that key would reach a subscriber, and 0 if it would
+not, and sends a notice when the answer changes. Two kinds of subscribers do not count: *observers*, such as a recorder,
+and the watcher itself while its echo is off. A secret key, and a key that the client may not publish, always has the
+answer 1, so the answer says nothing about it.
+
+Nothing here is on the way of a message. The router calls `Interest.added` and `Interest.removed` for each subscription
+that comes or goes, and only from the first watch to the last one.
+
+.. rubric:: From a changed subscription to the watched keys
+
+The watched keys of each user are a tree of segments (`sbus.server.asks.watched_keys`). A changed pattern is a *walk*
+over the tree, which finds the keys that the pattern matches. A new subscription concerns only watches whose answer is
+0, one that has ended only those whose answer is 1. Each watch found is looked up in the index of subscriptions, where
+the first subscriber that counts decides.
+
+Walking and looking up is work of the watcher's user, and is deducted from that user's balance
+(`sbus.server.core.turns`). So a client cannot make the subscriptions of others expensive by watching many keys. All
+walks together get at most `EFFORT` in one turn of the reactor, about 4 ms, so a client that keeps changing its
+subscriptions cannot make the bus walk all day either. 1,000 watched keys fit this effort: their notices leave in the
+batch that changed the subscription. The rest waits for the next turns, user by user. A user for whom more than 64 walks
+wait gets one walk over all watched keys instead, so that the wait is bounded.
+
+.. rubric:: Falling
+
+A subscription that has ended lingers for 100 ms (`sbus.server.asks.lingering`). A watch whose answer is 1 keeps that
+answer as long as a live or a lingering subscription matches; a watch whose answer is 0 sees live ones only. When the
+time is up, the walk for the ended pattern begins.
+
+.. rubric:: Invariants
+
+* When no walk waits and no subscription lingers, each watch has the answer that a look-up would give.
+* No notice and no answer names a client or a pattern.
+
+Rejected: to look up every watched key at each change (with 100 clients that watch 1,024 keys each, a subscription would
+cost 0.3 s), and to count the matching patterns of each watched key (own subscriptions and observers count for some
+watchers and not for others).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Protocol
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from sbus.errors import Violation, ViolationReason
+from sbus.protocol.keys import Dialect
+from sbus.server.asks.lingering import LINGER, Lingering
+from sbus.server.asks.watched_keys import Watch, WatchedKeys
+from sbus.server.core.interfaces import Client, ICredentials, Receiver, SubscriptionListener
+from sbus.server.core.limits import pattern_cost
+from sbus.server.core.turns import Turns
+from sbus.server.core.users import User
+
+__all__ = ["EFFORT", "LONGEST_WATCHED", "MAX_WATCHED", "Interest", "Subscriptions", "watch_memory"]
+
+MAX_WATCHED = 1024
+"""Keys that one client may watch."""
+LONGEST_WATCHED = 1024
+"""Bytes in the longest key that may be watched."""
+EFFORT = 40_000
+"""Steps of all walks and look-ups in one turn of the reactor: 0.1 µs each, about."""
+
+_WATCH_STEPS = 12
+"""Steps that a watch costs when a walk finds it, besides those of its look-up."""
+_NOTICE_STEPS = 20
+"""Steps that a changed answer costs besides: the notice is made and queued."""
+_WATCH_MEMORY = 700
+"""Bytes of memory that a watched key takes, besides its own and those of its segments."""
+_SEGMENT_MEMORY = 400
+"""Bytes of memory that a segment of a watched key takes."""
+_SEGMENTS_PER_WORK = 2
+"""Segments of a watched key that are added or removed for one unit of work (`sbus.server.core.turns`)."""
+_STEPS_PER_WORK = 10
+"""Steps for one unit of work (`sbus.server.core.turns`)."""
+_EXPIRE_AT_ONCE = 256
+"""Lingering subscriptions that end in one turn of the reactor: about 3 ms."""
+
+
+class Subscriptions(Protocol):
+    """All subscriptions: the part of `sbus.server.bus.router.Router` that is needed here."""
+
+    listeners: tuple[SubscriptionListener, ...]
+
+    def open_tables(self, key: bytes) -> tuple[list[dict[Receiver, int]], int]: ...
+    def is_muted(self, receiver: Receiver) -> bool: ...
+
+
+class Interest:
+    """The watched keys of one bus.
+
+    :param credentials: decides which keys a client may publish, and so ask about.
+    :param turns: where users wait whose balance is spent.
+    :param notify: sends the new answer of a watch; called once for each change.
+    :param flush: sends what `notify` has queued, after a timer or a turn.
+    :param forget_user: called when watches of a user have ended; the user may have left since.
+    :ivar observers: receivers whose subscriptions do not count; a client becomes one with `observe`.
+    """
+
+    def __init__(
+        self,
+        subscriptions: Subscriptions,
+        dialect: Dialect,
+        credentials: ICredentials,
+        clock: IReactorTime,
+        turns: Turns,
+        *,
+        notify: Callable[[Watch], None],
+        flush: Callable[[], None],
+        forget_user: Callable[[User], None],
+    ) -> None:
+        self.observers: set[Receiver] = set()
+        self._subscriptions = subscriptions
+        self._dialect = dialect
+        self._separator = dialect.separator
+        self._credentials = credentials
+        self._clock = clock
+        self._turns = turns
+        self._notify = notify
+        self._flush = flush
+        self._forget_user = forget_user
+        self._watches: dict[Receiver, dict[bytes, Watch]] = {}
+        self._ended: deque[tuple[Receiver, dict[bytes, Watch]]] = deque()
+        self._watched: dict[User, WatchedKeys] = {}
+        self._by_key: dict[bytes, dict[WatchedKeys, int]] = {}
+        self._lingering = Lingering(dialect)
+        self._timer: IDelayedCall | None = None
+        self._observer_timer: IDelayedCall | None = None
+        self._ring: OrderedDict[WatchedKeys, None] = OrderedDict()
+        self._effort = EFFORT
+        self._is_due = False
+
+    # --- what clients ask for ----------------------------------------------------------------
+
+    def count(self, client: Receiver) -> int:
+        """Return the number of keys that a client watches."""
+        return len(self._watches.get(client, ()))
+
+    def find(self, client: Receiver, key: bytes) -> Watch | None:
+        """Return the watch of a client, if there is one."""
+        return self._watches.get(client, {}).get(key)
+
+    def watch(self, client: Client, key: bytes) -> Watch:
+        """Watch a key for a client, or look the key up again if it is watched.
+
+        The caller has checked the client's limits of patterns and of their bytes.
+
+        :raises Violation: if the key is malformed or too long, or the client watches too many keys.
+        """
+        watch = self.find(client, key)
+        if watch is not None:
+            if watch.is_open:
+                self._watched[client.user].answer(watch, self._ask(watch))
+            return watch
+        is_open = self._may_learn(client, key)
+        mine = self._watches.get(client, {})
+        if len(key) > LONGEST_WATCHED or len(mine) >= MAX_WATCHED:
+            raise Violation(ViolationReason.TOO_MANY_WATCHED_KEYS)
+        if not self._watches:
+            self._listen(True)
+        self._watches[client] = mine
+        watch = mine[key] = Watch(client, key, is_open)
+        client.user.work_left -= key.count(self._separator) // _SEGMENTS_PER_WORK
+        cost = pattern_cost(key, self._separator)
+        client.pattern_bytes += cost
+        client.user.charge(1, cost)
+        client.pattern_memory += watch_memory(key, self._separator)
+        client.user.charge_memory(watch_memory(key, self._separator))
+        if is_open:
+            watched = self._watched.get(client.user)
+            if watched is None:
+                watched = self._watched[client.user] = WatchedKeys(client.user, self._separator, self._on_turn)
+            users = self._by_key.setdefault(key, {})
+            users[watched] = users.get(watched, 0) + 1
+            watch.value = 0  # so that what lingers does not count
+            watch.value = self._ask(watch)
+            watched.add(watch)
+        return watch
+
+    def unwatch(self, client: Client, key: bytes) -> int:
+        """End a watch, if there is one; return the answer now.
+
+        :raises Violation: if the key is malformed.
+        """
+        if self.find(client, key) is None:
+            return min(1, self.probe(client, key))
+        value = self.watch(client, key).value
+        watch = self._watches[client].pop(key)
+        client.user.work_left -= key.count(self._separator) // _SEGMENTS_PER_WORK
+        self._end(watch)
+        self._release(client, 1, pattern_cost(key, self._separator), watch_memory(key, self._separator))
+        return value
+
+    def unwatch_all(self, client: Receiver) -> None:
+        """End all watches of a client. Their memory is released in slices."""
+        mine = self._watches.pop(client, None)
+        if mine:
+            for watch in mine.values():
+                watch.is_over = True
+            self._ended.append((client, mine))
+            self._run()
+
+    def probe(self, client: Client, key: bytes) -> int:
+        """Return how many subscribers a message with this key from this client would reach now.
+
+        For a key that the client may learn nothing about, it is 1.
+
+        :raises Violation: if the key is malformed.
+        """
+        if not self._may_learn(client, key):
+            return 1
+        tables, steps = self._subscriptions.open_tables(key)
+        found: set[Receiver] = set().union(*tables)
+        client.user.work_left -= (steps + sum(map(len, tables))) // _STEPS_PER_WORK
+        found -= self.observers
+        if not client.settings.echo:
+            found.discard(client)
+        return sum(not self._subscriptions.is_muted(receiver) for receiver in found)
+
+    def observe(self, client: Client, is_observer: bool) -> None:
+        """Have a client's subscriptions count no more, or count again."""
+        if is_observer is (client in self.observers):
+            return
+        if not is_observer:
+            self.observers.discard(client)
+            if client.patterns:
+                self._look_up_all()
+        else:
+            self.observers.add(client)
+            if client.patterns and self._watched and self._observer_timer is None:
+                self._observer_timer = self._clock.callLater(LINGER, self._observers_changed)
+
+    def echo_changed(self, client: Client) -> None:
+        """Look up what a client watches: its own subscriptions count, or do not count, from now on."""
+        if client.patterns and client in self._watches and (watched := self._watched.get(client.user)) is not None:
+            watched.enqueue(b"", None)
+            self._ring[watched] = None
+            self._run()
+
+    def left(self, receiver: Receiver) -> None:
+        """Forget a receiver whose last subscription was dropped, since it has disconnected."""
+        self.observers.discard(receiver)
+
+    # --- what the router reports -------------------------------------------------------------
+
+    def added(self, receiver: Receiver, pattern: bytes) -> None:
+        """A subscription to an open pattern has come."""
+        self._lingering.discard(receiver, pattern)
+        if receiver not in self.observers:
+            receiver.user.work_left -= len(self._watched) // _STEPS_PER_WORK
+            self._enqueue(pattern, 0)
+            self._run()
+
+    def removed(self, receiver: Receiver, pattern: bytes) -> None:
+        """A subscription to an open pattern has gone."""
+        is_plain = self._is_plain(pattern)
+        if receiver in self.observers or (is_plain and pattern not in self._by_key):
+            return
+        early = self._lingering.add(receiver, pattern, not is_plain, self._clock.seconds())
+        if early is not None:
+            self._enqueue(early, 1)
+            self._run()
+        self._set_timer()
+
+    # --- time --------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        if self._timer is None and self._lingering:
+            wait = self._lingering.first_due - self._clock.seconds()
+            self._timer = self._clock.callLater(max(0.0, wait), self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        """End the subscriptions that have lingered long enough."""
+        self._timer = None
+        for pattern in self._lingering.expire(self._clock.seconds(), _EXPIRE_AT_ONCE):
+            self._enqueue(pattern, 1)
+        self._set_timer()
+        self._run()
+        self._flush()
+
+    def _observers_changed(self) -> None:
+        self._observer_timer = None
+        self._look_up_all()
+        self._flush()
+
+    # --- walks -------------------------------------------------------------------------------
+
+    def _enqueue(self, pattern: bytes, concerns: int) -> None:
+        """Have a walk begin for each user whose watches a changed pattern may concern."""
+        for watched in self._by_key.get(pattern, ()) if self._is_plain(pattern) else self._watched.values():
+            if watched.enqueue(pattern, concerns):
+                self._ring[watched] = None
+
+    def _look_up_all(self) -> None:
+        for watched in self._watched.values():
+            watched.enqueue(b"", None)
+            self._ring[watched] = None
+        self._run()
+
+    def _on_turn(self, watched: WatchedKeys) -> None:
+        self._ring[watched] = None
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._clock.callLater(0, self._turn)
+
+    def _turn(self) -> None:
+        """Go on in a new turn of the reactor."""
+        self._is_due = False
+        self._effort = EFFORT
+        self._run()
+        self._flush()
+
+    def _run(self) -> None:
+        """Walk for one user after the other, as far as this turn of the reactor allows."""
+        before = self._effort
+        while self._effort > 0 and (self._ended or self._ring):
+            if self._ended:
+                self._drop_some()
+                continue
+            watched = self._ring.popitem(last=False)[0]
+            if watched.walks and watched.user.work_left <= 0:
+                self._turns.wait(watched.user, watched)
+                continue
+            self._walk_on(watched)
+            if watched.walks:
+                self._ring[watched] = None
+        if self._effort < before or self._ring:
+            self._schedule()
+
+    def _walk_on(self, watched: WatchedKeys) -> None:
+        before = self._effort
+        while watched.walks and self._effort > 0:
+            walk = watched.walks[0]
+            for found in walk.steps:
+                if isinstance(found, int):
+                    self._effort -= found
+                else:
+                    self._effort -= _WATCH_STEPS
+                    if not found.is_over and (walk.concerns is None or walk.concerns == found.value):
+                        value = self._is_wanted(found)
+                        if value != found.value:
+                            watched.answer(found, value)
+                            self._notify(found)
+                            self._effort -= _NOTICE_STEPS
+                if self._effort <= 0:
+                    break
+            else:
+                watched.finish()
+        watched.user.work_left -= (before - self._effort) // _STEPS_PER_WORK
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def _may_learn(self, client: Client, key: bytes) -> bool:
+        """Return whether the client may learn anything about a key.
+
+        :raises Violation: if the key is malformed.
+        """
+        if self._dialect.check(key) is not None:
+            return False
+        return not self._credentials.restrictsPublishing or self._credentials.mayPublish(client.peer, key)
+
+    def _is_plain(self, pattern: bytes) -> bool:
+        return pattern != b"" and b"*" not in pattern and not pattern.endswith(self._separator)
+
+    def _is_wanted(self, watch: Watch) -> int:
+        """Return the answer for an open watch, and spend the effort of finding it."""
+        own = None if watch.client.settings.echo else watch.client
+        tables, steps = self._subscriptions.open_tables(watch.key)
+        self._effort -= steps
+        for table in tables:
+            for receiver in table:
+                if receiver is not own and receiver not in self.observers:
+                    return 1
+                self._effort -= 1
+        if watch.value and self._lingering:
+            receivers, steps = self._lingering.look_up(watch.key)
+            self._effort -= steps
+            return int(any(receiver is not own for receiver in receivers))
+        return 0
+
+    def _ask(self, watch: Watch) -> int:
+        """Return the answer for an open watch, as work of its client alone."""
+        before = self._effort
+        value = self._is_wanted(watch)
+        watch.client.user.work_left -= (before - self._effort) // _STEPS_PER_WORK
+        self._effort = before
+        return value
+
+    # --- the end of watches ------------------------------------------------------------------
+
+    def _end(self, watch: Watch) -> None:
+        watch.is_over = True
+        if not watch.is_open:
+            return
+        watched = self._watched[watch.client.user]
+        watched.remove(watch)
+        users = self._by_key[watch.key]
+        users[watched] -= 1
+        if not users[watched]:
+            del users[watched]
+            if not users:
+                del self._by_key[watch.key]
+        if not watched.count:
+            del self._watched[watched.user]
+            self._ring.pop(watched, None)
+            self._turns.forget(watched.user, watched)
+
+    def _drop_some(self) -> None:
+        """Remove watches of a client that has ended all of them."""
+        client, mine = self._ended[0]
+        count = cost = memory = 0
+        while mine and self._effort > 0:
+            key, watch = mine.popitem()
+            self._effort -= 2 * _WATCH_STEPS + key.count(self._separator) * _STEPS_PER_WORK // _SEGMENTS_PER_WORK
+            self._end(watch)
+            count += 1
+            cost += pattern_cost(key, self._separator)
+            memory += watch_memory(key, self._separator)
+        if not mine:
+            self._ended.popleft()
+        self._release(client, count, cost, memory)
+
+    def _release(self, client: Receiver, count: int, cost: int, memory: int) -> None:
+        client.pattern_bytes -= cost
+        client.user.release(count, cost)
+        client.pattern_memory -= memory
+        client.user.charge_memory(-memory)
+        self._forget_user(client.user)
+        if client in self._watches and not self._watches[client]:
+            del self._watches[client]
+        if not self._watches and not self._ended:
+            self._listen(False)
+
+    def _listen(self, on: bool) -> None:
+        others = tuple(listener for listener in self._subscriptions.listeners if listener is not self)
+        self._subscriptions.listeners = (*others, self) if on else others
+
+
+def watch_memory(key: bytes, separator: bytes) -> int:
+    """Return the memory of a watched key, in bytes."""
+    return _WATCH_MEMORY + 2 * len(key) + _SEGMENT_MEMORY * key.count(separator)

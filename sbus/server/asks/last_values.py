@@ -1,0 +1,378 @@
+"""Last values: the newest message of each key that the operator has listed, for clients that come late.
+
+.. rubric:: Theory of operation
+
+The operator lists patterns (``--last-value``), each with a limit of keys and of bytes. `LastValues` is subscribed to
+them like any receiver, so the route cache knows which keys are kept, and a message of any other key costs nothing. It
+does not count as a subscriber: neither for interest nor in the counters. Secret keys never reach it, because no open
+pattern matches one.
+
+A message replaces the kept one of its key, and an empty payload deletes it. A key belongs to the first listed pattern
+that matches it, and a kept value to the user who published it. When a pattern's keys or bytes are over the limit, the
+user with the most of them loses the oldest value. So no user can push out the values of another one who has less.
+
+A client that asks (``CMSG last``) is subscribed, and in the same step gets a list of references to all values. Whether
+the client's pattern matches is found out later, in slices, as its socket takes them and as its user's turns allow
+(`LastValues.snapshot`, `sbus.flood.snapshot`). What is published in between changes the store, not the list.
+
+So a list keeps values alive that were replaced since. It is charged to the client's user: its references at once, and
+then, each time that `_RECOUNTED` bytes were replaced, all bytes that were replaced since the request, up to the size of
+the list. That is an upper bound, as several lists may hold one value. A client whose user is over its limit thereby is
+disconnected.
+
+Costs: 2 µs to keep a message; two passes over the users of a pattern at most for each value that is pushed out, charged
+to the publisher; about 500 bytes of memory for each value besides its packet.
+
+Rejected: to copy the matching packets at once (10,000 patterns matched in one go stop the bus for 20 ms, and slow
+readers would hold copies); to keep the place of a reader in the store instead of a list (values that change in the
+meantime would be missing, or come twice).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sbus.daemon.values import size
+from sbus.errors import CloseReason, UsageError, Violation
+from sbus.flood import Outcome, SharedBudget
+from sbus.protocol.keys import Dialect, OpenPattern, PeerCredentials, SecretKey
+from sbus.server.core.interfaces import Client, Publisher
+from sbus.server.core.turns import Turns
+from sbus.server.core.users import User
+
+__all__ = ["VALUE_OVERHEAD", "LastValueRule", "LastValues", "check_rules", "parse_rule"]
+
+VALUE_OVERHEAD = 500
+"""Bytes of memory that a kept value takes besides its packet, about."""
+
+_KEEP_WORK = 2
+"""The price of a message that is kept, in the units of `sbus.server.core.turns`."""
+_USERS_PER_WORK = 10
+"""Users that are compared, when a value is pushed out, for one unit of work."""
+_SLICE = 64
+"""Values of a snapshot that are matched in one turn of the reactor: about 0.3 ms with their sending."""
+_REFERENCE = 16
+"""Bytes of memory that a value takes in the lists of a snapshot, the value aside."""
+_LISTED_PER_WORK = 20
+"""Values that are listed, when a snapshot begins, for one unit of work."""
+_RECOUNTED = 256 << 10
+"""Bytes of replaced values after which the memory of the snapshots is counted again."""
+_MATCH_WORK = 2
+"""The price of a value of a snapshot that is matched, and sent if it matches."""
+_SEGMENTS_PER_WORK = 8
+"""Segments of the pattern that are compared for one unit of work more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastValueRule:
+    """A pattern whose last values are kept.
+
+    :ivar pattern: an open pattern.
+    :ivar keys: the limit of keys.
+    :ivar bytes: the limit of bytes of packets.
+    """
+
+    pattern: bytes
+    keys: int = 10_000
+    bytes: int = 16 << 20
+
+
+def parse_rule(text: str) -> LastValueRule:
+    """Parse the value of ``--last-value``: ``PATTERN[,keys=N][,bytes=SIZE]``.
+
+    It is split from the right, so a pattern may contain commas.
+
+    :raises UsageError: if a limit is no number above 0, or is given twice.
+    """
+    pattern, limits = text, dict[str, int]()
+    while match := re.fullmatch(r"(.*),(keys|bytes)=([^,]*)", pattern, re.DOTALL):
+        pattern, name, number = match.groups()
+        try:
+            limit = size("last-value")(number) if name == "bytes" else int(number)
+        except (ValueError, UsageError):
+            limit = 0
+        if limit < 1 or name in limits:
+            raise UsageError(
+                f"--last-value={text}: {name}={number}: give each limit once, above 0: PATTERN,keys=10000,bytes=16M"
+            )
+        limits[name] = limit
+    return LastValueRule(os.fsencode(pattern), **limits)
+
+
+def check_rules(rules: Iterable[LastValueRule], dialect: Dialect) -> None:
+    """Check the patterns of rules.
+
+    :raises UsageError: if a pattern is malformed or secret.
+    """
+    for rule in rules:
+        shown = dialect.shown(rule.pattern)
+        try:
+            is_secret = dialect.check(rule.pattern) is not None
+        except Violation as e:
+            raise UsageError(f"--last-value={shown}: {e}; give another pattern") from None
+        if is_secret:
+            raise UsageError(f"--last-value={shown}: values of secret keys are never kept; leave it out")
+
+
+class _Value(NamedTuple):
+    """A kept message: its packet, the UID of its publisher, and the store that it belongs to."""
+
+    packet: bytes
+    uid: int
+    store: _Store
+
+
+class _Image:
+    """A snapshot on its way: a list of values of which some may not be in the store any more.
+
+    :ivar size: bytes of memory of the values in the list.
+    :ivar since: the bytes that had been replaced when the list was made.
+    :ivar charged: bytes of memory that are charged for it.
+    """
+
+    __slots__ = ("charged", "client", "references", "since", "size")
+
+    def __init__(self, client: Client, references: int, size: int, since: int) -> None:
+        self.client = client
+        self.references = references
+        self.size = size
+        self.since = since
+        self.charged = 0
+
+    def charge(self, replaced: int) -> None:
+        """Charge what it holds, now that so many bytes have been replaced."""
+        self._charge(self.references + min(self.size, replaced - self.since))
+
+    def end(self) -> None:
+        self._charge(0)
+
+    def _charge(self, memory: int) -> None:
+        more, self.charged = memory - self.charged, memory
+        self.client.pattern_memory += more
+        self.client.user.charge_memory(more)
+
+
+class _Store:
+    """The values of one rule, by user, each user's oldest first."""
+
+    __slots__ = ("bytes_by_user", "keys", "keys_by_user", "pattern", "rule", "size")
+
+    def __init__(self, rule: LastValueRule, separator: bytes) -> None:
+        self.rule = rule
+        self.pattern = OpenPattern(rule.pattern, separator)
+        self.keys = 0
+        self.size = 0
+        self.keys_by_user: dict[int, dict[bytes, None]] = {}
+        self.bytes_by_user: dict[int, int] = {}
+
+    def add(self, key: bytes, size: int, uid: int) -> None:
+        self.keys += 1
+        self.size += size
+        self.keys_by_user.setdefault(uid, {})[key] = None
+        self.bytes_by_user[uid] = self.bytes_by_user.get(uid, 0) + size
+
+    def remove(self, key: bytes, size: int, uid: int) -> None:
+        self.keys -= 1
+        self.size -= size
+        keys = self.keys_by_user[uid]
+        del keys[key]
+        self.bytes_by_user[uid] -= size
+        if not keys:
+            del self.keys_by_user[uid], self.bytes_by_user[uid]
+
+    def excess(self) -> bytes | None:
+        """Return the key to push out; None if there is room for all."""
+        if self.size > self.rule.bytes:
+            most = max(self.bytes_by_user, key=self.bytes_by_user.__getitem__)
+        elif self.keys > self.rule.keys:
+            most = max(self.keys_by_user, key=lambda uid: len(self.keys_by_user[uid]))
+        else:
+            return None
+        return next(iter(self.keys_by_user[most]))
+
+
+class _Waiter:
+    """A client whose snapshot waits for its user's turn."""
+
+    __slots__ = ("_client", "is_waiting")
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.is_waiting = False
+
+    def take_turn(self) -> None:
+        self.is_waiting = False
+        self._client.flush()
+
+
+class LastValues:
+    """The last values of one bus: a `sbus.server.core.interfaces.Receiver` that keeps what it receives.
+
+    :param rules: the patterns to keep; the first one that matches a key is the key's.
+    :param turns: where a snapshot waits when its user's balance is spent.
+    :param charge: called with the bytes of memory that the values take more than before, or below 0 less.
+    """
+
+    def __init__(
+        self,
+        rules: tuple[LastValueRule, ...],
+        dialect: Dialect,
+        turns: Turns,
+        charge: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        check_rules(rules, dialect)
+        # As a receiver
+        self.peer = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
+        self.user = User(self.peer.uid, SharedBudget(), dialect.separator)
+        self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
+        self.pattern_bytes = 0
+        self.pattern_memory = 0
+        self.lost = 0
+        self.queue = None
+        self.transport = None
+        self.can_block = False
+        # The values, by key: the oldest publication first.
+        self._values: dict[bytes, _Value] = {}
+        self._stores = [_Store(rule, dialect.separator) for rule in rules]
+        self._images: dict[_Image, None] = {}
+        self._replaced = self._recounted = 0
+        self._separator = dialect.separator
+        self._turns = turns
+        self._charge = charge
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def listed(self) -> list[bytes]:
+        """The patterns whose values are kept."""
+        return [store.rule.pattern for store in self._stores]
+
+    @property
+    def memory(self) -> int:
+        """The memory of all values in bytes, about."""
+        return sum(store.size + store.keys * VALUE_OVERHEAD for store in self._stores)
+
+    def keys(self) -> list[bytes]:
+        """Return the keys that are kept, the oldest publication first."""
+        return list(self._values)
+
+    def value(self, key: bytes) -> tuple[bytes, int] | None:
+        """Return the kept packet of a key and the UID of its publisher, or None."""
+        value = self._values.get(key)
+        return None if value is None else (value.packet, value.uid)
+
+    def keep(self, packets: list[bytes], publisher: Publisher | None) -> None:
+        """Keep messages whose route this is on.
+
+        :param publisher: the client that published them; None for the program around the bus.
+        """
+        uid = os.geteuid() if publisher is None else publisher.user.uid
+        work = _KEEP_WORK * len(packets)
+        before = self.memory
+        for packet in packets:
+            work += self._keep(packet, uid)
+        self._charge(self.memory - before)
+        if self._images and self._replaced - self._recounted >= _RECOUNTED:
+            self._recount()
+        if publisher is not None:
+            publisher.user.work_left -= work
+
+    def _keep(self, packet: bytes, uid: int) -> int:
+        """Keep a message; return the work of pushing out others."""
+        end = packet.index(b"\0", 4)
+        key, size = packet[4:end], len(packet)
+        before = self._values.pop(key, None)
+        if before is not None:
+            store = before.store
+            store.remove(key, len(before.packet), before.uid)
+            self._replaced += len(before.packet) + VALUE_OVERHEAD
+        else:
+            store = next(s for s in self._stores if s.pattern.matches(key))
+        if size == end + 1 or size > store.rule.bytes:
+            return 0
+        self._values[key] = _Value(packet, uid, store)
+        store.add(key, size, uid)
+        work = 0
+        while (excess := store.excess()) is not None:
+            value = self._values.pop(excess)
+            store.remove(excess, len(value.packet), value.uid)
+            self._replaced += len(value.packet) + VALUE_OVERHEAD
+            work += 1 + len(store.keys_by_user) // _USERS_PER_WORK
+        return work
+
+    def _recount(self) -> None:
+        """Charge what the snapshots hold now; disconnect the clients of users that have no memory for it."""
+        self._recounted = self._replaced
+        for image in tuple(self._images):
+            image.charge(self._replaced)
+            if not image.client.user.may_hold(0):
+                image.client.close(CloseReason.USER_LIMIT)
+
+    @property
+    def snapshot_memory(self) -> int:
+        """The memory of a snapshot's references, in bytes."""
+        return _REFERENCE * len(self._values)
+
+    def snapshot(
+        self, client: Client, pattern: bytes, done: bytes
+    ) -> tuple[Generator[bytes | None, None, None], Callable[[], None]]:
+        """Return the packets of the kept messages that a pattern matches, the oldest publication first.
+
+        They are those of this moment. The iterator yields None to go on in the next turn of the client's user: after
+        each slice, and when the balance is spent.
+
+        :param done: the packet to end with.
+        :returns: the packets, and what to call when the last one has left, or the connection ends.
+        """
+        client.user.work_left -= len(self._values) // _LISTED_PER_WORK
+        image = _Image(client, self.snapshot_memory, self.memory, self._replaced)
+        self._images[image] = None
+        image.charge(self._replaced)
+        # Not one list of pairs: a thousand snapshots would be millions of tuples for the garbage collector to visit.
+        keys, values = list(self._values), list(self._values.values())
+        return self._send(client, pattern, keys, values, done), lambda: self._forget(image)
+
+    def _forget(self, image: _Image) -> None:
+        """Give back what a snapshot was charged."""
+        self._images.pop(image, None)
+        image.end()
+
+    def _send(
+        self, client: Client, pattern: bytes, keys: list[bytes], values: list[_Value], done: bytes
+    ) -> Generator[bytes | None, None, None]:
+        user, waiter = client.user, _Waiter(client)
+        wanted = OpenPattern(pattern, self._separator)
+        price = _MATCH_WORK + wanted.segments // _SEGMENTS_PER_WORK
+        at_once = max(1, _SLICE * _MATCH_WORK // price)
+        try:
+            for at, (key, value) in enumerate(zip(keys, values, strict=True)):
+                if user.work_left <= 0 or (at and at % at_once == 0):
+                    waiter.is_waiting = True
+                    self._turns.wait(user, waiter)
+                    while waiter.is_waiting:
+                        yield None
+                user.work_left -= price
+                if wanted.matches(key):
+                    yield value.packet
+            yield done
+        finally:
+            if waiter.is_waiting:
+                self._turns.forget(user, waiter)
+
+    # --- as a receiver -----------------------------------------------------------------------
+
+    def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+        """See `sbus.server.core.interfaces.Receiver`; `keep` takes its place."""
+        self.keep(packets, None)
+        return None
+
+    def flush(self) -> None:
+        """See `sbus.server.core.interfaces.Receiver`."""
+
+    def close(self, reason: CloseReason) -> None:
+        """See `sbus.server.core.interfaces.Receiver`."""

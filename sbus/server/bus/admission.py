@@ -1,0 +1,158 @@
+"""Admission: which connections of which users a bus takes.
+
+Theory of operation
+-------------------
+
+Users need not trust each other, so that no user may take all places of a bus. `Admission` decides about each connection
+that was accepted, by the user whom the kernel names:
+
+* *The rate.* Each user has a bucket of connections. It is filled by ``--user-accepts`` a second, and holds five
+  seconds' worth. A connection that finds the bucket empty is refused. Accepting and closing it costs the server about
+  15 µs; to leave it in the backlog would lock everybody out, as the kernel shows whose it is only when it is accepted.
+* *The clients of one user*: ``--user-clients``. By default that is a quarter of all places. They are those of
+  ``--max-clients``, or the descriptors (RLIMIT_NOFILE) where these are fewer.
+* *The reserves.* The last 64 places below ``--max-clients`` and the last 64 descriptors below RLIMIT_NOFILE are kept
+  for users without a connection (a quarter, if that is less). So a user, even with many subordinate UIDs, cannot lock
+  out others by being there first: somebody new is refused only when 64 users have taken the reserve, with one
+  connection each.
+
+Root and the server's own user are exempt: they can stop the bus anyway, and mend it. The recorder runs as one of them
+and is not exempt; it counts as a user of its own (`sbus.server.core.users.RECORDER`).
+
+A refused connection gets no bytes, and nothing of it is read. The port asks before it makes anything for a connection
+(`sbus.seqpacket.interfaces.IPeerGate`); what is asked for a connection that comes by another way is `room` alone.
+
+The buckets outlive the connections (`sbus.server.bus.buckets`): a range of 65,536 subordinate UIDs has 13 MB of them
+for 5 s at most.
+
+The descriptors are counted, not listed: those of connections are known, and the number of the others is looked up once
+a second at most while the reserve is near.
+
+Rejected: a rate for all users together (one user would spend it); to refuse by the descriptor's number, which is the
+lowest free one (numbers become free in the middle while the reserve is in use).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sbus.errors import CloseReason
+from sbus.server.bus.buckets import Buckets
+from sbus.server.core.limits import Limits
+from sbus.server.core.users import Users, is_exempt
+from sbus.syscalls.descriptors import descriptor_limit, open_descriptors
+
+__all__ = ["BURST_SECONDS", "RESERVE", "AcceptRates", "Admission", "reserve"]
+
+RESERVE = 64
+"""Clients, and descriptors, that are kept for users without a connection."""
+BURST_SECONDS = 5
+"""Seconds' worth of connections that a user who has not connected for a while may make at once."""
+
+_LOOK_NEAR, _LOOK_FAR = 1.0, 60.0
+"""Seconds between two looks at the open descriptors while the reserve is near, and while it is far."""
+_NEAR = 4 * RESERVE
+"""Free descriptors below which the reserve is near."""
+
+
+def reserve(places: int) -> int:
+    """Return how many of these places are kept for users without a connection."""
+    return min(RESERVE, places // 4)
+
+
+class AcceptRates:
+    """How often users may connect.
+
+    :param rate: connections a second of one user.
+    :param clock: seconds of the monotonic clock.
+    """
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._buckets = Buckets(rate, rate * BURST_SECONDS, clock)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, uid: int) -> bool:
+        """Count a connection of a user; return whether the user may make it."""
+        if self._buckets.level(uid) < 1:
+            return False
+        self._buckets.take(uid, 1)
+        return True
+
+
+class Admission:
+    """Decides about connections.
+
+    :param users: the users with a connection.
+    :param clock: seconds of the monotonic clock.
+    :param count_open: returns the number of open descriptors.
+    :param limit: returns the number of descriptors that the process may have.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        users: Users,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        count_open: Callable[[], int] = open_descriptors,
+        limit: Callable[[], int] = descriptor_limit,
+    ) -> None:
+        self._users = users
+        self._user_clients = limits.user_clients
+        self._max_clients = limits.max_clients
+        self._client_reserve = reserve(limits.max_clients)
+        self._rates = AcceptRates(limits.user_accepts, clock)
+        self._clock = clock
+        self._count_open = count_open
+        self._limit = limit
+        self._other_descriptors = 0
+        self._look_at = self._look_near_at = float("-inf")
+
+    def refusal(self, uid: int, clients: int) -> CloseReason | None:
+        """Return why a connection that was just accepted must be refused, or None if it need not.
+
+        :param uid: the UID that it counts for, as `sbus.server.core.users.Users` knows it.
+        :param clients: the clients that are connected, sidecars aside.
+        """
+        if is_exempt(uid):
+            return None
+        if not self._rates.take(uid):
+            return CloseReason.TOO_MANY_USER_CONNECTS
+        connections = self._users.connections_of(uid)
+        if connections and not self._has_descriptors():
+            return CloseReason.KEPT_FOR_OTHERS
+        return self.room(uid, connections, clients)
+
+    def room(self, uid: int, connections: int, clients: int) -> CloseReason | None:
+        """Return why one more connection of a user has no room on the bus, or None if it has.
+
+        :param connections: the user's connections, without this one.
+        :param clients: as for `refusal`.
+        """
+        if is_exempt(uid):
+            return None
+        if connections >= self.most_user_clients():
+            return CloseReason.TOO_MANY_USER_CLIENTS
+        if connections and self._max_clients - clients <= self._client_reserve:
+            return CloseReason.KEPT_FOR_OTHERS
+        return None
+
+    def most_user_clients(self) -> int:
+        """Return the number of clients that one user may have."""
+        if self._user_clients is not None:
+            return self._user_clients
+        return max(1, min(self._max_clients, self._limit()) // 4)
+
+    def _has_descriptors(self) -> bool:
+        """Return whether more descriptors than the reserve were free before the one that was just accepted."""
+        limit, connections = self._limit(), self._users.connections
+        now = self._clock()
+        free = limit - connections - self._other_descriptors
+        if now >= self._look_at or (free < _NEAR and now >= self._look_near_at):
+            self._other_descriptors = max(0, self._count_open() - connections - 1)
+            self._look_at, self._look_near_at = now + _LOOK_FAR, now + _LOOK_NEAR
+            free = limit - connections - self._other_descriptors
+        return free > reserve(limit)

@@ -1,0 +1,238 @@
+"""Back-pressure: which receivers block which publishers, and for how long.
+
+.. rubric:: Theory of operation
+
+A receiver that has chosen to block, and cannot take a message, blocks its publisher: the server stops reading the
+publisher's socket. The kernel's buffer then fills up, and the publisher's ``send()`` waits. That is all the
+back-pressure there is; the protocol has no message for it, and the publisher needs to know nothing.
+
+One object owns the matter for a whole bus, in both directions: the publishers that a receiver blocks, each until the
+receiver's queue is empty or until it has room, and the receivers that block a publisher. A publisher is paused when the
+first receiver blocks it, and resumed when the last one unblocks it. Clients that do not block and are
+not blocked take no memory here.
+
+The way from a full socket to a publisher that is read again, call by call:
+
+1. ``Delivery.flush`` or ``Delivery.deliver`` gets an ``Outcome`` with a block from a receiver's queue,
+2. and calls `Backpressure.block`,
+3. which calls ``publisher.pause_publishing``,
+4. which pauses the publisher's transport.
+5. Later the receiver's transport sends, and calls ``SendQueue.ack``,
+6. which calls ``on_drained`` of the receiver's connection,
+7. which calls ``Delivery.drained`` through the registry,
+8. which calls `Backpressure.drained`,
+9. which calls ``publisher.resume_publishing``,
+10. which resumes the publisher's transport.
+
+.. rubric:: The block time-out
+
+Each receiver that blocks has one timer. It starts with the first publisher that is blocked. When it ends, the receiver
+must have read something within the time-out, else the receiver is the one that misbehaves: it is disconnected, and its
+publishers go on. What it has read shows in two ways: packets leave its queue, or the kernel holds fewer bytes that it
+has not read (`sbus.server.bus.stall`). The timer is not restarted for each packet that leaves, which would cost two
+calls of the reactor for each batch: the time of the last packet is noted, and a timer that ends too early runs again
+for the rest.
+
+The time-out also ends two clients that block each other, and a client that blocks itself; nothing else would.
+A receiver that chooses other strategies unblocks its publishers, but the time goes on, so that a client cannot win time
+by choosing again and again.
+
+.. rubric:: Whom a full queue holds
+
+A receiver whose queue is at its hard limit blocks only publishers of the user with most in it
+(`sbus.server.bus.queue_shares`). The messages of the others are kept meanwhile, until one of them has most: a queue may
+exceed its limit as many times as there are users. Soft blocking concerns the publisher of the message at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from twisted.internet.interfaces import IReactorTime
+
+from sbus.errors import CloseReason
+from sbus.flood import Until
+from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.bus.queue_shares import QueueShares
+from sbus.server.bus.stall import StallTimer
+
+__all__ = ["Backpressure"]
+
+
+class _Peer(Protocol):
+    @property
+    def uid(self) -> int: ...
+
+
+class _Publisher(Protocol):
+    @property
+    def peer(self) -> _Peer: ...
+    def pause_publishing(self) -> None: ...
+    def resume_publishing(self) -> None: ...
+
+
+class _Receiver(Protocol):
+    @property
+    def transport(self) -> IPacketTransport | None: ...
+    def close(self, reason: CloseReason) -> None: ...
+
+
+def _unread(receiver: _Receiver) -> int:
+    return 0 if receiver.transport is None else receiver.transport.unread_bytes()
+
+
+class _Blocking:
+    """The publishers that one receiver blocks.
+
+    :ivar until: the state of the receiver's queue that each of them waits for.
+    :ivar timer: the running time-out.
+    """
+
+    __slots__ = ("timer", "until")
+
+    def __init__(self, timer: StallTimer) -> None:
+        self.until: dict[_Publisher, Until] = {}
+        self.timer = timer
+
+
+class Backpressure:
+    """The blocked publishers of one bus, and the receivers that block them.
+
+    :param clock: for the time-outs.
+    :param timeout: seconds that a receiver may block without reading anything.
+    """
+
+    def __init__(self, clock: IReactorTime, timeout: float) -> None:
+        self._clock = clock
+        self._timeout = timeout
+        self._held_seconds = 0.0
+        self._held_since: dict[_Publisher, float] = {}
+        self._since_sum = 0.0
+        self._blocking: dict[_Receiver, _Blocking] = {}
+        self._blocked: dict[_Publisher, set[_Receiver]] = {}
+        self._shares: dict[_Receiver, QueueShares] = {}
+
+    def kept(self, publisher: _Publisher, receiver: _Receiver, size: int, queued: int) -> None:
+        """Note that a congested receiver, which may block the publisher, has kept messages.
+
+        :param size: the bytes in them.
+        :param queued: the bytes in the receiver's queue, these included.
+        """
+        shares = self._shares.get(receiver)
+        if shares is None:
+            shares = self._shares[receiver] = QueueShares()
+        shares.add(publisher.peer.uid, size, queued)
+
+    @property
+    def held(self) -> int:
+        """The publishers that are blocked now."""
+        return len(self._held_since)
+
+    @property
+    def held_seconds(self) -> float:
+        """The time that publishers were blocked since the start, in seconds, summed over all of them."""
+        return self._held_seconds + self._clock.seconds() * len(self._held_since) - self._since_sum
+
+    def _hold(self, publisher: _Publisher) -> None:
+        now = self._held_since[publisher] = self._clock.seconds()
+        self._since_sum += now
+
+    def _let_go(self, publisher: _Publisher) -> None:
+        since = self._held_since.pop(publisher)
+        self._since_sum = self._since_sum - since if self._held_since else 0.0
+        self._held_seconds += self._clock.seconds() - since
+
+    def receivers_blocking(self, publisher: _Publisher) -> tuple[_Receiver, ...]:
+        """Return the receivers that block a publisher."""
+        return tuple(self._blocked.get(publisher, ()))
+
+    def block(self, publisher: _Publisher, receiver: _Receiver, until: Until) -> None:
+        """Block a publisher until the receiver's queue has room or is empty.
+
+        *Empty* outlasts *room*. A publisher of a user with less in the queue than another one is not blocked for room.
+        """
+        shares = self._shares.get(receiver)
+        if until is Until.ROOM and shares is not None and not shares.has_most(publisher.peer.uid):
+            return
+        blocking = self._blocking.get(receiver)
+        if blocking is None:
+            timer = StallTimer(
+                self._clock, self._timeout, lambda: _unread(receiver), lambda: self._time_is_up(receiver)
+            )
+            blocking = self._blocking[receiver] = _Blocking(timer)
+        if blocking.until.get(publisher) is not Until.EMPTY:
+            blocking.until[publisher] = until
+        receivers = self._blocked.get(publisher)
+        if receivers is None:
+            self._blocked[publisher] = {receiver}
+            self._hold(publisher)
+            publisher.pause_publishing()
+        else:
+            receivers.add(receiver)
+
+    def drained(self, receiver: _Receiver, has_room: bool, is_empty: bool) -> None:
+        """Unblock the publishers that waited for this state of a receiver's queue.
+
+        Packets have just left that queue.
+        """
+        if is_empty:
+            self._shares.pop(receiver, None)
+        blocking = self._blocking.get(receiver)
+        if blocking is None:
+            return
+        blocking.timer.progressed()
+        if is_empty:
+            self.release(receiver)
+        elif has_room:
+            self._unblock(receiver, [p for p, until in blocking.until.items() if until is Until.ROOM])
+
+    def release(self, receiver: _Receiver) -> None:
+        """Unblock all publishers of a receiver and stop its time-out."""
+        self._shares.pop(receiver, None)
+        blocking = self._blocking.pop(receiver, None)
+        if blocking is not None:
+            blocking.timer.cancel()
+            self._resume(receiver, blocking.until)
+
+    def reconsider(self, receiver: _Receiver) -> None:
+        """Unblock all publishers of a receiver that has chosen other strategies.
+
+        Its time-out continues.
+        """
+        blocking = self._blocking.get(receiver)
+        if blocking is not None:
+            self._unblock(receiver, list(blocking.until))
+
+    def forget(self, publisher: _Publisher) -> None:
+        """Forget a publisher that has disconnected."""
+        if publisher in self._blocked:
+            self._let_go(publisher)
+        for receiver in self._blocked.pop(publisher, ()):
+            del self._blocking[receiver].until[publisher]
+
+    def _unblock(self, receiver: _Receiver, publishers: list[_Publisher]) -> None:
+        until = self._blocking[receiver].until
+        for publisher in publishers:
+            del until[publisher]
+        self._resume(receiver, publishers)
+
+    def _resume(self, receiver: _Receiver, publishers: Iterable[_Publisher]) -> None:
+        unblocked = []
+        for publisher in publishers:
+            receivers = self._blocked[publisher]
+            receivers.discard(receiver)
+            if not receivers:
+                del self._blocked[publisher]
+                self._let_go(publisher)
+                unblocked.append(publisher)
+        for publisher in unblocked:
+            if publisher not in self._blocked:  # unless one that went on has had it blocked again
+                publisher.resume_publishing()
+
+    def _time_is_up(self, receiver: _Receiver) -> None:
+        if not self._blocking[receiver].until:
+            del self._blocking[receiver]
+        else:
+            receiver.close(CloseReason.BLOCKED_TOO_LONG)
+            self.release(receiver)

@@ -1,0 +1,232 @@
+"""Memory as memory: the prices of what clients make the server hold, and what happens when it is too much.
+
+Theory of operation
+-------------------
+
+`sbus.flood.MemoryAccount` holds one figure for the bus and one for each user. Four kinds of state are charged, each
+where it comes and goes, always at the same price both times:
+
+* packets and replies that wait, by their queue (`sbus.flood.send_queue`);
+* patterns (`pattern_memory`) and connections (`CLIENT_MEMORY`);
+* packets that were read and cannot be handled yet, since their publisher is blocked or waits for its turn;
+* what the kernel holds of packets that the client has not read, as the kernel itself reports it (SIOCOUTQ).
+
+Prices are constants, so that nothing has to be measured when state goes. They were fitted to the growth of the
+process (docs/server.rst, "Memory"). Patterns that share their first segments share nodes of the trie, and which client
+made a node first is not known: a segment is priced between what a shared and an own one takes.
+
+The route cache is bounded instead of charged, to a sixteenth of the limit (`Limits.memory_account`), as it serves all
+users.
+
+At its user's limit a queue counts as full, a subscription ends its client, a new connection is refused, send buffers do
+not grow, and a client with replies to read is not read from. At the limit for all, the *largest holder is shed*: the
+user with most memory loses its largest connection, until a sixteenth of the limit is free (`MemoryGuard.relieve`). That
+takes place in the next turn of the reactor, or at once where packets were kept, as a single turn can read more of these
+than anything else.
+
+The kernel's part. To ask for it costs a system call for each client (1 µs), so the guard asks only while the send
+buffers, full, could hold more than an eighth of a limit (`SAMPLED_PART`): 256 clients every 50 ms. With the default
+limits of a machine of 24 GB these are more than 470 clients of one user with full-sized buffers.
+
+Rejected: to charge the size of each send buffer. It is sound and simple, but 1,000 idle clients would count 64 MB that
+nobody uses. To look at the process's RSS: Python gives little back to the kernel, so it does not fall when clients go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from sbus.errors import CloseReason
+from sbus.flood import MemoryAccount, UserShare
+from sbus.protocol.keys import SecretKey
+from sbus.seqpacket.send_buffer import START
+from sbus.server.core.interfaces import Holder
+
+__all__ = [
+    "CLIENT_MEMORY",
+    "KEPT_PACKET",
+    "LEAST_MAX_MEMORY",
+    "LEAST_USER_MEMORY",
+    "MemoryGuard",
+    "pattern_memory",
+]
+
+LEAST_MAX_MEMORY = 1 << 20
+"""The smallest ``--max-memory``, in bytes: enough for some dozen clients."""
+LEAST_USER_MEMORY = 64 << 10
+"""The smallest ``--user-memory``, in bytes: enough for a few clients."""
+CLIENT_MEMORY = 6 << 10
+"""The price of a connection without patterns and packets, with its part of the kernel's memory."""
+KEPT_PACKET = 56
+"""The price of a packet that was read and is kept, beside its bytes."""
+SAMPLED_PART = 8
+"""The kernel is asked while send buffers could hold more than this part (one over it) of a limit."""
+
+_PATTERN = 490
+_SEGMENT = 150  # 390 if no other pattern has it, and 10 if all have it
+_WILDCARD_SEGMENT = 410  # 60 if others have it, and 1,000 if none has
+_SECRET = 600
+
+_SLACK = 16
+"""The part of the limit (one over it) that is free after clients were shed."""
+_SAMPLES = 256
+_SAMPLE_INTERVAL = 0.05
+
+
+def pattern_memory(pattern: bytes, separator: bytes, secret: SecretKey | None) -> int:
+    """Return the memory of a subscription to a new pattern, in bytes.
+
+    :param secret: the parts of a secret pattern; None for any other.
+    """
+    matched = secret.rest if secret else pattern
+    segments = matched.count(separator)
+    memory = _PATTERN + segments * _SEGMENT + 2 * len(pattern)
+    if secret:
+        memory += _SECRET + len(pattern)
+    if b"*" in matched:
+        memory += (segments + 1) * _WILDCARD_SEGMENT + len(matched)
+    return memory
+
+
+class _Leaving(Protocol):
+    @property
+    def user(self) -> UserShare: ...
+
+    pattern_memory: int
+
+
+class MemoryGuard:
+    """Keeps the memory of a bus below its limit.
+
+    :param account: the account of the bus.
+    :param clients: the connected clients by number.
+    :param leaving: clients that have left, and whose last patterns are being dropped.
+    :ivar buffers: bytes that the send buffers of all clients could hold.
+    """
+
+    log = Logger(namespace="sbus.server")
+
+    def __init__(
+        self,
+        account: MemoryAccount,
+        clients: Mapping[int, Holder],
+        leaving: Collection[_Leaving],
+        clock: IReactorTime,
+    ) -> None:
+        self._account = account
+        self._clients = clients
+        self._leaving = leaving
+        self._clock = clock
+        self._is_due = False
+        self._is_sampling = False
+        self._to_sample: list[Holder] = []
+        self._has_sampled = False
+        self.buffers = 0
+        account.on_full = self._full
+
+    # --- the kernel's part -------------------------------------------------------------------
+
+    def add_buffer(self, user: UserShare, size: int = START) -> None:
+        """Note that the send buffers of a user can hold more; below 0: less."""
+        self.buffers += size
+        user.buffers += size
+        if not self._is_sampling and self._is_tight(user):
+            self._is_sampling = True
+            self._clock.callLater(_SAMPLE_INTERVAL, self._sample)
+
+    def may_grow(self, user: UserShare, size: int) -> bool:
+        """Decide whether a send buffer may grow by `size` bytes, and note it if so."""
+        if not user.has_memory(size) or user.buffers + size > user.memory_limit:
+            return False
+        if self.buffers + size > self._account.limit:
+            return False
+        self.add_buffer(user, size)
+        return True
+
+    def _is_tight(self, user: UserShare) -> bool:
+        return self.buffers > self._account.limit // SAMPLED_PART or user.buffers > user.memory_limit // SAMPLED_PART
+
+    def _sample(self) -> None:
+        """Ask the kernel about some clients; stop when a whole round has found nobody to ask about."""
+        self._is_sampling = False
+        if not self._to_sample:
+            if not self._has_sampled and not any(map(self._is_tight, {c.user for c in self._clients.values()})):
+                return
+            self._to_sample = list(self._clients.values())
+            self._has_sampled = False
+        some, self._to_sample = self._to_sample[:_SAMPLES], self._to_sample[_SAMPLES:]
+        for client in some:
+            if self._is_tight(client.user) and client.reason is None:
+                client.sample_kernel()
+                self._has_sampled = True
+        self._is_sampling = True
+        self._clock.callLater(_SAMPLE_INTERVAL, self._sample)
+
+    # --- the limit for all -------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Shed at once if the limit is exceeded; only where clients may be closed."""
+        if self._account.held > self._account.limit:
+            self.relieve()
+
+    def _full(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._clock.callLater(0, self._relieve_soon)
+
+    def _relieve_soon(self) -> None:
+        self._is_due = False
+        self.relieve()
+
+    def relieve(self) -> None:
+        """Disconnect the largest clients of the largest users until there is room again.
+
+        What clients that are being closed hold is about to be free, and does not count.
+        """
+        account = self._account
+        target = account.limit - account.limit // _SLACK
+        users: dict[UserShare, list[tuple[int, int, Holder]]] = {}
+        memory: dict[UserShare, int] = {}
+        held = account.held
+        for left in set(self._leaving).difference(self._clients.values()):
+            memory.setdefault(left.user, left.user.memory)
+            memory[left.user] -= left.pattern_memory
+            held -= left.pattern_memory
+        for client in self._clients.values():
+            user = client.user
+            size = client.memory()
+            memory.setdefault(user, user.memory)
+            if client.reason is not None:
+                memory[user] -= size
+                held -= size
+            else:
+                users.setdefault(user, []).append((size, client.number, client))
+        # What is charged to a user and to none of its clients, as what waits for a cohort, goes with the last of these.
+        held -= sum(size for user, size in memory.items() if user not in users)
+        if held <= target:
+            return
+        for clients in users.values():
+            clients.sort()
+        while held > target and users:
+            user = max(users, key=memory.__getitem__)
+            size, _, client = users[user].pop()
+            if not users[user]:
+                del users[user]
+            self.log.warn(
+                "memory: {held} of {limit} B: client {number} is disconnected, whose user holds most: it held {size} "
+                "of the user's {of_user} B",
+                held=held,
+                limit=account.limit,
+                number=client.number,
+                size=size,
+                of_user=memory[user],
+            )
+            memory[user] -= size
+            held -= size
+            if user not in users:
+                held -= memory[user]
+            client.close(CloseReason.OUT_OF_MEMORY)

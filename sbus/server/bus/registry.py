@@ -1,0 +1,690 @@
+"""The registry of subscriptions: the switch of one bus, and the face of its parts.
+
+A bus consists of a few parts, each in a module of its own; the registry puts them together, and is the one object that
+connections (`sbus.server.bus.protocol`) and the program around the bus deal with:
+
+=================================  ==============================================================================
+`sbus.server.bus.members`          the connected clients: numbers, limit, sidecars, and when all are gone
+`sbus.server.core.users`           the users of these clients: connections, patterns, bytes in queues
+`sbus.server.bus.admission`        the connections that a user may have, and how often
+`sbus.server.bus.memory`           the memory that clients hold, and who is shed when it is too much
+`sbus.server.bus.router`           subscriptions, and the receivers of a routing key
+`sbus.server.bus.leaving`          the subscriptions of clients that have left, dropped in turns
+`sbus.server.core.closed_clients`  the last connections that have ended, with the reasons
+`sbus.server.bus.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
+`sbus.server.bus.backpressure`     which receivers block which publishers, and for how long
+`sbus.server.asks.interest`        the keys that clients watch: whether anybody listens
+`sbus.server.asks.last_values`     the last message of each key that the operator has listed
+`sbus.server.asks.requests`        the questions of clients that come with a payload
+`sbus.server.ops.tap`              what is published, for operators who look
+`sbus.server.asks.upstream`        the link to the bus's master: names, secrets and fences
+=================================  ==============================================================================
+
+The registry itself admits clients and subscriptions (it asks the credentials and checks the limits before a pattern
+reaches the router), and notifies observers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet import defer
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from sbus.daemon.service import Service
+from sbus.errors import CloseReason, UsageError, Violation, ViolationReason
+from sbus.flood import Loss, QueueOwner, SendQueue
+from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
+from sbus.protocol.notices import LossReason
+from sbus.protocol.packets import MSG, build
+from sbus.routing.cost import MatchCost
+from sbus.server.asks.interest import Interest
+from sbus.server.asks.interest_notices import InterestNotices
+from sbus.server.asks.last_values import LastValueRule, LastValues
+from sbus.server.asks.pattern_lists import PatternLists
+from sbus.server.asks.requests import Requests
+from sbus.server.asks.upstream import Upstream
+from sbus.server.bus.admission import Admission
+from sbus.server.bus.backpressure import Backpressure
+from sbus.server.bus.delivery import Delivery
+from sbus.server.bus.leaving import Leaving
+from sbus.server.bus.members import Members
+from sbus.server.bus.memory import MemoryGuard, pattern_memory
+from sbus.server.bus.router import Router
+from sbus.server.bus.stall import StallTimer
+from sbus.server.bus.vain_reads import VainReads
+from sbus.server.bus.work_clock import work_clock
+from sbus.server.core.closed_clients import ClosedClient, ClosedClients
+from sbus.server.core.components import FloodControls
+from sbus.server.core.counters import Counters
+from sbus.server.core.interfaces import Client, Deliver, ICredentials, MessageTap, Receiver
+from sbus.server.core.limits import Limits, pattern_cost
+from sbus.server.core.listeners import INSIDE, MAIN, Listener
+from sbus.server.core.observers import Events, redact
+from sbus.server.core.prices import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION
+from sbus.server.core.turns import Turns
+from sbus.server.core.users import LINK, RECORDER, SERVICES, User, Users, is_exempt
+
+__all__ = ["Counters", "SubscriptionRegistry"]
+
+_ROOM_MADE = 128
+"""Patterns of a client that has left that are dropped at once if its user needs room for a new one."""
+_DISCONNECTED_AT_ONCE = 512
+"""Clients whose closing begins in one turn of the reactor when the server stops: about 6 ms."""
+
+
+class SubscriptionRegistry(Service):
+    """The switch of one bus. Nothing in it is shared with any other bus.
+
+    :param credentials: the permissions to connect, subscribe, publish and block.
+    :param clock: for time-outs.
+    :param ignore_violations: drop a packet that breaks the protocol, and keep the client.
+    :param controls: the strategies and orders that clients may choose; by default all installed ones.
+    :param observers: `sbus.interfaces.IObserver` s.
+    :param owner_of: returns the UID that a UID counts as, for the limits of one user; by default each is its own.
+    :param public_interest: whether all users may ask about interest; else only root and the server's user.
+    :param last_values: the patterns whose last values are kept.
+    :param name: the name of the bus, for people.
+    :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
+    :ivar clients: the connected clients by their numbers.
+    :ivar counters: what has happened since the start.
+    :ivar closed: the last connections that have ended, with the reasons.
+    :ivar users: the users of the connected clients.
+    :ivar admission: which connections are admitted.
+    :ivar memory: keeps the memory of all clients below its limit.
+    :ivar turns: the clients whose users have no work left for now.
+    :ivar interest: the keys that clients watch.
+    :ivar last_values: the messages that are kept; None if none are.
+    :ivar upstream: the link to the bus's master.
+    :ivar requests: answers the questions of clients.
+    :ivar routes: the route cache, key → receivers, to be read in hot loops.
+    :ivar delivery: the messages on their way.
+    :ivar route: see `sbus.server.bus.router.Router.route`.
+    :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
+    :ivar pattern_weight: times that an open pattern takes its usual memory, as a link in this process knows it too; to
+        be set before there is a pattern.
+    :ivar deliver: see `sbus.server.bus.delivery.Delivery.deliver`.
+    :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
+        publishing, and no observer follows publications.
+    """
+
+    name = "registry"
+
+    def __init__(
+        self,
+        credentials: ICredentials,
+        clock: IReactorTime,
+        *,
+        limits: Limits | None = None,
+        dialect: Dialect = CURRENT,
+        ignore_violations: bool = False,
+        controls: FloodControls | None = None,
+        observers: tuple[Any, ...] = (),
+        owner_of: Callable[[int], int] | None = None,
+        public_interest: bool = True,
+        last_values: tuple[LastValueRule, ...] = (),
+        name: str = "",
+        secrets_go_up: bool = False,
+    ) -> None:
+        self.credentials = credentials
+        self.limits = limits or Limits()
+        self.dialect = dialect
+        self.ignore_violations = ignore_violations
+        self.controls = controls or FloodControls()
+        self.counters = Counters()
+        self.closed = ClosedClients()
+        account, cache_bytes = self.limits.memory_account()
+        self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
+        self.turns = Turns(clock, work_clock())
+        self._clock = clock
+        self._vain_reads = VainReads(clock.seconds)
+        self._leaving = Leaving(self.turns, clock, drop=self._drop_and_charge, mute=self._mute, on_left=self._has_left)
+        self._queue_limits = self.limits.queue
+        self._events = Events(observers)
+        self._members = Members(self.limits.max_clients)
+        self._owner_of = owner_of
+        self.admission = Admission(self.limits, self.users)
+        self._router = Router(dialect, cache_bytes=cache_bytes)
+        self._backpressure = Backpressure(clock, self.limits.block_timeout)
+        self.delivery = Delivery(
+            self.counters, self._events, credentials, self._backpressure, self.turns, account, self._router.muted
+        )
+        self.clients = self._members.clients
+        self.memory = MemoryGuard(account, self.clients, self._leaving.receivers, clock)
+        self._notices = InterestNotices(clock, self.delivery.flush)
+        self.interest = Interest(
+            self._router,
+            dialect,
+            credentials,
+            clock,
+            self.turns,
+            notify=self._notices.notify,
+            flush=self.delivery.flush,
+            forget_user=self._forget_user,
+        )
+        self.delivery.observers = self.interest.observers
+        self.last_values: LastValues | None = None
+        if last_values:
+            self.last_values = LastValues(last_values, dialect, self.turns, account.charge)
+            self.delivery.set_keeper(self.last_values)
+            self.interest.observers.add(self.last_values)
+            for pattern in self.last_values.listed:
+                self._router.add(self.last_values, pattern, None)
+        self._pattern_lists = PatternLists(
+            self._router, self.clients, self.interest.observers, clock, self.turns, self.delivery.flush
+        )
+        self.upstream = self._router.upstream = Upstream(
+            clock,
+            name=name,
+            secrets_go_up=secrets_go_up,
+            flush=self.delivery.flush,
+            forget_routes=self._router.forget_routes,
+            number_of=self._pattern_lists.number_of,
+        )
+        self.requests = Requests(
+            self.interest,
+            self._pattern_lists,
+            self.last_values,
+            self.subscribe,
+            self.enlist,
+            self.limits,
+            dialect,
+            self.upstream,
+            public_interest=public_interest,
+        )
+        self.routes = self._router.routes
+        self.route = self._router.route
+        self.attached: dict[str, Callable[[], bool]] = {}
+        self.pattern_weight = 1
+        self.deliver: Deliver = self.delivery.deliver
+        self.fast_path = not credentials.restrictsPublishing and not self._events.published
+
+    @property
+    def backpressure(self) -> Backpressure:
+        """The publishers that are blocked."""
+        return self._backpressure
+
+    @property
+    def router(self) -> Router:
+        """The subscriptions, and the route cache."""
+        return self._router
+
+    def open_tap(self, tap: MessageTap) -> Deliver:
+        """Put a tap into the way of all messages; return what delivers them behind it."""
+        self._events.dropped = (*self._events.dropped, tap.dropped)
+        self.deliver = tap.deliver
+        return self.delivery.deliver
+
+    def close_tap(self, tap: MessageTap) -> None:
+        """Take a tap out of the way again."""
+        self._events.dropped = tuple(each for each in self._events.dropped if each != tap.dropped)
+        self.deliver = self.delivery.deliver
+
+    # --- clients come and go -----------------------------------------------------------------
+
+    @property
+    def sidecar(self) -> int | None:
+        """The PID of a process that serves the bus, such as its recorder.
+
+        See `sbus.server.bus.members`.
+        """
+        return self._members.sidecar
+
+    @sidecar.setter
+    def sidecar(self, pid: int | None) -> None:
+        self._members.sidecar = pid
+
+    def is_attached(self, pid: int | None) -> bool:
+        """Return whether a process that serves the bus is connected."""
+        return self._members.is_attached(pid)
+
+    @property
+    def link_sidecar(self) -> int | None:
+        """The PID of the process that links the bus to its master, if the server has started it."""
+        return self._members.link
+
+    @link_sidecar.setter
+    def link_sidecar(self, pid: int | None) -> None:
+        self._members.link = pid
+
+    def connect_user(self, peer: PeerCredentials, listener: Listener = MAIN) -> User:
+        """Count a connection of the user that a peer belongs to; return the user."""
+        return self.users.connect(self._uid_of(peer, listener))
+
+    def _uid_of(self, peer: PeerCredentials, listener: Listener) -> int:
+        """Return the UID that a peer counts as: its own, that of its owner, the recorder's or the link's."""
+        if listener is INSIDE or peer.pid == self._members.link:
+            return LINK
+        if peer.pid == self._members.sidecar:
+            return RECORDER
+        return peer.uid if self._owner_of is None else self._owner_of(peer.uid)
+
+    def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:
+        """Make the queue of packets on their way to a client."""
+        queue = SendQueue(owner, self._queue_limits, user)
+        if self._events.delivered:
+            queue.watch = lambda packets: self._delivered(client, packets)
+        return queue
+
+    def stall_timer(self, sample: Callable[[], object], call: Callable[[], object]) -> StallTimer:
+        """Call `call` when `sample` has returned the same for the whole block time-out; return the timer."""
+        return StallTimer(self._clock, self.limits.block_timeout, sample, call)
+
+    def rest(self, user: User, took: int, call: Callable[[], object]) -> IDelayedCall | None:
+        """Count a vain read of a user's client (`sbus.server.bus.vain_reads`). If the client has to rest, call `call`
+        then.
+
+        :param took: the CPU time of the read, in microseconds.
+        :returns: the timer; None if the client need not rest.
+        """
+        seconds = self._vain_reads.rest_after(user.uid, took)
+        return self._clock.callLater(seconds, call) if seconds else None
+
+    def admits(self, peer: PeerCredentials, listener: Listener = MAIN) -> bool:
+        """Decide about a connection that was just accepted, before anything is made for it.
+
+        What a policy says comes later, in `connected`.
+        """
+        if not self._members.has_room(peer.pid, listener):
+            reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
+        else:
+            uid = self._uid_of(peer, listener)
+            reason = self.admission.refusal(uid, self._members.count) or self._kept_at(listener, uid)
+        if reason is not None:
+            self._refuse(peer, reason, listener)
+        return reason is None
+
+    def connected(self, client: Client) -> CloseReason | None:
+        """Admit a client, or return why not."""
+        reason: CloseReason | None = None
+        if not self.running:
+            reason = CloseReason.SERVER_STOPPED
+        elif not self._members.has_room(client.peer.pid, client.listener):
+            reason = CloseReason.TOO_MANY_CLIENTS
+        elif not (client.listener.admits(client.peer) and self.credentials.mayConnect(client.peer)):
+            reason = CloseReason.NOT_ALLOWED
+        elif not client.user.may_hold(0):
+            reason = CloseReason.USER_MEMORY
+        else:
+            user = client.user
+            reason = self.admission.room(user.uid, user.connections - 1, self._members.count) or self._kept_at(
+                client.listener, user.uid
+            )
+        if reason is not None:
+            self._refuse(client.peer, reason, client.listener)
+            return reason
+        self._members.add(client)
+        client.user.work_left -= CONNECTION
+        self.counters.connected += 1
+        for notify in self._events.connected:
+            notify(client)
+        return None
+
+    def _kept_at(self, listener: Listener, uid: int) -> CloseReason | None:
+        """Return the reason if the places that are left at a socket are kept for other users."""
+        if not is_exempt(uid) and self._members.keeps(listener, uid):
+            return CloseReason.KEPT_FOR_OTHERS
+        return None
+
+    def _refuse(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
+        """Count a connection that is refused, and notify observers."""
+        self.counters.refused += 1
+        self.counters.refused_by[reason] += 1
+        self.counters.user_limits += reason in _USER_LIMITS
+        for notify in self._events.refused:
+            notify(peer, reason, listener)
+
+    def leave(self, client: Receiver) -> None:
+        """Drop the subscriptions of a client that takes no more messages.
+
+        What the balance of its user does not pay for is dropped in turns; the client gets no message meanwhile.
+        """
+        self._leaving.add(client)
+
+    def _drop_and_charge(self, client: Receiver, pattern: bytes) -> None:
+        self._drop(client, pattern)
+        client.user.work_left -= SUBSCRIPTION + self.routing_work()
+
+    def _mute(self, client: Receiver) -> None:
+        """Have nothing that is published from now on reach a client whose subscriptions are still there."""
+        self.delivery.flush()
+        self.delivery.catch_up(client)
+        self._router.mute(client)
+        if client.queue is not None:
+            client.queue.deafen()
+
+    def _has_left(self, client: Receiver, was_muted: bool) -> None:
+        """Note that the last subscription of a client that has left is dropped."""
+        if was_muted:
+            self._router.unmute(client)
+            if client.queue is not None:
+                client.queue.hear()
+        self.interest.left(client)
+        self.delivery.has_left(client)
+        if was_muted:
+            self._forget_user(client.user)
+
+    def disconnect_user(self, user: User) -> None:
+        """Count a connection of a user less."""
+        self.users.disconnect(user)
+        self._forget_user(user)
+
+    def _forget_user(self, user: User) -> None:
+        """Forget a user that has no connections and no patterns left, when it has paid its debts."""
+        if not user.connections and not user.patterns:
+            for balance in (user, user.copies):
+                if self.turns.pay_off(balance, lambda: self._forget_user(user)):
+                    return
+            self.users.forget(user)
+            self.turns.forget_user(user)
+
+    def stop_receiving(self, client: Receiver) -> None:
+        """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
+        self.delivery.forget(client)
+        self.leave(client)
+        self._stop_asking(client)
+
+    def _stop_asking(self, client: Receiver) -> None:
+        self.interest.unwatch_all(client)
+        self._notices.forget(client)
+        self._pattern_lists.forget(client)
+        self.upstream.forget(client)
+
+    def disconnected(self, client: Client, reason: CloseReason) -> None:
+        """Remove a client that has disconnected, or one that was never admitted."""
+        self.delivery.forget(client)
+        self._backpressure.forget(client)
+        if client not in self._members:
+            return
+        self.leave(client)
+        self._stop_asking(client)
+        fired = self._members.remove(client)
+        self.counters.disconnected_by[reason] += 1
+        self.closed.add(
+            ClosedClient(
+                client.number,
+                client.peer,
+                client.user.uid,
+                client.connected_at,
+                time.time(),
+                reason,
+                client.lost,
+                client.conflated,
+                client.listener.name,
+            )
+        )
+        for notify in self._events.closed:
+            notify(client, reason)
+        for deferred in fired:
+            deferred.callback(None)
+
+    def when_empty(self) -> defer.Deferred[None]:
+        """Return a Deferred that fires when the last client, sidecars aside, leaves next."""
+        return self._members.when_empty()
+
+    def disconnect_all(self, *, sidecars: bool) -> None:
+        """Disconnect all clients, because the server stops.
+
+        :param sidecars: the sidecars, too.
+        """
+        self._router.stop_caching()  # else each client that leaves would have the routes of all others looked up again
+        clients = self._members.all(sidecars=sidecars)
+        for client in clients:
+            client.reason = client.reason or CloseReason.SERVER_STOPPED  # no packet of it is handled any more
+        self._disconnect(clients)
+
+    def _disconnect(self, clients: list[Client]) -> None:
+        """Disconnect clients in slices."""
+        for client in clients[:_DISCONNECTED_AT_ONCE]:
+            client.close(CloseReason.SERVER_STOPPED)
+        if len(clients) > _DISCONNECTED_AT_ONCE:
+            self._clock.callLater(0, self._disconnect, clients[_DISCONNECTED_AT_ONCE:])
+
+    def startService(self) -> None:
+        """Admit clients."""
+        self._router.start_caching()
+        super().startService()
+
+    def stopService(self) -> defer.Deferred[None]:
+        """Disconnect all clients; the Deferred fires when they are gone, and nothing of them is left."""
+        super().stopService()
+        gone = self._members.when_gone()
+        self.disconnect_all(sidecars=True)
+        return gone.addCallback(lambda _: self._leaving.finish())
+
+    # --- subscriptions -----------------------------------------------------------------------
+
+    def subscribe(self, client: Receiver, pattern: bytes) -> None:
+        """Subscribe a client; identical subscriptions are counted.
+
+        :raises Violation: if the client may not subscribe to the pattern, or has too many.
+        """
+        if client in self._leaving.receivers:
+            self._leaving.drop(client, len(client.patterns))  # a subscriber of the program that comes back
+        if self.upstream.is_chained:
+            pattern = self.upstream.local(pattern)
+        count, secret = client.patterns.get(pattern, (0, None))
+        if not count:
+            secret = self.dialect.check(pattern)
+            self.credentials.checkSubscription(client.peer, pattern, secret)
+            cost = pattern_cost(pattern, self.dialect.separator)
+            if len(client.patterns) + self.interest.count(client) >= self.limits.max_patterns:
+                raise Violation(ViolationReason.TOO_MANY_PATTERNS)
+            if client.pattern_bytes + cost > self.limits.max_pattern_bytes:
+                raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
+            if client.user.patterns >= self.limits.user_patterns:
+                self._check_user_patterns(client.user)
+            memory = self._pattern_memory(pattern, secret)
+            if not client.user.may_hold(memory):
+                raise Violation(ViolationReason.USER_MEMORY)
+            self._add_match_cost(client.user, pattern, secret)
+            try:
+                self._router.add(client, pattern, secret)
+            except BaseException:
+                _match_cost(client.user, secret).remove(_matched(pattern, secret))
+                raise
+            client.pattern_bytes += cost
+            client.pattern_memory += memory
+            client.user.charge_memory(memory)
+            client.user.charge(1, cost)
+            if self.upstream.link is not None and secret is None:
+                self.upstream.subscribed(client, pattern)
+        client.patterns[pattern] = (count + 1, secret)
+        for notify in self._events.subscribed:
+            notify(client, redact(self.dialect, pattern))
+
+    def enlist(self, client: Client) -> None:
+        """Count a client of root or of the server's user as a service from now on, unless it holds something already.
+
+        Links, bridges, recorders and monitors say what they are before they subscribe. Together they are one user, who
+        is not exempt. A service that finds no room is disconnected.
+        """
+        if not client.user.is_exempt or client.patterns or self.interest.count(client):
+            return
+        self.flush()  # its replies
+        reason = self.admission.refusal(SERVICES, self._members.count - 1)
+        if reason is not None:
+            client.close(reason)
+        elif not client.is_holding:
+            before = client.user
+            client.change_user(self.users.connect(SERVICES))
+            self._members.recount(client, before)
+            self.disconnect_user(before)
+
+    def observe(self, client: Client, is_observer: bool) -> None:
+        """Have a client's subscriptions count no more as interest, or count again."""
+        if is_observer:
+            self.enlist(client)
+        if is_observer is not (client in self.interest.observers):
+            self._pattern_lists.observed(client, is_observer)
+            self.interest.observe(client, is_observer)
+
+    def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
+        """Take one subscription back; an unknown one is ignored and counted."""
+        if self.upstream.is_chained:
+            pattern = self.upstream.local(pattern)
+        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._leaving.receivers else (0, None)
+        if not count:
+            self.counters.unknown_unsubscriptions += 1
+            return
+        if count > 1:
+            client.patterns[pattern] = (count - 1, secret)
+        else:
+            self._drop(client, pattern)
+        for notify in self._events.unsubscribed:
+            notify(client, redact(self.dialect, pattern))
+
+    def _drop(self, client: Receiver, pattern: bytes) -> None:
+        """Remove a pattern of a client, however often the client has subscribed to it."""
+        _, secret = client.patterns.pop(pattern)
+        cost = pattern_cost(pattern, self.dialect.separator)
+        client.pattern_bytes -= cost
+        memory = self._pattern_memory(pattern, secret)
+        client.pattern_memory -= memory
+        client.user.charge_memory(-memory)
+        client.user.release(1, cost)
+        _match_cost(client.user, secret).remove(_matched(pattern, secret))
+        self._router.remove(client, pattern, secret)
+        self.upstream.unsubscribed(client, pattern)
+
+    def _pattern_memory(self, pattern: bytes, secret: SecretKey | None) -> int:
+        memory = pattern_memory(pattern, self.dialect.separator, secret)
+        return memory if secret else memory * self.pattern_weight
+
+    def _check_user_patterns(self, user: User) -> None:
+        """Make room for one more pattern of a user who has as many as one user may have.
+
+        :raises Violation: if there is none.
+        """
+        if not user.has_pattern_limits:
+            return
+        # What clients that have left still hold is not to be held against those that are there.
+        if (client := self._leaving.of(user)) is not None:
+            self._leaving.drop(client, _ROOM_MADE)
+        if user.patterns >= self.limits.user_patterns:
+            raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
+
+    def _add_match_cost(self, user: User, pattern: bytes, secret: SecretKey | None) -> None:
+        """Count the steps of a pattern for its user.
+
+        :raises Violation: if they are too many; nothing is counted then.
+        """
+        cost, matched = _match_cost(user, secret), _matched(pattern, secret)
+        before = cost.steps
+        cost.add(matched)
+        # A pattern that adds no step is never refused: a user who was exempt may have more than the limit.
+        if before < cost.steps > self.limits.max_match_steps and user.has_pattern_limits:
+            cost.remove(matched)
+            raise Violation(ViolationReason.TOO_MANY_MATCH_STEPS)
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def routing_work(self) -> int:
+        """Return the work of the router since the last call, in the units of `sbus.server.core.turns`."""
+        steps = self._router.steps
+        if not steps:
+            return 0
+        self._router.steps = 0
+        return steps // LOOK_UP_STEPS
+
+    def check_publish(self, client: Client, key: bytes, payload: bytes) -> None:
+        """Ask the credentials policy about a message, and notify observers of it.
+
+        :raises Violation: if the policy refuses the message.
+        """
+        if self.credentials.restrictsPublishing and not self.credentials.mayPublish(client.peer, key):
+            raise Violation(ViolationReason.REFUSED_PUBLICATION)
+        if self._events.published:
+            secret = self.dialect.is_secret(key)
+            for notify in self._events.published:
+                notify(client, redact(self.dialect, key), None if secret else payload)
+
+    def publish(self, key: bytes, payload: bytes) -> None:
+        """Publish a message from the program around the bus, on behalf of no client.
+
+        :raises Violation: if the protocol forbids the key.
+        :raises UsageError: if either is not bytes.
+        """
+        try:
+            packet = build(MSG, key, payload)
+        except TypeError as e:
+            raise UsageError(f"a key and a payload are bytes, for example b'state/on' and text.encode(): {e}") from None
+        delivery, router = self.delivery, self._router
+        work, steps = delivery.work, router.steps  # of a client's batch, if an observer publishes in the middle of it
+        receivers = self.route(key)
+        self.deliver([packet], receivers, None)
+        delivery.work, router.steps = work, steps  # no client pays for this message
+        delivery.flush()
+
+    def touch(self, client: Client) -> None:
+        """Have `flush` send what a client's own packets have brought into its queue."""
+        self.delivery.touch(client, client)
+
+    def touch_also(self, client: Client) -> None:
+        """Have `flush` send what another client's packets, or nobody's, have brought into a client's queue."""
+        self.delivery.touch_also(client)
+
+    def flush(self) -> None:
+        """Send what the current batch has brought; see `Delivery.flush`."""
+        self.delivery.flush()
+
+    # --- flood control -----------------------------------------------------------------------
+
+    def drained(
+        self, client: Receiver, has_room: bool, is_empty: bool, dropped: int = 0, dropped_bytes: int = 0
+    ) -> None:
+        """Note that messages have left a client's queue; see `QueueOwner.on_drained`.
+
+        :param dropped: messages that a receiver without a `SendQueue` has dropped.
+        :param dropped_bytes: the bytes of these.
+        """
+        if dropped:
+            self.lost(client, (Loss(LossReason.DISCARD, dropped, dropped_bytes),))
+        self.delivery.drained(client, has_room, is_empty)
+
+    def lost(self, client: Receiver, losses: tuple[Loss, ...]) -> None:
+        """Count messages that were dropped for a client, by cause; see `QueueOwner.on_lost`."""
+        self.delivery.dropped(client, losses)
+
+    def strategies_changed(self, client: Receiver) -> None:
+        """Unblock the publishers of a client that has chosen other strategies."""
+        self._backpressure.reconsider(client)
+        self.delivery.reconsider(client)
+
+    def _delivered(self, client: Receiver, packets: list[bytes]) -> None:
+        for notify in self._events.delivered:
+            notify(client, len(packets), sum(map(len, packets)))
+
+    def violated(self, client: Client, violation: Violation, key: bytes) -> bool:
+        """Count a violation and notify observers.
+
+        Return whether the client must be disconnected.
+        """
+        self.counters.violations += 1
+        self.counters.violations_by[violation.reason] += 1
+        self.counters.user_limits += violation.reason.is_user_limit
+        for notify in self._events.violated:
+            notify(client, violation, redact(self.dialect, key))
+        return not self.ignore_violations
+
+
+_USER_LIMITS = frozenset(
+    (
+        CloseReason.USER_LIMIT,
+        CloseReason.USER_MEMORY,
+        CloseReason.TOO_MANY_USER_CLIENTS,
+        CloseReason.TOO_MANY_USER_CONNECTS,
+        CloseReason.KEPT_FOR_OTHERS,
+    )
+)
+
+
+def _match_cost(user: User, secret: SecretKey | None) -> MatchCost:
+    return user.secret_match_cost if secret else user.match_cost
+
+
+def _matched(pattern: bytes, secret: SecretKey | None) -> bytes:
+    """Return the part of a pattern that is matched segment by segment."""
+    return secret.rest if secret else pattern

@@ -1,0 +1,170 @@
+"""The router: the index of subscriptions, with the route cache kept in step."""
+
+from __future__ import annotations
+
+from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey
+from sbus.routing.cache import LONGEST_KEY, RouteCache
+from sbus.routing.trie import PatternIndex
+from sbus.server.asks.upstream import Upstream
+from sbus.server.core.interfaces import Receiver, SubscriptionListener
+
+__all__ = ["Router"]
+
+
+_REFRESHED = 256
+"""Cached routes that are looked up again at once when a subscription changes; more are forgotten. They take 1 ms."""
+_REFRESHED_RECEIVERS = 8_192
+"""Receivers in these routes at most: 1 ms too. To forget the routes to more does not matter: each message costs more
+for its copies than for its look-up."""
+_REPLACED = 12
+"""The price in steps of such a route, beside its look-up."""
+_NEW_KEY = 20
+"""The price in steps of a key that is not in the cache, beside its look-up: it is checked, and a run by itself."""
+_FORGOTTEN = 20
+"""The price in steps of a route that is forgotten for want of room: its key has to be looked up again."""
+_CHANGED = 160
+"""The price in steps of a route that is forgotten because a subscription has changed it: more than its look-up costs
+the next publisher, so that a user who changes everybody's routes all day pays for it first."""
+
+
+class Router:
+    """Finds the receivers of a routing key.
+
+    It checks neither credentials nor limits: the registry does that before a pattern gets here.
+
+    :param cache_bytes: bytes of memory that the route cache may take.
+    :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
+    :ivar listeners: they are called for each open subscription that comes or goes.
+    :ivar steps: the steps of all look-ups, and those that forgotten routes are worth, since the counter was last set to
+        0: the work to charge.
+    :ivar muted: receivers that get nothing, although they have subscriptions; change it with `mute`.
+    :ivar misses: keys that were not in the cache, since the start.
+    :ivar routes: the cache, key → receivers, for hot loops; only the router changes it.
+    """
+
+    def __init__(self, dialect: Dialect, *, cache_bytes: int = 64 << 20) -> None:
+        self._dialect = dialect
+        self._index: PatternIndex[Receiver] = PatternIndex(dialect)
+        self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
+        self.listeners: tuple[SubscriptionListener, ...] = ()
+        self.steps = 0
+        self.muted: set[Receiver] = set()
+        self.misses = 0
+        self.upstream: Upstream | None = None
+        self.routes = self._cache.routes
+        self._is_caching = True
+
+    def route(self, key: bytes) -> tuple[Receiver, ...]:
+        """Return the receivers that are subscribed to a key, each once.
+
+        :raises Violation: if the protocol forbids the key.
+        """
+        receivers = self.routes.get(key) if len(key) <= LONGEST_KEY else None
+        if receivers is None:
+            secret = self._dialect.check(key)
+            self.misses += 1
+            self.steps += _NEW_KEY
+            if secret is not None and self.upstream is not None and self.upstream.is_chained:
+                chained = self.upstream.receivers(key, self._look_up_secret)
+                if chained is not None:
+                    return chained
+            receivers = self._look_up(key, secret)
+            if not self._is_caching:
+                return receivers
+            receivers = self._cache.remember(key, secret, receivers)
+            if self._cache.overflown:
+                self.steps += _FORGOTTEN * self._cache.overflown
+                self._cache.overflown = 0
+        return receivers
+
+    def _look_up(self, key: bytes, secret: SecretKey | None) -> tuple[Receiver, ...]:
+        found, steps = self._index.look_up(key, secret)
+        self.steps += steps
+        if self.muted:
+            found = tuple(receiver for receiver in found if receiver not in self.muted)
+        return found
+
+    def _look_up_secret(self, key: bytes) -> tuple[Receiver, ...]:
+        return self._look_up(key, self._dialect.check(key))
+
+    def forget_routes(self) -> None:
+        """Empty the cache: keys have got another meaning."""
+        self.steps += _FORGOTTEN * len(self.routes)
+        self._cache.clear()
+
+    def _changed(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
+        """Keep the cache in step with a subscription that has come or gone."""
+        if not self.routes:
+            return
+        keys = self._cache.affected(pattern, secret, peer, _REFRESHED)
+        if keys is None or sum(len(self.routes.get(key, ())) for key in keys) > _REFRESHED_RECEIVERS:
+            self.steps += _CHANGED * self._cache.forget(pattern, secret, peer)
+            return
+        for key in keys:
+            if key in self.routes:  # the cache empties itself if the new routes are too long together
+                self._cache.replace(key, self._look_up(key, self._dialect.check(key) if secret else None))
+        self.steps += _REPLACED * len(keys)
+
+    def add(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
+        """Add the subscription of a receiver to a pattern that it is not subscribed to.
+
+        :param secret: the result of `Dialect.check` for the pattern.
+        """
+        self._index.subscribe(receiver, pattern, secret, receiver.peer)
+        self._changed(pattern, secret, receiver.peer)
+        if self.listeners and not secret:
+            for listener in self.listeners:
+                listener.added(receiver, pattern)
+
+    def mute(self, receiver: Receiver) -> None:
+        """Look a receiver up no more, before its subscriptions are removed; cached routes may contain it still."""
+        self.muted.add(receiver)
+
+    def stop_caching(self) -> None:
+        """Forget all routes, and keep none any more: subscriptions come and go more quickly, look-ups take longer."""
+        self._is_caching = False
+        self._cache.clear()
+
+    def start_caching(self) -> None:
+        """Keep routes again."""
+        self._is_caching = True
+
+    def unmute(self, receiver: Receiver) -> None:
+        """Forget that a receiver was muted: its last subscription has been removed."""
+        self.muted.discard(receiver)
+
+    def remove(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
+        """Take an `add` back."""
+        self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
+        self._changed(pattern, secret, receiver.peer)
+        if self.listeners and not secret:
+            for listener in self.listeners:
+                listener.removed(receiver, pattern)
+
+    def open_tables(self, key: bytes) -> tuple[list[dict[Receiver, int]], int]:
+        """Return the subscribers of an open key in one table for each pattern, and the steps that finding them took.
+
+        Muted receivers are among them. The route cache is neither asked nor changed.
+        """
+        return self._index.open_tables(key)
+
+    def look_up(self, key: bytes) -> tuple[Receiver, ...]:
+        """Return the receivers of a key as `route` does, without a look at the route cache and without a change to it.
+
+        :raises Violation: if the protocol forbids the key.
+        """
+        found = self._index.look_up(key, self._dialect.check(key))[0]
+        return tuple(receiver for receiver in found if receiver not in self.muted) if self.muted else found
+
+    @property
+    def index(self) -> PatternIndex[Receiver]:
+        """The patterns, to be read."""
+        return self._index
+
+    def is_muted(self, receiver: Receiver) -> bool:
+        """Return whether nothing is routed to a receiver any more."""
+        return receiver in self.muted
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is subscribed to anything."""
+        return self._index.is_empty()

@@ -1,0 +1,19 @@
+"""Messages that nobody is subscribed to: the one definition, for the counter, the metric and the events.
+
+A message is *unrouted* if every receiver on its route is an observer: a client with ``observer/on``, such as the
+recorder or the page in the browser, or the store of last values. A publisher without echo is not on the route of its
+own messages. So the answer is that of ``probe`` and of ``interest`` (`sbus.server.asks.interest`): 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from sbus.server.core.interfaces import Receiver
+
+__all__ = ["is_unrouted"]
+
+
+def is_unrouted(receivers: tuple[Receiver, ...], observers: Set[Receiver]) -> bool:
+    """Return whether nobody but observers is among the receivers of a message."""
+    return not receivers or (receivers[0] in observers and observers >= set(receivers))

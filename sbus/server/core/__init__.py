@@ -1,0 +1,1 @@
+"""What every part of the server knows: its interfaces, users, limits, sockets and counters."""

@@ -1,0 +1,100 @@
+"""The built-in credentials policies.
+
+They use the credentials that the kernel reports (``SO_PEERCRED``, unix(7)).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zope.interface import implementer
+
+from sbus.errors import Violation, ViolationReason
+from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.server.core.interfaces import ICredentials, ICredentialsPolicy
+from sbus.syscalls.sockets import overflow_ids
+
+__all__ = ["AccessSettings", "KernelCredentials", "KernelPolicy", "OwnUserPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessSettings:
+    """The access options of a bus.
+
+    :ivar allowed_users: UIDs that may connect besides the server's own; None for every user that can reach the socket.
+    :ivar is_abstract: whether the address is an abstract one, which has no file mode to protect it.
+    :ivar block_across_users: whether a receiver may also block publishers of other users.
+    """
+
+    allowed_users: frozenset[int] | None = None
+    is_abstract: bool = False
+    block_across_users: bool = False
+
+
+@implementer(ICredentials)
+class KernelCredentials:
+    """Decides by the peer credentials.
+
+    Protocol: "Secret keys", "Flood control".
+
+    IDs that many processes share prove nothing: PID 0 and the overflow IDs, as containers show them. A client with
+    one of these gets no secrets.
+
+    :param allowed: UIDs that may connect besides the server's own; None for all.
+    """
+
+    restrictsPublishing = False
+
+    def __init__(self, settings: AccessSettings, allowed: Iterable[int] | None) -> None:
+        self._settings = settings
+        self._allowed = None if allowed is None else frozenset(allowed)
+        self._overflow_uid, self._overflow_gid = overflow_ids()
+
+    # Each call looks up the server's own user again: twistd --uid and --euid change it after the start.
+
+    def mayConnect(self, peer: PeerCredentials) -> bool:
+        return self._allowed is None or peer.uid in self._allowed or peer.uid == os.geteuid()
+
+    def checkSubscription(self, peer: PeerCredentials, pattern: bytes, secret: SecretKey | None) -> None:
+        if not secret:
+            return
+        if peer.pid == 0 or peer.uid == self._overflow_uid or peer.gid == self._overflow_gid:
+            raise Violation(ViolationReason.UNPROVEN_IDENTITY)
+        if not secret.belongs_to(peer):
+            raise Violation(ViolationReason.FOREIGN_SECRET)
+
+    def mayPublish(self, peer: PeerCredentials, key: bytes) -> bool:
+        return True
+
+    def mayBlock(self, receiver: PeerCredentials, publisher: PeerCredentials) -> bool:
+        return self._settings.block_across_users or receiver.uid == publisher.uid or receiver.uid in (0, os.geteuid())
+
+
+@implementer(ICredentialsPolicy)
+class KernelPolicy:
+    """Admits every user that may write to the socket's path.
+
+    On an abstract address it admits the server's user and root.
+    """
+
+    name = "kernel"
+    description = "checks the peer credentials from the kernel, and --allow-user (the default)"
+
+    def make(self, settings: AccessSettings) -> KernelCredentials:
+        allowed = settings.allowed_users
+        if allowed is None and settings.is_abstract:
+            allowed = frozenset((0,))
+        return KernelCredentials(settings, allowed)
+
+
+@implementer(ICredentialsPolicy)
+class OwnUserPolicy:
+    """Admits only the server's own user, whatever the socket's mode is."""
+
+    name = "own-user"
+    description = "like kernel, but only the server's own user may connect"
+
+    def make(self, settings: AccessSettings) -> KernelCredentials:
+        return KernelCredentials(settings, frozenset())

@@ -1,0 +1,304 @@
+"""The server's interfaces: for plugins, receivers and publishers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+
+from zope.interface import Attribute, Interface
+
+from sbus.errors import CloseReason, Violation
+from sbus.flood import ClientSettings, Outcome, SendQueue, UserShare
+from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.core.listeners import Listener
+from sbus.server.core.users import User
+
+__all__ = [
+    "Client",
+    "Deliver",
+    "Holder",
+    "ICredentials",
+    "ICredentialsPolicy",
+    "IObserver",
+    "MessageTap",
+    "Publisher",
+    "Receiver",
+    "SubscriptionListener",
+]
+
+
+class Publisher(Protocol):
+    """A client as the sender of messages, which receivers can block."""
+
+    peer: PeerCredentials
+    """The publisher's credentials, from the kernel."""
+
+    user: User
+    """The publisher's user."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the server reads nothing from it now."""
+
+    def pause_publishing(self) -> None:
+        """Stop reading: at least one receiver blocks this publisher."""
+
+    def resume_publishing(self) -> None:
+        """Read again: no receiver blocks this publisher any more."""
+
+
+class Receiver(Protocol):
+    """A target of messages: a client's connection, or a subscriber inside the program.
+
+    Subscribe one with `SubscriptionRegistry.subscribe`. For a receiver with a `queue`, the hot loop of
+    `sbus.server.bus.delivery` uses its queue and its transport directly, and calls `enqueue` only if the queue is
+    congested. A receiver without a queue gets every run of messages through `enqueue`, and then `flush` when the batch
+    has ended.
+    """
+
+    peer: PeerCredentials
+    """The credentials of the receiver: they decide about secrets, and whom it may block."""
+
+    user: User
+    """The user of the receiver, from `SubscriptionRegistry.users`."""
+
+    patterns: dict[bytes, tuple[int, SecretKey | None]]
+    """Its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern)."""
+
+    pattern_bytes: int
+    """The cost of all patterns together, by `sbus.protocol.patterns.pattern_cost`."""
+
+    pattern_memory: int
+    """The memory of these, in bytes, by `sbus.server.bus.memory.pattern_memory`."""
+
+    lost: int
+    """Messages that were dropped for it."""
+
+    @property
+    def queue(self) -> SendQueue | None:
+        """Its queue of packets, or None."""
+
+    @property
+    def transport(self) -> IPacketTransport | None:
+        """The transport that sends from the queue.
+
+        It is None without a queue, and once the connection is lost.
+        """
+
+    @property
+    def can_block(self) -> bool:
+        """Whether `enqueue` can return an outcome that blocks the publisher."""
+
+    def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+        """Take a run of messages, one packet each.
+
+        :param may_block: whether the receiver may block their publisher.
+        :returns: None if all were kept; else what the bus must count, close or block. A receiver that has blocked
+            publishers calls `SubscriptionRegistry.drained` when it has room again.
+        """
+
+    def flush(self) -> None:
+        """Send the messages of a batch; there may be none."""
+
+    def close(self, reason: CloseReason) -> None:
+        """Disconnect the receiver."""
+
+
+class Holder(Protocol):
+    """A client, as far as memory is concerned."""
+
+    number: int
+    reason: CloseReason | None
+
+    @property
+    def user(self) -> UserShare:
+        """The user that the client belongs to."""
+
+    def memory(self) -> int:
+        """Return the bytes that are charged for this client alone."""
+
+    def sample_kernel(self) -> None:
+        """Charge what the kernel holds for this client now."""
+
+    def close(self, reason: CloseReason) -> None:
+        """Disconnect the client."""
+
+
+class Client(Publisher, Receiver, Holder, Protocol):
+    """A connection to the bus, as the registry sees it: publisher, receiver and holder of memory."""
+
+    user: User
+    """The user that the client belongs to."""
+
+    number: int
+    """Counts connections, from 1; 0 before the client was admitted."""
+
+    connected_at: float
+    """When it connected, in seconds since the epoch."""
+
+    listener: Listener
+    """The socket at which it has connected."""
+
+    @property
+    def conflated(self) -> int:
+        """Messages for it that newer ones of their keys replaced (``blocking/soft/latest``)."""
+
+    settings: ClientSettings
+    """The client's choices."""
+
+    on_room: tuple[Callable[[], None], ...]
+    """Called when packets have left its queue, after it was congested."""
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether packets wait for it, or messages have been dropped for it."""
+
+    def change_user(self, user: User) -> None:
+        """Belong to another user from now on, with all that the client holds; not while it `is_holding` more."""
+
+    def close(self, reason: CloseReason, detail: str = "") -> None:
+        """Disconnect the client.
+
+        :param detail: more about the reason, for the client itself.
+        """
+
+    def reply(self, key: bytes, payload: bytes) -> None:
+        """Send the client a reply; flood control never drops it."""
+
+    def notify(self, key: bytes, payload: bytes) -> None:
+        """Send the client a notice, maybe in another client's batch; it takes the place of a reply."""
+
+    def hold_replies(self) -> None:
+        """Hold back the replies from now on, and leave a place for one that has to wait."""
+
+    def release_reply(self, key: bytes, payload: bytes) -> None:
+        """Send the reply that the first place was left for, and those that have waited behind it."""
+
+    def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
+        """Send packets behind those that wait, and before everything that comes from now on.
+
+        Nothing more of the client is handled until the last one has been queued.
+
+        :param packets: as for `sbus.flood.Snapshot`.
+        :param on_over: called when the last one has left, or the connection ends.
+        """
+
+
+class SubscriptionListener(Protocol):
+    """Wants to know of open subscriptions."""
+
+    def added(self, receiver: Receiver, pattern: bytes) -> None:
+        """A receiver has subscribed to an open pattern."""
+
+    def removed(self, receiver: Receiver, pattern: bytes) -> None:
+        """A receiver's subscription to an open pattern has ended."""
+
+
+class Deliver(Protocol):
+    """Delivers a run of messages, as `sbus.server.bus.delivery.Delivery.deliver` does."""
+
+    def __call__(
+        self,
+        packets: list[bytes],
+        receivers: tuple[Receiver, ...],
+        publisher: Publisher | None,
+        at_once: bool = False,
+        /,
+    ) -> int: ...
+
+
+class MessageTap(Protocol):
+    """What is put into the way of all messages, to look at them (`sbus.server.ops.tap`)."""
+
+    @property
+    def deliver(self) -> Deliver:
+        """What delivers a run in place of the bus, and notes it."""
+
+    def dropped(self, receiver: Receiver, messages: int, size: int) -> None:
+        """Note that messages were dropped for a receiver (`IObserver.dropped`)."""
+
+
+class ICredentials(Interface):
+    """The permissions on one bus.
+
+    The bus calls these methods for each event, so they must be quick.
+    """
+
+    restrictsPublishing: bool = Attribute(
+        "Whether the bus calls `mayPublish`. That costs time for every message, so say False if it allows everything."
+    )
+
+    def mayConnect(peer: PeerCredentials) -> bool:
+        """Return whether this peer may use the bus."""
+
+    def checkSubscription(peer: PeerCredentials, pattern: bytes, secret: SecretKey | None) -> None:
+        """Check whether this peer may subscribe.
+
+        :param secret: the parts of a secret pattern; None for any other.
+        :raises sbus.errors.Violation: if it may not.
+        """
+
+    def mayPublish(peer: PeerCredentials, key: bytes) -> bool:
+        """Return whether this peer may publish with this key.
+
+        Called only if `restrictsPublishing`.
+        """
+
+    def mayBlock(receiver: PeerCredentials, publisher: PeerCredentials) -> bool:
+        """Return whether a receiver whose strategies can block may block this publisher."""
+
+
+class ICredentialsPolicy(Interface):
+    """A kind of `ICredentials` that can be chosen with ``--credentials=NAME``."""
+
+    name: str = Attribute("The ``NAME`` in ``--credentials=NAME``.")
+    description: str = Attribute("One line for ``--help``.")
+
+    def make(settings: Any) -> ICredentials:
+        """Make the component for one bus from the settings in force.
+
+        These are a `sbus.server.core.credentials.AccessSettings`.
+        """
+
+
+class IObserver(Interface):
+    """Hears what happens on a bus: a log, metrics, a dashboard.
+
+    Derive from `sbus.server.Observer` and override the events that you need: an event that no observer overrides
+    costs nothing. A `client` is the same object from ``connected`` to ``closed``; its ``peer`` is a `PeerCredentials`,
+    its ``number`` counts connections from 1, and its ``listener`` is the `Listener` of the socket at which it came in,
+    with a ``name``. A secret key is cut after ``<pid>``, and its payload is withheld.
+    """
+
+    may_publish: bool = Attribute("Whether the observer may publish during an event; True if it does not say.")
+
+    def connected(client: Any) -> None:
+        """A client has connected."""
+
+    def subscribed(client: Any, pattern: bytes) -> None:
+        """A client has subscribed."""
+
+    def unsubscribed(client: Any, pattern: bytes) -> None:
+        """A client has dropped a subscription."""
+
+    def published(client: Any, key: bytes, payload: bytes | None) -> None:
+        """A client has published a message; the payload is None if the key is secret."""
+
+    def delivered(client: Any, packets: int, size: int) -> None:
+        """The server has handed packets for a client to the kernel, `size` bytes together."""
+
+    def dropped(client: Any, packets: int, size: int) -> None:
+        """The server has dropped packets for a client, `size` bytes in total."""
+
+    def violated(client: Any, violation: Violation, key: bytes) -> None:
+        """A client broke the protocol.
+
+        `key` is the key or pattern, or empty if there was none.
+        """
+
+    def refused(peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
+        """The server has accepted a connection at this socket only to close it."""
+
+    def closed(client: Any, reason: CloseReason) -> None:
+        """A client has disconnected, or was disconnected."""

@@ -1,0 +1,156 @@
+"""The limits of a bus: for one client, and for all clients together."""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from sbus.errors import UsageError
+from sbus.flood import MemoryAccount, QueueLimits
+from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.protocol.patterns import pattern_cost
+
+__all__ = ["MAX_REPLIES", "Limits", "cgroup_limits", "default_max_memory", "pattern_cost"]
+
+MAX_REPLIES = 64
+"""Replies in a client's queue past which the server does not read from the client."""
+
+_LARGEST_PACKET = 1 << 30
+_CACHE = 16
+"""The part of the memory (one over it) that is set aside for the route cache."""
+_INTERPRETER = 48 << 20
+"""Bytes that the process takes without clients."""
+_LEAST_DEFAULT = 16 << 20
+"""The smallest default of ``--max-memory``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one bus.
+
+    Each option of ``twistd sbus`` with the same name sets one.
+
+    :ivar max_packet: bytes in the longest packet.
+    :ivar max_clients: connections at one time.
+    :ivar user_clients: connections of one user at one time; None for a quarter of `max_clients`, or of the descriptors
+        of the process if these are fewer. Root and the server's own user have none of the limits of one user.
+    :ivar user_accepts: connections of one user that are accepted in a second, and five times that at once.
+    :ivar user_patterns: patterns of all clients of one user together.
+    :ivar max_patterns: different patterns of one client.
+    :ivar max_pattern_bytes: the cost of one client's patterns together, by `pattern_cost`.
+    :ivar max_match_steps: steps that the wildcards of one user can add to the look-up of a key, by
+        `sbus.routing.cost.MatchCost`; root and the server's own user have no such limit.
+    :ivar queue_messages: messages in one client's queue.
+    :ivar queue_bytes: bytes of packets in one client's queue.
+    :ivar total_queue_bytes: bytes of packets in all queues together.
+    :ivar max_memory: bytes of memory that all clients may make the server hold, in its process and in the kernel; None
+        for `default_max_memory`.
+    :ivar user_memory: bytes of these that one user may hold; None for a quarter.
+    :ivar block_timeout: seconds after which a client that blocks publishers and takes no packet is disconnected.
+    """
+
+    max_packet: int = DEFAULT_MAX_PACKET
+    max_clients: int = 16_384
+    user_clients: int | None = None
+    user_accepts: int = 200
+    user_patterns: int = 32_768
+    max_patterns: int = 16_384
+    max_pattern_bytes: int = 1 << 20
+    max_match_steps: int = 1024
+    queue_messages: int = 65_536
+    queue_bytes: int = 64 << 20
+    total_queue_bytes: int = 256 << 20
+    max_memory: int | None = None
+    user_memory: int | None = None
+    block_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
+            kinds, what = ((int, float), "number") if isinstance(field.default, float) else (int, "whole number")
+            if not isinstance(value, kinds):
+                raise UsageError(f"{field.name} is {value!r}: it must be a {what}")
+            if not value > 0:
+                raise UsageError(f"{field.name} is {value}: it must be more than 0")
+        if self.max_packet < 64:
+            raise UsageError(f"max_packet is {self.max_packet}: replies of the server take up to 64 bytes")
+        if self.max_packet > _LARGEST_PACKET:
+            raise UsageError(
+                f"max_packet is {self.max_packet}: no socket sends more than {_LARGEST_PACKET} bytes at once"
+            )
+
+    def memory_account(self) -> tuple[MemoryAccount, int]:
+        """Return a new account with the limits of memory, and the bytes set aside for the route cache."""
+        limit = default_max_memory() if self.max_memory is None else self.max_memory
+        of_user = max(1, limit // 4) if self.user_memory is None else self.user_memory
+        cache = limit // _CACHE
+        return MemoryAccount(limit - cache, of_user), cache
+
+    @property
+    def queue(self) -> QueueLimits:
+        """Return the limits of one client's queue."""
+        return QueueLimits(self.queue_messages, self.queue_bytes)
+
+
+# --- the default limit of memory -------------------------------------------------------------
+
+
+@functools.cache
+def default_max_memory() -> int:
+    """Return three quarters of what the process may take beside the interpreter, or half of the machine's memory.
+
+    The process may take what its cgroup and RLIMIT_AS allow; if neither is limited, the machine's memory counts.
+    """
+    left = []
+    cgroup = min(cgroup_limits(_read), default=None)
+    if cgroup is not None and cgroup < _machine_memory():
+        left.append(cgroup - _INTERPRETER)
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        left.append(soft - _address_space())
+    return max(_LEAST_DEFAULT, min(left) * 3 // 4) if left else _machine_memory() // 2
+
+
+def cgroup_limits(read: Callable[[str], str | None]) -> list[int]:
+    """Return the limits of memory, in bytes, of this process's cgroup and of the groups above it (cgroups(7)).
+
+    :param read: returns the content of a file, or None.
+    """
+    limits = []
+    for line in (read("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, name = "/sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # In a container the path may be the host's, and the group's own files are at the root.
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts), -1, -1):
+            text = (read("/".join([root, *parts[:depth], name])) or "").strip()
+            if text.isdigit():
+                limits.append(int(text))
+    return limits
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _address_space() -> int:
+    """Return the bytes of address space that this process uses."""
+    return int((_read("/proc/self/statm") or "0").split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,121 @@
+"""Observers of a bus: the base class, and how events reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from sbus.errors import CloseReason, Violation
+from sbus.protocol.keys import Dialect, PeerCredentials
+from sbus.server.core.interfaces import IObserver
+from sbus.server.core.listeners import Listener
+
+__all__ = ["Events", "Observer", "redact"]
+
+_log = Logger(namespace="sbus.bus")
+
+
+@implementer(IObserver)
+class Observer:
+    """An observer of nothing: override the events that you need (see `IObserver`)."""
+
+    may_publish = True
+
+    def connected(self, client: Any) -> None:
+        pass
+
+    def subscribed(self, client: Any, pattern: bytes) -> None:
+        pass
+
+    def unsubscribed(self, client: Any, pattern: bytes) -> None:
+        pass
+
+    def published(self, client: Any, key: bytes, payload: bytes | None) -> None:
+        pass
+
+    def delivered(self, client: Any, packets: int, size: int) -> None:
+        pass
+
+    def dropped(self, client: Any, packets: int, size: int) -> None:
+        pass
+
+    def violated(self, client: Any, violation: Violation, key: bytes) -> None:
+        pass
+
+    def refused(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
+        pass
+
+    def closed(self, client: Any, reason: CloseReason) -> None:
+        pass
+
+
+class Events:
+    """The listeners to each event of one bus.
+
+    An event without listeners costs a look at an empty tuple.
+
+    An exception that an observer raises is logged and goes no further: an observer cannot stop the bus.
+
+    :param observers: `sbus.interfaces.IObserver` s; of each, only the methods that it overrides are called.
+    :ivar publishes_on_loss: whether an observer of `dropped` may publish.
+    """
+
+    __slots__ = (
+        "closed",
+        "connected",
+        "delivered",
+        "dropped",
+        "published",
+        "publishes_on_loss",
+        "refused",
+        "subscribed",
+        "unsubscribed",
+        "violated",
+    )
+
+    def __init__(self, observers: Iterable[Any] = ()) -> None:
+        observers = tuple(observers)
+        self.connected = _listeners(observers, "connected")
+        self.subscribed = _listeners(observers, "subscribed")
+        self.unsubscribed = _listeners(observers, "unsubscribed")
+        self.published = _listeners(observers, "published")
+        self.delivered = _listeners(observers, "delivered")
+        self.dropped = _listeners(observers, "dropped")
+        self.publishes_on_loss = any(
+            _hears(observer, "dropped") for observer in observers if getattr(observer, "may_publish", True)
+        )
+        self.violated = _listeners(observers, "violated")
+        self.refused = _listeners(observers, "refused")
+        self.closed = _listeners(observers, "closed")
+
+
+def redact(dialect: Dialect, key: bytes) -> bytes:
+    """Return a key as observers may see it: a secret one is cut after ``<pid>``."""
+    if not dialect.is_secret(key):
+        return key
+    try:
+        secret = dialect.check(key)
+    except Violation:
+        return b"!/..."
+    return b"!/cred/%b/" % secret.ids if secret else key
+
+
+def _listeners(observers: tuple[Any, ...], event: str) -> tuple[Callable[..., None], ...]:
+    return tuple(_guarded(getattr(observer, event)) for observer in observers if _hears(observer, event))
+
+
+def _hears(observer: Any, event: str) -> bool:
+    return getattr(type(observer), event, None) is not getattr(Observer, event)
+
+
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    def notify(*event: Any) -> None:
+        try:
+            method(*event)
+        except Exception:
+            _log.failure("An observer failed in {method}", method=method)
+
+    return notify

@@ -1,0 +1,133 @@
+"""The users of a bus: the server's resources that each one's connections hold.
+
+There is one `User` for each UID with a connection. Fair shares of the queues are counted by user. Programs that serve
+the bus itself, such as its recorder, are users with a negative UID, which no process has: they run as root or as the
+server's user, and are not exempt as these are. The server knows those that it has started; others say what they are
+(`SubscriptionRegistry.enlist`).
+"""
+
+from __future__ import annotations
+
+import os
+
+from sbus.flood import UNLIMITED, MemoryAccount, SharedBudget, UserShare
+from sbus.routing.cost import MatchCost
+from sbus.server.core.turns import TURN_BUDGET
+
+__all__ = ["LINK", "RECORDER", "SERVICES", "User", "Users", "is_exempt"]
+
+RECORDER = -1
+"""The UID of the user that the recorder of a bus is."""
+LINK = -2
+"""The UID of the user that the link of a bus to its master is, at that bus."""
+SERVICES = -3
+"""The UID of the user that all other links, bridges, recorders and monitors of root and the server's user are."""
+
+
+def is_exempt(uid: int) -> bool:
+    """Return whether the limits of one user do not apply: to root, and to the server's own user.
+
+    That user is looked up again each time: twistd --uid and --euid change it after the start.
+    """
+    return uid in (0, os.geteuid())
+
+
+class User(UserShare):
+    """One UID, with all its connections.
+
+    :ivar uid: the UID.
+    :ivar connections: open connections, those that are about to be refused included.
+    :ivar patterns: different patterns of these connections.
+    :ivar pattern_bytes: the cost of these patterns, by `sbus.protocol.patterns.pattern_cost`.
+    :ivar match_cost: the steps that these patterns can add to the look-up of a key, those of secrets aside.
+    :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
+        ``<rest>``.
+    :ivar work_left: the work that its clients may do before they have to wait for a turn (`sbus.server.core.turns`).
+    """
+
+    __slots__ = ("connections", "match_cost", "pattern_bytes", "patterns", "secret_match_cost", "uid", "work_left")
+
+    def __init__(self, uid: int, budget: SharedBudget, separator: bytes) -> None:
+        super().__init__(budget)
+        self.uid = uid
+        self.connections = 0
+        self.patterns = 0
+        self.pattern_bytes = 0
+        self.work_left = self.copies.work_left = TURN_BUDGET
+        self.match_cost = MatchCost(separator)
+        self.secret_match_cost = MatchCost(separator)
+        if is_exempt(uid):
+            self.memory_limit = UNLIMITED
+
+    @property
+    def is_exempt(self) -> bool:
+        """Whether the limits of one user do not apply to this one."""
+        return is_exempt(self.uid)
+
+    @property
+    def has_pattern_limits(self) -> bool:
+        """Whether the limits of patterns apply to this user: services subscribe on behalf of others."""
+        return self.uid != SERVICES and not self.is_exempt
+
+    def charge(self, patterns: int, pattern_bytes: int) -> None:
+        """Count more patterns of this user."""
+        self.patterns += patterns
+        self.pattern_bytes += pattern_bytes
+
+    def release(self, patterns: int, pattern_bytes: int) -> None:
+        """Count fewer patterns of this user."""
+        self.patterns -= patterns
+        self.pattern_bytes -= pattern_bytes
+
+
+class Users:
+    """All users with a connection, by UID.
+
+    :param limit: bytes of packets in all queues together.
+    :param separator: the byte between two segments of a pattern.
+    :param memory: the account of the memory of all users.
+    :ivar connections: open connections of all users, those that are about to be refused included.
+    """
+
+    def __init__(self, limit: int, separator: bytes = b"/", memory: MemoryAccount | None = None) -> None:
+        self.budget = SharedBudget(limit, memory)
+        self.connections = 0
+        self._separator = separator
+        self._users: dict[int, User] = {}
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+    def all(self) -> list[User]:
+        """Return all users."""
+        return list(self._users.values())
+
+    def __getitem__(self, uid: int) -> User:
+        return self._users[uid]
+
+    def connections_of(self, uid: int) -> int:
+        """Return the number of connections of a user."""
+        user = self._users.get(uid)
+        return 0 if user is None else user.connections
+
+    def connect(self, uid: int) -> User:
+        """Count a connection of this user; return the user."""
+        user = self._users.get(uid)
+        if user is None:
+            user = self._users[uid] = User(uid, self.budget, self._separator)
+            self.budget.memory.users = len(self._users)
+        user.connections += 1
+        self.connections += 1
+        return user
+
+    def disconnect(self, user: User) -> None:
+        """Count a connection less; a user without connections and patterns is forgotten."""
+        user.connections -= 1
+        self.connections -= 1
+        self.forget(user)
+
+    def forget(self, user: User) -> None:
+        """Forget a user that has neither connections nor patterns nor debts left, if it is one."""
+        if not user.connections and not user.patterns and user.work_left > 0 and user.copies.work_left > 0:
+            self._users.pop(user.uid, None)
+            self.budget.memory.users = len(self._users)

@@ -1,0 +1,245 @@
+"""The tap: what is published now, for operators who look.
+
+.. rubric:: Theory of operation
+
+Nobody looks: the registry's ``deliver`` is that of `sbus.server.bus.delivery`, and there is no tap. While at least one
+`Watcher` looks, ``deliver`` is `Tap.deliver`, which delivers first and then notes the run for each watcher.
+
+Noting has a budget: a tenth of the time that passes, and at most `BURST` at once, which is a tenth of the longest turn
+of a user. Making the text of the events is charged to it as well (`Tap.charged`). Messages that the budget does not
+cover are delivered and counted (`Tap.missed`), but not looked at.
+
+Who lost a message: flood control reports losses by receiver, as numbers, and drops what came last. So a loss of n
+messages is that of the last n messages for that receiver before the report. A receiver that is late loses its messages
+a few turns later, which is before the events are made. A loss of older messages shows in the counters alone.
+
+What is held is bounded: `MOST_RUNS` runs, `MOST_LOSSES` losses, and what each watcher keeps. Notes live for `TICK` of
+`sbus.admin.answers`, and so do the receivers that they refer to.
+
+Rejected: a second subscription to every pattern (it would change routes, block publishers, and miss secrets and keys
+without a route); an observer (`IObserver.published` takes the fast path from all clients as long as it exists).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from sbus.server.core.interfaces import Deliver, Publisher, Receiver
+
+__all__ = ["BURST", "MOST_LOSSES", "MOST_RUNS", "SHARE", "Run", "Source", "Tap", "Watcher", "source_of"]
+
+SHARE = 0.1
+"""The part of all time that noting may take."""
+BURST = 0.0004
+"""Seconds that it may take at once."""
+MOST_RUNS = 2048
+"""Runs that are kept to find out who lost a message."""
+MOST_LOSSES = 1024
+"""Reports of losses that are kept for it."""
+_NAMED = 8
+"""Clients that are named for each message that was lost."""
+_EFFORT = 1000
+"""Runs that are looked through in one tick to find out who lost a message; each 64 receivers count as one more."""
+_SETTLED = 0.05
+"""Seconds between two times that the losses are settled."""
+
+
+class Source(NamedTuple):
+    """A publisher: its number, PID, UID and the name of its socket. The program around the bus has number 0."""
+
+    client: int
+    pid: int
+    uid: int
+    listener: str
+
+
+class Run(NamedTuple):
+    """Messages that were delivered together.
+
+    :ivar first: the number of the first message, since the tap was opened.
+    :ivar at: when, in seconds since the epoch.
+    """
+
+    first: int
+    at: float
+    packets: list[bytes]
+    receivers: tuple[Receiver, ...]
+    publisher: Source
+
+
+class Watcher(Protocol):
+    """Looks at what is published."""
+
+    def note(self, run: Run) -> None:
+        """Note a run; the time that this takes is charged to the budget."""
+
+
+class _Loss:
+    """A report of a loss: the receiver, the messages, and the number of the message behind the last one."""
+
+    __slots__ = ("end", "messages", "receiver")
+
+    def __init__(self, receiver: Receiver, messages: int, end: int) -> None:
+        self.receiver = receiver
+        self.messages = messages
+        self.end = end
+
+
+class _Span(NamedTuple):
+    """The place of a run, and its receivers."""
+
+    first: int
+    end: int
+    receivers: tuple[Receiver, ...]
+
+
+class _Registry(Protocol):
+    def open_tap(self, tap: Tap) -> Deliver: ...
+    def close_tap(self, tap: Tap) -> None: ...
+
+
+class Tap:
+    """Follows what is published as long as there are watchers.
+
+    :param registry: puts the tap into the way of messages, and takes it out again.
+    :param clock: seconds for the budget.
+    :ivar missed: messages that were not looked at, since the start.
+    :ivar seen: messages that were delivered while the tap was open.
+    """
+
+    def __init__(self, registry: _Registry, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._watchers: tuple[Watcher, ...] = ()
+        self._deliver: Deliver | None = None
+        self._left = BURST
+        self._filled_at = clock()
+        self._spans: list[_Span] = []
+        self._losses: list[_Loss] = []
+        self._lost: dict[int, list[int]] = {}
+        self._lost_before: dict[int, list[int]] = {}
+        self._settled_at = 0.0
+        self.missed = 0
+        self.seen = 0
+
+    def add(self, watcher: Watcher) -> None:
+        """Begin to note what is published for a watcher."""
+        self._watchers = (*self._watchers, watcher)
+        if self._deliver is None:
+            self._deliver = self._registry.open_tap(self)
+
+    def remove(self, watcher: Watcher) -> None:
+        """Note no more for a watcher; without any, the tap is closed."""
+        self._watchers = tuple(each for each in self._watchers if each is not watcher)
+        if not self._watchers and self._deliver is not None:
+            self._registry.close_tap(self)
+            self._deliver = None
+            self._spans, self._losses = [], []
+            self._lost, self._lost_before = {}, {}
+
+    def deliver(
+        self,
+        packets: list[bytes],
+        receivers: tuple[Receiver, ...],
+        publisher: Publisher | None,
+        at_once: bool = False,
+        /,
+    ) -> int:
+        """See `sbus.server.bus.delivery.Delivery.deliver`."""
+        deliver = self._deliver
+        assert deliver is not None
+        reported = len(self._losses)
+        done = deliver(packets, receivers, publisher, at_once)
+        first = self.seen
+        self.seen += done
+        if len(self._losses) > reported:
+            for loss in self._losses[reported:]:
+                loss.end = self.seen
+        now = self._clock()
+        left = self._left + (now - self._filled_at) * SHARE
+        self._left = left if left < BURST else BURST
+        self._filled_at = now
+        if left <= 0 or len(self._spans) >= MOST_RUNS:
+            self.missed += done
+        elif done:
+            self._spans.append(_Span(first, self.seen, receivers))
+            run = Run(
+                first,
+                time.time(),
+                packets if done == len(packets) else packets[:done],
+                receivers,
+                source_of(publisher),
+            )
+            for watcher in self._watchers:
+                watcher.note(run)
+            self._left -= self._clock() - now
+        return done
+
+    def dropped(self, receiver: Receiver, messages: int, size: int) -> None:
+        """Note that messages were dropped for a receiver (`IObserver.dropped`)."""
+        if len(self._losses) < MOST_LOSSES:
+            self._losses.append(_Loss(receiver, messages, self.seen))
+
+    def charged(self, pieces: Iterator[str]) -> Iterator[str]:
+        """Yield the pieces of the watchers' events, and charge the time that making them takes."""
+        while True:
+            began = self._clock()
+            piece = next(pieces, None)
+            self._left -= self._clock() - began
+            if piece is None:
+                return
+            yield piece
+
+    def settle(self) -> None:
+        """Find out who lost which of the messages noted so far; call it before the events are made."""
+        now = self._clock()
+        if now < self._settled_at + _SETTLED:
+            return  # for another watcher
+        self._settled_at = now
+        spans, self._spans = self._spans, []
+        losses, self._losses = self._losses, []
+        self._lost_before, self._lost = self._lost, {}
+        effort = _EFFORT
+        for loss in losses:
+            effort = self._mark(spans, loss, effort)
+        self._left -= self._clock() - now
+
+    def _mark(self, spans: list[_Span], loss: _Loss, effort: int) -> int:
+        """Mark the messages that one report is about; return the effort that is left."""
+        receiver, messages, end = loss.receiver, loss.messages, loss.end
+        number = getattr(receiver, "number", 0)
+        for span in reversed(spans):
+            if messages <= 0 or effort <= 0:
+                break
+            effort -= 1
+            if span.first >= end:
+                continue
+            effort -= len(span.receivers) // 64
+            if receiver not in span.receivers:
+                continue
+            last = min(span.end, end)
+            count = min(messages, last - span.first)
+            for at in range(last - count, last):
+                lost = self._lost.setdefault(at, [0])
+                lost[0] += 1
+                if len(lost) <= _NAMED:
+                    lost.append(number)
+            messages -= count
+            effort -= count
+        return effort
+
+    def lost(self, number: int) -> tuple[int, list[int]]:
+        """Return how many receivers have lost a message, and the numbers of some of them."""
+        lost = self._lost.get(number) or self._lost_before.get(number)
+        return (0, []) if lost is None else (lost[0], lost[1:])
+
+
+def source_of(publisher: Publisher | None) -> Source:
+    """Return what events say of a publisher."""
+    if publisher is None:
+        return Source(0, 0, 0, "")
+    listener = getattr(publisher, "listener", None)
+    peer = publisher.peer
+    return Source(getattr(publisher, "number", 0), peer.pid, peer.uid, "" if listener is None else listener.name)

@@ -1,0 +1,1 @@
+"""The bus as a program: services, command lines, and the processes that it starts."""

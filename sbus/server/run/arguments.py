@@ -1,0 +1,68 @@
+"""What a program passes to its bus, checked before the bus is made: a mistake is named where it was made."""
+
+from __future__ import annotations
+
+from twisted.internet.interfaces import IStreamServerEndpoint
+from zope.interface.interface import InterfaceClass, Method
+
+from sbus.errors import UsageError
+from sbus.protocol.keys import Dialect
+from sbus.server.core.interfaces import ICredentials, IObserver
+from sbus.server.core.limits import Limits
+
+__all__ = ["check_credentials", "check_dialect", "check_endpoint", "check_limits", "check_observer"]
+
+
+def check_endpoint(endpoint: object) -> None:
+    """Check where to listen.
+
+    :raises UsageError: if it is no endpoint.
+    """
+    _check_methods(
+        endpoint,
+        IStreamServerEndpoint,
+        "an endpoint",
+        "SeqpacketServerEndpoint(reactor, '/run/my-program.sock')",
+    )
+
+
+def check_credentials(credentials: object) -> None:
+    """Check the permissions of clients.
+
+    :raises UsageError: if methods of `ICredentials` are missing.
+    """
+    _check_methods(credentials, ICredentials, "credentials", "OwnUserPolicy().make(AccessSettings())")
+
+
+def check_observer(observer: object) -> None:
+    """Check an observer.
+
+    :raises UsageError: if methods of `IObserver` are missing.
+    """
+    _check_methods(observer, IObserver, "an observer", "an object of a class derived from sbus.server.Observer")
+
+
+def check_limits(limits: object) -> None:
+    """Check the limits of the bus.
+
+    :raises UsageError: if they are no `Limits`.
+    """
+    if not isinstance(limits, Limits):
+        raise UsageError(f"{limits!r:.80} is not a Limits: give, for example, Limits(max_clients=100)")
+
+
+def check_dialect(dialect: object) -> None:
+    """Check the revision of the protocol.
+
+    :raises UsageError: if it is no `Dialect`.
+    """
+    if not isinstance(dialect, Dialect):
+        raise UsageError(f"{dialect!r:.80} is not a dialect: give sbus.protocol.keys.CURRENT or EARLY")
+
+
+def _check_methods(value: object, interface: InterfaceClass, what: str, example: str) -> None:
+    methods = [name for name, element in interface.namesAndDescriptions(all=True) if isinstance(element, Method)]
+    missing = sorted(name for name in methods if not callable(getattr(value, name, None)))
+    if isinstance(value, type) or missing:
+        why = "is a class" if isinstance(value, type) else f"has no {missing[0]}()"
+        raise UsageError(f"{value!r:.80} is not {what}, as it {why}: give, for example, {example}")

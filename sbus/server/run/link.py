@@ -1,0 +1,81 @@
+"""The link of a bus to its master (``twistd sbus --upstream``), as a child process.
+
+The link is a client of both buses (`sbus.link`), a user of its own, and a sidecar of this bus
+(`sbus.server.run.children`). When its standard input ends, it passes on what was queued for it, and exits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from sbus.daemon.service import MultiService, Service
+from sbus.server.run.children import SidecarBus, supervised_command
+from sbus.server.run.service import BusService
+from sbus.syscalls.addresses import Address, connectable_text
+
+__all__ = ["LinkedBus", "absolute_address", "link_command"]
+
+
+def absolute_address(upstream: str) -> str:
+    """Return the address of a master as it is valid in every working directory."""
+    return upstream if upstream.startswith("@") else os.path.abspath(upstream)
+
+
+def link_command(
+    address: Address,
+    upstream: str,
+    out: Sequence[bytes],
+    into: Sequence[bytes],
+    *,
+    secrets: bool,
+    max_packet: int,
+) -> list[bytes]:
+    """Return the command that runs the link of a bus.
+
+    :param address: the address at which the bus listens.
+    :param upstream: the address of its master.
+    :param out: the patterns that may go up.
+    :param into: the patterns that may come down.
+    :param secrets: whether secret messages go up.
+    :param max_packet: the length of the longest packet in bytes.
+    :raises sbus.errors.AddressError: if no client can connect to the bus's address.
+    """
+    words: list[str | bytes] = [
+        *supervised_command("sbus-link"),
+        *(
+            f"--socket={connectable_text(address)}",
+            f"--upstream={absolute_address(upstream)}",
+            f"--max-packet={max_packet}",
+        ),
+        *(b"--upstream-out=" + pattern for pattern in out),
+        *(b"--upstream-in=" + pattern for pattern in into),
+    ]
+    if secrets:
+        words.append("--upstream-secrets")
+    return [os.fsencode(word) for word in words]
+
+
+class LinkedBus(SidecarBus):
+    """A bus and its link, which runs while the bus does.
+
+    :param bus: the bus.
+    :param service: the service that runs: the bus, or the bus with its recorder.
+    :param command: the command that runs the link, from `link_command`.
+    :param reactor: starts processes and timers; None: the global one.
+    """
+
+    sidecar = "link"
+    without = "nothing crosses"
+    stop_timeout = 10.0  # the link gives up by itself after 5 seconds
+
+    def __init__(
+        self, bus: BusService, service: Service | MultiService, command: Sequence[bytes], reactor: Any = None
+    ) -> None:
+        super().__init__(bus, service, command, reactor)
+        upstream = bus.registry.upstream
+        bus.registry.attached["link"] = lambda: upstream.is_up
+
+    def _set_pid(self, pid: int | None) -> None:
+        self._bus.registry.link_sidecar = pid
