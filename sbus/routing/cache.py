@@ -3,14 +3,14 @@
 Theory of operation
 -------------------
 
-Nearly every message has a key that was seen before. The cache maps such a key to its route, a tuple of receivers, so
+Nearly every message has a key that was seen before. The cache maps such a key to its route (`sbus.routing.route`), so
 the common case costs one dictionary look-up instead of a walk through the trie.
 
 Invariants:
 
 * A cached route is what the trie would return now. Every change of a subscription passes through `affected` or
   `forget` before the next look-up.
-* Equal routes are one tuple object (`remember` shares them and counts their uses). That is what makes two keys with the
+* Equal routes are one object (`remember` shares them and counts their uses). That is what makes two keys with the
   same receivers recognisable as one run (`sbus.routing.runs`), by comparing pointers.
 * The size is bounded three times: in keys (16,384), in receivers summed over all routes (2^20), and in bytes of memory.
   At any of these limits the cache is emptied; the keys in use are back after one look-up each, which costs no more than
@@ -46,6 +46,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
+from sbus.routing.route import Route
 
 __all__ = ["LONGEST_KEY", "RouteCache"]
 
@@ -60,16 +61,6 @@ _FIRSTS = 4
 
 _ROUTE = 640
 """Bytes of memory that a route takes, beside its key and 8 for each receiver: table entries, a group of its own."""
-
-
-class _Shared(Generic[S]):
-    """A tuple of receivers, and the number of keys whose route it is."""
-
-    __slots__ = ("receivers", "uses")
-
-    def __init__(self, receivers: tuple[S, ...]) -> None:
-        self.receivers = receivers
-        self.uses = 0
 
 
 class RouteCache(Generic[S]):
@@ -89,7 +80,7 @@ class RouteCache(Generic[S]):
         max_receivers: int = 1 << 20,
         max_bytes: int = 64 << 20,
     ) -> None:
-        self.routes: dict[bytes, tuple[S, ...]] = {}
+        self.routes: dict[bytes, Route[S]] = {}
         self._dialect = dialect
         self._max_keys = max_keys
         self._max_receivers = max_receivers
@@ -98,16 +89,15 @@ class RouteCache(Generic[S]):
         self._key_bytes = 0
         self.overflown = 0
         self._groups: dict[bytes, dict[bytes, dict[bytes, None]]] = {}
-        self._shared: dict[tuple[S, ...], _Shared[S]] = {}
-        self._uses: dict[int, _Shared[S]] = {}  # the same, by the identity of the tuple: to hash a long one takes long
+        self._shared: dict[tuple[S, ...], Route[S]] = {}
 
-    def remember(self, key: bytes, secret: SecretKey | None, receivers: tuple[S, ...]) -> tuple[S, ...]:
+    def remember(self, key: bytes, secret: SecretKey | None, receivers: tuple[S, ...]) -> Route[S]:
         """Keep a route.
 
-        :returns: the tuple to use from now on: equal routes are one object.
+        :returns: the route of these receivers: equal ones are one object.
         """
         if len(key) > LONGEST_KEY:
-            return receivers
+            return Route(receivers)
         if (
             len(self.routes) >= self._max_keys
             or self._receivers + len(receivers) > self._max_receivers
@@ -115,14 +105,14 @@ class RouteCache(Generic[S]):
         ):
             self.overflown += len(self.routes)
             self.clear()
-        receivers = self._hold(key, receivers)
+        route = self._hold(key, receivers)
         if secret:
             first, second = b"!", secret.ids
         else:
             first, _, rest = key.partition(self._dialect.separator)
             second = rest.partition(self._dialect.separator)[0]
         self._groups.setdefault(first, {}).setdefault(second, {})[key] = None
-        return receivers
+        return route
 
     def memory(self) -> int:
         """Return an upper bound of the memory that the routes take, in bytes: equal routes are counted each."""
@@ -175,11 +165,17 @@ class RouteCache(Generic[S]):
                 yield from seconds.values()
 
     def replace(self, key: bytes, receivers: tuple[S, ...]) -> None:
-        """Change the route of a cached key."""
-        if self.routes[key] == receivers:
+        """Change the route of a cached key.
+
+        If its groups were needed, those of the new one are made as well: the user who subscribes pays for them.
+        """
+        before = self.routes[key]
+        if before.receivers == receivers:
             return
         self._drop(key)
-        self._hold(key, receivers)
+        route = self._hold(key, receivers)
+        if before.has_groups:
+            _ = route.groups
         if self._receivers > self._max_receivers or self.memory() > self._max_bytes:
             self.clear()
 
@@ -219,7 +215,6 @@ class RouteCache(Generic[S]):
         self.routes.clear()
         self._groups.clear()
         self._shared.clear()
-        self._uses.clear()
         self._receivers = 0
         self._key_bytes = 0
 
@@ -241,24 +236,23 @@ class RouteCache(Generic[S]):
         if not groups:
             del self._groups[first]
 
-    def _hold(self, key: bytes, receivers: tuple[S, ...]) -> tuple[S, ...]:
-        shared = self._shared.get(receivers)
-        if shared is None:
-            shared = self._shared[receivers] = self._uses[id(receivers)] = _Shared(receivers)
-        shared.uses += 1
-        self.routes[key] = shared.receivers
+    def _hold(self, key: bytes, receivers: tuple[S, ...]) -> Route[S]:
+        route = self._shared.get(receivers)
+        if route is None:
+            route = self._shared[receivers] = Route(receivers)
+        route.uses += 1
+        self.routes[key] = route
         self._receivers += len(receivers)
         self._key_bytes += len(key)
-        return shared.receivers
+        return route
 
     def _drop(self, key: bytes) -> None:
-        receivers = self.routes.pop(key)
-        self._receivers -= len(receivers)
+        route = self.routes.pop(key)
+        self._receivers -= len(route.receivers)
         self._key_bytes -= len(key)
-        shared = self._uses[id(receivers)]  # the route is the shared tuple itself
-        shared.uses -= 1
-        if not shared.uses:
-            del self._shared[receivers], self._uses[id(receivers)]
+        route.uses -= 1
+        if not route.uses:
+            del self._shared[route.receivers]
 
 
 def _is_plain(pattern: bytes, separator: bytes) -> bool:

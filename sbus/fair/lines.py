@@ -1,0 +1,286 @@
+"""The three lines of one user: mail, chores and readers.
+
+.. rubric:: Theory of operation
+
+Everything that waits for a user's turn stands in one of three lines:
+
+=============  ==========================================================================  =====================
+line           what stands in it                                                           who leaves it
+=============  ==========================================================================  =====================
+*mail*         messages for the user's receivers, gaps, and letters for single clients     the first entry
+*chores*       sockets with room, walks, patterns to drop, connections to close            each after one step
+*readers*      clients that have sent something; those that have hung up go first          each after one read
+=============  ==========================================================================  =====================
+
+Mail keeps the order in which the server handled what is in it. A receiver *waits* while an entry is for it: whatever
+comes later for it goes into the mail, too. An entry for many receivers names their `Group`, so one count says that all
+of them wait.
+
+Mail is bounded twice, in the time that it will take and in bytes, and the users who publish share both bounds: the
+share of one is at most (rest + own) / (n + 1), where n users have mail there. So a user that floods a mailbox always
+leaves room for the next one, and an empty share takes one run of any size. The time is an estimate: copies, times the
+nanoseconds that a copy took in the entries finished last (`Lines.ns`).
+
+Rejected: a line for each receiver (a message to 4,000 receivers would cost its publisher 4,000 steps); one line for
+everything (a user's own backlog would keep its clients from being read).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Set
+from typing import Any, Protocol
+
+__all__ = ["FIRST_NS", "MAIL_NS", "MEMBERSHIPS", "MOST_BYTES", "QUANTUM", "Entry", "Lines", "Members", "Reader"]
+
+MAIL_NS = 400_000_000
+"""Nanoseconds of work in one mailbox; one publisher alone gets half. Row ``eager`` of the table of attacks: with 100 ms
+readers of everything lost messages that they had time for."""
+MOST_BYTES = 16 << 20
+"""Bytes of packets in one mailbox, at most; see `Lines.most_bytes`."""
+MEMBERSHIPS = 256
+"""Groups in which a receiver is looked up; one of a user with mail for more counts as waiting (row ``eager-groups``)."""
+QUANTUM = 500_000
+"""Nanoseconds of one turn while several users are active. With 4 ms, a client with 256 messages under way had a tenth
+of its throughput beside a flood; a turn itself takes 40 µs."""
+FIRST_NS = 500
+"""Nanoseconds that a copy counts for, before an entry was measured."""
+_LEAST_NS, _MOST_NS = 20, 20_000
+_LEARNED = 8
+"""One over the weight of the newest entry in `Lines.ns`."""
+
+
+class Members(Protocol):
+    """Receivers of one user for whom the same messages wait: `sbus.routing.route.Group`."""
+
+    @property
+    def members(self) -> Set[Any]: ...
+
+
+class Entry(Protocol):
+    """Work that stands in the mail or among the chores, and can stop after any step."""
+
+    def run(self, until: int) -> bool:
+        """Do what can be done until the clock shows `until` (nanoseconds), one step at least.
+
+        :returns: whether all is done.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """Return the entry as plain values."""
+
+
+class Reader(Protocol):
+    """A client that waits to be read."""
+
+    def read_on(self, until: int) -> None:
+        """Handle what the client has sent, about until the clock shows `until` (nanoseconds).
+
+        It is in no line meanwhile, and enters the line again if there is more.
+        """
+
+
+class _Share:
+    """What one user's publishers have in a mailbox: nanoseconds of work, and bytes."""
+
+    __slots__ = ("bytes", "entries", "ns")
+
+    def __init__(self) -> None:
+        self.ns = self.bytes = self.entries = 0
+
+
+class Lines:
+    """The lines of one user, and the time that the user may take.
+
+    :ivar deficit: nanoseconds that are left of the user's turns; below 0 it is a debt.
+    :ivar mail: entries, in the order in which the server handled what they stand for.
+    :ivar chores: work for nobody else's sake, each in it once.
+    :ivar readers: clients that wait to be read.
+    :ivar hung_up: those whose peer has hung up; they go first.
+    :ivar held: readers whose messages have no room in this mail, and whether they have hung up; they come back to
+        their lines with the next room. One that has hung up holds all readers behind it.
+    :ivar most_bytes: bytes of packets that the mail may hold.
+    :ivar work: nanoseconds that the mail is estimated to take.
+    :ivar bytes: bytes of packets in the mail.
+    :ivar ns: nanoseconds that a copy has taken lately.
+    :ivar on_rest: called once, when nothing stands here and no debt is left: the user may be forgotten.
+    """
+
+    __slots__ = (
+        "_first",
+        "_shares",
+        "bytes",
+        "chores",
+        "deficit",
+        "held",
+        "hung_up",
+        "letters",
+        "mail",
+        "most_bytes",
+        "ns",
+        "on_rest",
+        "readers",
+        "waiting",
+        "work",
+    )
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.deficit = QUANTUM
+        self.mail: deque[Entry] = deque()
+        self.chores: OrderedDict[Entry, None] = OrderedDict()
+        self.readers: OrderedDict[Reader, None] = OrderedDict()
+        self.hung_up: OrderedDict[Reader, None] = OrderedDict()
+        self.held: OrderedDict[Reader, bool] = OrderedDict()
+        self.most_bytes = most_bytes
+        self.work = self.bytes = 0
+        self.ns = FIRST_NS
+        self.waiting: dict[Members, int] = {}
+        self.letters: dict[Hashable, int] = {}
+        self.on_rest: Callable[[], None] | None = None
+        self._shares: dict[Lines | None, _Share] = {}
+        self._first = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing stands in any of the lines."""
+        return not (self.mail or self.chores or self.readers or self.hung_up)
+
+    # --- mail --------------------------------------------------------------------------------
+
+    def waits(self, receiver: Hashable) -> bool:
+        """Return whether mail may be for a receiver: what comes for it now has to go behind that."""
+        if not self.mail:
+            return False
+        if receiver in self.letters or len(self.waiting) > MEMBERSHIPS:
+            return True
+        return any(receiver in group.members for group in self.waiting)
+
+    def has_room(self, publisher: Lines | None, work: int, size: int) -> bool:
+        """Return whether a publisher's user may add to the mail.
+
+        :param publisher: that user's lines; None for the program around the bus, whose mail is bounded by bytes alone.
+        :param work: nanoseconds that the messages will take.
+        :param size: their bytes.
+        """
+        share = self._shares.get(publisher)
+        if share is None:
+            return True
+        parts = len(self._shares) + 1
+        if share.bytes + size > (self.most_bytes - self.bytes + share.bytes) // parts:
+            return False
+        return publisher is None or share.ns + work <= (MAIL_NS - self.work + share.ns) // parts
+
+    def add(self, publisher: Lines | None, work: int, size: int) -> None:
+        """Count messages that were put into the mail; `remove` takes them back."""
+        share = self._shares.get(publisher)
+        if share is None:
+            share = self._shares[publisher] = _Share()
+        share.entries += 1
+        share.ns += work
+        share.bytes += size
+        self.work += work
+        self.bytes += size
+
+    def remove(self, publisher: Lines | None, work: int, size: int) -> None:
+        """Take back an `add`: these messages have left the mail."""
+        share = self._shares[publisher]
+        share.entries -= 1
+        share.ns -= work
+        share.bytes -= size
+        self.work -= work
+        self.bytes -= size
+        if not share.entries:
+            del self._shares[publisher]
+        if self.held:
+            self._let_go()
+
+    def hold(self, reader: Reader, has_hung_up: bool) -> None:
+        """Have a reader wait until something leaves the mail; its user has mail here, so something will."""
+        self.held[reader] = has_hung_up
+
+    def _let_go(self) -> None:
+        """Bring the readers that wait for room back to their lines, in front: they have waited longest."""
+        while self.held:
+            reader, has_hung_up = self.held.popitem()
+            line = self.hung_up if has_hung_up else self.readers
+            line[reader] = None
+            line.move_to_end(reader, last=False)
+
+    def expect(self, group: Members) -> None:
+        """Note that an entry is for a group."""
+        self.waiting[group] = self.waiting.get(group, 0) + 1
+
+    def settle(self, group: Members) -> None:
+        """Take back an `expect`."""
+        left = self.waiting[group] - 1
+        if left:
+            self.waiting[group] = left
+        else:
+            del self.waiting[group]
+
+    def learn(self, copies: int, took: int) -> None:
+        """Learn from a finished entry how long a copy takes (nanoseconds)."""
+        if copies:
+            seen = min(max(took // copies, _LEAST_NS), _MOST_NS)
+            self.ns += (seen - self.ns) // _LEARNED or (seen > self.ns) - (seen < self.ns)
+
+    # --- readers -----------------------------------------------------------------------------
+
+    def enter(self, reader: Reader, has_hung_up: bool) -> None:
+        """Put a reader at the end of its line; one that has hung up leaves the line of the others."""
+        if has_hung_up:
+            self.readers.pop(reader, None)
+            self.hung_up.setdefault(reader)
+        else:
+            self.readers.setdefault(reader)
+
+    def leave(self, reader: Reader) -> None:
+        """Forget a reader."""
+        self.readers.pop(reader, None)
+        self.hung_up.pop(reader, None)
+        self.held.pop(reader, None)
+
+    # --- turns -------------------------------------------------------------------------------
+
+    def turn(self, until: int, clock: Callable[[], int]) -> int:
+        """Do what stands in the lines until the clock shows `until`, each time beginning with another line.
+
+        :returns: the time when it ended.
+        """
+        first, self._first = self._first, (self._first + 1) % 3
+        serve = (self._serve_mail, self._serve_chores, self._serve_readers)
+        now = clock()
+        for at in (first, first + 1, first + 2):
+            now = serve[at % 3](until, clock, now)
+            if now >= until:
+                break
+        return now
+
+    def _serve_mail(self, until: int, clock: Callable[[], int], now: int) -> int:
+        mail = self.mail
+        while mail and now < until:
+            if mail[0].run(until):
+                mail.popleft()
+            now = clock()
+        return now
+
+    def _serve_chores(self, until: int, clock: Callable[[], int], now: int) -> int:
+        chores = self.chores
+        while chores and now < until:
+            chore, _ = chores.popitem(last=False)
+            if not chore.run(until):
+                chores[chore] = None
+            now = clock()
+        return now
+
+    def _serve_readers(self, until: int, clock: Callable[[], int], now: int) -> int:
+        while now < until and not (self.held and any(self.held.values())):
+            if self.hung_up:
+                reader, _ = self.hung_up.popitem(last=False)
+            elif self.readers:
+                reader, _ = self.readers.popitem(last=False)
+            else:
+                break
+            reader.read_on(until)
+            now = clock()
+        return now

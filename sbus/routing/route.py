@@ -1,0 +1,114 @@
+"""A route: the receivers of a key, and of each user's the group that shares one entry of mail.
+
+.. rubric:: Theory of operation
+
+Equal routes are one object, so a run of messages is recognised by comparing pointers (`sbus.routing.runs`). A route is
+a value: a subscription that comes or goes makes another one, and messages on their way keep the receivers of their
+moment.
+
+While several users are active, the server treats the receivers of each user together (`Route.groups`). Equal groups
+are one object, too, whatever route they are part of: messages with different keys can share an entry of mail. Groups
+are made when they are needed first, and belong to the routes that refer to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+__all__ = ["Group", "Groups", "Route"]
+
+
+class _Receiver(Protocol):
+    @property
+    def user(self) -> Any: ...
+    @property
+    def queue(self) -> Any: ...
+
+
+S = TypeVar("S")
+
+
+class Group(Generic[S]):
+    """The receivers of one user on a route.
+
+    :ivar user: the user; None for the receivers inside the program, which have no queue.
+    :ivar receivers: these receivers.
+    :ivar members: the same as a set; made when it is needed.
+    """
+
+    def __init__(self, user: Any, receivers: tuple[S, ...]) -> None:
+        self.user = user
+        self.receivers = receivers
+
+    @cached_property
+    def members(self) -> frozenset[S]:
+        return frozenset(self.receivers)
+
+    def __repr__(self) -> str:
+        return f"<Group of {len(self.receivers)}>"
+
+
+class Groups:
+    """All groups that routes refer to: equal ones are one object."""
+
+    def __init__(self) -> None:
+        self._groups: WeakValueDictionary[tuple[Any, ...], Group[Any]] = WeakValueDictionary()
+
+    def of(self, receivers: Iterable[Any]) -> tuple[Group[Any], ...]:
+        """Return the receivers by user, each user's as one group; those without a queue come first."""
+        by_user: dict[Any, list[Any]] = {}
+        for receiver in receivers:
+            user = None if receiver.queue is None else receiver.user
+            members = by_user.get(user)
+            if members is None:
+                by_user[user] = [receiver]
+            else:
+                members.append(receiver)
+        return tuple(self._find(user, tuple(members)) for user, members in by_user.items())
+
+    def _find(self, user: Any, receivers: tuple[Any, ...]) -> Group[Any]:
+        group = self._groups.get(receivers)
+        if group is None or group.user is not user:
+            group = self._groups[receivers] = Group(user, receivers)
+        return group
+
+
+_ALL = Groups()
+_FIRST_NS = 500
+
+
+class Route(Generic[S]):
+    """The receivers of a key.
+
+    :ivar receivers: the receivers, each once.
+    :ivar ns: nanoseconds that a copy to one of them has taken lately.
+    :ivar uses: the cached keys whose route this is.
+    """
+
+    __slots__ = ("_groups", "ns", "receivers", "uses")
+
+    def __init__(self, receivers: tuple[S, ...]) -> None:
+        self.receivers = receivers
+        self.ns = _FIRST_NS
+        self.uses = 0
+        self._groups: tuple[Group[S], ...] | None = None
+
+    @property
+    def groups(self) -> tuple[Group[S], ...]:
+        """The receivers by user (`Groups.of`)."""
+        groups = self._groups
+        if groups is None:
+            groups = self._groups = _ALL.of(self.receivers)
+        return groups
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether they have been needed."""
+        return self._groups is not None
+
+    def learn(self, copies: int, took: int) -> None:
+        """Learn from a run how long a copy takes (nanoseconds)."""
+        self.ns = max(1, (self.ns + took // copies) // 2)
