@@ -66,7 +66,7 @@ class Entry(Protocol):
         :returns: whether all is done.
         """
 
-    def state(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the entry as plain values."""
 
 

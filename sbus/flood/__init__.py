@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from sbus.flood.budget import UNLIMITED, MemoryAccount, QueueLimits, SharedBudget, UserShare
 from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
-from sbus.flood.orders import ORDERS, Order, Reply
+from sbus.flood.backlogs import ORDERS, Order, Reply
 from sbus.flood.send_queue import QueueOwner, SendQueue
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.flood.snapshot import Snapshot

@@ -112,30 +112,12 @@ class SharedBudget:
         self.memory = memory or MemoryAccount()
 
 
-class CopyBalance:
-    """The copies that may be made for one user's receivers now, as work in units of about 1 µs.
-
-    :ivar work_left: the balance; below 0 it is a debt.
-    """
-
-    __slots__ = ("work_left",)
-
-    def __init__(self) -> None:
-        self.work_left = 0
-
-    @property
-    def owner(self) -> CopyBalance:
-        """The object that identifies the user (`sbus.server.core.turns.Balance`)."""
-        return self
-
-
 class UserShare:
     """One user's part in a `SharedBudget`, and in its `MemoryAccount`.
 
     The queues of all the user's receivers count in it.
 
     :ivar budget: the budget that all users share.
-    :ivar copies: the balance of copies, which the server keeps.
     :ivar queues: the number of this user's queues that hold something now.
     :ivar queued_bytes: bytes of packets in these queues.
     :ivar memory: bytes of memory that are charged to this user.
@@ -143,25 +125,15 @@ class UserShare:
     :ivar buffers: bytes that the send buffers of this user's connections could hold, full.
     """
 
-    __slots__ = ("budget", "buffers", "copies", "memory", "memory_limit", "queued_bytes", "queues")
+    __slots__ = ("budget", "buffers", "memory", "memory_limit", "queued_bytes", "queues")
 
     def __init__(self, budget: SharedBudget) -> None:
         self.budget = budget
-        self.copies = CopyBalance()
         self.queues = 0
         self.queued_bytes = 0
         self.buffers = 0
         self.memory = 0
         self.memory_limit = budget.memory.user_limit
-
-    @property
-    def owner(self) -> CopyBalance:
-        """The object that identifies the user (`sbus.server.core.turns.Balance`).
-
-        It is not the user itself: the balance of copies would refer to the user, and the user to it. Only the garbage
-        collector frees objects in such a cycle.
-        """
-        return self.copies
 
     def add_queue(self) -> None:
         """Count one more queue of this user."""

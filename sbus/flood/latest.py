@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sbus.flood.orders import FifoBacklog
+from sbus.flood.backlogs import FifoBacklog
 
 __all__ = ["KeyIndex"]
 

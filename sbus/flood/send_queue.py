@@ -2,53 +2,39 @@
 
 .. rubric:: Theory of operation
 
-There is no separate state "blocked" that could go stale. Packets gather in `pending`, a plain list; the transport
-flushes them, and *what a flush leaves is the blocked state*. Only then the queue is *congested*: the leftovers go
-through flood control into a backlog with an order, counts and limits, and so does every later message, until the
-backlog is empty. Then the queue is a plain list again. While no receiver is slow, flood control costs one look at
-the flag `is_congested` for each receiver of a run.
+Packets gather in `pending`, a plain list, which the transport flushes. *What a flush leaves is the congestion*: the
+leftovers go through flood control into a backlog with an order, counts and limits, and so does every later message
+until the backlog is empty. There is no other flag that could go stale:
 
-What drives a queue, in this order:
+=============  ==========================================  =======================================================
+state          what comes in                               how it ends
+=============  ==========================================  =======================================================
+``OPEN``       `pending`, or past the queue                an ``ack`` leaves something: ``CONGESTED``
+``CONGESTED``  `SendQueue.admit` decides                   the backlog is empty: ``OPEN``
+``HELD``       the same; a snapshot is in front, and       `SendQueue.release`: ``OPEN`` or ``CONGESTED``
+               nothing leaves
+``DEAF``       replies alone; what waits is sent           never
+=============  ==========================================  =======================================================
 
-1. The server appends a run of messages to `pending`, or, if the queue is congested, calls `keep` or `enqueue`.
-2. The transport calls `take`, sends, and calls `ack`. If an `ack` leaves something in a queue that was not congested,
-   the leftovers stay in `pending` and the queue is congested from now on.
-3. The server calls `settle` at once: the leftovers go through flood control like new messages. The server knows whose
-   messages they are, the transport does not: that is why `ack` does not decide about them itself.
-4. Each later `ack` that takes something from the backlog calls `on_drained` of the queue's owner. `on_lost` reports
-   what was dropped without a message of a publisher in hand: oversized packets, and all that waits at the end.
-
-`enqueue` and `settle` return an `Outcome`, which the caller acts upon, or None if all messages were kept. Inside them
-the queue calls only its strategies (and `on_drained`, if a strategy has emptied the queue). So a caller's loop never
+The transport calls `take`, sends, and calls `ack`; if that leaves something of an open queue, the server calls `settle`
+at once, since it knows whose messages they are. `admit` and `settle` return an `Outcome`, which the caller acts upon,
+or None. They call only strategies (and `on_drained`, if a strategy has emptied the queue), so a caller's loop never
 finds the receivers changed in its middle.
 
-For a receiver with receipts, each drop is noted at its place (`sbus.flood.receipts`). A receiver with
-``blocking/soft/latest`` has an index of the keys that wait (`sbus.flood.latest`), and a message of such a key takes the
-place of the one that waits. If messages come together, the queue first reduces them to the newest of each key, once for
-all queues (`sbus.flood.digest`): looking up each message for each queue takes milliseconds if many wait. It decides one
-by one about messages that do not all have room only where a limit would end the connection or block a publisher, where
-a reply is pending, or where a plugged-in strategy has to be asked.
+Whole runs are kept or lost in one step where the strategies allow it. `SendQueue.admit_each` decides one by one where a
+limit would end the connection or block a publisher, and where a plugged-in strategy has to be asked.
 
-.. rubric:: Invariants
+Invariants: a message was delivered, is counted as dropped or as conflated, or is in the queue, and never two of these.
+A reply is never dropped, delayed by a strategy, or counted as a message. An outcome with a block leaves a message in
+the queue, so that a later `on_drained` ends the blocking.
 
-* A message was delivered, is counted as dropped or as conflated, or is in the queue. Never two of these.
-* A reply of the server to the receiver is never dropped, delayed by a strategy, or counted as a message.
-* On a congested queue `pending` is empty, except between an `ack` and the `settle` that follows it, and while the queue
-  is late: then the messages in `pending` go behind those in the backlog.
-* An outcome with a `block` leaves a message in the queue, so that a later `on_drained` ends the blocking.
-
-.. rubric:: Costs
-
-Whole runs are kept with one call if the strategies need not be asked about each message and there is room for all. The
-work then depends on the number of runs, not of messages: with counts and hand-overs by the batch, a queue that waits
-is twice as fast as with one call for each message. A change of the order sorts nothing until the next packet is taken:
-a client that only sends control messages cannot keep the server busy with sorting a long backlog.
-
-Low-water mark: a quarter of both limits of the queue, in messages and in bytes.
+Each drop is noted at its place for a receipt (`sbus.flood.receipts`); ``blocking/soft/latest`` has an index of the keys
+that wait (`sbus.flood.latest`). The low-water mark is a quarter of both limits.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -57,24 +43,33 @@ from zope.interface import implementer
 
 from sbus.errors import CloseReason
 from sbus.flood.budget import QueueLimits, UserShare
-from sbus.flood.digest import STEP, Digest
 from sbus.flood.interfaces import IPacketQueue, Loss, Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
-from sbus.flood.orders import PRICE, RANKED, REPLY, Backlog, FifoBacklog, Reply, new_backlog
+from sbus.flood.backlogs import PRICE, RANKED, REPLY, Backlog, FifoBacklog, Reply, new_backlog
 from sbus.flood.receipts import MERGE, Receipt
+from sbus.flood.run import Run
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.protocol import notices
 from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
 
-__all__ = ["QueueOwner", "SendQueue"]
+__all__ = ["QueueOwner", "SendQueue", "State"]
+
+
+class State(enum.Enum):
+    """What becomes of a message that comes for a queue; see the table above."""
+
+    OPEN = "it is sent"
+    CONGESTED = "flood control decides, as something waits"
+    HELD = "flood control decides, and nothing leaves: a snapshot is in front"
+    DEAF = "it is not for this receiver any more"
+
+
+# A member looked up in its enum costs ten times a global.
+_OPEN, _CONGESTED, _HELD, _DEAF = State.OPEN, State.CONGESTED, State.HELD, State.DEAF
 
 _LOW_WATER = 4
 """The low-water mark is this fraction (one over it) of a queue's limits."""
-_PASSES = 4
-"""Passes over a list of which only a part has room: by more sizes than this, one pass message by message is faster."""
-_INDEXED = 4
-"""Messages whose keys are put into an index for one unit of the receiver's balance of copies."""
 
 
 class _Decision(NamedTuple):
@@ -146,17 +141,11 @@ class SendQueue:
 
     :ivar pending: packets of the current batch that were not yet offered to the socket; the server appends to
         it directly while the queue is not congested.
-    :ivar is_congested: whether a flush has left something; new messages go through `keep` or `enqueue` then.
-    :ivar is_clear: whether nothing is in the way of new messages: it is not congested, not late, and has no `head`.
-    :ivar is_late: whether messages in `pending` wait until the receiver's user has a turn (`sbus.server.bus.late`).
-    :ivar late_bytes: the bytes of these messages.
-    :ivar copies: the balance of copies of the receiver's user.
+    :ivar state: the state; new messages go through `admit` unless it is open.
     :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.
     :ivar messages: messages in the backlog (without replies and `pending`).
     :ivar size: the bytes of these messages' packets.
     :ivar replies: replies in the backlog.
-    :ivar is_deaf: whether it takes no messages; what waits goes on.
-    :ivar is_held: whether a snapshot is in front of this queue, which has to go first.
     :ivar memory: bytes of memory that the backlog takes, replies included; charged to the user.
     :ivar owner: the object whose callbacks are called.
     :ivar settings: the receiver's choices; change them with `configure`.
@@ -167,10 +156,10 @@ class SendQueue:
     """
 
     __slots__ = (
+        "_arranged_by",
         "_backlog",
         "_cause",
         "_conflated",
-        "_is_arranged",
         "_keys",
         "_limits",
         "_losses",
@@ -178,21 +167,13 @@ class SendQueue:
         "_oversized",
         "_price",
         "_ranks",
-        "_reply_pending",
         "_stamped",
         "_substitute",
         "_untold",
         "_user",
         "can_block",
         "conflated",
-        "copies",
         "head",
-        "is_clear",
-        "is_congested",
-        "is_deaf",
-        "is_held",
-        "is_late",
-        "late_bytes",
         "lost",
         "memory",
         "messages",
@@ -201,15 +182,13 @@ class SendQueue:
         "replies",
         "settings",
         "size",
+        "state",
         "watch",
     )
 
     def __init__(self, owner: QueueOwner, limits: QueueLimits, user: UserShare) -> None:
         self.pending: list[bytes] = []
-        self.is_clear = True
-        self.is_congested = False
-        self.is_late = False
-        self.late_bytes = 0
+        self.state = _OPEN
         self.can_block = False
         self.messages = 0
         self.size = 0
@@ -220,12 +199,10 @@ class SendQueue:
         self.owner = owner
         self._limits = limits
         self._user = user
-        self.copies = user.copies
         self._backlog: Backlog | None = None
         self._price = 0  # of a packet in the backlog, beside its bytes
         self._ranks = 0  # bytes of memory of the ranks in the backlog
-        self._is_arranged = True
-        self._reply_pending = False
+        self._arranged_by = self.settings.order  # whatever the order, an empty backlog is arranged
         self._oversized: Sequence[bytes] = ()
         self._losses: dict[LossReason, Loss] = {}
         self._cause = LossReason.DISCARD  # of what a strategy drops by itself
@@ -240,76 +217,69 @@ class SendQueue:
         self.conflated = 0
         self._conflated = 0  # since the last outcome
         self._keys: KeyIndex | None = None
-        self.is_held = False
-        self.is_deaf = False
 
     def __len__(self) -> int:
         waiting = len(self._backlog) if self._backlog is not None else 0
         return len(self.pending) + waiting + (self.head is not None)
 
+    @property
+    def is_congested(self) -> bool:
+        """Whether new messages go through `admit`."""
+        return self.state is not _OPEN
+
     def hold(self, before: SendQueue) -> None:
-        """Count as congested until `release`: nothing leaves this queue, which is new (`sbus.flood.snapshot`).
+        """Let nothing leave until `release`; this queue is new (`sbus.flood.snapshot`).
 
         :param before: the queue in front of this one; this one continues its counts of losses.
         """
         self.lost, self.conflated = before.lost, before.conflated
         self._lost_before = before.lost  # which the receipts that wait there count from
         before.conflated = 0
-        self.is_held = True
-        self._congest()
+        self._congest(_HELD)
 
     def release(self, before: SendQueue) -> None:
         """End a `hold`: all packets in front of this queue are gone.
 
         :param before: as for `hold`; what it has lost since then becomes this one's.
         """
-        self.is_held = False
         self.lost += before.lost - self._lost_before
         self.conflated += before.conflated
         if before.head is not None:
             self._untold += before.head.messages
             self._put_first(before.head)
             before.head = None
-            before.note_clear()
-        if not self.messages and not self.replies:
+        if self.state is _HELD:
+            self.state = _CONGESTED
+        if self._backlog is not None and not self.messages and not self.replies:
             self._relax()
-
-    def note_clear(self) -> None:
-        """Set `is_clear` after something that was in the way has gone."""
-        self.is_clear = not (self.is_congested or self.is_late or self.head is not None)
 
     def deafen(self) -> None:
-        """Take no message any more, until `hear`: `enqueue` ignores it.
+        """Take no message any more; what waits is sent.
 
-        Nothing is counted as lost, as the receiver has no subscription to it. What waits is sent.
+        Nothing is counted as lost that comes from now on: it is not for this receiver.
         """
-        self.is_deaf = True
         pending, self.pending = self.pending, []
-        backlog = self._congest() if self._backlog is None else self._backlog
-        for packet in pending:
-            if type(packet) is Reply:
-                self._keep_reply(backlog, packet)
-            else:
-                backlog.push([packet])
-                self._count(1, len(packet))
-
-    def hear(self) -> None:
-        """Take messages again."""
-        self.is_deaf = False
-        if not self.messages and not self.replies and not self.is_held:
-            self._relax()
+        if self._backlog is None and pending:
+            self._congest(_DEAF)
+        self.state = _DEAF
+        backlog = self._backlog
+        if backlog is not None:
+            for packet in pending:
+                if type(packet) is Reply:
+                    self._keep_reply(backlog, packet)
+                else:
+                    backlog.push([packet])
+                    self._count(1, len(packet))
 
     def configure(self, settings: ClientSettings) -> None:
         """Replace the settings.
 
         New strategies apply to new messages; a new order also applies to the backlog.
         """
-        if settings.order is not self.settings.order:
-            self._is_arranged = False
         self.settings = settings
-        self.can_block = settings.can_block()
+        self.can_block = settings.can_block() and self.state is not _DEAF
 
-    def snapshot(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the queue in order of arrival, as plain values.
 
         ``packets`` has tuples (whether it is a reply, packet). ``receipts`` has tuples (index of the packet that it
@@ -324,11 +294,6 @@ class SendQueue:
                 packets.append((type(packet) is Reply, bytes(packet)))
         return {"packets": packets, "receipts": receipts, "lost": self.lost, "conflated": self.conflated}
 
-    def congest(self) -> None:
-        """Have what is pending go through flood control, as if the socket were full; `settle` must follow."""
-        self._congest()
-        self._is_arranged = True
-
     # --- in ----------------------------------------------------------------------------------
 
     def write(self, packet: bytes) -> None:
@@ -336,56 +301,68 @@ class SendQueue:
         reply = Reply(packet)
         if self._backlog is None or self.pending:
             self.pending.append(reply)
-            self._reply_pending = True
         else:
             self._keep_reply(self._backlog, reply)
 
-    def enqueue(self, packets: list[bytes], may_block: bool, digest: Digest | None = None) -> Outcome | None:
-        """Take messages for a congested receiver; keep those that flood control admits.
+    def admit(self, run: Run, may_block: bool) -> Outcome | None:
+        """Decide about messages for a receiver that is congested.
 
-        :param packets: the messages. The caller must not change the list afterwards.
         :param may_block: whether the receiver may block the publisher of these messages.
-        :param digest: the messages' digest, if the caller has one.
         :returns: None if all were kept and there is nothing to do.
         """
-        if self.pending:
-            packets, digest = self.pending + packets, None
-            self.pending = []
-        if self._reply_pending and not self.is_deaf:
-            return self._enqueue_each(packets, may_block)
-        return self._enqueue_all(digest or Digest(packets), may_block)
-
-    def keep(self, packets: list[bytes]) -> bool:
-        """Keep messages for a congested receiver if its soft strategy is ``queue`` and all have room; else do nothing.
-
-        `enqueue` comes to the same, but makes a digest first. This is not for a receiver that can block publishers: its
-        caller notes what was kept of whose messages.
-
-        :param packets: the messages. The caller must not change the list if they were kept.
-        :returns: whether they were kept.
-        """
+        if self.state is _DEAF:
+            return None
+        if self.pending:  # an exception of a strategy has left these
+            run, self.pending = Run(self.pending + run.packets), []
         backlog = self._backlog
-        if backlog is None or self.pending or self.is_deaf or self.settings.soft.always is not Verdict.KEEP:
-            return False
-        size = total_size(packets)
-        if self._lacks_room(len(packets), size):
-            return False
-        backlog.push(packets)
-        self._count(len(packets), size)
-        return True
+        assert backlog is not None, "only a congested queue is offered messages"
+        settings = self.settings
+        soft, hard = settings.soft.always, settings.hard.always
+        if soft is Verdict.REPLACE and not settings.order.arrival:
+            soft = Verdict.KEEP
+        if not may_block:  # without a publisher to block
+            if soft is Verdict.BLOCK:
+                soft, hard = Verdict.KEEP, Verdict.DROP
+            if hard is Verdict.BLOCK:
+                hard = Verdict.DROP
+        if soft is Verdict.BLOCK:
+            self._keep(backlog, run)
+            return _BLOCK
+        if soft is Verdict.KEEP or soft is Verdict.REPLACE:
+            fits = not self._lacks_room(len(run), run.size)
+            if fits and soft is Verdict.KEEP:
+                self._keep(backlog, run)
+                return None
+            if fits or hard is Verdict.DROP:
+                if soft is Verdict.REPLACE:
+                    run = self._replace_newest(run)
+                if len(run):
+                    self._keep_what_fits(backlog, run)
+                return self._outcome(None, None)
+        elif soft is Verdict.DROP:
+            self._lose(len(run), run.size, LossReason.DISCARD)
+            return self._outcome(None, None)
+        if soft is Verdict.CLOSE or (soft is Verdict.KEEP and hard is Verdict.CLOSE):
+            # The messages for which there is room are lost as well: nothing is sent any more.
+            self._discard(())
+            self._lose(len(run), run.size, LossReason.DISCONNECT)
+            reason = CloseReason.SOCKET_FULL if soft is Verdict.CLOSE else CloseReason.QUEUE_FULL
+            return self._outcome(reason, None)
+        return self.admit_each(run.packets, may_block)
 
-    def settle(self, may_block: bool, digest: Digest | None = None) -> Outcome | None:
-        """Decide about the packets that a first flush has left, or about a digest; see `enqueue`.
-
-        :param digest: the digest of the messages to decide about, if the caller has one. They are all that is pending,
-            or nothing is pending and they are in lists that other queues share.
-        """
+    def settle(self, may_block: bool) -> Outcome | None:
+        """Decide about the packets that a first flush has left; see `admit`."""
         left, self.pending = self.pending, []
-        outcome = (
-            self.enqueue(left, may_block, digest) if left or digest is None else self._enqueue_all(digest, may_block)
-        )
-        self._reply_pending = False
-        return outcome
+        if self.state is _DEAF or any(type(packet) is Reply for packet in left):
+            return self.admit_each(left, may_block)
+        return self.admit(Run(left), may_block)
+
+    def lose(self, messages: int, size: int, why: LossReason) -> Outcome | None:
+        """Drop messages that the server had no room for; they come after everything that waits here."""
+        if self.state is _DEAF:
+            return None
+        self._lose(messages, size, why)
+        return self._outcome(None, None)
 
     def has_room(self, messages: int, size: int, copies: int, may_block: bool = True) -> bool:
         """Return whether the queue, once it is congested, surely keeps these messages and blocks no publisher.
@@ -393,7 +370,7 @@ class SendQueue:
         :param messages: the number of messages.
         :param size: their bytes.
         :param copies: the bytes of their copies for all receivers, which count toward the limit of all queues.
-        :param may_block: as for `enqueue`.
+        :param may_block: as for `admit`.
         """
         limits, budget = self._limits, self._user.budget
         soft = self.settings.soft.always
@@ -421,133 +398,31 @@ class SendQueue:
         self._lose(1, len(packet), self._cause, is_first=True)
         return True
 
-    def _enqueue_all(self, digest: Digest, may_block: bool) -> Outcome | None:
-        """Decide about all messages in one step where the strategies allow it; see `enqueue`."""
-        backlog = self._backlog
-        assert backlog is not None, "only a congested queue is offered messages"
-        if self.is_deaf:
-            return None
-        soft, hard, size = self.settings.soft.always, self.settings.hard.always, digest.size
-        if soft is Verdict.REPLACE and not self.settings.order.arrival:
-            soft = Verdict.KEEP
-        blocks = may_block and soft is Verdict.BLOCK
-        if not may_block:  # without a publisher to block
-            if soft is Verdict.BLOCK:
-                soft, hard = Verdict.KEEP, Verdict.DROP
-            if hard is Verdict.BLOCK:
-                hard = Verdict.DROP
-        fits = soft in (Verdict.KEEP, Verdict.REPLACE) and not self._lacks_room(len(digest), size)
-        if blocks or (soft is Verdict.KEEP and fits):
-            self._keep(backlog, digest)
-            return _BLOCK if blocks else None
-        if soft is Verdict.REPLACE and (fits or hard is Verdict.DROP):
-            newest = digest.newest()
-            self._count_conflated(len(digest) - len(newest))
-            left = self._replace(newest.packets) if self.messages else newest.packets
-            if left:
-                self._keep_what_fits(backlog, newest if len(left) == len(newest) else Digest(left))
-            return self._outcome(None, None)
-        if soft is Verdict.DROP:
-            self._lose(len(digest), size, LossReason.DISCARD)
-            return self._outcome(None, None)
-        if soft is Verdict.KEEP and hard is Verdict.DROP:
-            self._keep_what_fits(backlog, digest)
-            return self._outcome(None, None)
-        if soft is Verdict.CLOSE or (soft is Verdict.KEEP and hard is Verdict.CLOSE):
-            # The messages for which there is room are lost as well: nothing is sent any more.
-            self._discard(())
-            self._lose(len(digest), size, LossReason.DISCONNECT)
-            reason = CloseReason.SOCKET_FULL if soft is Verdict.CLOSE else CloseReason.QUEUE_FULL
-            return self._outcome(reason, None)
-        return self._enqueue_each(digest.packets, may_block)
+    def _keep(self, backlog: Backlog, run: Run) -> None:
+        backlog.push(run.packets)
+        self._count(len(run), run.size)
 
-    def _keep(self, backlog: Backlog, digest: Digest) -> None:
-        for part in digest.parts or (digest,):
-            backlog.push(part.packets)
-        self._count(len(digest), digest.size)
+    def _replace_newest(self, run: Run) -> Run:
+        """Put the newest message of each key in the place of the one that waits; return those that wait for none."""
+        newest_of_each = run.newest
+        self._count_conflated(len(run) - len(newest_of_each))
+        if not self.messages:
+            return newest_of_each
+        left = self._replace(newest_of_each.packets)
+        return newest_of_each if len(left) == len(newest_of_each) else Run(left)
 
-    def _keep_what_fits(self, backlog: Backlog, digest: Digest) -> None:
-        """Keep each message for which there is room when its turn comes, and drop the others.
-
-        Usually, once one message has no room, only smaller ones may have: so each pass keeps messages up to the first
-        without room, and goes on with those that are smaller. Thousands of queues can have the same digest, which finds
-        these once for all of them. Receipts need the place of each loss.
-        """
-        has_places = self.settings.receipts and self.settings.order.arrival
-        for _ in range(0 if has_places else _PASSES):
-            if not self._lacks_room(len(digest), digest.size):
-                break
-            if why := self._lacks_any_room(digest):
-                self._lose(len(digest), digest.size, why)
-                return
-            kept, kept_size, refused = self._keep_prefix(backlog, digest)
-            why = self._lacks_room(1, refused)
-            assert why is not None, "the prefix that fits ends before a message without room"
-            smaller: Digest | None = None
-            if not self._lacks_any_room(digest):
-                if not digest.may_search(refused):
-                    digest = digest.after(kept)
-                    break
-                smaller = digest.smaller(refused, kept)
-            if smaller is None:
-                self._lose(len(digest) - kept, digest.size - kept_size, why)
-                return
-            self._lose(len(digest) - kept - len(smaller), digest.size - kept_size - smaller.size, why)
-            digest = smaller
-        self._keep_in_one_pass(backlog, digest)
-
-    def _keep_prefix(self, backlog: Backlog, digest: Digest) -> tuple[int, int, int]:
-        """Keep the longest prefix of a list that does not fit as a whole.
-
-        :returns: the number and the bytes of its messages, and the size of the first one without room.
-        """
-        messages = size = 0
-        for part in digest.parts or (digest,):
-            if self._lacks_room(len(part), part.size):
-                break
-            backlog.push(part.packets)
-            self._count(len(part), part.size)
-            messages += len(part)
-            size += part.size
-        at, more = part.prefix(lambda messages, size: self._lacks_room(messages, size) is None)
-        if at:
-            backlog.push(part.packets[:at])
-            self._count(at, more)
-        return messages + at, size + more, len(part.packets[at])
-
-    def _keep_in_one_pass(self, backlog: Backlog, digest: Digest) -> None:
-        """As `_keep_what_fits`; look only into the steps of the digest whose shortest message has room."""
-        if not self._lacks_room(len(digest), digest.size):
-            self._keep(backlog, digest)
+    def _keep_what_fits(self, backlog: Backlog, run: Run) -> None:
+        """Keep each message for which there is room when its turn comes, and drop the others."""
+        if not self._lacks_room(len(run), run.size):
+            self._keep(backlog, run)
             return
-        if digest.parts:
-            self._keep_parts(backlog, [digest] if self._lacks_any_room(digest) else digest.parts)
+        why = self._lacks_any_room(run)
+        if why is not None:
+            self._lose(len(run), run.size, why)
             return
-        packets, size, at = digest.packets, digest.size, 0
-        if self.messages < self._limits.messages:
-            at, kept_size, _ = self._keep_prefix(backlog, digest)
-            size -= kept_size
-        while at < len(packets):
-            why = self._lacks_any_room(digest)
-            if why is not None:
-                self._lose(len(packets) - at, size, why)
-                return
-            step = packets[at : (at // STEP + 1) * STEP]
-            step_size = total_size(step)
-            why = self._lacks_room(1, digest.shortest_in_step(at // STEP))
-            if why is not None:
-                self._lose(len(step), step_size, why)
-            else:
-                self._keep_each_that_fits(backlog, step)
-            at += len(step)
-            size -= step_size
-
-    def _keep_each_that_fits(self, backlog: Backlog, packets: list[bytes]) -> None:
-        """As `_keep_parts`, message by message: to make a digest of each would take longer."""
         losses = _Losses(self._lose)
-        why: LossReason | None = None
         refused = 0  # the size of a packet for which there was no room
-        for packet in packets:
+        for packet in run.packets:
             size = len(packet)
             if why is None or size < refused:
                 cause = self._lacks_room(1, size)
@@ -560,23 +435,8 @@ class SendQueue:
             losses.add(1, size, why)
         losses.end()
 
-    def _keep_parts(self, backlog: Backlog, parts: list[Digest]) -> None:
-        """Keep what fits of each part; count consecutive parts that are lost for one cause together."""
-        losses = _Losses(self._lose)
-        why: LossReason | None = None
-        refused = 0  # the size of a packet for which there was no room, since something was kept
-        for part in parts:
-            shortest = part.shortest()
-            if why is None or shortest < refused:
-                why, refused = self._lacks_any_room(part), shortest
-            if why is None:
-                losses.end()
-                self._keep_in_one_pass(backlog, part)
-            else:
-                losses.add(len(part), part.size, why)
-        losses.end()
-
-    def _enqueue_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+    def admit_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+        """As `admit`, one by one; there may be replies among the packets."""
         close: CloseReason | None = None
         block: Until | None = None
         remaining = iter(packets)
@@ -588,6 +448,8 @@ class SendQueue:
                     if self._backlog is not None:
                         losses.end()
                         self._keep_reply(self._backlog, packet)
+                    continue
+                if self.state is _DEAF:
                     continue
                 if replaces and not self._replace([packet]):
                     continue
@@ -621,13 +483,12 @@ class SendQueue:
         keys = self._keys
         if keys is None:
             keys = self._keys = KeyIndex(backlog)
-        before, read = keys.memory, keys.read
+        before = keys.memory
         left, shrunk = keys.replace(packets, self._grow)
         if shrunk:
             self._count(0, -shrunk)
             if left:  # some may find the room to grow that others have made
                 left, _ = keys.replace(left, self._grow)
-        self.copies.work_left -= (keys.read - read) // _INDEXED
         if keys.memory != before:
             self._charge(keys.memory - before)
         self._count_conflated(len(packets) - len(left))
@@ -700,11 +561,11 @@ class SendQueue:
             return LossReason.SHARE
         return None if self._user.has_memory(size + price) else LossReason.SHARE
 
-    def _lacks_any_room(self, digest: Digest) -> LossReason | None:
+    def _lacks_any_room(self, run: Run) -> LossReason | None:
         """Return the limit that each of these messages would exceed, as the cause of a loss."""
         if self.messages >= self._limits.messages:
             return LossReason.QUEUE_FULL  # no need to look at all sizes
-        return self._lacks_room(1, digest.shortest())
+        return self._lacks_room(1, run.shortest)
 
     def _count(self, messages: int, size: int) -> None:
         user = self._user
@@ -758,7 +619,6 @@ class SendQueue:
                 return
         if receipt is None:
             self.head = Receipt(messages, size, why)
-            self.is_clear = False
         else:
             receipt.add(messages, size, why)
 
@@ -777,7 +637,6 @@ class SendQueue:
         """
         self.discard_all()
         receipt, self.head, self._untold = self.head, None, 0
-        self.note_clear()
         if receipt is None:
             return None
         return notices.lost(receipt.messages, receipt.size, self.lost, LossReason.DISCONNECT)
@@ -786,7 +645,6 @@ class SendQueue:
         """Put a receipt in front of everything."""
         if self.head is None:
             self.head = receipt
-            self.is_clear = False
         else:
             self.head.add(receipt.messages, receipt.size, receipt.why)
 
@@ -813,7 +671,7 @@ class SendQueue:
         :returns: whether `take` has nothing left to put in order.
         """
         backlog = self._backlog
-        if backlog is None or (self._is_arranged and not backlog.unranked):
+        if backlog is None or (self._arranged_by is self.settings.order and not backlog.unranked):
             return True
         backlog = self._ordered(backlog, 0, most)
         return self._rankable(backlog, 0) <= 0
@@ -822,7 +680,7 @@ class SendQueue:
         """Take the next packets to send, at most `count`; call `ack` before anything else."""
         backlog = self._backlog
         if backlog is not None:
-            if not self._is_arranged or backlog.unranked:
+            if self._arranged_by is not self.settings.order or backlog.unranked:
                 backlog = self._ordered(backlog, count)
             if self.head is None and not backlog.marks:
                 return backlog.take(count)
@@ -871,9 +729,7 @@ class SendQueue:
                 self._sent(gone)
         elif left:
             self.pending = left + self.pending
-            self.congest()
-        elif not self.pending:
-            self._reply_pending = False
+            self._congest(_DEAF if self.state is _DEAF else _CONGESTED)
         if self.watch is not None and sent:
             # Last: an observer may publish, and the queue must be as if these packets had never been in it.
             ids = set(map(id, rejected))
@@ -903,7 +759,6 @@ class SendQueue:
             if receipt is self.head:
                 removed -= 1
                 self.head = rest
-                self.note_clear()
             elif rest is not None:
                 self._put_first(rest)
         return gone, left, removed
@@ -948,14 +803,10 @@ class SendQueue:
         if self._backlog is None:
             stamped = {at for at, _ in self._stamped}
             packets = [packet for at, packet in enumerate(taken) if at not in stamped] + packets
-        if not self._reply_pending:
-            messages += len(packets)
-            size += total_size(packets)
-        else:
-            for packet in packets:
-                if type(packet) is not Reply:
-                    messages += 1
-                    size += len(packet)
+        for packet in packets:
+            if type(packet) is not Reply:
+                messages += 1
+                size += len(packet)
         for packet in self._oversized:  # among the packets taken; counted already
             if type(packet) is not Reply:
                 messages -= 1
@@ -966,7 +817,6 @@ class SendQueue:
         self._stamped = []
         self.pending = []
         self._oversized = ()
-        self._reply_pending = False
         if self._backlog is not None:
             self._count(-self.messages, -self.size)
             self.replies = 0
@@ -1001,36 +851,34 @@ class SendQueue:
             self._keys = None
 
     def _relax(self) -> None:
+        """Nothing waits any more."""
         self._collect()
         self._keys = None
         self._ranks = 0
         self._charge(-self.memory)  # also for replies that were discarded, and for the index of keys
-        if self.is_held or self.is_deaf:
+        if self.state is _HELD:
             self._backlog = self._new_backlog(iter(()))
-            self._price = PRICE
             return
         self._backlog = None
         self._price = 0
-        self.is_congested = False
-        self.note_clear()
+        if self.state is _CONGESTED:
+            self.state = _OPEN
         self._user.remove_queue()
 
-    def _congest(self) -> Backlog:
-        """Have new messages go through flood control; return the backlog, which is empty."""
-        backlog = self._backlog = self._new_backlog(iter(()))
+    def _congest(self, state: State) -> None:
+        """Begin a backlog: new messages go through flood control."""
+        self._backlog = self._new_backlog(iter(()))
         self._price = PRICE
-        self.is_clear, self.is_congested = False, True
+        self.state = state
         self._user.add_queue()
-        return backlog
 
     def _ordered(self, backlog: Backlog, count: int, most: int | None = None) -> Backlog:
-        """Put the backlog into the order that its receiver has chosen; the receiver's user pays.
+        """Put the backlog into the order that its receiver has chosen.
 
         :param count: the number of packets that are to be sent.
         :param most: the number of messages that get ranks, at most; None for all that can.
         """
-        if not self._is_arranged:
-            self._is_arranged = True
+        if self._arranged_by is not self.settings.order:
             self._collect()
             self._forget_keys()
             backlog = self._backlog = self._new_backlog(iter(backlog))
@@ -1039,7 +887,6 @@ class SendQueue:
             if most is not None:
                 ranked = min(ranked, most)
             if ranked > 0:
-                self.copies.work_left -= ranked
                 backlog.rank(ranked)
         self._charge_ranks(backlog)
         return backlog
@@ -1057,4 +904,5 @@ class SendQueue:
         self._ranks = memory
 
     def _new_backlog(self, packets: Iterator[bytes]) -> Backlog:
+        self._arranged_by = self.settings.order
         return new_backlog(packets, self.settings.order, self.settings.newest_first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sbus.flood.interfaces import IHardStrategy, IQueueOrder, ISoftStrategy, Verdict
-from sbus.flood.orders import ORDERS
+from sbus.flood.backlogs import ORDERS
 from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES
 
 __all__ = ["DEFAULT_SETTINGS", "ClientSettings"]

@@ -9,10 +9,12 @@ server's user, and are not exempt as these are. The server knows those that it h
 from __future__ import annotations
 
 import os
+from typing import Any
 
+from sbus.fair import Lines
+from sbus.fair.lines import MOST_BYTES
 from sbus.flood import UNLIMITED, MemoryAccount, SharedBudget, UserShare
 from sbus.routing.cost import MatchCost
-from sbus.server.core.turns import TURN_BUDGET
 
 __all__ = ["LINK", "RECORDER", "SERVICES", "User", "Users", "is_exempt"]
 
@@ -20,6 +22,8 @@ RECORDER = -1
 """The UID of the user that the recorder of a bus is."""
 LINK = -2
 """The UID of the user that the link of a bus to its master is, at that bus."""
+_MAIL_PART = 32
+"""The mail of one user takes this part (one over it) of the memory that the user may take."""
 SERVICES = -3
 """The UID of the user that all other links, bridges, recorders and monitors of root and the server's user are."""
 
@@ -42,10 +46,19 @@ class User(UserShare):
     :ivar match_cost: the steps that these patterns can add to the look-up of a key, those of secrets aside.
     :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
         ``<rest>``.
-    :ivar work_left: the work that its clients may do before they have to wait for a turn (`sbus.server.core.turns`).
+    :ivar lines: what waits for the user's turns (`sbus.fair`).
+    :ivar blockers: receivers of this user whose strategies can block a publisher.
     """
 
-    __slots__ = ("connections", "match_cost", "pattern_bytes", "patterns", "secret_match_cost", "uid", "work_left")
+    __slots__ = ("blockers",
+        "connections",
+        "lines",
+        "match_cost",
+        "pattern_bytes",
+        "patterns",
+        "secret_match_cost",
+        "uid",
+    )
 
     def __init__(self, uid: int, budget: SharedBudget, separator: bytes) -> None:
         super().__init__(budget)
@@ -53,11 +66,12 @@ class User(UserShare):
         self.connections = 0
         self.patterns = 0
         self.pattern_bytes = 0
-        self.work_left = self.copies.work_left = TURN_BUDGET
+        self.blockers: dict[Any, None] = {}
         self.match_cost = MatchCost(separator)
         self.secret_match_cost = MatchCost(separator)
         if is_exempt(uid):
             self.memory_limit = UNLIMITED
+        self.lines = Lines(min(MOST_BYTES, self.memory_limit // _MAIL_PART))
 
     @property
     def is_exempt(self) -> bool:
@@ -127,7 +141,9 @@ class Users:
         self.forget(user)
 
     def forget(self, user: User) -> None:
-        """Forget a user that has neither connections nor patterns nor debts left, if it is one."""
-        if not user.connections and not user.patterns and user.work_left > 0 and user.copies.work_left > 0:
-            self._users.pop(user.uid, None)
-            self.budget.memory.users = len(self._users)
+        """Forget a user that has nothing left, neither connections nor patterns nor anything that waits nor a debt."""
+        lines = user.lines
+        if not user.connections and not user.patterns and lines.is_empty and lines.deficit > 0:
+            if self._users.get(user.uid) is user:
+                del self._users[user.uid]
+                self.budget.memory.users = len(self._users)

@@ -7,9 +7,6 @@ arrival, replies included, in a list with an empty front: whole slices go in and
 a packet is freed as soon as it is sent. `StackBacklog` is a list that is sent from its end. `PriorityBacklog` keeps any
 other order in a heap. Under these two, replies are sent first, in the order of their questions.
 
-A thousand queues may share a long list of messages. A backlog keeps such lists as they are (`_Lists`), and copies a
-list only when it needs the messages in it. So a receiver that does not read costs no copies.
-
 A `FifoBacklog` also has receipts (`sbus.flood.receipts`) between its packets, and can replace a message in its place.
 
 Both hand packets out with `take` and learn with `ack` how many of them the socket accepted; the others are back in
@@ -107,88 +104,8 @@ REPLY = 16
 """Bytes of memory that a reply takes more than a message: it has a header for the garbage collector."""
 RANKED = 192
 """Bytes that the rank of a message takes."""
-_LONG = 64
-"""A backlog keeps a pushed list of at least this number of messages as it is. Shorter ones are copied, as the list
-object itself would take much memory beside the messages."""
 _HEAP_AT_ONCE = 8
 """New entries that exceed this fraction (one over it) of a heap are put in place by building the whole heap."""
-
-
-class _Lists:
-    """Messages in order of arrival, in lists that other queues may share.
-
-    The last list can be *owned*: no other queue shares it, so it may be changed.
-
-    :ivar lists: the lists; none of them is empty.
-    :ivar count: the number of messages in all of them.
-    """
-
-    __slots__ = ("_owns_last", "count", "lists")
-
-    def __init__(self, packets: list[bytes] | None = None) -> None:
-        self.lists: deque[list[bytes]] = deque([packets] if packets else ())
-        self.count = len(packets) if packets else 0
-        self._owns_last = True
-
-    def __iter__(self) -> Iterator[bytes]:
-        return chain.from_iterable(self.lists)
-
-    def push(self, packets: list[bytes]) -> None:
-        """Add messages; the caller must not change the list afterwards."""
-        self.count += len(packets)
-        if len(packets) >= _LONG:
-            self.lists.append(packets)
-            self._owns_last = False
-        elif self._owns_last and self.lists:
-            self.lists[-1] += packets
-        else:
-            self.lists.append(packets.copy())
-            self._owns_last = True
-
-    def pop_first(self) -> list[bytes]:
-        """Take out and return the first list; the caller must not change it."""
-        first = self.lists.popleft()
-        self.count -= len(first)
-        return first
-
-    def pop_oldest(self, count: int) -> list[bytes]:
-        """Take out and return the oldest messages, at most `count`."""
-        packets: list[bytes] = []
-        while self.lists and len(packets) < count:
-            first = self.pop_first()
-            wanted = count - len(packets)
-            packets += first[:wanted]
-            if rest := first[wanted:]:
-                self._owns_last = self._owns_last or not self.lists  # `rest` is a copy
-                self.lists.appendleft(rest)
-                self.count += len(rest)
-        return packets
-
-    def own_last(self, count: int) -> list[bytes]:
-        """Make the last list an owned one, with at least `count` messages or with all, and return it.
-
-        Without messages it returns an empty list.
-        """
-        lists = self.lists
-        while lists and not (self._owns_last and (len(lists[-1]) >= count or len(lists) == 1)):
-            last = lists.pop() if self._owns_last else []
-            lists[-1] = lists[-1] + last
-            self._owns_last = True
-        return lists[-1] if lists else []
-
-    def remove(self, at: int, end: int, count: int) -> None:
-        """Take out messages of one list, which no other queue shares.
-
-        :param at: the index of the list.
-        :param end: the index in it behind these messages.
-        :param count: the number of messages.
-        """
-        changed = self.lists[at]
-        del changed[end - count : end]
-        self.count -= count
-        if not changed:
-            del self.lists[at]
-            self._owns_last = self._owns_last and at < len(self.lists)
 
 
 class FifoBacklog:
@@ -203,21 +120,19 @@ class FifoBacklog:
     ranked = unranked = 0
     """See `PriorityBacklog`."""
 
-    __slots__ = ("_base", "_front", "_lists", "_packets", "_taken", "marks")
+    __slots__ = ("_base", "_front", "_packets", "_taken", "marks")
 
     def __init__(self, packets: Iterator[bytes]) -> None:
         self._packets: list[Any] = list(packets)
-        self._lists = _Lists()  # behind `_packets`
         self._base = 0
         self._front = 0
         self._taken = 0
         self.marks: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._packets) - self._front + self._lists.count
+        return len(self._packets) - self._front
 
     def __iter__(self) -> Iterator[Any]:
-        self._copy_lists()
         return islice(self._packets, self._front, None)
 
     @property
@@ -228,11 +143,10 @@ class FifoBacklog:
     @property
     def end(self) -> int:
         """The place of the next packet."""
-        return self._base + len(self._packets) + self._lists.count
+        return self._base + len(self._packets)
 
     def since(self, place: int) -> Iterator[tuple[int, bytes | Receipt]]:
         """Return the packets from a place on, each with its place."""
-        self._copy_lists()
         at = max(place - self._base, self._front)
         return enumerate(self._packets[at:], self._base + at)  # islice would step over all that stands before
 
@@ -267,7 +181,6 @@ class FifoBacklog:
 
     def mark(self, receipt: Receipt) -> None:
         """Add a receipt behind all packets."""
-        self._copy_lists()
         self.marks.append(self.end)
         self._packets.append(receipt)
 
@@ -296,7 +209,6 @@ class FifoBacklog:
 
     def pop_message(self) -> bytes | None:
         """Take out and return the next message, or return None if there is none."""
-        self._copy_lists()
         for at in range(self._front, len(self._packets)):
             packet: Any = self._packets[at]
             if type(packet) is not Reply and type(packet) is not Receipt:
@@ -308,23 +220,11 @@ class FifoBacklog:
         return None
 
     def push(self, packets: list[bytes]) -> None:
-        """Add packets in their order of arrival; the caller must not change the list afterwards."""
-        if len(packets) < _LONG and not self._lists.count:
-            self._packets += packets
-        else:
-            self._lists.push(packets)
-
-    def _copy_lists(self, wanted: int | None = None) -> None:
-        """Copy lists into `_packets` until it has `wanted` packets; None for all lists."""
-        lists, packets = self._lists, self._packets
-        end = None if wanted is None else self._front + wanted
-        while lists.count and (end is None or len(packets) < end):
-            packets += lists.pop_first()
+        """Add packets in their order of arrival."""
+        self._packets += packets
 
     def take(self, count: int) -> list[Any]:
         """Return the next packets, at most `count`; call `ack` before anything else."""
-        if self._lists.count:
-            self._copy_lists(count)
         taken = self._packets[self._front : self._front + count]
         self._taken = len(taken)
         return taken
@@ -359,12 +259,12 @@ class StackBacklog:
 
     def __init__(self, packets: Iterator[bytes]) -> None:
         messages, replies = _split(packets)
-        self._messages = _Lists(messages)
+        self._messages = messages
         self._replies = deque(replies)  # each with the number of messages before it
-        self._taken = (0, 0, 0)  # the number of replies; the index of the messages' list; the index in it behind them
+        self._taken = (0, 0)  # the number of replies, and of messages that were there then
 
     def __len__(self) -> int:
-        return self._messages.count + len(self._replies)
+        return len(self._messages) + len(self._replies)
 
     def __iter__(self) -> Iterator[bytes]:
         at, messages = 0, iter(self._messages)
@@ -379,38 +279,30 @@ class StackBacklog:
 
     def pop_message(self) -> bytes | None:
         """See `FifoBacklog.pop_message`."""
-        last = self._messages.own_last(1)
-        if not last:
-            return None
-        message = last[-1]
-        self._messages.remove(len(self._messages.lists) - 1, len(last), 1)
-        return message
+        return self._messages.pop() if self._messages else None
 
     def push(self, packets: list[bytes]) -> None:
-        """Add messages, or one reply; the caller must not change the list afterwards."""
+        """Add messages, or one reply."""
         if type(packets[0]) is Reply:
-            self._replies.append((self._messages.count, packets[0]))
+            self._replies.append((len(self._messages), packets[0]))
         else:
-            self._messages.push(packets)
+            self._messages += packets
 
     def take(self, count: int) -> list[bytes]:
         """See `FifoBacklog.take`."""
         taken = [reply for _, reply in islice(self._replies, count)]
-        last: list[bytes] = []
+        self._taken = len(taken), len(self._messages)
         if left := count - len(taken):
-            last = self._messages.own_last(left)
-        self._taken = len(taken), len(self._messages.lists) - 1, len(last)
-        if left:
-            taken += last[: -left - 1 : -1]
+            taken += self._messages[: -left - 1 : -1]
         return taken
 
     def ack(self, sent: int) -> None:
         """See `FifoBacklog.ack`; what has come since `take` stays."""
-        replies, at, end = self._taken
+        replies, end = self._taken
         for _ in range(min(sent, replies)):
             self._replies.popleft()
         if sent > replies:
-            self._messages.remove(at, end, sent - replies)
+            del self._messages[end - (sent - replies) : end]
 
 
 class PriorityBacklog:
@@ -432,12 +324,12 @@ class PriorityBacklog:
         self._heap: list[tuple[Any, int, bytes]] = []
         self._first: list[tuple[Any, int, bytes]] = []
         messages, replies = _split(packets)
-        self._unranked = _Lists(messages)
+        self._unranked = deque(messages)
         self._replies = deque((before + 0.5, reply) for before, reply in replies)  # between two arrivals
         self._taken = 0  # replies
 
     def __len__(self) -> int:
-        return len(self._heap) + len(self._first) + len(self._replies) + self._unranked.count
+        return len(self._heap) + len(self._first) + len(self._replies) + len(self._unranked)
 
     def __iter__(self) -> Iterator[bytes]:
         entries = sorted([*self._first, *self._heap], key=itemgetter(1))
@@ -455,7 +347,7 @@ class PriorityBacklog:
     @property
     def unranked(self) -> int:
         """The number of messages that have none."""
-        return self._unranked.count
+        return len(self._unranked)
 
     def pop_message(self) -> bytes | None:
         """See `FifoBacklog.pop_message`; call `rank` before."""
@@ -463,18 +355,19 @@ class PriorityBacklog:
         return self._first.pop(0)[2] if self._first else None
 
     def push(self, packets: list[bytes]) -> None:
-        """Add messages, or one reply; the caller must not change the list afterwards."""
+        """Add messages, or one reply."""
         if type(packets[0]) is Reply:
-            self._replies.append((self._arrival + self._unranked.count + 0.5, packets[0]))
+            self._replies.append((self._arrival + len(self._unranked) + 0.5, packets[0]))
         else:
-            self._unranked.push(packets)
+            self._unranked += packets
 
     def rank(self, most: int) -> None:
         """Put the oldest messages without a rank into their places, one by one, or all together if that is less work.
 
         :param most: the number of messages at most.
         """
-        packets = self._unranked.pop_oldest(most)
+        waiting = self._unranked
+        packets = [waiting.popleft() for _ in range(min(most, len(waiting)))]
         key, newest_first, heap, before = self._key, self._newest_first, self._heap, self._arrival
         self._arrival += len(packets)
         entries = [
