@@ -1,0 +1,326 @@
+"""Mail: what waits for the receivers of one user, as plain objects in the order in which the server handled it.
+
+.. rubric:: Theory of operation
+
+While several users are active, a message for many receivers of another user is one entry in that user's mail
+(`sbus.fair.lines`): one step for the publisher, however many receivers. The receivers' user works it off in its turns.
+
+==========  =====================================================  ================================================
+entry       what it stands for                                     what it does when it is reached
+==========  =====================================================  ================================================
+`Mail`      messages for one group of receivers                    hands them over, some receivers at a time
+`Gap`       messages that found no room, by group                  each receiver counts its loss, at its place
+`Letter`    a reply, a choice, a snapshot, or the end, for one     does that
+==========  =====================================================  ================================================
+
+Invariants: an entry can stop after any receiver, and waits for nothing but time; so mail alone always empties, and a
+server that stops can account for all of it (`drop`). Messages for the same group join the last entry as long as it
+has not begun, whoever published them: a receiver gets them with one system call. A publisher that a receiver may block
+is paused until its entry is done (`Mail.waiter`), so a queue overruns its limit by one entry at most.
+
+Rejected: an entry for each receiver (the publisher would pay for all of them); one list of messages for each user
+(receivers differ, and replies have a place among the messages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from twisted.logger import Logger
+
+from sbus.errors import CloseReason
+from sbus.fair import Entry, Lines, Scheduler
+from sbus.protocol.bundles import BundleCache
+from sbus.protocol.notices import LossReason
+from sbus.routing.route import Group
+from sbus.server.core.interfaces import Publisher, Receiver
+
+__all__ = ["GAP_GROUPS", "JOINED", "LOOK", "Gap", "Letter", "Mail", "drop"]
+
+JOINED = 1_024
+"""Messages of one entry at most: what one receiver takes of it is a step of less than a millisecond."""
+LOOK = 16
+"""Receivers between two looks at the clock."""
+_LOOK_COPIES = 1_024
+_LOOK_BYTES = 256 << 10
+"""The same in copies and in bytes, at least one receiver: these bound a step to about a millisecond."""
+GAP_GROUPS = 256
+"""Groups in one gap; beyond, losses are counted by receiver, at the publisher's expense (row ``flip``)."""
+_LOSSES_PER_LOOK = 64
+"""Receivers of a gap between two looks at the clock."""
+_ENTRY_MEMORY = 400
+"""Bytes of memory that an entry takes beside its packets."""
+
+_log = Logger(namespace="sbus.bus")
+
+
+class Post(Protocol):
+    """The part of `sbus.server.bus.delivery.Delivery` that entries need."""
+
+    scheduler: Scheduler
+
+    def hand(
+        self,
+        packets: list[bytes],
+        receivers: tuple[Receiver, ...],
+        publisher: Publisher | None,
+        at_once: bool,
+        packed: BundleCache | None = None,
+    ) -> None: ...
+    def flush(self) -> None: ...
+    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason) -> None: ...
+
+
+class Mail:
+    """Messages for a group of receivers.
+
+    :param group: the receivers, all of one user.
+    :param skip: a publisher without echo, which does not get its own messages.
+    :param waiter: a publisher that is paused until the entry is done.
+    """
+
+    __slots__ = ("_at", "_packed", "_post", "_shares", "_size", "_took", "group", "packets", "skip", "waiter")
+
+    def __init__(self, post: Post, group: Group[Receiver], skip: Receiver | None, waiter: Publisher | None) -> None:
+        self.group = group
+        self.packets: list[bytes] = []
+        self.skip = skip
+        self.waiter = waiter
+        self._post = post
+        self._at = 0
+        self._took = 0
+        self._size = 0
+        self._packed: BundleCache = {}
+        self._shares: list[tuple[Lines | None, int, int]] = []
+        lines: Lines = group.user.lines
+        lines.expect(group)
+        group.user.charge_memory(_ENTRY_MEMORY)
+
+    def takes(self, group: Group[Receiver], skip: Receiver | None, messages: int) -> bool:
+        """Return whether more messages can join."""
+        return (
+            self.group is group
+            and not self._at
+            and self.waiter is None
+            and self.skip is skip
+            and len(self.packets) + messages <= JOINED
+        )
+
+    def add(self, packets: list[bytes], size: int, sender: Lines | None) -> None:
+        """Add messages.
+
+        :param size: their bytes.
+        :param sender: the lines of the publisher's user; None for the program around the bus.
+        """
+        user = self.group.user
+        lines: Lines = user.lines
+        copies = len(packets) * len(self.group.receivers)
+        self.packets += packets
+        self._size += size
+        self._shares.append((sender, copies * lines.ns, size))
+        lines.add(sender, copies * lines.ns, size)
+        user.charge_memory(size)
+        self._post.scheduler.mail_copies += copies
+
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        post, packets, receivers = self._post, self.packets, self.group.receivers
+        clock = post.scheduler.clock
+        began, total = clock(), len(receivers)
+        step = max(1, min(LOOK, _LOOK_COPIES // len(packets), _LOOK_BYTES // max(self._size, 1)))
+        while self._at < total:
+            some = receivers[self._at : self._at + step]
+            self._at += len(some)
+            post.scheduler.mail_copies -= len(some) * len(packets)
+            if self.skip in some:
+                some = tuple(receiver for receiver in some if receiver is not self.skip)
+            post.hand(packets, some, self.waiter, True, self._packed)
+            post.flush()
+            now = clock()
+            if now >= until and self._at < total:
+                self._took += now - began
+                return False
+        self._end(self._took + clock() - began)
+        return True
+
+    def _end(self, took: int) -> None:
+        """Give back all that the entry was charged, and let its publisher go on."""
+        user, lines = self.group.user, self.group.user.lines
+        lines.learn(len(self.packets) * len(self.group.receivers), took)
+        lines.settle(self.group)
+        for share in self._shares:
+            lines.remove(*share)
+        user.charge_memory(-self._size - _ENTRY_MEMORY)
+        if self.waiter is not None:
+            self.waiter.mail_delivered()
+
+    def drop(self, gap: Gap) -> None:
+        """Move the messages that were not handed over into a gap."""
+        left = self.group.receivers[self._at :]
+        copies = len(left) * len(self.packets)
+        if self._at or self.skip is not None:
+            for receiver in left:
+                if receiver is not self.skip:
+                    gap.add_for(receiver, len(self.packets), self._size)
+        else:
+            gap.add(self.group, len(self.packets), self._size, 0)
+        self._post.scheduler.mail_copies -= copies
+        self._end(0)
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        left = self.group.receivers[self._at :]
+        return {"packets": list(self.packets), "receivers": [_number(each) for each in left if each is not self.skip]}
+
+
+class Gap:
+    """Messages that found no room in the mail; each receiver learns of them at their place.
+
+    :param why: the cause.
+    """
+
+    __slots__ = ("_copies", "_groups", "_left", "_lines", "_post", "_receivers", "why")
+
+    def __init__(self, post: Post, lines: Lines, why: LossReason = LossReason.SHARE) -> None:
+        self.why = why
+        self._post = post
+        self._lines = lines
+        self._copies = 0
+        self._groups: dict[Group[Receiver], tuple[int, int]] = {}
+        self._receivers: dict[Receiver, tuple[int, int]] = {}
+        self._left: list[tuple[Receiver, int, int]] | None = None
+
+    def takes(self) -> bool:
+        """Return whether more losses can join."""
+        return self._left is None
+
+    def add(self, group: Group[Receiver], messages: int, size: int, copies: int) -> None:
+        """Note messages that are lost for a group.
+
+        :param size: their bytes.
+        :param copies: their copies, which count as waiting until the gap is reached.
+        """
+        found = self._groups.get(group)
+        if found is not None:
+            self._groups[group] = found[0] + messages, found[1] + size
+        elif len(self._groups) < GAP_GROUPS:
+            self._groups[group] = messages, size
+            self._lines.expect(group)
+        else:
+            for receiver in group.receivers:
+                self.add_for(receiver, messages, size)
+        self._copies += copies
+        self._post.scheduler.mail_copies += copies
+
+    def add_for(self, receiver: Receiver, messages: int, size: int) -> None:
+        """Note messages that are lost for one receiver."""
+        found = self._receivers.get(receiver)
+        if found is None:
+            self._receivers[receiver] = messages, size
+            self._lines.letters[receiver] = self._lines.letters.get(receiver, 0) + 1
+        else:
+            self._receivers[receiver] = found[0] + messages, found[1] + size
+
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        clock = self._post.scheduler.clock
+        left = self._left
+        if left is None:
+            left = self._left = [
+                (receiver, messages, size)
+                for group, (messages, size) in self._groups.items()
+                for receiver in group.receivers
+            ]
+            left += [(receiver, messages, size) for receiver, (messages, size) in self._receivers.items()]
+            left.reverse()
+            self._post.scheduler.mail_copies -= self._copies
+        while left:
+            for _ in range(min(_LOSSES_PER_LOOK, len(left))):
+                receiver, messages, size = left.pop()
+                self._post.lose(receiver, messages, size, self.why)
+            if left and clock() >= until:
+                self._post.flush()
+                return False
+        self._post.flush()
+        for group in self._groups:
+            self._lines.settle(group)
+        for receiver in self._receivers:
+            _forget_letter(self._lines, receiver)
+        return True
+
+    def drop(self, gap: Gap) -> None:
+        """Work it off: to account for it is all that it does."""
+        self.run(1 << 62)
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {
+            "lost": [
+                (_number(receiver), messages)
+                for group, (messages, _) in self._groups.items()
+                for receiver in group.receivers
+            ]
+            + [(_number(receiver), messages) for receiver, (messages, _) in self._receivers.items()]
+        }
+
+
+class Letter:
+    """What one client gets, or becomes, at its place in the mail.
+
+    :param open_letter: does it.
+    :param kind: what it is, for people: ``reply``, ``choice``, ``snapshot``, ``service`` or ``end``.
+    """
+
+    __slots__ = ("_lines", "_open", "_post", "client", "kind")
+
+    def __init__(self, post: Post, lines: Lines, client: Receiver, kind: str, open_letter: Callable[[], object]) -> None:
+        self.client = client
+        self.kind = kind
+        self._post = post
+        self._lines = lines
+        self._open = open_letter
+        lines.letters[client] = lines.letters.get(client, 0) + 1
+
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        _forget_letter(self._lines, self.client)
+        try:
+            self._open()
+        except Exception:
+            _log.failure("Error in a letter for client {number}", number=_number(self.client))
+            self.client.close(CloseReason.SERVER_ERROR)
+        self._post.flush()
+        return True
+
+    def drop(self, gap: Gap) -> None:
+        """Open it: a client's choice or end must not be lost."""
+        self.run(0)
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": _number(self.client), "kind": self.kind}
+
+
+def _forget_letter(lines: Lines, receiver: Receiver) -> None:
+    left = lines.letters[receiver] - 1
+    if left:
+        lines.letters[receiver] = left
+    else:
+        del lines.letters[receiver]
+
+
+def _number(receiver: Receiver) -> int:
+    return getattr(receiver, "number", 0)
+
+
+def drop(post: Post, lines: Lines, mail: Iterable[Entry]) -> None:
+    """Account for mail whose receivers are all about to be disconnected, in one pass.
+
+    :param mail: entries that were taken out of these lines.
+    """
+    gap = Gap(post, lines, LossReason.DISCONNECT)
+    for entry in mail:
+        if isinstance(entry, Mail | Gap | Letter):
+            entry.drop(gap)
+    gap.run(1 << 62)
