@@ -65,6 +65,7 @@ class ViolationReason(enum.Enum):
     BAD_BUNDLE = "a bundle from a client that has not asked for bundles, or with bad framing"
     KEY_NOT_ENDED = "MSG without a NUL after the key"
     PACKET_TOO_LONG = "the packet is longer than the limit"
+    DRIPPING = "packets come in tiny pieces: nine in ten reads completed none; send each packet with one call"
     RESERVED_KEY = "'!' is reserved: it may only begin !/cred/<gid>/<uid>/<pid>/"
     BAD_ID = "an ID in a secret key must be empty, or a decimal number below 2^32 without leading zeros"
     FOREIGN_SECRET = "subscription to another client's secret key"

@@ -10,6 +10,7 @@ from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
 from sbus.protocol.packets import CMSG, MSG
 from sbus.routing.cache import RouteCache
+from sbus.routing.route import Route
 from sbus.routing.runs import next_messages
 from sbus.routing.trie import PatternIndex
 
@@ -181,28 +182,29 @@ class Dispatcher:
                     self._process_one(packets[position])
                 continue
             end = min(position + _MAX_RUN, len(packets))
-            sinks, messages = next_messages(packets, position, end, routes, Message)
-            if sinks is None:
+            route, messages = next_messages(packets, position, end, routes, Message)
+            if route is None:
                 batch.position = position + 1
                 self._process_one(packets[position])
                 continue
+            sinks = route.receivers
             for sink in sinks:
                 if sink.callback is not None:
-                    self._deliver_singly(batch, sinks, messages)
+                    self._deliver_singly(batch, route, messages)
                     break
             else:
                 batch.position = position + len(messages)
                 for sink in sinks:
                     sink.deliver(messages)
 
-    def _deliver_singly(self, batch: Batch, sinks: tuple[Sink, ...], messages: list[Message]) -> None:
+    def _deliver_singly(self, batch: Batch, route: Route[Sink], messages: list[Message]) -> None:
         """Deliver one message at a time: a callback may read on or change the routes."""
         for message in messages:
             batch.position = position = batch.position + 1
             single = [message]
-            for sink in sinks:
+            for sink in route.receivers:
                 sink.deliver(single)
-            if batch.position != position or self._cache.routes.get(message.key) is not sinks:
+            if batch.position != position or self._cache.routes.get(message.key) is not route:
                 return
 
     def _process_one(self, packet: bytes) -> None:
@@ -219,8 +221,8 @@ class Dispatcher:
 
     def sinks_for(self, key: bytes) -> tuple[Sink, ...]:
         """Return the sinks whose patterns match a key."""
-        sinks = self._cache.routes.get(key)
-        return self._route(key) if sinks is None else sinks
+        route = self._cache.routes.get(key)
+        return self._route(key) if route is None else route.receivers
 
     def _route(self, key: bytes) -> tuple[Sink, ...]:
         if (waiter := self._awaited.pop(key, None)) is not None:
@@ -231,14 +233,14 @@ class Dispatcher:
         except Violation:
             return ()  # no server forwards such a key, and no pattern can match it
         if not secret:
-            return self._cache.remember(key, None, _callbacks_last(self._index.route(key, None)))
+            return self._cache.remember(key, None, _callbacks_last(self._index.route(key, None))).receivers
         matching = [
             sink
             for pattern, parsed in self._secret.items()
             if _matches_secret(parsed, secret)
             for sink in self._sinks[pattern]
         ]
-        return self._cache.remember(key, secret, _callbacks_last(matching))
+        return self._cache.remember(key, secret, _callbacks_last(matching)).receivers
 
 
 def _matches_secret(pattern: SecretKey, key: SecretKey) -> bool:

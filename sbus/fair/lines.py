@@ -28,7 +28,7 @@ everything (a user's own backlog would keep its clients from being read).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Callable, Set
 from typing import Any, Protocol
 
 __all__ = ["FIRST_NS", "MAIL_NS", "MEMBERSHIPS", "MOST_BYTES", "QUANTUM", "Entry", "Lines", "Members", "Reader"]
@@ -39,7 +39,7 @@ readers of everything lost messages that they had time for."""
 MOST_BYTES = 16 << 20
 """Bytes of packets in one mailbox, at most; see `Lines.most_bytes`."""
 MEMBERSHIPS = 256
-"""Groups in which a receiver is looked up; one of a user with mail for more counts as waiting (row ``eager-groups``)."""
+"""Groups in which a receiver is looked up; if mail waits for more, it counts as waiting (row ``eager-groups``)."""
 QUANTUM = 500_000
 """Nanoseconds of one turn while several users are active. With 4 ms, a client with 256 messages under way had a tenth
 of its throughput beside a flood; a turn itself takes 40 µs."""
@@ -135,7 +135,7 @@ class Lines:
         self.work = self.bytes = 0
         self.ns = FIRST_NS
         self.waiting: dict[Members, int] = {}
-        self.letters: dict[Hashable, int] = {}
+        self.letters: dict[Any, int] = {}
         self.on_rest: Callable[[], None] | None = None
         self._shares: dict[Lines | None, _Share] = {}
         self._first = 0
@@ -147,7 +147,7 @@ class Lines:
 
     # --- mail --------------------------------------------------------------------------------
 
-    def waits(self, receiver: Hashable) -> bool:
+    def waits(self, receiver: Any) -> bool:
         """Return whether mail may be for a receiver: what comes for it now has to go behind that."""
         if not self.mail:
             return False

@@ -62,6 +62,7 @@ class Scheduler:
         "_began",
         "_is_due",
         "_reactor",
+        "_reader",
         "_ring",
         "_served",
         "_turn_ended",
@@ -79,6 +80,7 @@ class Scheduler:
         self.clock = clock
         self._ring: OrderedDict[Lines, None] = OrderedDict()
         self._served: Lines | None = None  # whose turn it is right now
+        self._reader: Lines | None = None  # whose batch began before it was read
         self._is_due = False
         self._began = self._until = self._turn_ended = 0
         self.last: Lines | None = None
@@ -115,8 +117,22 @@ class Scheduler:
     # --- batches outside of turns ------------------------------------------------------------
 
     def may_read(self, lines: Lines) -> bool:
-        """Return whether a client of this user may be read now, and not in a turn."""
-        return self._served is lines or not (lines.deficit <= 0 or lines.readers or lines.hung_up or lines.held)
+        """Return whether a client of this user may be read now; if not, it has to `wait`.
+
+        What follows counts as the beginning of its batch.
+        """
+        if self._served is not None:
+            return self._served is lines and self.clock() < self._until
+        if lines.deficit <= 0 or lines.readers or lines.hung_up or lines.held:
+            return False
+        self._reader, self._began = lines, self.clock()
+        return True
+
+    def may_go_on(self, lines: Lines) -> bool:
+        """As `may_read`, for packets that have been read."""
+        if self._served is not None:
+            return self._served is lines
+        return lines.deficit > 0 and not (lines.readers or lines.hung_up or lines.held)
 
     def begin(self, lines: Lines) -> int:
         """Begin a batch of a user; `end` must follow.
@@ -125,7 +141,10 @@ class Scheduler:
         """
         if self._served is not None:
             return self._until
-        self._began = now = self.clock()
+        now = self.clock()
+        if self._reader is not lines:
+            self._began = now
+        self._reader = None
         return now + (max(lines.deficit, 1) if self.is_busy else ALONE)
 
     def end(self, lines: Lines) -> None:
@@ -136,6 +155,23 @@ class Scheduler:
     def charge(self, lines: Lines, took: int) -> None:
         """Deduct time (nanoseconds) from a user's deficit."""
         lines.deficit -= min(took, LONGEST_CHARGE)
+
+    def do(self, lines: Lines, chore: Entry) -> None:
+        """Do a chore of a user now, as far as the user's deficit lasts, and the rest in turns."""
+        if self._served is not None:
+            if self._served is not lines or lines.chores or not chore.run(self._until):
+                self.add_chore(lines, chore)
+            return
+        began = self.clock()
+        if self.is_busy and (lines.deficit <= 0 or lines.chores):
+            self.add_chore(lines, chore)
+            return
+        if not chore.run(began + (lines.deficit if self.is_busy else ALONE)):
+            self.add_chore(lines, chore)
+        took = self.clock() - began
+        self._began += took  # a batch of another user that has caused this does not pay for it
+        if self.is_busy:
+            self.charge(lines, took)
 
     # --- what waits --------------------------------------------------------------------------
 
@@ -149,6 +185,13 @@ class Scheduler:
         """Have a client read when there is room in its user's mail."""
         self.waited += 1
         lines.hold(reader, has_hung_up)
+
+    def hang_up(self, lines: Lines, reader: Reader) -> None:
+        """Note that the peer of a reader that waits has hung up: it goes before those that have not."""
+        if reader in lines.held:
+            lines.held[reader] = True
+        elif reader in lines.readers:
+            lines.enter(reader, True)
 
     def add_chore(self, lines: Lines, chore: Entry) -> None:
         """Have a chore done in turns of a user."""

@@ -12,10 +12,11 @@ This package does no I/O. A queue says what it decided with an `Outcome`, and ca
 
 from __future__ import annotations
 
+from sbus.flood.backlogs import ORDERS, Order, Reply
 from sbus.flood.budget import UNLIMITED, MemoryAccount, QueueLimits, SharedBudget, UserShare
 from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
-from sbus.flood.backlogs import ORDERS, Order, Reply
-from sbus.flood.send_queue import QueueOwner, SendQueue
+from sbus.flood.run import Run
+from sbus.flood.send_queue import QueueOwner, SendQueue, State
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.flood.snapshot import Snapshot
 from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Strategy
@@ -34,9 +35,11 @@ __all__ = [
     "QueueLimits",
     "QueueOwner",
     "Reply",
+    "Run",
     "SendQueue",
     "SharedBudget",
     "Snapshot",
+    "State",
     "Strategy",
     "Until",
     "UserShare",

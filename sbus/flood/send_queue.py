@@ -42,10 +42,10 @@ from typing import Any, NamedTuple, Protocol
 from zope.interface import implementer
 
 from sbus.errors import CloseReason
+from sbus.flood.backlogs import PRICE, RANKED, REPLY, Backlog, FifoBacklog, Reply, new_backlog
 from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.interfaces import IPacketQueue, Loss, Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
-from sbus.flood.backlogs import PRICE, RANKED, REPLY, Backlog, FifoBacklog, Reply, new_backlog
 from sbus.flood.receipts import MERGE, Receipt
 from sbus.flood.run import Run
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings

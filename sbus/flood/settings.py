@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sbus.flood.interfaces import IHardStrategy, IQueueOrder, ISoftStrategy, Verdict
 from sbus.flood.backlogs import ORDERS
+from sbus.flood.interfaces import IHardStrategy, IQueueOrder, ISoftStrategy, Verdict
 from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES
 
 __all__ = ["DEFAULT_SETTINGS", "ClientSettings"]
@@ -52,7 +52,7 @@ class ClientSettings:
         """Return whether the strategies can block a publisher."""
         return self.soft.always in (Verdict.BLOCK, None) or self.hard.always in (Verdict.BLOCK, None)
 
-    def snapshot(self) -> dict[str, bytes | bool]:
+    def describe(self) -> dict[str, bytes | bool]:
         """Return the choices as the control messages that select them."""
         return {
             "soft": self.soft.selector,

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from sbus.errors import Violation, ViolationReason
 from sbus.protocol.bundles import MAGIC
 
-__all__ = ["CMSG", "DEFAULT_MAX_PACKET", "MSG", "SUB", "UNSUB", "Packet", "build", "parse"]
+__all__ = ["CMSG", "DEFAULT_MAX_PACKET", "DRIPPING", "MSG", "SUB", "UNSUB", "Packet", "build", "parse"]
 
 MSG = b"MSG"
 SUB = b"SUB"
@@ -36,6 +36,8 @@ CMSG = b"CMSG"
 
 DEFAULT_MAX_PACKET = 409_600
 """Default limit for a packet, in bytes: the buffer size of clients of the original server."""
+DRIPPING = b"\0drip"
+"""No packet: a byte stream stands for it whose peer sends packets in tiny pieces (`sbus.seqpacket.framing`)."""
 
 
 class Packet(NamedTuple):
@@ -59,6 +61,8 @@ def parse(packet: bytes) -> Packet:
     if not space or verb not in (MSG, SUB, UNSUB, CMSG):
         if packet.startswith(MAGIC):  # a good bundle from a client that asked for them was unbundled before
             raise Violation(ViolationReason.BAD_BUNDLE)
+        if packet == DRIPPING:
+            raise Violation(ViolationReason.DRIPPING)
         raise Violation(ViolationReason.UNKNOWN_VERB if packet else ViolationReason.PACKET_TOO_LONG)
     key, nul, payload = packet[len(verb) + 1 :].partition(b"\0")
     if verb == MSG and not nul:

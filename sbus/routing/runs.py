@@ -10,7 +10,7 @@ for the client, which needs the keys and payloads as well.
 
 Invariants:
 
-* Two messages belong to one run only if the route cache holds *the same tuple* for both keys, not merely an equal one.
+* Two messages belong to one run only if the route cache holds *the same object* for both keys, not merely an equal one.
   The cache makes equal routes one object (`sbus.routing.cache`), so the comparison is one of two pointers.
 * A run consists of well-formed ``MSG`` packets with cached keys. Everything else ends it: another verb, a malformed
   packet, an unknown key. The caller handles that packet by itself, with the full parser and the full set of checks. So
@@ -29,6 +29,7 @@ that message, which raise the right error or build its packet, and calls again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from sbus.speedups import choose
@@ -39,17 +40,15 @@ S = TypeVar("S")
 M = TypeVar("M", bound=tuple[bytes, bytes])
 
 
-def _next_run(
-    packets: list[bytes], start: int, end: int, routes: dict[bytes, tuple[S, ...]]
-) -> tuple[tuple[S, ...] | None, int]:
+def _next_run(packets: list[bytes], start: int, end: int, routes: Mapping[bytes, S]) -> tuple[S | None, int]:
     """Find the run that begins at `start`.
 
     :param end: the index behind the last packet to look at.
-    :param routes: the route cache's table, key to receivers.
-    :returns: the receivers of the run, and the index behind its last packet. The receivers are None if there is no run:
+    :param routes: the route cache's table, key to route.
+    :returns: the route of the run, and the index behind its last packet. The route is None if there is no run:
         the first packet is not a well-formed message, or its key is not in `routes`.
     """
-    receivers: tuple[S, ...] | None = None
+    route: S | None = None
     head = b""
     for at in range(start, end):
         packet = packets[at]
@@ -59,24 +58,24 @@ def _next_run(
             head = b""  # the keys differ: do not try again
         nul = packet.find(b"\0", 4)
         if nul < 0 or packet[:4] != b"MSG ":
-            return receivers, at
+            return route, at
         found = routes.get(packet[4:nul])
-        if found is not receivers or found is None:
-            if receivers is not None or found is None:
-                return receivers, at
-            receivers, head = found, packet[: nul + 1]
-    return receivers, end
+        if found is not route or found is None:
+            if route is not None or found is None:
+                return route, at
+            route, head = found, packet[: nul + 1]
+    return route, end
 
 
 def _next_messages(
-    packets: list[bytes], start: int, end: int, routes: dict[bytes, tuple[S, ...]], kind: type[M]
-) -> tuple[tuple[S, ...] | None, list[M]]:
+    packets: list[bytes], start: int, end: int, routes: Mapping[bytes, S], kind: type[M]
+) -> tuple[S | None, list[M]]:
     """Find the run that begins at `start`, like `next_run`, and split its messages.
 
     :param kind: the type of a message: a named tuple of key and payload.
-    :returns: the receivers of the run (None without a run), and its messages.
+    :returns: the route of the run (None without a run), and its messages.
     """
-    receivers: tuple[S, ...] | None = None
+    route: S | None = None
     messages: list[M] = []
     for at in range(start, end):
         packet = packets[at]
@@ -85,11 +84,11 @@ def _next_messages(
             break
         key = packet[4:nul]
         found = routes.get(key)
-        if found is None or (receivers is not None and found is not receivers):
+        if found is None or (route is not None and found is not route):
             break
-        receivers = found
+        route = found
         messages.append(tuple.__new__(kind, (key, packet[nul + 1 :])))
-    return receivers, messages
+    return route, messages
 
 
 def _build_messages(messages: list[tuple[bytes | str, bytes]], start: int, longest: int) -> list[bytes]:

@@ -21,9 +21,9 @@ One read takes at least `READ_SIZE` bytes, and all that is missing of a packet t
 read that gets fewer bytes has emptied the socket, and is the last one for now: a peer that goes on sending single bytes
 would keep the reader busy.
 
-For each single byte the kernel keeps a buffer, and to free a thousand of them takes 1.2 ms. So a read is *vain* as far
-as it takes longer than its bytes are worth (`_BYTE`), and the reader measures that. A read that completes packets may
-take `_READ` more.
+For each single byte the kernel keeps a buffer, and to free a thousand of them takes 1.2 ms. No program sends packets in
+such pieces, so a peer that does breaks the rules: of 1,000 reads (`_JUDGED`), nine in ten completed no packet and
+brought less than 16 bytes. The reader then ends the stream with a packet that the protocol refuses (`DRIPPING`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-import time
 
+from sbus.protocol.packets import DRIPPING
 from sbus.syscalls.sockets import DONTWAIT
 
 __all__ = ["EMPTY_FRAME", "HEADER", "LARGEST_READ", "READ_SIZE", "FrameReader", "frame"]
@@ -43,10 +43,12 @@ READ_SIZE = 16 << 10
 """Bytes to ask the kernel for at least."""
 LARGEST_READ = 64 << 10
 """Bytes to ask the kernel for at most."""
-_BYTE = 1
-"""Nanoseconds that a byte is worth. To copy it takes a third of that; to free a buffer of its own takes 1 µs."""
-_READ = 10_000
-"""Nanoseconds that completing packets is worth, for each read."""
+_JUDGED = 1_000
+"""Reads of one connection that are judged together (row ``stream-drips``)."""
+_MOST_VAIN = 900
+"""Vain reads among them that break the rules."""
+_VAIN_BYTES = 16
+"""Bytes below which a read that completes no packet is vain."""
 EMPTY_FRAME = b"\0"
 """A packet that every protocol refuses; it stands for a frame of length 0."""
 
@@ -64,16 +66,15 @@ class FrameReader:
 
     :param max_packet: bytes in the longest packet.
     :ivar held: bytes of a frame that has arrived in part.
-    :ivar vain: CPU time of vain reads, in nanoseconds; the transport sets it back.
     """
 
-    __slots__ = ("_buffer", "_has_ended", "max_packet", "vain")
+    __slots__ = ("_buffer", "_has_ended", "_reads", "_vain", "max_packet")
 
     def __init__(self, max_packet: int) -> None:
         self.max_packet = max_packet
         self._buffer = bytearray()
         self._has_ended = False
-        self.vain = 0
+        self._reads = self._vain = 0
 
     @property
     def held(self) -> int:
@@ -89,12 +90,11 @@ class FrameReader:
         """
         packets: list[bytes] = []
         while not packets and not self._has_ended:
-            wanted, began = self._wanted(), time.thread_time_ns()
+            wanted = self._wanted()
             try:
                 data = sock.recv(wanted, DONTWAIT)
             except BlockingIOError:
                 break
-            received = time.thread_time_ns()
             if not data:
                 self._has_ended = True
                 if self._buffer:
@@ -103,13 +103,20 @@ class FrameReader:
                 break
             self._buffer += data
             packets = self._complete()
-            if packets:
-                self.vain += max(0, received - began - _READ - _BYTE * len(data))
-            else:
-                self.vain += max(0, time.thread_time_ns() - began - _BYTE * len(data))
-                if len(data) < wanted:
-                    break
+            self._judge(len(data), packets)
+            if len(data) < wanted:
+                break
         return packets, self._has_ended
+
+    def _judge(self, size: int, packets: list[bytes]) -> None:
+        """Count a read; end the stream of a peer that sends packets in tiny pieces."""
+        self._reads += 1
+        self._vain += not packets and size < _VAIN_BYTES
+        if self._reads == _JUDGED:
+            if self._vain >= _MOST_VAIN:
+                packets.append(DRIPPING)
+                self._has_ended = True
+            self._reads = self._vain = 0
 
     def _wanted(self) -> int:
         """Return the bytes to ask for: the rest of a long packet at once."""

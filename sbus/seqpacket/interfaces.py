@@ -70,9 +70,6 @@ class IPacketTransport(Interface):
         "The socket, as long as `try_send` sends to it just the packets it is given, without bundles and frames; else "
         "None. Look it up for each run."
     )
-    passes: int = Attribute(
-        "The number of passes over the sockets that have begun; other sockets are looked at between two of them."
-    )
     may_grow: Callable[[int], bool] | None = Attribute(
         "Asked whether the send buffer may grow by a number of bytes, just before it does; None if it need not be."
     )
@@ -85,13 +82,7 @@ class IPacketTransport(Interface):
         "sends bundles, and of any socket while others can be read as well. It may pause the transport, which then "
         "does not read."
     )
-    on_vain_read: Callable[[int], None] | None = Attribute(
-        "Called with the CPU time of vain reads of a stream socket (`sbus.seqpacket.framing`), in microseconds, if it "
-        "is not None. It may pause."
-    )
-    on_kept: Callable[[list[bytes]], None] | None = Attribute(
-        "Called with all packets that the transport keeps for the protocol, when the peer has left while it was paused."
-    )
+    has_hung_up: bool = Attribute("Whether the peer has closed its socket.")
 
     def write(packet: bytes) -> None:
         """Send one packet, soon.
@@ -153,6 +144,12 @@ class IPacketTransport(Interface):
 
     def resumeProducing() -> None:
         """Read again, soon; packets that were kept are delivered first."""
+
+    def read_on() -> None:
+        """Deliver the packets that were kept, and read once, now; a transport that is paused is resumed.
+
+        `before_read` is asked before the socket is read.
+        """
 
     def loseConnection() -> None:
         """Send the queue, then close."""

@@ -22,9 +22,8 @@ Invariants:
   outside a batch are deferred, so no protocol loses a connection while it iterates over receivers.
 * *Closing is done in slices* (`close_soon`). A connection that ends costs 60 µs, and thousands can end together: after
   5 ms the rest waits for the next turn of the reactor.
-* *Hang-ups hold up nobody.* The kernel lists ready sockets in the order in which they became ready, so thousands of
-  hang-ups stood before the next packet of another client. If more than a few are found together, they leave the epoll
-  set for good, and are served in the slices of closing, until their owners remove them.
+* *Hang-ups come first.* What a peer sent before it closed is read before the sockets that became ready later; their
+  owner may have them leave the epoll set meanwhile (`suspend`), as the kernel would report them forever.
 * *An error in one socket reaches no other.* It is logged, and the handler's `failed` cleans up.
 * *Nothing is left behind.* Without sockets the multiplexer has no epoll set and no place in the reactor; the
   table of multiplexers holds reactors weakly.
@@ -53,7 +52,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.seqpacket.interfaces import Reactor
-from sbus.seqpacket.pacing import HUNG_UP, AcceptPacer, batch_size
+from sbus.seqpacket.pacing import AcceptPacer, batch_size
 from sbus.syscalls.batch import PacketReader
 
 __all__ = ["GONE", "HANGUP", "READ", "WRITE", "Handler", "Multiplexer"]
@@ -77,11 +76,14 @@ _DEFERRED_ROUNDS: Final = range(4)
 """Rounds of deferred calls in one pass at most; a deferred call can defer another one."""
 _CLOSING_SLICE = 0.005
 """Seconds of closing connections in one turn of the reactor, about."""
-_HANG_UPS_AT_ONCE = 8
-"""Sockets that hung up that are served in one pass; if there are more, all of them wait for a slice of closing."""
 
 _ONLY_READ: Final = frozenset((READ,))
 """What happens to sockets nearly always."""
+
+
+def _stays(found: tuple[int, int]) -> bool:
+    return not found[1] & GONE
+
 
 _Calls = list[tuple[Callable[..., object], tuple[object, ...]]]
 
@@ -108,10 +110,10 @@ class Multiplexer:
 
     :ivar on_fatal: called, soon, when the sockets are lost because epoll_wait(2) has failed: a process that is there
         for its sockets ends then.
-    :ivar has_read: set by a socket that has read something, so that another pass follows, and by a pass that has put
-        hang-ups off.
+    :ivar has_read: set by a socket that has read something, so that another pass follows.
+    :ivar on_pass: each is asked after a pass whether another one may follow in this turn of the reactor.
     :ivar contended: more than one of the sockets that are ready now has something to be read.
-    :ivar pass_number: the passes before this one in the same turn of the reactor, or `HUNG_UP`.
+    :ivar pass_number: the passes before this one in the same turn of the reactor.
     :ivar accepting: the share of accepting in the work of the reactor.
     """
 
@@ -130,15 +132,15 @@ class Multiplexer:
         self._reactor = ref(reactor)  # a strong reference would keep the reactor in the table of multiplexers
         self._epoll: select.epoll | None = None
         self._handlers: dict[int, Handler] = {}
-        self._hung_up: set[int] = set()  # those that have left the epoll set
+        self._suspended: set[int] = set()  # those that have left the epoll set
         self._deferred: _Calls = []
         self._closing: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._closing_is_due = False
         self._dispatching = False
         self.on_fatal: Callable[[], object] | None = None
+        self.on_pass: tuple[Callable[[], bool], ...] = ()
         self.has_read = False
         self.contended = False
-        self._turn = 0  # of the reactor
         self.pass_number = 0
         self.accepting = AcceptPacer()
         self._readers: dict[int, PacketReader] = {}
@@ -149,11 +151,6 @@ class Multiplexer:
         reactor = self._reactor()
         assert reactor is not None, "the reactor is gone"
         return reactor
-
-    @property
-    def passes(self) -> int:
-        """The number of the last pass: each has a larger one than the pass before."""
-        return self._turn * len(_PASSES) + self.pass_number
 
     def reader(self, max_packet: int) -> PacketReader:
         """Return the shared buffers for packets of up to `max_packet` bytes.
@@ -184,15 +181,24 @@ class Multiplexer:
     def modify(self, fd: int, events: int) -> None:
         """Watch a descriptor for other events from now on."""
         assert self._epoll is not None
-        if fd not in self._hung_up:
+        if fd not in self._suspended:
             self._epoll.modify(fd, events)
+        elif events:
+            self._suspended.remove(fd)
+            self._epoll.register(fd, events)
+
+    def suspend(self, fd: int) -> None:
+        """Report nothing of a descriptor, not even its hang-up, until `modify` watches it for something again."""
+        if fd >= 0 and fd not in self._suspended and self._epoll is not None:
+            self._suspended.add(fd)
+            self._unregister(self._epoll, fd)
 
     def remove(self, fd: int) -> None:
         """Stop watching a descriptor; to be called before it is closed."""
         if self._handlers.pop(fd, None) is None or self._epoll is None:
             return
-        if fd in self._hung_up:
-            self._hung_up.remove(fd)
+        if fd in self._suspended:
+            self._suspended.remove(fd)
         else:
             self._unregister(self._epoll, fd)
         self._rest()
@@ -262,12 +268,11 @@ class Multiplexer:
         This is `IReadDescriptor`.
         """
         began = 0.0
-        self._turn += 1
         for number in _PASSES:
-            self.pass_number = number  # a separate variable, because serving a hang-up overwrites this
+            self.pass_number = number
             self.has_read = False
             self._dispatch()
-            if not self.has_read:
+            if not self.has_read or not all(may_go_on() for may_go_on in self.on_pass):
                 return
             if self.contended or number & 1:  # while nobody else waits, every second pass is enough
                 now = time.monotonic()
@@ -283,7 +288,7 @@ class Multiplexer:
         try:
             ready = epoll.poll(0, _SOCKETS_PER_PASS)
             exclusive = len(ready) < 2
-            self.contended = not exclusive and self._are_contended(epoll, ready)
+            self.contended = not exclusive and self._are_contended(ready)
         except OSError as e:
             self._log.critical("The sockets cannot be waited for any more, and are lost: {why}", why=str(e))
             if self.on_fatal is not None:
@@ -319,45 +324,12 @@ class Multiplexer:
             if self._deferred:
                 self.reactor.callLater(0, self._run_deferred)
 
-    def _are_contended(self, epoll: select.epoll, ready: list[tuple[int, int]]) -> bool:
-        """Put off hang-ups, if there are many, and return whether several of the ready sockets have packets to be read.
-
-        :param ready: the ready sockets. Hang-ups that are put off are taken out of this list; if that leaves it empty,
-            the sockets that are ready behind them are put in.
-        """
-        while len(ready) > 1:
-            kinds = {events for _, events in ready}
-            if kinds == _ONLY_READ:
-                return True
-            if not self._put_off_hang_ups(epoll, ready) or ready:
-                return len([events for _, events in ready if events & READ]) > 1
-            ready += epoll.poll(0, _SOCKETS_PER_PASS)
-        return False
-
-    def _put_off_hang_ups(self, epoll: select.epoll, ready: list[tuple[int, int]]) -> bool:
-        """Take sockets that hung up from the ready ones, to be served later, if there are many; return whether so."""
-        hung_up = [(fd, events) for fd, events in ready if events & GONE]
-        if not hung_up or (len(hung_up) <= _HANG_UPS_AT_ONCE and not self._closing):
-            return False
-        ready[:] = [(fd, events) for fd, events in ready if not events & GONE]
-        for fd, events in hung_up:
-            self._unregister(epoll, fd)
-            if (handler := self._handlers.get(fd)) is not None:
-                self._hung_up.add(fd)
-                self.close_soon(self._serve_hang_up, fd, handler, events)
-        self.has_read = True  # look again: what else is ready comes behind them
-        return True
-
-    def _serve_hang_up(self, fd: int, handler: Handler, events: int) -> None:
-        if self._handlers.get(fd) is not handler:
-            return  # it was removed meanwhile
-        self.pass_number = HUNG_UP
-        try:
-            handler.ready(events, False)
-        except Exception:
-            self._fail(handler)
-        if self._handlers.get(fd) is handler:
-            self.close_soon(self._serve_hang_up, fd, handler, events)
+    def _are_contended(self, ready: list[tuple[int, int]]) -> bool:
+        """Put the sockets whose peers have hung up first; return whether several have packets to be read."""
+        if {events for _, events in ready} == _ONLY_READ:
+            return True
+        ready.sort(key=_stays)
+        return len([events for _, events in ready if events & READ]) > 1
 
     def _fail(self, handler: Handler) -> None:
         """Clean up after `ready` has raised an exception."""
@@ -376,7 +348,7 @@ class Multiplexer:
         for handler in tuple(self._handlers.values()):
             self._guarded(handler, handler.lost, reason)
         self._handlers.clear()
-        self._hung_up.clear()
+        self._suspended.clear()
         self._rest()
 
     def _guarded(self, handler: Handler, method: Callable[[Failure], None], failure: Failure) -> None:

@@ -63,7 +63,7 @@ __all__ = [
     "ACCEPT_SHARE",
     "BUNDLES_PER_READ",
     "CONTENTION_TTL",
-    "HUNG_UP",
+    "IN_TURN",
     "LONE_RUN",
     "LONGEST_ACCEPT",
     "MAX_BUFFER",
@@ -80,8 +80,8 @@ CONTENTION_TTL = 64
 """Reads for which contention is remembered after the last pass in which another socket had packets to be read."""
 BUNDLES_PER_READ = 16
 """Packets in one read from a peer that sends bundles, at most."""
-HUNG_UP = -1
-"""Stands for the number of a pass if the peer has hung up: what it has left is read in batches."""
+IN_TURN = -1
+"""Stands for the number of a pass if packets are read in no pass, because they waited: they are read in batches."""
 LONE_RUN = 8
 """Reads of one packet in later passes, at most, until a batch is asked for again."""
 MAX_BUFFER = 32 << 20
@@ -134,7 +134,7 @@ class ReadPacer:
         :param read_limit: packets to read in a pass under contention, as the protocol set it.
         :param exclusive: no other socket is ready.
         :param contended: other sockets have packets to be read.
-        :param pass_number: passes before this one in the same turn of the reactor, or `HUNG_UP`.
+        :param pass_number: passes before this one in the same turn of the reactor, or `IN_TURN`.
         :param bundle_limit: bytes in the largest bundle that the peer sends; 0 if it sends none.
         """
         if contended:

@@ -13,8 +13,8 @@ are the packet transport's.
 * *The end waits for it*: a connection that closes, or shuts down writing, sends the rest of the frame first. A
   connection that is aborted does not; the peer finds an end inside a frame. The last packets of a graceful close go
   behind the rest of the frame, or not at all.
-* *A vain read is reported* (`on_vain_read`), with its time: no packet shows the protocol what single bytes cost. The
-  next read may be such a one, so the protocol is asked before it (`before_read`), and can pause the transport.
+* *A read may complete no packet*, so the protocol is asked before each one (`before_read`), and can pause the
+  transport.
 * *Progress is bytes*: `unread_bytes` counts the unsent half, too.
 """
 
@@ -29,7 +29,6 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.framing import HEADER, FrameReader, frame
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.send_buffer import SendBuffer
-from sbus.seqpacket.states import ReadSide
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import BATCH
 from sbus.syscalls.sockets import SEND_NOW
@@ -59,19 +58,6 @@ class StreamTransport(PacketTransport):
         self._reader = self._frames = FrameReader(max_packet)
         self._unsent = b""
         self._send_batch = self._send_frames
-
-    def _read(self, exclusive: bool) -> None:
-        super()._read(exclusive)
-        took, self._frames.vain = self._frames.vain, 0
-        if took and self.on_vain_read is not None:
-            self.on_vain_read(took // 1_000 + 1)
-
-    def _read_again(self) -> None:
-        """Read from now on; in the middle of a frame, at once: to watch the socket and read then costs more."""
-        if self._frames.held:
-            self._read(False)
-        if self.read_side is ReadSide.OPEN:
-            super()._read_again()
 
     def ensure_max_packet(self, size: int) -> None:
         """Receive packets of up to `size` bytes from now on, if the limit was lower."""
@@ -138,7 +124,7 @@ class StreamTransport(PacketTransport):
 
     def _close(self, reason: Failure) -> None:
         self._send_batch = _closed  # the method would keep this object alive
-        self.before_read = self.on_vain_read = None
+        self.before_read = None
         super()._close(reason)
 
 

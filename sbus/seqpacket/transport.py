@@ -24,9 +24,10 @@ Reading and writing end separately, as the kernel ends them:
 
 * *End of file* (or an empty packet, which looks the same): everything before it is delivered first. Then the
   connection is lost, or ``readConnectionLost`` is called if the protocol is an `IHalfCloseableProtocol`.
-* *Hang-up while paused*: the peer is gone, and epoll would report its socket as ready forever. The transport reads
-  what the peer sent into memory, no more than its socket buffer held, and watches the socket no longer. The packets
-  are delivered when the protocol resumes: a message is never lost because its publisher left.
+* *Hang-up*: what the peer sent is read to its end at once, before sockets that are ready later have their turn.
+* *Hang-up while paused*: the peer is gone, and epoll would report its socket as ready forever. The socket leaves the
+  epoll set, and what the peer sent stays in the kernel until the protocol resumes: a message is never lost because its
+  publisher left.
 * *A failed send* (``EPIPE``, ``ECONNRESET``): the queue is discarded at once. Reading goes on to the end of file.
 
 Closing a socket that has unread packets resets the connection: the peer gets ``ECONNRESET`` ahead of packets that wait
@@ -84,7 +85,7 @@ from sbus.seqpacket.endings import Endings
 from sbus.seqpacket.framing import FrameReader
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Reactor
 from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE, Multiplexer
-from sbus.seqpacket.pacing import ReadPacer
+from sbus.seqpacket.pacing import IN_TURN, ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH, PacketReader, send_packets
@@ -186,6 +187,7 @@ class PacketTransport(Endings):
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
     :ivar plain_socket: the socket, as long as it is open for packets and has neither bundles nor frames; else None.
     :ivar read_limit: packets to read in one go while other sockets have packets to be read.
+    :ivar has_hung_up: whether the peer has closed its socket.
     :ivar keeps_bundles: whether the protocol gets bundles as they are, and not their packets.
     """
 
@@ -221,10 +223,9 @@ class PacketTransport(Endings):
         "_undelivered",
         "before_read",
         "credentials",
+        "has_hung_up",
         "keeps_bundles",
         "may_grow",
-        "on_kept",
-        "on_vain_read",
         "on_writable",
         "plain_socket",
         "protocol",
@@ -255,9 +256,8 @@ class PacketTransport(Endings):
         self.keeps_bundles = False
         self._undelivered: list[bytes] | None = None
         self._read_retry: IDelayedCall | None = None
-        self.on_kept: Callable[[list[bytes]], None] | None = None
         self.before_read: Callable[[], None] | None = None
-        self.on_vain_read: Callable[[int], None] | None = None
+        self.has_hung_up = False
         # Writing
         self._send_buffer = send_buffer
         self.may_grow: Callable[[int], bool] | None = None
@@ -312,7 +312,9 @@ class PacketTransport(Endings):
             elif not self.on_writable(exclusive):
                 self._watch_writing(False)
         if self.read_side is _READ_OPEN:
-            if events & _READABLE:
+            if events & GONE:
+                self._read_out()
+            elif events & _READABLE:
                 self._read(exclusive)
         elif events & HANGUP:
             self._hung_up()
@@ -363,15 +365,34 @@ class PacketTransport(Endings):
         if size > self._reader.max_packet:
             self._reader = self._multiplexer.reader(size)
 
+    def _read_out(self) -> None:
+        """Read to the end: the peer has hung up. If the protocol pauses, the rest stays in the kernel."""
+        self.has_hung_up = True
+        while self.read_side is _READ_OPEN and self._read_retry is None:
+            if self.before_read is not None:
+                self.before_read()
+            if self.read_side is _READ_OPEN:
+                self._read_batches(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
+        if self.read_side in _PAUSED:
+            self._hung_up()
+
     def _read(self, exclusive: bool) -> None:
         """Read and deliver as many packets as the pacer allows in this pass."""
-        multiplexer, pacer = self._multiplexer, self._pacer
-        contended, bundle_limit = multiplexer.contended, self._bundle_limit
+        multiplexer = self._multiplexer
+        contended = multiplexer.contended
         if (contended or self.plain_socket is None) and self.before_read is not None:
             self.before_read()  # a read causes work, and other clients of the user may have been read in this pass
             if self.read_side is not _READ_OPEN:
                 return
-        limit = pacer.first_limit(self.read_limit, exclusive, contended, multiplexer.pass_number, bundle_limit)
+        number, bundle_limit = multiplexer.pass_number, self._bundle_limit
+        self._read_batches(self._pacer.first_limit(self.read_limit, exclusive, contended, number, bundle_limit))
+
+    def _read_batches(self, limit: int) -> None:
+        """Read and deliver packets.
+
+        :param limit: the packets of the first batch; the pacer says how many follow.
+        """
+        multiplexer, bundle_limit = self._multiplexer, self._bundle_limit
         while limit:
             try:
                 packets, ended = self._reader.read(self._sock, limit)
@@ -394,7 +415,7 @@ class PacketTransport(Endings):
             multiplexer.has_read = True
             if limit == 1:
                 return  # a lone packet, most likely: the next pass finds out
-            limit = pacer.next_limit(len(packets))
+            limit = self._pacer.next_limit(len(packets))
             if limit and (self.read_side is not _READ_OPEN or self._bundle_limit):
                 return
 
@@ -443,28 +464,16 @@ class PacketTransport(Endings):
             self._undelivered = packets
 
     def _hung_up(self) -> None:
-        """Keep in memory what the peer sent before it left, and stop watching the socket."""
+        """Look at the socket no more until the protocol resumes: the peer is gone, and its packets stay there."""
         if self._farewell is not None:
             self._shut_down()
             return
-        ended = self.read_side in (ReadSide.EOF, ReadSide.PAUSED_EOF, ReadSide.REPORTED)
-        kept = self._undelivered or []
-        while not ended:
-            try:
-                packets, ended = self._reader.read(self._sock)
-            except OSError as e:
-                packets, ended = [], e.errno not in _NO_MEMORY  # without memory: the hang-up is reported again
-            kept += self._taken_apart(packets)
-            if ended:
-                self.move(Event.END_OF_FILE)
-            if not packets:
-                break
-        self._undelivered = None if self.read_side is ReadSide.STOPPED else kept
-        if self._undelivered and self.on_kept is not None:
-            self.on_kept(self._undelivered)
-        if ended:
+        self.has_hung_up = True
+        if self.read_side in _PAUSED or self.read_side is ReadSide.RESUMING:
+            self._multiplexer.suspend(self._fd)
+        else:
             self._unwatch()
-            self._lose_writing()
+        self._lose_writing()
 
     def _report_end_of_file(self) -> None:
         if self._half is None or not self._is_writable():
@@ -484,24 +493,44 @@ class PacketTransport(Endings):
             self.move(_RESUME)
             self._call_soon(self._resume)
 
+    def read_on(self) -> None:
+        """Deliver what was kept, and read once, now; see `IPacketTransport`."""
+        if self.read_side in _PAUSED:
+            self.move(_RESUME)
+        self._guarded(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._deliver_kept():
+            if self.has_hung_up:
+                self._read_out()
+                return
+            if self.before_read is not None:
+                self.before_read()
+            if self.read_side is _READ_OPEN:
+                self._read_batches(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
+            if self.read_side is _READ_OPEN:
+                self._watch(self._events | READ)
+
     def _resume(self) -> None:
         """Deliver what was kept; then read again, or report the end of file."""
+        if self._deliver_kept():
+            self._watch(self._events | READ)
+
+    def _deliver_kept(self) -> bool:
+        """Deliver what was kept, and report the end of file if it was read; return whether to read on."""
         if self.read_side not in _RESUMABLE:
-            return  # paused again, or closing
+            return False  # paused again, or closing
         kept, self._undelivered = self._undelivered, None
         if kept:
             self._deliver(kept)
             if self._undelivered:
-                return
+                return False
         if self.read_side is ReadSide.RESUMING:
             self.move(Event.RESUMED)
-            self._read_again()
-        elif self.read_side is ReadSide.EOF:
+            return True
+        if self.read_side is ReadSide.EOF:
             self._report_end_of_file()
-
-    def _read_again(self) -> None:
-        """Read from now on."""
-        self._watch(self._events | READ)
+        return False
 
     # --- writing -----------------------------------------------------------------------------
 
@@ -617,11 +646,6 @@ class PacketTransport(Endings):
             return sum(counts[: self._send_batch(bundles)])
         except OSError:
             return 0
-
-    @property
-    def passes(self) -> int:
-        """The passes over all sockets that have begun; see `IPacketTransport`."""
-        return self._multiplexer.passes
 
     def unread_bytes(self) -> int:
         """Return the memory of what the peer has not read; see `IPacketTransport`."""

@@ -70,12 +70,10 @@ class FakePacketTransport(Endings):
         self.longest = longest
         self.queue: IPacketQueue = FifoQueue()
         self.plain_socket: socket.socket | None = None
-        self.passes = 0  # the test counts them
         self.read_limit = BATCH
         self.may_grow: Callable[[int], bool] | None = None
-        self.on_kept: Callable[[list[bytes]], None] | None = None
         self.before_read: Callable[[], None] | None = None
-        self.on_vain_read: Callable[[int], None] | None = None
+        self.has_hung_up = False
         self.on_writable: Callable[[bool], bool] | None = None
         self.protocol: IProtocol | None = None
         self.written: list[bytes] = []
@@ -144,6 +142,7 @@ class FakePacketTransport(Endings):
 
         One direction is at end-of-file, and nothing can be written in the other.
         """
+        self.has_hung_up = True
         self.end()
         self.breakDown()
 
@@ -252,6 +251,12 @@ class FakePacketTransport(Endings):
         if self.is_paused:
             self.move(Event.RESUME)
             self._call_soon(self._resume)
+
+    def read_on(self) -> None:
+        """Deliver now what was kept, and what has arrived."""
+        if self.is_paused:
+            self.move(Event.RESUME)
+        self._resume()
 
     def close_gracefully(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
         """Close soon; the last packets always fit."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from twisted.internet.task import Clock
 
 from sbus.protocol.keys import PeerCredentials
-from sbus.server.bus import blocks
-from sbus.server.bus.blocks import Blocks
-from sbus.server.bus.cohorts import Cohort
 from sbus.server.bus.protocol import BusProtocol
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.credentials import AccessSettings, KernelPolicy
 from sbus.server.core.limits import Limits
 from sbus.testing import FakePacketTransport
 
-__all__ = ["Bus", "Peer", "kept"]
+__all__ = ["Bus", "Peer"]
 
 
 class Peer:
@@ -29,9 +25,7 @@ class Peer:
         self.protocol = protocol
 
     def send(self, *packets: bytes) -> None:
-        """Send packets to the server, in one batch, in a pass of its own."""
-        self._bus.passes += 1
-        self.transport.passes = self._bus.passes
+        """Send packets to the server, in one batch."""
         self.transport.deliver(*packets)
         self._bus.settle()
 
@@ -63,9 +57,8 @@ class Bus:
         self.registry = SubscriptionRegistry(
             credentials or KernelPolicy().make(access or AccessSettings()), self.clock, limits=limits, **settings
         )
-        self.registry.turns.cpu = lambda: 0  # what a turn costs must not depend on the machine that tests
+        self.registry.scheduler.clock = lambda: 0  # what a turn costs must not depend on the machine that tests
         self.registry.startService()
-        self.passes = 0
 
     def settle(self) -> None:
         """Run the calls that are due; no time passes."""
@@ -80,14 +73,3 @@ class Bus:
         transport.connect(protocol)
         self.settle()
         return Peer(self, transport, protocol)
-
-
-def mask_memory(found: Blocks) -> int:
-    """Return the memory that the masks of a list take, in bytes."""
-    return found.mask_count * (found._masks.width + blocks._STRETCH)
-
-
-def kept(cohort: Cohort) -> list[bytes]:
-    """Return the messages that a cohort keeps."""
-    found = cohort.blocks
-    return [*itertools.chain.from_iterable(block.digest.packets for block in found._blocks), *found._last]

@@ -17,12 +17,10 @@ over the tree, which finds the keys that the pattern matches. A new subscription
 0, one that has ended only those whose answer is 1. Each watch found is looked up in the index of subscriptions, where
 the first subscriber that counts decides.
 
-Walking and looking up is work of the watcher's user, and is deducted from that user's balance
-(`sbus.server.core.turns`). So a client cannot make the subscriptions of others expensive by watching many keys. All
-walks together get at most `EFFORT` in one turn of the reactor, about 4 ms, so a client that keeps changing its
-subscriptions cannot make the bus walk all day either. 1,000 watched keys fit this effort: their notices leave in the
-batch that changed the subscription. The rest waits for the next turns, user by user. A user for whom more than 64 walks
-wait gets one walk over all watched keys instead, so that the wait is bounded.
+Walking and looking up is a chore of the watcher's user (`sbus.fair`): as far as that user has time, it is done in the
+batch that changed the subscription, and the rest waits for turns. So a client cannot make the subscriptions of others
+expensive by watching many keys, and one that keeps changing its subscriptions cannot make the bus walk all day. A user
+for whom more than 64 walks wait gets one walk over all watched keys instead, so that the wait is bounded.
 
 .. rubric:: Falling
 
@@ -42,42 +40,38 @@ watchers and not for others).
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from sbus.errors import Violation, ViolationReason
+from sbus.fair import Scheduler
 from sbus.protocol.keys import Dialect
 from sbus.server.asks.lingering import LINGER, Lingering
 from sbus.server.asks.watched_keys import Watch, WatchedKeys
 from sbus.server.core.interfaces import Client, ICredentials, Receiver, SubscriptionListener
 from sbus.server.core.limits import pattern_cost
-from sbus.server.core.turns import Turns
 from sbus.server.core.users import User
 
-__all__ = ["EFFORT", "LONGEST_WATCHED", "MAX_WATCHED", "Interest", "Subscriptions", "watch_memory"]
+__all__ = ["LONGEST_WATCHED", "MAX_WATCHED", "Interest", "Subscriptions", "watch_memory"]
 
 MAX_WATCHED = 1024
 """Keys that one client may watch."""
 LONGEST_WATCHED = 1024
 """Bytes in the longest key that may be watched."""
-EFFORT = 40_000
-"""Steps of all walks and look-ups in one turn of the reactor: 0.1 µs each, about."""
-
+_LOOK_STEPS = 2_000
+"""Steps of walks and look-ups between two looks at the clock: 0.1 µs each, about."""
 _WATCH_STEPS = 12
 """Steps that a watch costs when a walk finds it, besides those of its look-up."""
 _NOTICE_STEPS = 20
 """Steps that a changed answer costs besides: the notice is made and queued."""
+_DROPPED_AT_ONCE = 32
+"""Watches of a client that has ended all of them that are removed between two looks at the clock."""
 _WATCH_MEMORY = 700
 """Bytes of memory that a watched key takes, besides its own and those of its segments."""
 _SEGMENT_MEMORY = 400
 """Bytes of memory that a segment of a watched key takes."""
-_SEGMENTS_PER_WORK = 2
-"""Segments of a watched key that are added or removed for one unit of work (`sbus.server.core.turns`)."""
-_STEPS_PER_WORK = 10
-"""Steps for one unit of work (`sbus.server.core.turns`)."""
 _EXPIRE_AT_ONCE = 256
 """Lingering subscriptions that end in one turn of the reactor: about 3 ms."""
 
@@ -91,11 +85,35 @@ class Subscriptions(Protocol):
     def is_muted(self, receiver: Receiver) -> bool: ...
 
 
+class _EndedWatches:
+    """The watches of a client that has ended all of them, to be removed: a chore of its user."""
+
+    __slots__ = ("_client", "_interest", "_mine")
+
+    def __init__(self, interest: Interest, client: Receiver, mine: dict[bytes, Watch]) -> None:
+        self._interest = interest
+        self._client = client
+        self._mine = mine
+
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        clock = self._interest.scheduler.clock
+        while self._mine:
+            self._interest.drop_some(self._client, self._mine)
+            if clock() >= until:
+                break
+        return not self._mine
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"watches": list(self._mine)}
+
+
 class Interest:
     """The watched keys of one bus.
 
     :param credentials: decides which keys a client may publish, and so ask about.
-    :param turns: where users wait whose balance is spent.
+    :param scheduler: when users walk.
     :param notify: sends the new answer of a watch; called once for each change.
     :param flush: sends what `notify` has queued, after a timer or a turn.
     :param forget_user: called when watches of a user have ended; the user may have left since.
@@ -108,7 +126,7 @@ class Interest:
         dialect: Dialect,
         credentials: ICredentials,
         clock: IReactorTime,
-        turns: Turns,
+        scheduler: Scheduler,
         *,
         notify: Callable[[Watch], None],
         flush: Callable[[], None],
@@ -120,19 +138,18 @@ class Interest:
         self._separator = dialect.separator
         self._credentials = credentials
         self._clock = clock
-        self._turns = turns
+        self.scheduler = scheduler
         self._notify = notify
         self._flush = flush
         self._forget_user = forget_user
         self._watches: dict[Receiver, dict[bytes, Watch]] = {}
-        self._ended: deque[tuple[Receiver, dict[bytes, Watch]]] = deque()
+        self._ended = 0  # clients whose watches are being removed
         self._watched: dict[User, WatchedKeys] = {}
         self._by_key: dict[bytes, dict[WatchedKeys, int]] = {}
         self._lingering = Lingering(dialect)
         self._timer: IDelayedCall | None = None
         self._observer_timer: IDelayedCall | None = None
-        self._ring: OrderedDict[WatchedKeys, None] = OrderedDict()
-        self._effort = EFFORT
+        self._steps = 0  # since the last look at the clock
         self._is_due = False
 
     # --- what clients ask for ----------------------------------------------------------------
@@ -165,7 +182,6 @@ class Interest:
             self._listen(True)
         self._watches[client] = mine
         watch = mine[key] = Watch(client, key, is_open)
-        client.user.work_left -= key.count(self._separator) // _SEGMENTS_PER_WORK
         cost = pattern_cost(key, self._separator)
         client.pattern_bytes += cost
         client.user.charge(1, cost)
@@ -174,7 +190,7 @@ class Interest:
         if is_open:
             watched = self._watched.get(client.user)
             if watched is None:
-                watched = self._watched[client.user] = WatchedKeys(client.user, self._separator, self._on_turn)
+                watched = self._watched[client.user] = WatchedKeys(client.user, self._separator, self._walk_on)
             users = self._by_key.setdefault(key, {})
             users[watched] = users.get(watched, 0) + 1
             watch.value = 0  # so that what lingers does not count
@@ -191,7 +207,6 @@ class Interest:
             return min(1, self.probe(client, key))
         value = self.watch(client, key).value
         watch = self._watches[client].pop(key)
-        client.user.work_left -= key.count(self._separator) // _SEGMENTS_PER_WORK
         self._end(watch)
         self._release(client, 1, pattern_cost(key, self._separator), watch_memory(key, self._separator))
         return value
@@ -202,8 +217,8 @@ class Interest:
         if mine:
             for watch in mine.values():
                 watch.is_over = True
-            self._ended.append((client, mine))
-            self._run()
+            self._ended += 1
+            self.scheduler.do(client.user.lines, _EndedWatches(self, client, mine))
 
     def probe(self, client: Client, key: bytes) -> int:
         """Return how many subscribers a message with this key from this client would reach now.
@@ -214,9 +229,8 @@ class Interest:
         """
         if not self._may_learn(client, key):
             return 1
-        tables, steps = self._subscriptions.open_tables(key)
+        tables, _ = self._subscriptions.open_tables(key)
         found: set[Receiver] = set().union(*tables)
-        client.user.work_left -= (steps + sum(map(len, tables))) // _STEPS_PER_WORK
         found -= self.observers
         if not client.settings.echo:
             found.discard(client)
@@ -239,8 +253,7 @@ class Interest:
         """Look up what a client watches: its own subscriptions count, or do not count, from now on."""
         if client.patterns and client in self._watches and (watched := self._watched.get(client.user)) is not None:
             watched.enqueue(b"", None)
-            self._ring[watched] = None
-            self._run()
+            self.scheduler.do(watched.user.lines, watched)
 
     def left(self, receiver: Receiver) -> None:
         """Forget a receiver whose last subscription was dropped, since it has disconnected."""
@@ -252,9 +265,7 @@ class Interest:
         """A subscription to an open pattern has come."""
         self._lingering.discard(receiver, pattern)
         if receiver not in self.observers:
-            receiver.user.work_left -= len(self._watched) // _STEPS_PER_WORK
             self._enqueue(pattern, 0)
-            self._run()
 
     def removed(self, receiver: Receiver, pattern: bytes) -> None:
         """A subscription to an open pattern has gone."""
@@ -264,7 +275,6 @@ class Interest:
         early = self._lingering.add(receiver, pattern, not is_plain, self._clock.seconds())
         if early is not None:
             self._enqueue(early, 1)
-            self._run()
         self._set_timer()
 
     # --- time --------------------------------------------------------------------------------
@@ -280,7 +290,6 @@ class Interest:
         for pattern in self._lingering.expire(self._clock.seconds(), _EXPIRE_AT_ONCE):
             self._enqueue(pattern, 1)
         self._set_timer()
-        self._run()
         self._flush()
 
     def _observers_changed(self) -> None:
@@ -292,69 +301,52 @@ class Interest:
 
     def _enqueue(self, pattern: bytes, concerns: int) -> None:
         """Have a walk begin for each user whose watches a changed pattern may concern."""
-        for watched in self._by_key.get(pattern, ()) if self._is_plain(pattern) else self._watched.values():
+        found = self._by_key.get(pattern, ()) if self._is_plain(pattern) else self._watched.values()
+        for watched in tuple(found):
             if watched.enqueue(pattern, concerns):
-                self._ring[watched] = None
+                self.scheduler.do(watched.user.lines, watched)
 
     def _look_up_all(self) -> None:
-        for watched in self._watched.values():
+        for watched in tuple(self._watched.values()):
             watched.enqueue(b"", None)
-            self._ring[watched] = None
-        self._run()
+            self.scheduler.do(watched.user.lines, watched)
 
-    def _on_turn(self, watched: WatchedKeys) -> None:
-        self._ring[watched] = None
-        self._schedule()
-
-    def _schedule(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._clock.callLater(0, self._turn)
-
-    def _turn(self) -> None:
-        """Go on in a new turn of the reactor."""
-        self._is_due = False
-        self._effort = EFFORT
-        self._run()
-        self._flush()
-
-    def _run(self) -> None:
-        """Walk for one user after the other, as far as this turn of the reactor allows."""
-        before = self._effort
-        while self._effort > 0 and (self._ended or self._ring):
-            if self._ended:
-                self._drop_some()
-                continue
-            watched = self._ring.popitem(last=False)[0]
-            if watched.walks and watched.user.work_left <= 0:
-                self._turns.wait(watched.user, watched)
-                continue
-            self._walk_on(watched)
-            if watched.walks:
-                self._ring[watched] = None
-        if self._effort < before or self._ring:
-            self._schedule()
-
-    def _walk_on(self, watched: WatchedKeys) -> None:
-        before = self._effort
-        while watched.walks and self._effort > 0:
+    def _walk_on(self, watched: WatchedKeys, until: int) -> bool:
+        """Go on with the walks of a user; return whether all are done."""
+        clock = self.scheduler.clock
+        self._steps = 0
+        while watched.walks:
             walk = watched.walks[0]
             for found in walk.steps:
                 if isinstance(found, int):
-                    self._effort -= found
+                    self._steps += found
                 else:
-                    self._effort -= _WATCH_STEPS
+                    self._steps += _WATCH_STEPS
                     if not found.is_over and (walk.concerns is None or walk.concerns == found.value):
                         value = self._is_wanted(found)
                         if value != found.value:
                             watched.answer(found, value)
                             self._notify(found)
-                            self._effort -= _NOTICE_STEPS
-                if self._effort <= 0:
-                    break
+                            self._steps += _NOTICE_STEPS
+                if self._steps >= _LOOK_STEPS:
+                    self._steps = 0
+                    if clock() >= until:
+                        self._flush_soon()
+                        return False
             else:
                 watched.finish()
-        watched.user.work_left -= (before - self._effort) // _STEPS_PER_WORK
+        self._flush_soon()
+        return True
+
+    def _flush_soon(self) -> None:
+        """Send the notices when the batch or the turn in hand is over."""
+        if not self._is_due:
+            self._is_due = True
+            self._clock.callLater(0, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._is_due = False
+        self._flush()
 
     # --- answers -----------------------------------------------------------------------------
 
@@ -371,27 +363,26 @@ class Interest:
         return pattern != b"" and b"*" not in pattern and not pattern.endswith(self._separator)
 
     def _is_wanted(self, watch: Watch) -> int:
-        """Return the answer for an open watch, and spend the effort of finding it."""
+        """Return the answer for an open watch, and count the steps of finding it."""
         own = None if watch.client.settings.echo else watch.client
         tables, steps = self._subscriptions.open_tables(watch.key)
-        self._effort -= steps
+        self._steps += steps
         for table in tables:
             for receiver in table:
                 if receiver is not own and receiver not in self.observers:
                     return 1
-                self._effort -= 1
+                self._steps += 1
         if watch.value and self._lingering:
             receivers, steps = self._lingering.look_up(watch.key)
-            self._effort -= steps
+            self._steps += steps
             return int(any(receiver is not own for receiver in receivers))
         return 0
 
     def _ask(self, watch: Watch) -> int:
-        """Return the answer for an open watch, as work of its client alone."""
-        before = self._effort
+        """Return the answer for an open watch, for its client."""
+        before = self._steps
         value = self._is_wanted(watch)
-        watch.client.user.work_left -= (before - self._effort) // _STEPS_PER_WORK
-        self._effort = before
+        self._steps = before
         return value
 
     # --- the end of watches ------------------------------------------------------------------
@@ -410,22 +401,19 @@ class Interest:
                 del self._by_key[watch.key]
         if not watched.count:
             del self._watched[watched.user]
-            self._ring.pop(watched, None)
-            self._turns.forget(watched.user, watched)
+            watched.walks.clear()
+            watched.user.lines.chores.pop(watched, None)
 
-    def _drop_some(self) -> None:
+    def drop_some(self, client: Receiver, mine: dict[bytes, Watch]) -> None:
         """Remove watches of a client that has ended all of them."""
-        client, mine = self._ended[0]
         count = cost = memory = 0
-        while mine and self._effort > 0:
+        while mine and count < _DROPPED_AT_ONCE:
             key, watch = mine.popitem()
-            self._effort -= 2 * _WATCH_STEPS + key.count(self._separator) * _STEPS_PER_WORK // _SEGMENTS_PER_WORK
             self._end(watch)
             count += 1
             cost += pattern_cost(key, self._separator)
             memory += watch_memory(key, self._separator)
-        if not mine:
-            self._ended.popleft()
+        self._ended -= not mine
         self._release(client, count, cost, memory)
 
     def _release(self, client: Receiver, count: int, cost: int, memory: int) -> None:

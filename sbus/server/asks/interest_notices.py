@@ -21,7 +21,7 @@ __all__ = ["InterestNotices"]
 
 
 class _Waiting:
-    """The notices of one client with a congested queue.
+    """The notices of one client that is behind.
 
     :ivar queued: the watches whose notices may still wait in the queue.
     :ivar owed: the watches whose answers may have to be sent.
@@ -52,15 +52,15 @@ class InterestNotices:
         client = watch.client
         queue = client.queue
         waiting = self._waiting.get(client)
-        if queue is None or (waiting is None and not queue.is_congested):
+        if queue is None or (waiting is None and not client.is_behind):
             self._send(watch)
             return
         if waiting is None:
             waiting = self._waiting[client] = _Waiting(lambda: self._has_room(client))
             client.on_room = (*client.on_room, waiting.on_room)
-        if watch in waiting.queued or queue.replies >= MAX_REPLIES or not queue.is_congested:
+        if watch in waiting.queued or client.waiting_replies >= MAX_REPLIES or not client.is_behind:
             waiting.owed[watch] = None
-            if not queue.is_congested:
+            if not client.is_behind:
                 self._has_room(client)
         else:
             waiting.queued.add(watch)
@@ -80,7 +80,7 @@ class InterestNotices:
     def _has_room(self, client: Client) -> None:
         """Packets have left a client's queue: go on soon, if no notice can wait in it."""
         waiting, queue = self._waiting.get(client), client.queue
-        if waiting is None or waiting.is_due or queue is None or queue.replies:
+        if waiting is None or waiting.is_due or queue is None or client.waiting_replies:
             return
         waiting.is_due = True
         self._clock.callLater(0, self._go_on, client, waiting)

@@ -34,14 +34,14 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sbus.daemon.values import size
 from sbus.errors import CloseReason, UsageError, Violation
+from sbus.fair import Scheduler
 from sbus.flood import Outcome, SharedBudget
 from sbus.protocol.keys import Dialect, OpenPattern, PeerCredentials, SecretKey
 from sbus.server.core.interfaces import Client, Publisher
-from sbus.server.core.turns import Turns
 from sbus.server.core.users import User
 
 __all__ = ["VALUE_OVERHEAD", "LastValueRule", "LastValues", "check_rules", "parse_rule"]
@@ -49,22 +49,14 @@ __all__ = ["VALUE_OVERHEAD", "LastValueRule", "LastValues", "check_rules", "pars
 VALUE_OVERHEAD = 500
 """Bytes of memory that a kept value takes besides its packet, about."""
 
-_KEEP_WORK = 2
-"""The price of a message that is kept, in the units of `sbus.server.core.turns`."""
-_USERS_PER_WORK = 10
-"""Users that are compared, when a value is pushed out, for one unit of work."""
 _SLICE = 64
 """Values of a snapshot that are matched in one turn of the reactor: about 0.3 ms with their sending."""
+_SEGMENTS = 16
+"""Segments of a pattern that are compared in the time of a match."""
 _REFERENCE = 16
 """Bytes of memory that a value takes in the lists of a snapshot, the value aside."""
-_LISTED_PER_WORK = 20
-"""Values that are listed, when a snapshot begins, for one unit of work."""
 _RECOUNTED = 256 << 10
 """Bytes of replaced values after which the memory of the snapshots is counted again."""
-_MATCH_WORK = 2
-"""The price of a value of a snapshot that is matched, and sent if it matches."""
-_SEGMENTS_PER_WORK = 8
-"""Segments of the pattern that are compared for one unit of work more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,25 +187,32 @@ class _Store:
         return next(iter(self.keys_by_user[most]))
 
 
-class _Waiter:
-    """A client whose snapshot waits for its user's turn."""
+class _Pull:
+    """The next slice of a snapshot, to be sent: a chore of the client's user."""
 
     __slots__ = ("_client", "is_waiting")
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.is_waiting = False
+        self.is_waiting = True
 
-    def take_turn(self) -> None:
-        self.is_waiting = False
-        self._client.flush()
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self._client.flush()
+        return True
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": self._client.number}
 
 
 class LastValues:
     """The last values of one bus: a `sbus.server.core.interfaces.Receiver` that keeps what it receives.
 
     :param rules: the patterns to keep; the first one that matches a key is the key's.
-    :param turns: where a snapshot waits when its user's balance is spent.
+    :param scheduler: where a snapshot waits between two slices.
     :param charge: called with the bytes of memory that the values take more than before, or below 0 less.
     """
 
@@ -221,7 +220,7 @@ class LastValues:
         self,
         rules: tuple[LastValueRule, ...],
         dialect: Dialect,
-        turns: Turns,
+        scheduler: Scheduler,
         charge: Callable[[int], None] = lambda size: None,
     ) -> None:
         check_rules(rules, dialect)
@@ -241,7 +240,7 @@ class LastValues:
         self._images: dict[_Image, None] = {}
         self._replaced = self._recounted = 0
         self._separator = dialect.separator
-        self._turns = turns
+        self._scheduler = scheduler
         self._charge = charge
 
     def __len__(self) -> int:
@@ -272,18 +271,15 @@ class LastValues:
         :param publisher: the client that published them; None for the program around the bus.
         """
         uid = os.geteuid() if publisher is None else publisher.user.uid
-        work = _KEEP_WORK * len(packets)
         before = self.memory
         for packet in packets:
-            work += self._keep(packet, uid)
+            self._keep(packet, uid)
         self._charge(self.memory - before)
         if self._images and self._replaced - self._recounted >= _RECOUNTED:
             self._recount()
-        if publisher is not None:
-            publisher.user.work_left -= work
 
-    def _keep(self, packet: bytes, uid: int) -> int:
-        """Keep a message; return the work of pushing out others."""
+    def _keep(self, packet: bytes, uid: int) -> None:
+        """Keep a message, and push out others if there are too many."""
         end = packet.index(b"\0", 4)
         key, size = packet[4:end], len(packet)
         before = self._values.pop(key, None)
@@ -294,16 +290,13 @@ class LastValues:
         else:
             store = next(s for s in self._stores if s.pattern.matches(key))
         if size == end + 1 or size > store.rule.bytes:
-            return 0
+            return
         self._values[key] = _Value(packet, uid, store)
         store.add(key, size, uid)
-        work = 0
         while (excess := store.excess()) is not None:
             value = self._values.pop(excess)
             store.remove(excess, len(value.packet), value.uid)
             self._replaced += len(value.packet) + VALUE_OVERHEAD
-            work += 1 + len(store.keys_by_user) // _USERS_PER_WORK
-        return work
 
     def _recount(self) -> None:
         """Charge what the snapshots hold now; disconnect the clients of users that have no memory for it."""
@@ -323,13 +316,12 @@ class LastValues:
     ) -> tuple[Generator[bytes | None, None, None], Callable[[], None]]:
         """Return the packets of the kept messages that a pattern matches, the oldest publication first.
 
-        They are those of this moment. The iterator yields None to go on in the next turn of the client's user: after
-        each slice, and when the balance is spent.
+        They are those of this moment. The iterator yields None after each slice, to go on in a turn of the client's
+        user.
 
         :param done: the packet to end with.
         :returns: the packets, and what to call when the last one has left, or the connection ends.
         """
-        client.user.work_left -= len(self._values) // _LISTED_PER_WORK
         image = _Image(client, self.snapshot_memory, self.memory, self._replaced)
         self._images[image] = None
         image.charge(self._replaced)
@@ -345,24 +337,22 @@ class LastValues:
     def _send(
         self, client: Client, pattern: bytes, keys: list[bytes], values: list[_Value], done: bytes
     ) -> Generator[bytes | None, None, None]:
-        user, waiter = client.user, _Waiter(client)
         wanted = OpenPattern(pattern, self._separator)
-        price = _MATCH_WORK + wanted.segments // _SEGMENTS_PER_WORK
-        at_once = max(1, _SLICE * _MATCH_WORK // price)
+        at_once = max(1, _SLICE // (1 + wanted.segments // _SEGMENTS))
+        pull: _Pull | None = None
         try:
             for at, (key, value) in enumerate(zip(keys, values, strict=True)):
-                if user.work_left <= 0 or (at and at % at_once == 0):
-                    waiter.is_waiting = True
-                    self._turns.wait(user, waiter)
-                    while waiter.is_waiting:
+                if at and at % at_once == 0:
+                    pull = _Pull(client)
+                    self._scheduler.add_chore(client.user.lines, pull)
+                    while pull.is_waiting:
                         yield None
-                user.work_left -= price
                 if wanted.matches(key):
                     yield value.packet
             yield done
         finally:
-            if waiter.is_waiting:
-                self._turns.forget(user, waiter)
+            if pull is not None:
+                pull.is_waiting = False
 
     # --- as a receiver -----------------------------------------------------------------------
 

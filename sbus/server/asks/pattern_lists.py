@@ -23,19 +23,20 @@ all earlier ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
+from sbus.fair import Scheduler
 from sbus.protocol import controls
 from sbus.server.asks.interest import Subscriptions
 from sbus.server.core.interfaces import Client, Receiver
 from sbus.server.core.limits import MAX_REPLIES
-from sbus.server.core.prices import REPLY
-from sbus.server.core.turns import Turns
 
 __all__ = ["PatternLists"]
 
+_SENT_AT_ONCE = 64
+"""Patterns that a listener gets in one step."""
 _COUNTED_AT_ONCE = 16_384
 """Patterns that are counted in one turn of the reactor, about: 5 ms."""
 
@@ -49,9 +50,11 @@ class _Listener:
 
     :ivar agenda: the patterns that may have changed, each with the number of its last change; None is the mark.
     :ivar known: the patterns that the client knows of, each with the number by which it has learnt of it.
+    :ivar has_room: whether its queue had room when it was looked at last.
+    :ivar is_waiting: whether it stands among the chores of its user.
     """
 
-    __slots__ = ("_lists", "agenda", "client", "is_waiting", "known")
+    __slots__ = ("_lists", "agenda", "client", "has_room", "is_waiting", "known")
 
     def __init__(self, lists: PatternLists, client: Client) -> None:
         self._lists = lists
@@ -59,6 +62,7 @@ class _Listener:
         self.agenda: dict[bytes | None, int] = {}
         self.known: dict[bytes, int] = {}
         self.is_waiting = False
+        self.has_room = True
 
     def note(self, pattern: bytes | None, number: int) -> None:
         self.agenda.pop(pattern, None)
@@ -67,9 +71,15 @@ class _Listener:
     def on_room(self) -> None:
         self._lists.go_on_soon(self)
 
-    def take_turn(self) -> None:
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
         self.is_waiting = False
-        self._lists.go_on(self)
+        self._lists.go_on(self, until)
+        return True
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": self.client.number, "patterns": len(self.agenda)}
 
 
 class PatternLists:
@@ -86,7 +96,7 @@ class PatternLists:
         clients: Mapping[int, Client],
         observers: set[Receiver],
         clock: IReactorTime,
-        turns: Turns,
+        scheduler: Scheduler,
         flush: _Flush,
     ) -> None:
         self.flush = flush
@@ -94,7 +104,7 @@ class PatternLists:
         self._clients = clients
         self._observers = observers
         self._clock = clock
-        self._turns = turns
+        self._scheduler = scheduler
         self._listeners: dict[Receiver, _Listener] = {}
         self._counts: dict[bytes, int] = {}
         self._uncounted: dict[Receiver, None] = {}
@@ -113,7 +123,8 @@ class PatternLists:
         client.on_room = (*client.on_room, listener.on_room)
         if not self._uncounted:
             listener.note(None, self._number)
-        self._send(listener)
+        if self._send(listener):
+            self._wait(listener)
 
     def forget(self, client: Receiver) -> None:
         """Forget a listener that has disconnected, or stopped reading."""
@@ -122,8 +133,8 @@ class PatternLists:
             return
         hooks = listener.client.on_room
         listener.client.on_room = tuple(hook for hook in hooks if hook != listener.on_room)
-        if listener.is_waiting:
-            self._turns.forget(client.user, listener)
+        listener.agenda.clear()
+        listener.client.user.lines.chores.pop(listener, None)
         if not self._listeners:
             self._router.listeners = tuple(each for each in self._router.listeners if each is not self)
             self._counts = {}
@@ -174,7 +185,6 @@ class PatternLists:
                 listener.agenda.pop(pattern, None)  # else patterns that come and go would pile up
             elif listener.client is not receiver:
                 listener.note(pattern, self._number)
-                receiver.user.work_left -= REPLY  # the notice is work of the user who causes it, too
 
     def _count_on(self) -> None:
         """Count the patterns of some of the clients that were there before the first listener."""
@@ -203,7 +213,8 @@ class PatternLists:
 
     def _send_all(self) -> None:
         for listener in self._waiting():
-            self._send(listener)
+            if self._send(listener):
+                self._wait(listener)
         if not self._is_due:  # a client that leaves does so outside of every batch
             self._is_due = True
             self._clock.callLater(0, self._flush_now)
@@ -215,31 +226,38 @@ class PatternLists:
     def _waiting(self) -> Iterable[_Listener]:
         return [listener for listener in self._listeners.values() if listener.agenda]
 
-    def go_on(self, listener: _Listener) -> None:
-        """Send a listener more, in a turn of its own."""
+    def go_on(self, listener: _Listener, until: int) -> None:
+        """Send a listener more, in a turn of its user."""
         if self._listeners.get(listener.client) is listener:
-            self._send(listener)
+            while self._send(listener) and self._scheduler.clock() < until:
+                pass
+            if listener.has_room and listener.agenda:
+                self._wait(listener)
             self.flush()
 
     def go_on_soon(self, listener: _Listener) -> None:
-        """Go on when the events in hand are dealt with: the listener's queue has room."""
-        if listener.agenda and not listener.is_waiting:
-            listener.is_waiting = True
-            self._clock.callLater(0, listener.take_turn)
+        """Go on in a turn: the listener's queue has room."""
+        listener.has_room = True
+        if listener.agenda:
+            self._wait(listener)
 
-    def _send(self, listener: _Listener) -> None:
-        """Send a listener what its agenda has, as far as its queue and its user's turn allow."""
+    def _wait(self, listener: _Listener) -> None:
+        if not listener.is_waiting:
+            listener.is_waiting = True
+            self._scheduler.add_chore(listener.client.user.lines, listener)
+
+    def _send(self, listener: _Listener) -> bool:
+        """Send a listener some of what its agenda has, as far as its queue has room.
+
+        :returns: whether there is more to send, and room for it.
+        """
         client, agenda = listener.client, listener.agenda
-        while agenda and not listener.is_waiting:
-            queue = client.queue
-            if queue is None or queue.replies + len(queue.pending) >= MAX_REPLIES:
-                if queue is None or queue.is_congested or not self._has_flushed(listener):
-                    return  # `on_room` comes back
-                continue
-            if client.user.work_left <= 0:
-                listener.is_waiting = True
-                self._turns.wait(client.user, listener)
-                return
+        for _ in range(_SENT_AT_ONCE):
+            if not agenda:
+                return False
+            listener.has_room = client.waiting_replies < MAX_REPLIES or self._has_flushed(listener)
+            if not listener.has_room:
+                return False  # `on_room` comes back
             pattern = next(iter(agenda))
             number = agenda.pop(pattern)
             if pattern is None:
@@ -253,9 +271,12 @@ class PatternLists:
                 else:
                     del listener.known[pattern]
                 client.notify(controls.INTEREST_PATTERN, b"%b %d %b" % (b"+" if is_there else b"-", number, pattern))
+        return bool(agenda)
 
     def _has_flushed(self, listener: _Listener) -> bool:
         """Send what is queued for a listener; return whether there is room now."""
-        self.flush()
         queue = listener.client.queue
-        return queue is not None and not queue.is_congested and len(queue.pending) < MAX_REPLIES
+        if queue is None or queue.is_congested:
+            return False
+        self.flush()
+        return listener.client.waiting_replies < MAX_REPLIES

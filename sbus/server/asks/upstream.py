@@ -289,7 +289,7 @@ class Upstream:
     def _tell_path(self) -> None:
         self._path_timer = None
         for client, knows in self._watchers.items():
-            if not knows and client.queue is not None and client.queue.replies < MAX_REPLIES:
+            if not knows and client.waiting_replies < MAX_REPLIES:
                 self._watchers[client] = True
                 client.notify(controls.LINK_PATH, self.path)
         if not all(self._watchers.values()) and self._path_timer is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from sbus.routing.trie import split_pattern
 from sbus.server.core.interfaces import Client
@@ -91,28 +92,32 @@ class Walk:
 class WatchedKeys:
     """The watches of one user's clients, and the walks that wait for them.
 
-    :param on_turn: called when the user, whose balance was spent, has work left again.
+    :param walk: goes on with the walks until the clock shows a time; returns whether all are done.
     :ivar count: the number of watches.
     :ivar zeros: the number of those whose answer is 0.
     :ivar walks: the walks that wait, the oldest first.
     """
 
-    __slots__ = ("_is_full", "_is_stale", "_on_turn", "_root", "_separator", "count", "user", "walks", "zeros")
+    __slots__ = ("_is_full", "_is_stale", "_root", "_separator", "_walk", "count", "user", "walks", "zeros")
 
-    def __init__(self, user: User, separator: bytes, on_turn: Callable[[WatchedKeys], None]) -> None:
+    def __init__(self, user: User, separator: bytes, walk: Callable[[WatchedKeys, int], bool]) -> None:
         self.user = user
         self.count = 0
         self.zeros = 0
         self.walks: deque[Walk] = deque()
         self._separator = separator
-        self._on_turn = on_turn
+        self._walk = walk
         self._root = _Node()
         self._is_full = False
         self._is_stale = False
 
-    def take_turn(self) -> None:
-        """Go on (`sbus.server.core.turns`)."""
-        self._on_turn(self)
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        return self._walk(self, until)
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"user": self.user.uid, "walks": len(self.walks)}
 
     def add(self, watch: Watch) -> None:
         """Add a watch, whose answer is known."""

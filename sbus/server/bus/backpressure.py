@@ -39,20 +39,20 @@ by choosing again and again.
 
 .. rubric:: Whom a full queue holds
 
-A receiver whose queue is at its hard limit blocks only publishers of the user with most in it
-(`sbus.server.bus.queue_shares`). The messages of the others are kept meanwhile, until one of them has most: a queue may
-exceed its limit as many times as there are users. Soft blocking concerns the publisher of the message at hand.
+A receiver whose queue is at its hard limit blocks only publishers of users with more than a fair part of it
+(`sbus.server.bus.queue_shares`). The messages of the others are kept meanwhile, until they have as much. Soft blocking
+concerns the publisher of the message at hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
 from sbus.errors import CloseReason
-from sbus.flood import Until
+from sbus.flood import QueueLimits, Until
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.bus.queue_shares import QueueShares
 from sbus.server.bus.stall import StallTimer
@@ -60,14 +60,9 @@ from sbus.server.bus.stall import StallTimer
 __all__ = ["Backpressure"]
 
 
-class _Peer(Protocol):
-    @property
-    def uid(self) -> int: ...
-
-
 class _Publisher(Protocol):
     @property
-    def peer(self) -> _Peer: ...
+    def user(self) -> Hashable: ...
     def pause_publishing(self) -> None: ...
     def resume_publishing(self) -> None: ...
 
@@ -101,9 +96,11 @@ class Backpressure:
 
     :param clock: for the time-outs.
     :param timeout: seconds that a receiver may block without reading anything.
+    :param limits: the limits of a receiver's queue.
     """
 
-    def __init__(self, clock: IReactorTime, timeout: float) -> None:
+    def __init__(self, clock: IReactorTime, timeout: float, limits: QueueLimits) -> None:
+        self._limits = limits
         self._clock = clock
         self._timeout = timeout
         self._held_seconds = 0.0
@@ -113,16 +110,19 @@ class Backpressure:
         self._blocked: dict[_Publisher, set[_Receiver]] = {}
         self._shares: dict[_Receiver, QueueShares] = {}
 
-    def kept(self, publisher: _Publisher, receiver: _Receiver, size: int, queued: int) -> None:
+    def kept(
+        self, publisher: _Publisher, receiver: _Receiver, messages: int, size: int, queued: int, queued_bytes: int
+    ) -> None:
         """Note that a congested receiver, which may block the publisher, has kept messages.
 
         :param size: the bytes in them.
-        :param queued: the bytes in the receiver's queue, these included.
+        :param queued: the messages in the receiver's queue, these included.
+        :param queued_bytes: the bytes in these.
         """
         shares = self._shares.get(receiver)
         if shares is None:
-            shares = self._shares[receiver] = QueueShares()
-        shares.add(publisher.peer.uid, size, queued)
+            shares = self._shares[receiver] = QueueShares(self._limits)
+        shares.add(publisher.user, messages, size, queued, queued_bytes)
 
     @property
     def held(self) -> int:
@@ -150,10 +150,10 @@ class Backpressure:
     def block(self, publisher: _Publisher, receiver: _Receiver, until: Until) -> None:
         """Block a publisher until the receiver's queue has room or is empty.
 
-        *Empty* outlasts *room*. A publisher of a user with less in the queue than another one is not blocked for room.
+        *Empty* outlasts *room*. A publisher of a user with a fair part of the queue at most is not blocked for room.
         """
         shares = self._shares.get(receiver)
-        if until is Until.ROOM and shares is not None and not shares.has_most(publisher.peer.uid):
+        if until is Until.ROOM and shares is not None and not shares.has_more_than_fair(publisher.user):
             return
         blocking = self._blocking.get(receiver)
         if blocking is None:

@@ -36,6 +36,7 @@ import socket
 from collections.abc import Callable, Sequence, Set
 from itertools import islice
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
@@ -75,9 +76,11 @@ class Delivery:
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
     :param scheduler: whose turn it is.
+    :param clock: makes calls soon.
     :param muted: receivers without a queue that get nothing any more, although routes contain them.
     :ivar scheduler: the same.
     :ivar observers: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
+    :ivar served: the receivers that the last run was handed to at once.
     :ivar touched: the receivers that `flush` has to see.
     """
 
@@ -87,6 +90,7 @@ class Delivery:
         "_afterwards",
         "_backpressure",
         "_blocking",
+        "_call_soon",
         "_count",
         "_counters",
         "_credentials",
@@ -98,6 +102,7 @@ class Delivery:
         "_publisher",
         "observers",
         "scheduler",
+        "served",
         "touched",
     )
 
@@ -108,6 +113,7 @@ class Delivery:
         credentials: ICredentials,
         backpressure: Backpressure,
         scheduler: Scheduler,
+        clock: IReactorTime,
         muted: Set[Receiver] = frozenset(),
     ) -> None:
         self._counters = counters
@@ -122,9 +128,11 @@ class Delivery:
         self._blocking: set[Receiver] = set()
         self._flushing = False
         self._afterwards: list[Callable[[], object]] = []
+        self._call_soon = clock.callLater
         self._keeper: LastValues | None = None
         self._most_at_once = 0 if events.delivered else AT_ONCE
         self._muted = muted
+        self.served = 0
 
     def set_keeper(self, keeper: LastValues) -> None:
         """Keep last values: a route that contains the keeper is one of keys that are kept."""
@@ -189,8 +197,8 @@ class Delivery:
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
             return self._deliver_halves(packets, route, publisher, has_echo)
         copies = len(route.receivers)
-        if not has_echo and publisher in route.receivers:
-            copies -= 1
+        if not has_echo:
+            copies = len(_without(route.receivers, publisher))
         self._count(packets, copies)
         if not copies or (self.observers and self._is_unrouted(route.receivers)):
             self._counters.unrouted += count
@@ -199,6 +207,15 @@ class Delivery:
         if receivers:
             self.hand(packets, receivers, publisher, at_once)
         return count
+
+    def has_room_for(self, packet: bytes, route: Route[Receiver], publisher: Publisher) -> bool:
+        """Return whether `deliver` would handle a message of this publisher."""
+        if not self.scheduler.is_busy:
+            return True
+        _, later = self._split([packet], route, publisher)
+        return all(
+            group.user is not publisher.user or self._has_mail_room(group, [packet], publisher) for group in later
+        )
 
     def _deliver_halves(
         self, packets: list[bytes], route: Route[Receiver], publisher: Publisher | None, has_echo: bool
@@ -294,6 +311,7 @@ class Delivery:
         :param at_once: as for `deliver`.
         :param packed: the messages as bundles, by limit, which the receivers of the run share.
         """
+        self.served = len(receivers)
         others: Sequence[Receiver] = receivers
         if at_once and len(receivers) <= self._most_at_once:
             if len(receivers) == 1:
@@ -424,15 +442,11 @@ class Delivery:
                 call()
             self.flush()
 
-    def afterwards(self, call: Callable[[], object]) -> bool:
-        """Make a call when the batch or the entry in hand is over.
-
-        :returns: False if none is in hand: the caller makes the call itself.
-        """
-        if not (self._flushing or self.touched or self.scheduler.is_handling):
-            return False
+    def afterwards(self, call: Callable[[], object]) -> None:
+        """Make a call when the batch or the entry in hand is over, or soon if none is."""
+        if not self._afterwards:
+            self._call_soon(0, self.flush)
         self._afterwards.append(call)
-        return True
 
     def _settle(
         self, receiver: Receiver, queue: SendQueue, transport: IPacketTransport, publisher: Publisher | None
@@ -466,9 +480,7 @@ class Delivery:
         except Exception:
             self._failed(receiver)
 
-    def _note_kept(
-        self, publisher: Publisher, receiver: Receiver, queue: SendQueue, messages: int, size: int
-    ) -> None:
+    def _note_kept(self, publisher: Publisher, receiver: Receiver, queue: SendQueue, messages: int, size: int) -> None:
         self._backpressure.kept(
             publisher, receiver, queue.messages - messages, queue.size - size, queue.messages, queue.size
         )
@@ -573,5 +585,5 @@ class Delivery:
         receiver.close(CloseReason.SERVER_ERROR)
 
 
-def _without(receivers: Sequence[Receiver], publisher: Publisher | None) -> tuple[Receiver, ...]:
+def _without(receivers: Sequence[Receiver], publisher: object) -> tuple[Receiver, ...]:
     return tuple(receiver for receiver in receivers if receiver is not publisher)

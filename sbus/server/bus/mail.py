@@ -49,6 +49,7 @@ GAP_GROUPS = 256
 """Groups in one gap; beyond, losses are counted by receiver, at the publisher's expense (row ``flip``)."""
 _LOSSES_PER_LOOK = 64
 """Receivers of a gap between two looks at the clock."""
+_NEVER = 1 << 62
 _ENTRY_MEMORY = 400
 """Bytes of memory that an entry takes beside its packets."""
 
@@ -251,7 +252,7 @@ class Gap:
 
     def drop(self, gap: Gap) -> None:
         """Work it off: to account for it is all that it does."""
-        self.run(1 << 62)
+        self.run(_NEVER)
 
     def describe(self) -> dict[str, Any]:
         """See `sbus.fair.Entry`."""
@@ -274,7 +275,9 @@ class Letter:
 
     __slots__ = ("_lines", "_open", "_post", "client", "kind")
 
-    def __init__(self, post: Post, lines: Lines, client: Receiver, kind: str, open_letter: Callable[[], object]) -> None:
+    def __init__(
+        self, post: Post, lines: Lines, client: Receiver, kind: str, open_letter: Callable[[], object]
+    ) -> None:
         self.client = client
         self.kind = kind
         self._post = post
@@ -292,10 +295,6 @@ class Letter:
             self.client.close(CloseReason.SERVER_ERROR)
         self._post.flush()
         return True
-
-    def drop(self, gap: Gap) -> None:
-        """Open it: a client's choice or end must not be lost."""
-        self.run(0)
 
     def describe(self) -> dict[str, Any]:
         """See `sbus.fair.Entry`."""
@@ -320,7 +319,12 @@ def drop(post: Post, lines: Lines, mail: Iterable[Entry]) -> None:
     :param mail: entries that were taken out of these lines.
     """
     gap = Gap(post, lines, LossReason.DISCONNECT)
+    letters = []
     for entry in mail:
-        if isinstance(entry, Mail | Gap | Letter):
+        if isinstance(entry, Letter):
+            letters.append(entry)
+        elif isinstance(entry, Mail | Gap):
             entry.drop(gap)
-    gap.run(1 << 62)
+    gap.run(_NEVER)
+    for letter in letters:
+        letter.run(_NEVER)

@@ -78,6 +78,7 @@ class Members:
         self._last_number += 1
         client.number = self._last_number
         self.clients[client.number] = client
+        client.user.clients[client] = None
         if self._is_sidecar(client.peer.pid, client.listener):
             self._sidecars.add(client.number)
         else:
@@ -86,6 +87,8 @@ class Members:
 
     def recount(self, client: Client, before: User) -> None:
         """Count a client, which is no sidecar, for the user that it belongs to now."""
+        del before.clients[client]
+        client.user.clients[client] = None
         self._count(client, before, -1)
         self._count(client, client.user, 1)
 
@@ -106,6 +109,7 @@ class Members:
         :returns: the Deferreds that must fire because of it, when all else is in order.
         """
         del self.clients[client.number]
+        del client.user.clients[client]
         fired: list[defer.Deferred[None]] = []
         if client.number in self._sidecars:
             self._sidecars.discard(client.number)

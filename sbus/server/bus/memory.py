@@ -34,17 +34,19 @@ nobody uses. To look at the process's RSS: Python gives little back to the kerne
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
+from sbus.fair import Scheduler
 from sbus.flood import MemoryAccount, UserShare
 from sbus.protocol.keys import SecretKey
 from sbus.seqpacket.send_buffer import START
 from sbus.server.core.interfaces import Holder
+from sbus.server.core.users import User
 
 __all__ = [
     "CLIENT_MEMORY",
@@ -94,7 +96,7 @@ def pattern_memory(pattern: bytes, separator: bytes, secret: SecretKey | None) -
 
 class _Leaving(Protocol):
     @property
-    def user(self) -> UserShare: ...
+    def user(self) -> User: ...
 
     pattern_memory: int
 
@@ -105,6 +107,8 @@ class MemoryGuard:
     :param account: the account of the bus.
     :param clients: the connected clients by number.
     :param leaving: clients that have left, and whose last patterns are being dropped.
+    :param users: returns all users.
+    :param scheduler: charges the user whose clients are shed.
     :ivar buffers: bytes that the send buffers of all clients could hold.
     """
 
@@ -116,9 +120,13 @@ class MemoryGuard:
         clients: Mapping[int, Holder],
         leaving: Collection[_Leaving],
         clock: IReactorTime,
+        users: Callable[[], Iterable[User]],
+        scheduler: Scheduler,
     ) -> None:
         self._account = account
         self._clients = clients
+        self._users = users
+        self._scheduler = scheduler
         self._leaving = leaving
         self._clock = clock
         self._is_due = False
@@ -154,7 +162,7 @@ class MemoryGuard:
         """Ask the kernel about some clients; stop when a whole round has found nobody to ask about."""
         self._is_sampling = False
         if not self._to_sample:
-            if not self._has_sampled and not any(map(self._is_tight, {c.user for c in self._clients.values()})):
+            if not self._has_sampled and not any(map(self._is_tight, self._users())):
                 return
             self._to_sample = list(self._clients.values())
             self._has_sampled = False
@@ -187,35 +195,32 @@ class MemoryGuard:
 
         What clients that are being closed hold is about to be free, and does not count.
         """
-        account = self._account
+        account, began = self._account, self._scheduler.clock()
         target = account.limit - account.limit // _SLACK
-        users: dict[UserShare, list[tuple[int, int, Holder]]] = {}
-        memory: dict[UserShare, int] = {}
         held = account.held
-        for left in set(self._leaving).difference(self._clients.values()):
-            memory.setdefault(left.user, left.user.memory)
-            memory[left.user] -= left.pattern_memory
-            held -= left.pattern_memory
-        for client in self._clients.values():
-            user = client.user
-            size = client.memory()
-            memory.setdefault(user, user.memory)
-            if client.reason is not None:
-                memory[user] -= size
-                held -= size
-            else:
-                users.setdefault(user, []).append((size, client.number, client))
-        # What is charged to a user and to none of its clients, as what waits for a cohort, goes with the last of these.
-        held -= sum(size for user, size in memory.items() if user not in users)
-        if held <= target:
-            return
-        for clients in users.values():
-            clients.sort()
-        while held > target and users:
-            user = max(users, key=memory.__getitem__)
-            size, _, client = users[user].pop()
-            if not users[user]:
-                del users[user]
+        memory = {user: user.memory for user in self._users()}
+        for left in self._leaving:
+            if left not in left.user.clients:
+                memory[left.user] = memory.get(left.user, left.user.memory) - left.pattern_memory
+                held -= left.pattern_memory
+        there: dict[User, list[tuple[int, int, Holder]]] = {}
+        while held > target and memory:
+            user = max(memory, key=memory.__getitem__)
+            if user not in there:  # only the largest users' clients are looked at
+                there[user] = []
+                for client in user.clients:
+                    size = client.memory()
+                    if client.reason is None:
+                        there[user].append((size, client.number, client))
+                    else:
+                        memory[user] -= size
+                        held -= size
+                there[user].sort()
+                continue
+            if not there[user]:  # what is charged to a user and to none of its clients goes with the last of these
+                held -= memory.pop(user)
+                continue
+            size, _, client = there[user].pop()
             self.log.warn(
                 "memory: {held} of {limit} B: client {number} is disconnected, whose user holds most: it held {size} "
                 "of the user's {of_user} B",
@@ -227,6 +232,7 @@ class MemoryGuard:
             )
             memory[user] -= size
             held -= size
-            if user not in users:
-                held -= memory[user]
             client.close(CloseReason.OUT_OF_MEMORY)
+            now = self._scheduler.clock()
+            self._scheduler.charge(user.lines, now - began)
+            began = now

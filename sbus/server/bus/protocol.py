@@ -6,65 +6,26 @@ A connection has two sides that share little. As a *publisher* it gets batches o
 them to the registry: runs of messages whole, any other packet one by one. As a *receiver*
 (`sbus.server.core.interfaces.Receiver`) it has a queue, from which its transport sends.
 
-The state of a connection is in a few objects, each of which can be written down with its ``snapshot()``: the
-connection (`BusProtocol.snapshot`), with the choices of the client (`sbus.flood.ClientSettings`), and the queue.
+=====================  ============================================================================================
+batch                  what happens
+=====================  ============================================================================================
+one run, nobody else   delivered at once; nothing is parsed, no clock is read. The way is closed while several users
+is active              are active, and as soon as the client is paused or closed
+anything else          the loop of `BusProtocol._handle_batch`: runs, and other packets one by one, until the client
+                       is paused or closed, or its user's time is over; the transport keeps the rest
+in its user's turn     the same, from `BusProtocol.read_on`
+=====================  ============================================================================================
 
-.. rubric:: Batches
+A client is read unless there is a reason not to: a receiver *blocks* it; mail of it has to be delivered first
+(`wait_for_mail`); it waits to be *read* in a turn (`sbus.fair`); a snapshot is *loading*; or too many replies wait. The
+reasons are independent, and the last one to go resumes the transport.
 
-The hot path is a batch of at most 64 packets that is one run with a known route (`sbus.routing.runs.next_run`): it is
-delivered at once, and nothing is parsed. It is closed on a bus whose policy or observers want to see each message, and
-to messages that a client without echo would receive itself. So that it asks one question about its client, it is also
-closed (`BusProtocol._fast_path`) as soon as the client is paused, is closed, has a turn, or has packets that were kept;
-the next batch that goes the long way opens it again.
+What the client gets has a place in its stream. While mail waits for it, replies, choices, snapshots and the end go into
+the mail as letters (`BusProtocol._in_order`). Replies are never dropped: past `MAX_REPLIES` the client is not read.
 
-Everything else goes through the loop of `BusProtocol._handle_batch`: runs through ``deliver``, other packets through
-the parser. New keys are looked up ahead, so that their messages make runs, too. A client without echo has runs, too; it
-is taken out of their receivers. The loop stops at the packet at which the client is paused or closed; the transport
-keeps the rest and hands it over again on resuming. A batch can hold any number of packets, as the transport takes
-bundles apart: after `MAX_RUN` packets the queues are flushed, so that flood control learns of a full socket before the
-whole batch is queued.
-
-.. rubric:: Fairness
-
-While other clients wait to be read too, a publisher is read in smaller batches, the smaller the more receivers its
-messages have: about `FANOUT_BUDGET` copies for each read, but at least `MIN_READ` packets. Another client then
-waits for about 48 copies, and not for 64 packets times all their receivers. docs/performance.rst has the price and the
-gain.
-
-.. rubric:: Turns
-
-The work of a packet is deducted from the balance of the client's user (`sbus.server.core.turns`). When the balance is
-spent, handling stops in the middle of the batch, as it does when a receiver blocks the client, and goes on in a later
-turn of the user. On the hot path that is one comparison and one subtraction: where the balance is not enough for a
-whole batch of plain copies, the run is left to the loop. That takes as much of it as there is balance for, but at least
-one message.
-
-A copy to a receiver that waits for it takes two or three times its price, as the kernel wakes a process. So a turn
-that took longer than its price sets a factor, `_dearness`, for the prices of the runs that the loop handles from then
-on. The next turn corrects it, and a turn within `CONTENDED_BUDGET` resets it. Without it, a publisher to a thousand
-such receivers had turns of 12 ms.
-
-Thousands of clients that send little would each be read although others of their user have spent the balance. So while
-several sockets can be read, a client whose user has spent it waits for a turn before the read (`_check_balance`).
-
-A client is read from unless there is a reason not to: a receiver blocks it, too many of its replies wait, or it waits
-for its turn. The three are independent, and the last one to go resumes the transport. A client that has
-been closed handles no packet more, which bounds the time that the server takes to stop.
-
-.. rubric:: The end
-
-The server disconnects a client gracefully (`IPacketTransport.close_gracefully`): the last packets go past the queue,
-and the client can still read what the kernel holds for it. The last packets are one receipt for all that waited, if the
-client asked for receipts, and the reason, if it asked for byes. They are made when the batch in hand is over and the
-client is in no route any more, so the receipt is complete.
-
-.. rubric:: Replies
-
-Replies are never dropped, so a client that asks and does not read could fill the server's memory with them. Past
-`sbus.server.core.limits.MAX_REPLIES` waiting replies the client is not read from until it takes some.
-
-On a bus with a master a reply to ``whoami`` may have to wait (`sbus.server.asks.upstream`). It then leaves a place in a
-list of held replies, and the replies behind it are held, too, in their order.
+A long run is cut to the time that is left, by what a copy on its route took before. After `MAX_RUN` packets of a
+bundle the queues are flushed, so that flood control learns of a full socket. While other clients wait to be read, a
+publisher is read in batches of about `FANOUT_BUDGET` copies.
 """
 
 from __future__ import annotations
@@ -76,45 +37,32 @@ from functools import partial
 from typing import Any
 
 from twisted.internet import error
-from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol, IProtocol
+from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Loss, Outcome, SendQueue, Snapshot
+from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Loss, Outcome, Run, SendQueue, Snapshot
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.notices import bye
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
 from sbus.routing.cache import LONGEST_KEY
+from sbus.routing.route import Route
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
-from sbus.seqpacket.pacing import BUNDLES_PER_READ
 from sbus.seqpacket.send_buffer import START
-from sbus.server.bus.draining import Draining
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.bus.stall import StallTimer
 from sbus.server.core.interfaces import Client, Receiver
 from sbus.server.core.limits import MAX_REPLIES
 from sbus.server.core.listeners import MAIN, Listener
-from sbus.server.core.prices import (
-    BUNDLED_COPIES,
-    COPIES,
-    PACKET,
-    READ,
-    READING,
-    REORDERED,
-    REPLY,
-    SENDING,
-    subscription_work,
-)
-from sbus.server.core.turns import CONTENDED_BUDGET
 from sbus.server.core.users import User
 from sbus.syscalls.batch import BATCH
 
-__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "MAX_RUN", "MIN_READ", "OVERDRAFT", "BusProtocol"]
+__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "LONG_RUN", "MAX_RUN", "MIN_READ", "BusProtocol"]
 
 FANOUT_BUDGET = 48
 """Copies to make for one read of a publisher, about, while other clients wait to be read."""
@@ -123,24 +71,16 @@ MIN_READ = 4
 _MANY_SERVED = FANOUT_BUDGET // MIN_READ
 _READ_LIMITS = [FANOUT_BUDGET // max(1, served) for served in range(_MANY_SERVED)]
 """Packets to read in one go, for fewer than `_MANY_SERVED` receivers of the last run."""
-_MOST_DEAR = 8.0
-"""The largest factor by which runs cost more than their price: one slow turn may be chance."""
-OVERDRAFT = 128
-"""Work by which the last run of a turn may exceed the balance.
-
-The prices of runs are estimates. Without an overdraft a turn ended in runs of a few messages, and a run costs each of
-its receivers a system call.
-"""
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
-_READ_PRICES = [SENDING + packets // COPIES for packets in range(BATCH + 1)]
-"""Prices of reading a run, by its number of messages, 0 to `BATCH`; a table, as each batch needs one."""
-_BATCH_PRICE = BATCH // COPIES
-"""The price of one receiver's copies of a batch, if they are plain."""
+LONG_RUN = 1024
+"""Copies of a run from which on it is cut to the time that is left: about half a millisecond."""
 BYE_PATIENCE = 1.0
 """Seconds for which the last packets of a connection are tried if they do not fit the socket."""
 DISCARDED = 262_144
 """Packets of clients to discard at most if all are disconnected at once, about: a tenth of a second."""
+ARRANGED_AT_ONCE = 2_048
+"""Messages that are put in order at a time: about 2 ms."""
 MIN_DISCARDED = 64
 """Packets to discard of each client at least, however many there are."""
 
@@ -156,6 +96,23 @@ class _Nobody:
 
 
 _NOBODY = _Nobody()
+
+
+class Drain:
+    """What waits for a socket that has room again, to be sent: a chore of the receiver's user."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: BusProtocol) -> None:
+        self._client = client
+
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        return self._client.drain(until)
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": self._client.number}
 
 
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
@@ -174,30 +131,26 @@ class BusProtocol:
     :ivar lost: messages that were dropped for the client.
     :ivar connected_at: when the client connected, in seconds since the epoch.
     :ivar reason: why the connection is to be closed, or was; else None.
-    :ivar is_paused: whether the client is not read from: a receiver blocks it, too many of its replies wait, or it
-        waits for its user's turn.
+    :ivar is_paused: whether the client is not read from.
     """
 
     __slots__ = (
         "_buffer",
-        "_dearness",
         "_delivery",
+        "_drain",
         "_drain_timer",
-        "_draining",
         "_fast_path",
         "_has_echo",
-        "_has_spent",
-        "_has_turn",
         "_held",
         "_in_kernel",
         "_is_blocked",
         "_is_loading",
         "_is_waiting",
         "_kept",
-        "_price",
+        "_letters",
+        "_mail",
         "_registry",
-        "_rest",
-        "_route",
+        "_scheduler",
         "_snapshot",
         "_write_closed",
         "connected_at",
@@ -225,9 +178,7 @@ class BusProtocol:
         self._registry = registry
         self.listener = listener
         self._delivery = registry.delivery
-        self._route = 0  # not the tuple itself, which would keep clients alive
-        self._price = 1.0
-        self._dearness = 1.0
+        self._scheduler = registry.scheduler
         self.transport: IPacketTransport | None = None
         self.number = 0
         self.on_room: tuple[Callable[[], None], ...] = ()
@@ -238,16 +189,18 @@ class BusProtocol:
         self.lost = 0
         self.connected_at = time.time()
         self.reason: CloseReason | None = None
+        self._fast_path = False  # not before the first batch
+        self._has_echo = True
+        # Why it is not read
         self.is_paused = False
         self._is_blocked = False
         self._is_loading = False
-        self._fast_path = False  # not before the first batch
-        self._is_waiting = False
-        self._has_turn = self._has_spent = False
+        self._is_waiting = False  # for its user's turn
+        self._mail = 0  # entries that have to be delivered first
+        self._letters = 0  # replies in the mail
         self._held: list[bytes | None] = []
-        self._has_echo = True
+        self._drain: Drain | None = None
         self._drain_timer: StallTimer | None = None
-        self._rest: IDelayedCall | None = None
         self._snapshot: Snapshot | None = None
         self._write_closed = False
         self._buffer = 0
@@ -263,9 +216,8 @@ class BusProtocol:
         self._join(transport, self._registry.connect_user(self.peer, self.listener))
         self.settings = self.queue.settings
         transport.may_grow = self._may_grow
-        transport.on_kept = self._keep_last
-        transport.before_read = self._check_balance
-        transport.on_vain_read = self._pay_vain_reads
+        transport.before_read = self._before_read
+        transport.on_writable = self._writable
         self.user.charge_memory(CLIENT_MEMORY)
         self._buffer = START + transport.partial_limit()
         self._registry.memory.add_buffer(self.user, self._buffer)
@@ -275,21 +227,29 @@ class BusProtocol:
         """Belong to a user; what is sent from now on is at its expense."""
         self.user = user
         self.queue = self._registry.new_queue(self, self, user)
-        self._draining = Draining(self._registry.turns, self.queue.copies, transport)
         transport.queue = self.queue
+
+    @property
+    def is_behind(self) -> bool:
+        """See `sbus.server.core.interfaces.Client`."""
+        return self.queue.is_congested or self._letters > 0
+
+    @property
+    def waiting_replies(self) -> int:
+        """See `sbus.server.core.interfaces.Client`."""
+        return self.queue.replies + len(self.queue.pending) + self._letters
 
     @property
     def is_holding(self) -> bool:
         """See `sbus.server.core.interfaces.Client`."""
-        queue = self.queue
-        return len(queue) > 0 or queue.is_late or self._snapshot is not None or self.lost > 0
+        return len(self.queue) > 0 or self._snapshot is not None or self.lost > 0 or self.user.lines.waits(self)
 
     def change_user(self, user: User) -> None:
         """See `sbus.server.core.interfaces.Client`."""
         if self.transport is None:
             return
         before, memory = self.user, CLIENT_MEMORY + self._kept + self._in_kernel
-        self._draining.stop()
+        before.blockers.pop(self, None)
         self._join(self.transport, user)
         self._configure_queue()
         before.charge_memory(-memory)
@@ -318,7 +278,19 @@ class BusProtocol:
         :param reason: the reason to give to the client; None to give none.
         """
         if self.transport is not None:
-            self.queue.can_block = False
+            self._stop_input()
+            self._in_order("end", partial(self._close_gracefully, reason, detail))
+
+    def _stop_input(self) -> None:
+        """Handle nothing more of the client (`sbus.server.bus.departure`)."""
+        self._pause()
+        self.user.lines.leave(self)
+        self.queue.can_block = False
+        self.user.blockers.pop(self, None)
+        self._delivery.forget(self)
+
+    def _close_gracefully(self, reason: CloseReason | None, detail: str) -> None:
+        if self.transport is not None:
             patience = 0.0 if reason is None or reason is CloseReason.SERVER_STOPPED else BYE_PATIENCE
             input_limit = max(MIN_DISCARDED, DISCARDED // (len(self._registry.clients) or 1))
             self.transport.close_gracefully(lambda: self._farewell(reason, detail), patience, input_limit)
@@ -342,9 +314,14 @@ class BusProtocol:
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
             self._fast_path = False
-            self._delivery.catch_up(self)
             self.queue.can_block = False
-            self._registry.leave(self)
+            self.user.blockers.pop(self, None)
+            self._in_order("end", self._send_rest)
+
+    def _send_rest(self) -> None:
+        """Take no message any more, and close when all that waits is sent."""
+        if self.transport is not None:
+            self._registry.stop_receiving(self)
             if len(self.queue):
                 self._drain_timer = self._registry.stall_timer(self._progress, lambda: self._dismiss(None))
             self.transport.loseConnection()
@@ -354,25 +331,23 @@ class BusProtocol:
 
         This is `IHalfCloseableProtocol`.
         """
+        if self._is_waiting and self.transport is not None and self.transport.has_hung_up:
+            self._scheduler.hang_up(self.user.lines, self)
+        self._in_order("end", self._stop_receiving)
+        self._maybe_resume()
+
+    def _stop_receiving(self) -> None:
         self._write_closed = True
         self._registry.stop_receiving(self)
         self.queue.discard_all()  # what came since the transport did
-        if self._rest is not None:  # it has probably left, which the server learns as it reads
-            self._rest.cancel()
-            self._end_rest()
-        self._maybe_resume()
 
     def connectionLost(self, reason: Failure) -> None:
         """Forget the client (`IProtocol`)."""
         if self._drain_timer is not None:
             self._drain_timer.cancel()
         self.transport = None
-        self._draining.stop()
-        if self._is_waiting:
-            self._registry.turns.forget(self.user, self)
-        if self._rest is not None:
-            self._rest.cancel()
-        self._delivery.catch_up(self)  # what waits for it is lost
+        self._fast_path = False
+        self.user.lines.leave(self)
         if self.reason is None:
             if reason.check(error.ConnectionDone):
                 self.reason = CloseReason.PEER_CLOSED
@@ -380,17 +355,34 @@ class BusProtocol:
                 self.reason = CloseReason.PEER_RESET
             else:
                 self.reason = CloseReason.SERVER_ERROR
-        self._registry.disconnected(self, self.reason)
+        self._registry.has_left(self)
         self.user.charge_memory(-CLIENT_MEMORY - self._kept - self._in_kernel)
         self._kept = self._in_kernel = 0
         self._registry.memory.add_buffer(self.user, -self._buffer)
-        self._registry.disconnect_user(self.user)
+        self._in_order("end", self._forget)
+
+    def _forget(self) -> None:
+        """Be in no table any more: what was for this client is lost."""
+        self._registry.stop_receiving(self)
+        self.queue.discard_all()
+        assert self.reason is not None
+        self._registry.disconnected(self, self.reason)
         # These refer to this object, and it to them: only the garbage collector would free such a cycle.
         self.queue.owner = _NOBODY
-        self._drain_timer = self._rest = None
-        del self._draining
+        self._drain_timer = self._drain = None
 
-    def snapshot(self) -> dict[str, Any]:
+    def _in_order(self, kind: str, call: Callable[[], object]) -> bool:
+        """Do something at its place in the client's stream: now, or when the mail before it is delivered.
+
+        :param kind: see `sbus.server.bus.mail.Letter`.
+        :returns: whether it was done now.
+        """
+        if self.user.lines.mail and self._delivery.post(self, kind, call):
+            return False
+        call()
+        return True
+
+    def describe(self) -> dict[str, Any]:
         """Return the state of this connection as plain values, without its queued packets."""
         return {
             "number": self.number,
@@ -399,7 +391,7 @@ class BusProtocol:
             "patterns": {pattern: count for pattern, (count, _) in self.patterns.items()},
             "lost": self.lost,
             "connected_at": self.connected_at,
-            "settings": self.settings.snapshot(),
+            "settings": self.settings.describe(),
             "is_write_closed": self._write_closed,
             "reason": None if self.reason is None else self.reason.name,
         }
@@ -418,30 +410,24 @@ class BusProtocol:
 
         This is `IPacketReceiver`.
         """
-        registry, user = self._registry, self.user
+        registry, scheduler, lines = self._registry, self._scheduler, self.user.lines
         total, at = len(packets), 0
-        if READING and not self._kept:
-            self._pay_reading(total)
-        turns = registry.turns
-        if turns.last is not user:
-            turns.change(user)
-        elif turns.crowd:
-            turns.crowd -= 1
-        if self._fast_path:
+        if scheduler.last is not lines:
+            scheduler.change(lines)
+        elif scheduler.crowd:
+            scheduler.count_batch()
+        if self._fast_path and not scheduler.is_busy:
             delivery = self._delivery
             try:
-                receivers, until = next_run(packets, 0, total, registry.routes)
-                # If whole batches of plain copies could be paid for, nothing else has to be known of the price.
+                route, until = next_run(packets, 0, total, registry.routes)
                 if (
                     until == total
                     and total <= BATCH
-                    and receivers is not None
-                    and len(receivers) * _BATCH_PRICE < user.work_left
-                    and (self._has_echo or self not in receivers)
+                    and route is not None
+                    and total * len(route.receivers) < LONG_RUN
+                    and (self._has_echo or self not in route.receivers)
                 ):
-                    at = registry.deliver(packets, receivers, self, True)
-                    user.work_left -= _READ_PRICES[total] + delivery.work
-                    delivery.work = 0
+                    at = registry.deliver(packets, route, self, True)
                     if total >= MIN_READ and self.transport is not None:
                         served = delivery.served
                         self.transport.read_limit = _READ_LIMITS[served] if served < _MANY_SERVED else MIN_READ
@@ -457,61 +443,85 @@ class BusProtocol:
 
         :returns: see `packetsReceived`.
         """
-        registry = self._registry
-        routes, deliver, turns, user = registry.routes, registry.deliver, registry.turns, self.user
+        registry, scheduler, lines = self._registry, self._scheduler, self.user.lines
         total = len(packets)
-        has_turn, self._has_turn, self._has_spent = self._has_turn, False, True
-        if has_turn:
-            before, began, unpaid = user.work_left - turns.given, turns.cpu(), self._delivery.unpaid
-        try:
-            while at < total and self._may_continue():
-                start, end = at, min(at + MAX_RUN, total)
-                while at < end and self._may_continue():
-                    if registry.fast_path:
-                        receivers, until = next_run(packets, at, end, routes)
-                        if receivers is None and self._learn(packets, at, end):
-                            receivers, until = next_run(packets, at, end, routes)
-                        if receivers is not None:
-                            if not self._has_echo and self in receivers:
-                                receivers = tuple(receiver for receiver in receivers if receiver is not self)
-                            until = min(until, at + self._affordable(receivers, until - at))
-                            at_once = until - at >= BATCH or (at == start and until == end)
-                            count = deliver(packets[at:until], receivers, self, at_once)
-                            self._pay(receivers, count)
-                            at += count
-                            continue
-                    if self.settings.bundles and packets[at][:4] == MAGIC:  # read before the client asked for bundles
-                        parts = unbundle(packets[at : at + 1])
-                        if parts[0] is not packets[at]:
-                            packets[at : at + 1] = parts
-                            total = len(packets)
-                            end = min(start + MAX_RUN, total)
-                            continue
-                    self._handle(packets[at])
-                    at += 1
-                registry.flush()
-            if at < total and self.reason is None and not self.is_paused:
-                self._wait_for_turn(has_turn and not at)
-        finally:
-            if self._delivery.touched:
-                registry.flush()
-            if has_turn:
-                before += turns.given  # that was given in this turn has been paid, too
-                paid = before - user.work_left
-                took = turns.correct(user, before, began, self._delivery.unpaid - unpaid)
-                self._dearness = max(1.0, min(_MOST_DEAR, self._dearness * took / max(paid, 1)))
-                if took <= CONTENDED_BUDGET:
-                    self._dearness = 1.0
+        if self.reason is None and not self.is_paused:
+            if scheduler.is_busy and not scheduler.may_go_on(lines):
+                self._wait_to_be_read()
+            else:
+                until = scheduler.begin(lines)
+                try:
+                    at, total = self._handle_some(packets, at, until)
+                finally:
+                    if self._delivery.touched:
+                        registry.flush()
+                    scheduler.end(lines)
+                if at < total and self.reason is None and not self.is_paused:
+                    self._wait_to_be_read()
         if at < total:
             if not self._kept:
                 self._keep(packets[at:] if at else packets)
         elif self._kept:
             self._release_kept()
-        self._fast_path = registry.fast_path and not (self._kept or self._has_turn or self.is_paused or self.reason)
+        self._fast_path = registry.fast_path and not (self._kept or self.is_paused or self.reason)
         return total if self.reason is not None else at
 
-    def _learn(self, packets: list[bytes], start: int, end: int) -> bool:
-        """Look up the new keys of the messages from `start` on, as far as the balance lasts, so that they make runs.
+    def _handle_some(self, packets: list[bytes], at: int, until: int) -> tuple[int, int]:
+        """Handle packets until the clock shows `until`, at least one of them.
+
+        :returns: the packets, from the front, that are handled, and their number now: bundles are taken apart.
+        """
+        registry, clock = self._registry, self._scheduler.clock
+        total = len(packets)
+        is_over = False
+        while at < total and not is_over and self._may_continue():
+            start, end = at, min(at + MAX_RUN, total)
+            while at < end and not is_over and self._may_continue():
+                if registry.fast_path:
+                    route, stop = next_run(packets, at, end, registry.routes)
+                    if route is None and self._learn(packets, at, end, until):
+                        route, stop = next_run(packets, at, end, registry.routes)
+                    if route is not None:
+                        count = self._deliver_run(packets, at, stop, route, until, at == start and stop == end)
+                        if not count:
+                            if not self.is_paused:
+                                self._wait_for_room()
+                            break
+                        at += count
+                        is_over = clock() >= until
+                        continue
+                if self.settings.bundles and packets[at][:4] == MAGIC:  # read before the client asked for bundles
+                    parts = unbundle(packets[at : at + 1])
+                    if parts[0] is not packets[at]:
+                        packets[at : at + 1] = parts
+                        total = len(packets)
+                        end = min(start + MAX_RUN, total)
+                        continue
+                if not self._handle(packets[at]):
+                    break
+                at += 1
+                is_over = clock() >= until
+            registry.flush()
+        return at, total
+
+    def _deliver_run(
+        self, packets: list[bytes], at: int, stop: int, route: Route[Receiver], until: int, is_whole: bool
+    ) -> int:
+        """Deliver a run, or what there is time for of a long one; see `Delivery.deliver`."""
+        registry, copies, began = self._registry, len(route.receivers), 0
+        if (stop - at) * copies >= LONG_RUN:
+            began = self._scheduler.clock()
+            affordable = at + max(1, (until - began) // (copies * route.ns))
+            if affordable < stop:
+                stop, is_whole = affordable, False
+        at_once = is_whole or stop - at >= BATCH
+        count = registry.deliver(packets[at:stop], route, self, at_once, self._has_echo)
+        if began and count:
+            route.learn(count * copies, self._scheduler.clock() - began)
+        return count
+
+    def _learn(self, packets: list[bytes], start: int, end: int, until: int) -> bool:
+        """Look up the new keys of the messages from `start` on, as far as there is time, so that they make runs.
 
         A user who subscribes to everything and leaves, all day, makes all keys new again and again. Handled one by one,
         their messages would cost three times as much.
@@ -521,7 +531,7 @@ class BusProtocol:
 
         :returns: whether the first message has a known route now.
         """
-        registry, user = self._registry, self.user
+        registry, clock = self._registry, self._scheduler.clock
         routes, first = registry.routes, None
         # No slice: that, or the way to the middle of a long batch, would cost as much as a turn.
         for at in range(start, min(end, start + BATCH)):
@@ -535,46 +545,20 @@ class BusProtocol:
                     registry.route(key)
                 except Violation:
                     break  # it is handled when its turn comes
-                user.work_left -= registry.routing_work()
+                self._pay_routing()
             if first is None:
                 first = key
-            if user.work_left <= 0 or key not in routes:
+            if key not in routes or clock() >= until:
                 break
         return first is not None and first in routes
 
-    def _pay_reading(self, messages: int) -> None:
-        """Pay for packets read without the compiled helper; those of a peer that sends bundles have many messages."""
-        self.user.work_left -= READING * (min(messages, BUNDLES_PER_READ) if self.settings.bundles else messages)
-
-    def _affordable(self, receivers: tuple[Receiver, ...], wanted: int) -> int:
-        """Return how many messages of a run the balance and the overdraft pay for: 1 to `wanted`.
-
-        The price of a message is that of the last run, if it had the same receivers; else each copy counts as plain.
-        Either is multiplied by `_dearness`.
-        """
-        price = self._price if id(receivers) == self._route else (1 + len(receivers)) / COPIES
-        # A budget that does not pay for a whole batch saves no turn, and runs to so many take longer than their price.
-        least = int(max(wanted, BATCH) * price)
-        price *= self._dearness
-        if wanted * price <= self.user.work_left:
-            return wanted
-        if self.transport is not None and self._registry.turns.top_up(self.user, least, self.transport.passes):
-            self._dearness = 1.0  # this budget pays for whole batches at their price
-            return wanted
-        return min(wanted, 1 + max(0, int((self.user.work_left + OVERDRAFT) / price)))
-
-    def _pay(self, receivers: tuple[Receiver, ...], count: int) -> None:
-        """Pay for a run by the work that it has caused.
-
-        :param count: the number of messages delivered; 0 if there were only decisions, whose work says nothing about
-            the price of a message.
-        """
-        delivery = self._delivery
-        work = delivery.work + SENDING + count // (BUNDLED_COPIES if self.settings.bundles else COPIES)
-        delivery.work = 0
-        if count:
-            self._route, self._price = id(receivers), work / count
-        self.user.work_left -= int(work * self._dearness)
+    def _pay_routing(self) -> None:
+        """Pay for routes of others that have to be looked up again: that is later, in their time."""
+        router = self._registry.router
+        if router.surcharge:
+            if self._scheduler.is_busy:
+                self.user.lines.deficit -= router.surcharge
+            router.surcharge = 0
 
     def _keep(self, packets: list[bytes]) -> None:
         """Charge packets that the transport keeps until they can be handled.
@@ -589,52 +573,37 @@ class BusProtocol:
             self.user.charge_memory(self._kept)
             self._registry.memory.check()
 
-    def _keep_last(self, packets: list[bytes]) -> None:
-        """Pay for the last read of a client that has left while it was paused, and charge what the transport keeps.
-
-        What was kept before is paid for once more: that is less than a batch.
-        """
-        self.user.work_left -= READ
-        if READING:
-            self._pay_reading(len(packets))
-        self._keep(packets)
-
     def _release_kept(self) -> None:
         self.user.charge_memory(-self._kept)
         self._kept = 0
 
-    def _check_balance(self) -> None:
-        """Before a read, wait for a turn if other clients of the user have spent the balance; else pay for the read.
+    def _before_read(self) -> None:
+        """Wait for a turn instead, if the user has no time left, or others of the user wait."""
+        scheduler = self._scheduler
+        if scheduler.is_busy and self.reason is None and not scheduler.may_read(self.user.lines):
+            self._wait_to_be_read()
 
-        A client on a stream socket that has spent nothing of it since its last turn comes first, unless it sends
-        bundles: its packet may be incomplete.
-        """
-        if self.user.work_left <= 0 and self.reason is None and not self._is_waiting:
-            transport = self.transport
-            is_stream = transport is not None and transport.partial_limit() > 0 and not self.settings.bundles
-            self._wait_for_turn(is_first=self._has_turn or (is_stream and not self._has_spent))
-        else:
-            self.user.work_left -= READ
-
-    def _pay_vain_reads(self, took: int) -> None:
-        """Pay for vain reads (`sbus.server.bus.vain_reads`): rest, or wait for a turn if that has spent the balance.
-
-        :param took: their CPU time, in microseconds.
-        """
-        self.user.work_left -= took
-        self._has_spent = True
-        if self.reason is not None or self._is_waiting:
-            return
-        self._rest = self._registry.rest(self.user, took, self._end_rest)
-        if self._rest is not None:
+    def _wait_to_be_read(self) -> None:
+        transport = self.transport
+        if not self._is_waiting and transport is not None:
             self._is_waiting = True
             self._pause()
-        elif self.user.work_left <= 0:
-            self._wait_for_turn(is_first=False)
+            self._scheduler.wait(self.user.lines, self, transport.has_hung_up)
 
-    def _end_rest(self) -> None:
-        self._rest = None
-        self._wait_for_turn(is_first=False)
+    def _wait_for_room(self) -> None:
+        """Wait until there is room in the mail of the client's own user."""
+        transport = self.transport
+        if not self._is_waiting and transport is not None:
+            self._is_waiting = True
+            self._pause()
+            self._scheduler.hold(self.user.lines, self, transport.has_hung_up)
+
+    def read_on(self, until: int) -> None:
+        """See `sbus.fair.Reader`."""
+        self._is_waiting = False
+        if self._is_readable() and self.transport is not None:
+            self.is_paused = False
+            self.transport.read_on()
 
     def pause_publishing(self) -> None:
         """See `sbus.server.core.interfaces.Publisher`."""
@@ -646,19 +615,18 @@ class BusProtocol:
         self._is_blocked = False
         self._maybe_resume()
 
-    def take_turn(self) -> None:
-        """Go on with the packets that were kept: the user has work left again (`sbus.server.core.turns`)."""
-        self._is_waiting = self._has_spent = self._fast_path = False
-        self._has_turn = True
+    def wait_for_mail(self) -> None:
+        """See `sbus.server.core.interfaces.Publisher`."""
+        self._mail += 1
+        self._pause()
+
+    def mail_delivered(self) -> None:
+        """See `sbus.server.core.interfaces.Publisher`."""
+        self._mail -= 1
         self._maybe_resume()
 
-    def _wait_for_turn(self, is_first: bool) -> None:
-        self._is_waiting = True
-        self._pause()
-        self._registry.turns.wait(self.user, self, is_first)
-
     def _may_continue(self) -> bool:
-        return not self.is_paused and self.reason is None and self.user.work_left > 0
+        return not self.is_paused and self.reason is None
 
     def _pause(self) -> None:
         if not self.is_paused and self.transport is not None:
@@ -666,48 +634,53 @@ class BusProtocol:
             self._fast_path = False
             self.transport.pauseProducing()
 
+    def _is_readable(self) -> bool:
+        """Return whether there is no reason not to read from the client, its user's turn aside."""
+        return not (
+            self._is_blocked or self._mail or self._is_loading or self.reason is not None or self._has_replies()
+        )
+
     def _maybe_resume(self) -> None:
-        if self._is_blocked or self._is_waiting or self._is_loading:
-            return
-        if self.is_paused and not self._has_replies():
+        if self.is_paused and not self._is_waiting and self._is_readable():
             self.is_paused = False
             if self.transport is not None:
                 self.transport.resumeProducing()
 
-    def _handle(self, packet: bytes) -> None:
-        """Handle one packet of any kind, and charge its user."""
+    def _handle(self, packet: bytes) -> bool:
+        """Handle one packet of any kind.
+
+        :returns: False if it is a message that has to wait for room: it is to be handled again.
+        """
         key = b""
-        work = PACKET + (len(packet) >> 10)
         try:
             verb, key, payload = parse(packet)
             if verb == MSG:
-                self._publish(packet, key, payload)
-                work = PACKET  # delivery counts the bytes
-            elif verb == SUB:
-                work += subscription_work(key, self._registry.dialect.separator)
+                return self._publish(packet, key, payload)
+            if verb == SUB:
                 if not self._write_closed:
                     self._registry.subscribe(self, key)
+                self._pay_routing()
             elif verb == UNSUB:
-                work += subscription_work(key, self._registry.dialect.separator)
                 self._registry.unsubscribe(self, key)
+                self._pay_routing()
             else:
                 self._control(key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
         except Violation as violation:
             if self._registry.violated(self, violation, key):
                 reason = CloseReason.USER_LIMIT if violation.reason.is_user_limit else CloseReason.VIOLATION
                 self.close(reason, violation.reason.value)
-        self.user.work_left -= work + self._registry.routing_work()
+        return True
 
-    def _publish(self, packet: bytes, key: bytes, payload: bytes) -> None:
+    def _publish(self, packet: bytes, key: bytes, payload: bytes) -> bool:
         registry = self._registry
-        receivers: tuple[Receiver, ...] = registry.route(key)
+        route = registry.route(key)
+        self._pay_routing()
+        if not registry.delivery.has_room_for(packet, route, self):
+            self._wait_for_room()
+            return False
         registry.check_publish(self, key, payload)
-        if not self.settings.echo and self in receivers:
-            receivers = tuple(receiver for receiver in receivers if receiver is not self)
-        while not registry.deliver([packet], receivers, self):
-            pass
-        self.user.work_left -= self._delivery.work
-        self._delivery.work = 0
+        registry.deliver([packet], route, self, False, self._has_echo)
+        return True
 
     # --- control messages --------------------------------------------------------------------
 
@@ -723,8 +696,6 @@ class BusProtocol:
             raise Violation(ViolationReason.UNKNOWN_VERB)
         if (chosen := registry.controls.apply(self.settings, key)) is not None:
             self._apply(chosen)
-            if key not in registry.controls.orders:
-                registry.strategies_changed(self)
             return
         control = controls.find(key)
         handler = _HANDLERS.get(control.group) if control is not None else None
@@ -736,7 +707,8 @@ class BusProtocol:
         return True
 
     def _choose_echo(self, key: bytes) -> bool:
-        self._apply(replace(self.settings, echo=key == controls.ECHO_ON))
+        self.settings = replace(self.settings, echo=key == controls.ECHO_ON)
+        self._has_echo = self.settings.echo
         self._registry.interest.echo_changed(self)
         return True
 
@@ -751,16 +723,25 @@ class BusProtocol:
         wanted = key == controls.BUNDLE_ON
         if wanted and self._registry.limits.max_packet < MIN_BUNDLE_LIMIT:
             return False
+        self._in_order("choice", partial(self._set_bundles, key, wanted))
+        return True
+
+    def _set_bundles(self, key: bytes, wanted: bool) -> None:
+        transport = self.transport
+        if transport is None:
+            return
         bundles = wanted and transport.start_bundling(MAX_BUNDLE) >= MIN_BUNDLE_LIMIT
         if not bundles:
             transport.stop_bundling()
-        self._apply(replace(self.settings, bundles=bundles))
+        self.settings = replace(self.settings, bundles=bundles)
+        self._configure_queue()
         if bundles == wanted:
             self.reply(key, b"%d" % MAX_BUNDLE if bundles else b"")
-        return bundles == wanted
+        else:
+            self._registry.counters.unknown_controls += 1
 
     def _choose_bye(self, key: bytes) -> bool:
-        self._apply(replace(self.settings, bye=key == controls.BYE_ON))
+        self.settings = replace(self.settings, bye=key == controls.BYE_ON)
         self.reply(key, b"")
         return True
 
@@ -770,61 +751,62 @@ class BusProtocol:
         return True
 
     def _choose_observer(self, key: bytes) -> bool:
-        self._apply(replace(self.settings, observer=key == controls.OBSERVER_ON))
+        self.settings = replace(self.settings, observer=key == controls.OBSERVER_ON)
         self._registry.observe(self, self.settings.observer)
         self.reply(key, b"")
         return True
 
     def _choose_chain(self, key: bytes) -> bool:
-        self._apply(replace(self.settings, chain=key == controls.CHAIN_ON))
+        self.settings = replace(self.settings, chain=key == controls.CHAIN_ON)
         self._registry.upstream.observe_name(self, self.settings.chain)
         self.reply(key, b"")
         return True
 
     def _apply(self, settings: ClientSettings) -> None:
-        if self.queue.is_late:
-            self._delivery.catch_up(self)
-        if settings.order is not self.settings.order or settings.newest_first != self.settings.newest_first:
-            self.user.work_left -= len(self.queue) // REORDERED
+        """Choose what becomes of messages: from this place in the client's stream on."""
         self.settings = settings
-        self._configure_queue()
-        self._has_echo = settings.echo
+        self._in_order("choice", self._configure_queue)
 
     def _configure_queue(self) -> None:
-        """Tell the queue what the client has chosen; behind a snapshot, each message is kept if there is room."""
+        """Give the queue the client's choices; behind a snapshot, each message is kept if there is room."""
         settings = self.settings
         self.queue.configure(settings if self._snapshot is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
+        if self.queue.can_block and self.reason is None:
+            self.user.blockers[self] = None
+        else:
+            self.queue.can_block = False
+            self.user.blockers.pop(self, None)
+        self._registry.strategies_changed(self)
 
     def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         """See `sbus.server.core.interfaces.Client`."""
-        registry, transport = self._registry, self.transport
-        if transport is None or self._write_closed:
-            on_over()
-            return
-        registry.flush()
-        if self.queue.is_late:
-            self._delivery.catch_up(self)
-        front, self.queue = self.queue, registry.new_queue(self, self, self.user)
         self._is_loading = True
         self._pause()
+        self._in_order("snapshot", partial(self._begin_snapshot, packets, on_over))
+
+    def _begin_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
+        registry, transport = self._registry, self.transport
+        if transport is None or self._write_closed:
+            packets.close()
+            self._is_loading = False
+            on_over()
+            self._maybe_resume()
+            return
+        registry.flush()
+        front, self.queue = self.queue, registry.new_queue(self, self, self.user)
         transport.queue = self._snapshot = Snapshot(
             front, packets, self.queue, self, partial(self._snapshot_over, on_over)
         )
         self._configure_queue()
-        registry.strategies_changed(self)
         registry.touch(self)
 
     def _snapshot_over(self, on_over: Callable[[], None]) -> None:
         on_over()
-        if self.queue.is_late and self.queue.is_congested:
-            self._delivery.catch_up(self)  # it came behind the snapshot, and is kept
         self._snapshot = None
         self._is_loading = False
         if self.transport is not None:
             self.transport.queue = self.queue
-        self._delivery.leave_cohort(self)  # what its members have chosen is not what holds from now on
         self._configure_queue()
-        self._registry.strategies_changed(self)
         if not self.queue.is_congested:
             self._registry.drained(self, True, True)
         if self.reason is None:
@@ -858,12 +840,14 @@ class BusProtocol:
         self._write(build(CMSG, key, payload), self._registry.touch_also)
 
     def _write(self, packet: bytes, touch: Callable[[Client], None]) -> None:
-        self.user.work_left -= REPLY
         if self._write_closed:
             return
+        if self.user.lines.mail and self._delivery.post(self, "reply", partial(self._write_letter, packet)):
+            self._letters += 1
+            if self._has_replies():
+                self._pause()
+            return
         queue = self.queue
-        if queue.is_late:
-            self._delivery.catch_up(self)
         queue.write(packet)
         if not queue.is_congested:
             touch(self)
@@ -872,9 +856,19 @@ class BusProtocol:
         if self._has_replies():
             self._pause()
 
+    def _write_letter(self, packet: bytes) -> None:
+        self._letters -= 1
+        if not self._write_closed:
+            self.queue.write(packet)
+            self._registry.touch_also(self)
+        self._maybe_resume()
+        if not self._letters:
+            for hook in self.on_room:
+                hook()
+
     def _has_replies(self) -> bool:
         """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
-        replies = self.queue.replies
+        replies = self.queue.replies + self._letters
         return replies + len(self._held) > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
 
     # --- as receiver -------------------------------------------------------------------------
@@ -891,7 +885,7 @@ class BusProtocol:
 
     def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         """See `sbus.server.core.interfaces.Receiver`."""
-        return self.queue.enqueue(packets, may_block)
+        return self.queue.admit(Run(packets), may_block)
 
     def flush(self) -> None:
         """See `sbus.server.core.interfaces.Receiver`."""
@@ -902,14 +896,7 @@ class BusProtocol:
 
     def memory(self) -> int:
         """See `sbus.server.core.interfaces.Holder`."""
-        return (
-            CLIENT_MEMORY
-            + self.queue.memory
-            + self.queue.late_bytes
-            + self.pattern_memory
-            + self._kept
-            + self._in_kernel
-        )
+        return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel
 
     def sample_kernel(self) -> None:
         """See `sbus.server.core.interfaces.Holder`."""
@@ -917,6 +904,38 @@ class BusProtocol:
             held = self.transport.unread_bytes() + self.transport.partial_bytes()
             self.user.charge_memory(held - self._in_kernel)
             self._in_kernel = held
+
+    def _writable(self, exclusive: bool) -> bool:
+        """Send on: now if nobody else is active, else as a chore; see `IPacketTransport.on_writable`."""
+        if self._drain is not None:
+            return False  # it waits already
+        scheduler = self._scheduler
+        if not scheduler.is_busy and self.transport is not None and self.queue_is_arranged(ARRANGED_AT_ONCE):
+            self.transport.send_on(True)
+            return True
+        self._drain = Drain(self)
+        scheduler.add_chore(self.user.lines, self._drain)
+        return False
+
+    def drain(self, until: int) -> bool:
+        """Send some of what waits, in the client's order; return whether that is done."""
+        transport = self.transport
+        if transport is not None and self._drain is not None:
+            while not self.queue_is_arranged(ARRANGED_AT_ONCE):
+                if self._scheduler.clock() >= until:
+                    return False
+            self._drain = None
+            transport.send_on(not self._scheduler.is_contended)
+        self._drain = None
+        return True
+
+    def queue_is_arranged(self, most: int) -> bool:
+        """Put some messages that wait into the client's order; return whether all that can are."""
+        queue = None if self.transport is None else self.transport.queue
+        try:
+            return not isinstance(queue, SendQueue | Snapshot) or queue.put_in_order(most)
+        except Exception:  # of a plugged-in order: to send meets it again, which ends this connection and no turn
+            return True
 
     def _may_grow(self, size: int) -> bool:
         """Decide whether the send buffer grows."""

@@ -1,57 +1,82 @@
-"""Whose messages wait in a receiver's queue: the users that its publishers count as, with their bytes.
+"""Whose messages wait in a receiver's queue: the users of its publishers, with what these weigh there.
 
-A receiver that blocks publishers of several users, as a recorder does, holds only those of the user with most in its
-queue. So a user that publishes a message now and then is not held because another one floods the bus.
+A receiver that blocks publishers of several users, as a recorder does, holds only those that have more than a fair part
+of what fills its queue: of its messages, if their number is nearer to its limit than their bytes are, and else of its
+bytes. So a user that
+publishes a message now and then is not held because another one floods the bus, nor because forty do.
 
-The queue knows its bytes and not whose they are, so the shares keep a line of (user, bytes) beside it, and drop from
-the front what must have left the queue. That is exact for a queue that is first in, first out, which nothing was
-dropped from; for others it is an estimate. Neighbours of one user are one entry. There is a line only for receivers
+The queue knows its messages and not whose they are, so the shares keep a line of (user, messages, bytes) beside it, and
+drop from the front what must have left the queue. That is exact for a queue that is first in, first out, which nothing
+was dropped from; for others it is an estimate. Neighbours of one user are one entry. There is a line only for receivers
 that can block the publisher at hand and are congested.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Hashable
+
+from sbus.flood import QueueLimits
 
 __all__ = ["QueueShares"]
 
 
 class QueueShares:
-    """The shares of one receiver's queue, by user ID."""
+    """The shares of one receiver's queue, by user.
 
-    __slots__ = ("_line", "_of", "_total")
+    :param limits: the limits of the queue.
+    """
 
-    def __init__(self) -> None:
-        self._line: deque[tuple[int, int]] = deque()
-        self._of: Counter[int] = Counter()
-        self._total = 0
+    __slots__ = ("_limits", "_line", "_of", "_total")
 
-    def add(self, uid: int, size: int, queued: int) -> None:
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self._line: deque[tuple[Hashable, int, int]] = deque()
+        self._of: dict[Hashable, tuple[int, int]] = {}
+        self._total = (0, 0)
+
+    def add(self, user: Hashable, messages: int, size: int, queued: int, queued_bytes: int) -> None:
         """Note that messages were kept.
 
-        :param uid: the user of their publisher.
+        :param user: the user of their publisher.
         :param size: the bytes in them.
-        :param queued: the bytes in the queue, these included.
+        :param queued: the messages in the queue, these included.
+        :param queued_bytes: the bytes in these.
         """
-        line, of = self._line, self._of
-        if line and line[-1][0] == uid:
-            line[-1] = uid, line[-1][1] + size
+        line = self._line
+        if line and line[-1][0] is user:
+            line[-1] = user, line[-1][1] + messages, line[-1][2] + size
         else:
-            line.append((uid, size))
-        of[uid] += size
-        self._total += size
-        while self._total > queued and line:
-            first, its_size = line[0]
-            gone = min(its_size, self._total - queued)
-            self._total -= gone
-            of[first] -= gone
-            if not of[first]:
-                del of[first]
-            if gone < its_size:
-                line[0] = first, its_size - gone
+            line.append((user, messages, size))
+        self._change(user, messages, size)
+        while line and self._total[0] > queued:
+            first, its_messages, its_size = line[0]
+            gone = min(its_messages, self._total[0] - queued)
+            if gone < its_messages:
+                gone_size = its_size * gone // its_messages
+                line[0] = first, its_messages - gone, its_size - gone_size
             else:
+                gone_size = its_size
                 line.popleft()
+            self._change(first, -gone, -gone_size)
 
-    def has_most(self, uid: int) -> bool:
-        """Return whether no other user has more in the queue."""
-        return not self._of or self._of[uid] >= max(self._of.values())
+    def _change(self, user: Hashable, messages: int, size: int) -> None:
+        had_messages, had_size = self._of.get(user, (0, 0))
+        if had_messages + messages > 0:
+            self._of[user] = had_messages + messages, had_size + size
+        else:
+            self._of.pop(user, None)
+        self._total = self._total[0] + messages, self._total[1] + size
+
+    def has_more_than_fair(self, user: Hashable) -> bool:
+        """Return whether a user has more than its part of the messages, or of the bytes, that wait.
+
+        The part is one over the number of users with something there; alone, a user has more than that by definition.
+        """
+        users = len(self._of)
+        if users < 2:
+            return True
+        (messages, size), (all_messages, all_bytes) = self._of.get(user, (0, 0)), self._total
+        if all_messages * self._limits.bytes >= all_bytes * self._limits.messages:
+            return messages * users > all_messages
+        return size * users > all_bytes

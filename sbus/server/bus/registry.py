@@ -9,7 +9,7 @@ connections (`sbus.server.bus.protocol`) and the program around the bus deal wit
 `sbus.server.bus.admission`        the connections that a user may have, and how often
 `sbus.server.bus.memory`           the memory that clients hold, and who is shed when it is too much
 `sbus.server.bus.router`           subscriptions, and the receivers of a routing key
-`sbus.server.bus.leaving`          the subscriptions of clients that have left, dropped in turns
+`sbus.server.bus.departure`        the subscriptions of clients that have left, dropped in turns
 `sbus.server.core.closed_clients`  the last connections that have ended, with the reasons
 `sbus.server.bus.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.bus.backpressure`     which receivers block which publishers, and for how long
@@ -31,15 +31,17 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet import defer
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, UsageError, Violation, ViolationReason
+from sbus.fair import Scheduler
 from sbus.flood import Loss, QueueOwner, SendQueue
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
 from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
 from sbus.routing.cost import MatchCost
+from sbus.routing.route import Route
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.interest_notices import InterestNotices
 from sbus.server.asks.last_values import LastValueRule, LastValues
@@ -49,13 +51,12 @@ from sbus.server.asks.upstream import Upstream
 from sbus.server.bus.admission import Admission
 from sbus.server.bus.backpressure import Backpressure
 from sbus.server.bus.delivery import Delivery
-from sbus.server.bus.leaving import Leaving
+from sbus.server.bus.departure import Departures
+from sbus.server.bus.mail import drop
 from sbus.server.bus.members import Members
 from sbus.server.bus.memory import MemoryGuard, pattern_memory
 from sbus.server.bus.router import Router
 from sbus.server.bus.stall import StallTimer
-from sbus.server.bus.vain_reads import VainReads
-from sbus.server.bus.work_clock import work_clock
 from sbus.server.core.closed_clients import ClosedClient, ClosedClients
 from sbus.server.core.components import FloodControls
 from sbus.server.core.counters import Counters
@@ -63,8 +64,6 @@ from sbus.server.core.interfaces import Client, Deliver, ICredentials, MessageTa
 from sbus.server.core.limits import Limits, pattern_cost
 from sbus.server.core.listeners import INSIDE, MAIN, Listener
 from sbus.server.core.observers import Events, redact
-from sbus.server.core.prices import CONNECTION, LOOK_UP_STEPS, SUBSCRIPTION
-from sbus.server.core.turns import Turns
 from sbus.server.core.users import LINK, RECORDER, SERVICES, User, Users, is_exempt
 
 __all__ = ["Counters", "SubscriptionRegistry"]
@@ -94,12 +93,12 @@ class SubscriptionRegistry(Service):
     :ivar users: the users of the connected clients.
     :ivar admission: which connections are admitted.
     :ivar memory: keeps the memory of all clients below its limit.
-    :ivar turns: the clients whose users have no work left for now.
+    :ivar scheduler: whose turn it is.
     :ivar interest: the keys that clients watch.
     :ivar last_values: the messages that are kept; None if none are.
     :ivar upstream: the link to the bus's master.
     :ivar requests: answers the questions of clients.
-    :ivar routes: the route cache, key → receivers, to be read in hot loops.
+    :ivar routes: the route cache, key → route, to be read in hot loops.
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.bus.router.Router.route`.
     :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
@@ -137,29 +136,33 @@ class SubscriptionRegistry(Service):
         self.closed = ClosedClients()
         account, cache_bytes = self.limits.memory_account()
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
-        self.turns = Turns(clock, work_clock())
+        self.scheduler = Scheduler(clock)
         self._clock = clock
-        self._vain_reads = VainReads(clock.seconds)
-        self._leaving = Leaving(self.turns, clock, drop=self._drop_and_charge, mute=self._mute, on_left=self._has_left)
+        self._departures = Departures(
+            self.scheduler, clock, drop=self._drop, mute=self._mute, on_left=self._patterns_left
+        )
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
+        self._fired: list[defer.Deferred[None]] = []
         self._members = Members(self.limits.max_clients)
         self._owner_of = owner_of
         self.admission = Admission(self.limits, self.users)
         self._router = Router(dialect, cache_bytes=cache_bytes)
-        self._backpressure = Backpressure(clock, self.limits.block_timeout)
+        self._backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
         self.delivery = Delivery(
-            self.counters, self._events, credentials, self._backpressure, self.turns, account, self._router.muted
+            self.counters, self._events, credentials, self._backpressure, self.scheduler, clock, self._router.muted
         )
         self.clients = self._members.clients
-        self.memory = MemoryGuard(account, self.clients, self._leaving.receivers, clock)
+        self.memory = MemoryGuard(
+            account, self.clients, self._departures.receivers, clock, self.users.all, self.scheduler
+        )
         self._notices = InterestNotices(clock, self.delivery.flush)
         self.interest = Interest(
             self._router,
             dialect,
             credentials,
             clock,
-            self.turns,
+            self.scheduler,
             notify=self._notices.notify,
             flush=self.delivery.flush,
             forget_user=self._forget_user,
@@ -167,13 +170,13 @@ class SubscriptionRegistry(Service):
         self.delivery.observers = self.interest.observers
         self.last_values: LastValues | None = None
         if last_values:
-            self.last_values = LastValues(last_values, dialect, self.turns, account.charge)
+            self.last_values = LastValues(last_values, dialect, self.scheduler, account.charge)
             self.delivery.set_keeper(self.last_values)
             self.interest.observers.add(self.last_values)
             for pattern in self.last_values.listed:
                 self._router.add(self.last_values, pattern, None)
         self._pattern_lists = PatternLists(
-            self._router, self.clients, self.interest.observers, clock, self.turns, self.delivery.flush
+            self._router, self.clients, self.interest.observers, clock, self.scheduler, self.delivery.flush
         )
         self.upstream = self._router.upstream = Upstream(
             clock,
@@ -272,16 +275,6 @@ class SubscriptionRegistry(Service):
         """Call `call` when `sample` has returned the same for the whole block time-out; return the timer."""
         return StallTimer(self._clock, self.limits.block_timeout, sample, call)
 
-    def rest(self, user: User, took: int, call: Callable[[], object]) -> IDelayedCall | None:
-        """Count a vain read of a user's client (`sbus.server.bus.vain_reads`). If the client has to rest, call `call`
-        then.
-
-        :param took: the CPU time of the read, in microseconds.
-        :returns: the timer; None if the client need not rest.
-        """
-        seconds = self._vain_reads.rest_after(user.uid, took)
-        return self._clock.callLater(seconds, call) if seconds else None
-
     def admits(self, peer: PeerCredentials, listener: Listener = MAIN) -> bool:
         """Decide about a connection that was just accepted, before anything is made for it.
 
@@ -316,7 +309,6 @@ class SubscriptionRegistry(Service):
             self._refuse(client.peer, reason, client.listener)
             return reason
         self._members.add(client)
-        client.user.work_left -= CONNECTION
         self.counters.connected += 1
         for notify in self._events.connected:
             notify(client)
@@ -337,86 +329,72 @@ class SubscriptionRegistry(Service):
             notify(peer, reason, listener)
 
     def leave(self, client: Receiver) -> None:
-        """Drop the subscriptions of a client that takes no more messages.
-
-        What the balance of its user does not pay for is dropped in turns; the client gets no message meanwhile.
-        """
-        self._leaving.add(client)
-
-    def _drop_and_charge(self, client: Receiver, pattern: bytes) -> None:
-        self._drop(client, pattern)
-        client.user.work_left -= SUBSCRIPTION + self.routing_work()
+        """Drop the subscriptions of a receiver that takes no more messages (`sbus.server.bus.departure`)."""
+        self._departures.add(client)
 
     def _mute(self, client: Receiver) -> None:
-        """Have nothing that is published from now on reach a client whose subscriptions are still there."""
+        """Have nothing that is published from now on reach a receiver whose subscriptions are still there."""
         self.delivery.flush()
-        self.delivery.catch_up(client)
         self._router.mute(client)
         if client.queue is not None:
             client.queue.deafen()
 
-    def _has_left(self, client: Receiver, was_muted: bool) -> None:
-        """Note that the last subscription of a client that has left is dropped."""
-        if was_muted:
-            self._router.unmute(client)
-            if client.queue is not None:
-                client.queue.hear()
+    def _patterns_left(self, client: Receiver) -> None:
+        """Note that the last subscription of a receiver that has left is dropped."""
+        self._router.unmute(client)
         self.interest.left(client)
-        self.delivery.has_left(client)
-        if was_muted:
-            self._forget_user(client.user)
-
-    def disconnect_user(self, user: User) -> None:
-        """Count a connection of a user less."""
-        self.users.disconnect(user)
-        self._forget_user(user)
+        self._forget_user(client.user)
 
     def _forget_user(self, user: User) -> None:
-        """Forget a user that has no connections and no patterns left, when it has paid its debts."""
-        if not user.connections and not user.patterns:
-            for balance in (user, user.copies):
-                if self.turns.pay_off(balance, lambda: self._forget_user(user)):
-                    return
+        """Forget a user that has nothing left, when its debts are paid."""
+        if user.connections or user.patterns:
+            return
+        lines = user.lines
+        if lines.is_empty and lines.deficit > 0:
             self.users.forget(user)
-            self.turns.forget_user(user)
+            self.scheduler.forget(lines)
+        else:
+            lines.on_rest = lambda: self._forget_user(user)
+            self.scheduler.enter(lines)
 
     def stop_receiving(self, client: Receiver) -> None:
         """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
         self.delivery.forget(client)
         self.leave(client)
-        self._stop_asking(client)
-
-    def _stop_asking(self, client: Receiver) -> None:
         self.interest.unwatch_all(client)
         self._notices.forget(client)
         self._pattern_lists.forget(client)
         self.upstream.forget(client)
 
-    def disconnected(self, client: Client, reason: CloseReason) -> None:
-        """Remove a client that has disconnected, or one that was never admitted."""
+    def has_left(self, client: Client) -> None:
+        """Free the place of a client whose connection is lost; `disconnected` follows."""
         self.delivery.forget(client)
         self._backpressure.forget(client)
-        if client not in self._members:
-            return
-        self.leave(client)
-        self._stop_asking(client)
-        fired = self._members.remove(client)
-        self.counters.disconnected_by[reason] += 1
-        self.closed.add(
-            ClosedClient(
-                client.number,
-                client.peer,
-                client.user.uid,
-                client.connected_at,
-                time.time(),
-                reason,
-                client.lost,
-                client.conflated,
-                client.listener.name,
+        client.user.blockers.pop(client, None)
+        self.users.disconnect(client.user)
+        self._fired += self._members.remove(client) if client in self._members else []
+
+    def disconnected(self, client: Client, reason: CloseReason) -> None:
+        """Forget a client that has disconnected, once all that was for it is accounted for."""
+        if client.number:
+            self.counters.disconnected_by[reason] += 1
+            self.closed.add(
+                ClosedClient(
+                    client.number,
+                    client.peer,
+                    client.user.uid,
+                    client.connected_at,
+                    time.time(),
+                    reason,
+                    client.lost,
+                    client.conflated,
+                    client.listener.name,
+                )
             )
-        )
-        for notify in self._events.closed:
-            notify(client, reason)
+            for notify in self._events.closed:
+                notify(client, reason)
+        self._forget_user(client.user)
+        fired, self._fired = self._fired, []
         for deferred in fired:
             deferred.callback(None)
 
@@ -433,6 +411,10 @@ class SubscriptionRegistry(Service):
         clients = self._members.all(sidecars=sidecars)
         for client in clients:
             client.reason = client.reason or CloseReason.SERVER_STOPPED  # no packet of it is handled any more
+        for lines in {client.user.lines for client in clients}:
+            mail = tuple(lines.mail)
+            lines.mail.clear()
+            drop(self.delivery, lines, mail)
         self._disconnect(clients)
 
     def _disconnect(self, clients: list[Client]) -> None:
@@ -452,7 +434,7 @@ class SubscriptionRegistry(Service):
         super().stopService()
         gone = self._members.when_gone()
         self.disconnect_all(sidecars=True)
-        return gone.addCallback(lambda _: self._leaving.finish())
+        return gone.addCallback(lambda _: self._departures.finish())
 
     # --- subscriptions -----------------------------------------------------------------------
 
@@ -461,8 +443,8 @@ class SubscriptionRegistry(Service):
 
         :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
-        if client in self._leaving.receivers:
-            self._leaving.drop(client, len(client.patterns))  # a subscriber of the program that comes back
+        if client in self._departures.receivers:
+            self._departures.drop(client, len(client.patterns))  # a subscriber of the program that comes back
         if self.upstream.is_chained:
             pattern = self.upstream.local(pattern)
         count, secret = client.patterns.get(pattern, (0, None))
@@ -504,6 +486,16 @@ class SubscriptionRegistry(Service):
         if not client.user.is_exempt or client.patterns or self.interest.count(client):
             return
         self.flush()  # its replies
+        if self.delivery.post(client, "service", lambda: self._enlist_late(client)):
+            client.wait_for_mail()
+        else:
+            self._enlist(client)
+
+    def _enlist_late(self, client: Client) -> None:
+        self._enlist(client)
+        client.mail_delivered()
+
+    def _enlist(self, client: Client) -> None:
         reason = self.admission.refusal(SERVICES, self._members.count - 1)
         if reason is not None:
             client.close(reason)
@@ -511,7 +503,8 @@ class SubscriptionRegistry(Service):
             before = client.user
             client.change_user(self.users.connect(SERVICES))
             self._members.recount(client, before)
-            self.disconnect_user(before)
+            self.users.disconnect(before)
+            self._forget_user(before)
 
     def observe(self, client: Client, is_observer: bool) -> None:
         """Have a client's subscriptions count no more as interest, or count again."""
@@ -525,7 +518,9 @@ class SubscriptionRegistry(Service):
         """Take one subscription back; an unknown one is ignored and counted."""
         if self.upstream.is_chained:
             pattern = self.upstream.local(pattern)
-        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._leaving.receivers else (0, None)
+        count, secret = (
+            client.patterns.get(pattern, (0, None)) if client not in self._departures.receivers else (0, None)
+        )
         if not count:
             self.counters.unknown_unsubscriptions += 1
             return
@@ -561,8 +556,8 @@ class SubscriptionRegistry(Service):
         if not user.has_pattern_limits:
             return
         # What clients that have left still hold is not to be held against those that are there.
-        if (client := self._leaving.of(user)) is not None:
-            self._leaving.drop(client, _ROOM_MADE)
+        if (client := self._departures.of(user)) is not None:
+            self._departures.drop(client, _ROOM_MADE)
         if user.patterns >= self.limits.user_patterns:
             raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
 
@@ -580,14 +575,6 @@ class SubscriptionRegistry(Service):
             raise Violation(ViolationReason.TOO_MANY_MATCH_STEPS)
 
     # --- messages ----------------------------------------------------------------------------
-
-    def routing_work(self) -> int:
-        """Return the work of the router since the last call, in the units of `sbus.server.core.turns`."""
-        steps = self._router.steps
-        if not steps:
-            return 0
-        self._router.steps = 0
-        return steps // LOOK_UP_STEPS
 
     def check_publish(self, client: Client, key: bytes, payload: bytes) -> None:
         """Ask the credentials policy about a message, and notify observers of it.
@@ -611,12 +598,15 @@ class SubscriptionRegistry(Service):
             packet = build(MSG, key, payload)
         except TypeError as e:
             raise UsageError(f"a key and a payload are bytes, for example b'state/on' and text.encode(): {e}") from None
-        delivery, router = self.delivery, self._router
-        work, steps = delivery.work, router.steps  # of a client's batch, if an observer publishes in the middle of it
-        receivers = self.route(key)
-        self.deliver([packet], receivers, None)
-        delivery.work, router.steps = work, steps  # no client pays for this message
-        delivery.flush()
+        route = self.route(key)
+        if self._events.is_notifying:
+            self.delivery.afterwards(lambda: self._publish(packet, route))
+        else:
+            self._publish(packet, route)
+
+    def _publish(self, packet: bytes, route: Route[Receiver]) -> None:
+        self.deliver([packet], route, None)
+        self.delivery.flush()
 
     def touch(self, client: Client) -> None:
         """Have `flush` send what a client's own packets have brought into its queue."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
+from sbus.routing.route import Route
 from sbus.routing.trie import PatternIndex
 from sbus.server.asks.upstream import Upstream
 from sbus.server.core.interfaces import Receiver, SubscriptionListener
@@ -16,15 +17,11 @@ _REFRESHED = 256
 _REFRESHED_RECEIVERS = 8_192
 """Receivers in these routes at most: 1 ms too. To forget the routes to more does not matter: each message costs more
 for its copies than for its look-up."""
-_REPLACED = 12
-"""The price in steps of such a route, beside its look-up."""
-_NEW_KEY = 20
-"""The price in steps of a key that is not in the cache, beside its look-up: it is checked, and a run by itself."""
-_FORGOTTEN = 20
-"""The price in steps of a route that is forgotten for want of room: its key has to be looked up again."""
-_CHANGED = 160
-"""The price in steps of a route that is forgotten because a subscription has changed it: more than its look-up costs
-the next publisher, so that a user who changes everybody's routes all day pays for it first."""
+_FORGOTTEN = 5_000
+"""Nanoseconds to pay for a route that is forgotten for want of room: its key has to be looked up again."""
+_CHANGED = 40_000
+"""The same for one that is forgotten because a subscription has changed it: more than its look-up costs the next
+publisher, so that a user who changes everybody's routes all day pays for it first."""
 
 
 class Router:
@@ -35,11 +32,11 @@ class Router:
     :param cache_bytes: bytes of memory that the route cache may take.
     :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
     :ivar listeners: they are called for each open subscription that comes or goes.
-    :ivar steps: the steps of all look-ups, and those that forgotten routes are worth, since the counter was last set to
-        0: the work to charge.
+    :ivar surcharge: nanoseconds that routes which were forgotten are worth, since the counter was last set to 0: they
+        will be looked up again in the time of others.
     :ivar muted: receivers that get nothing, although they have subscriptions; change it with `mute`.
     :ivar misses: keys that were not in the cache, since the start.
-    :ivar routes: the cache, key → receivers, for hot loops; only the router changes it.
+    :ivar routes: the cache, key → route, for hot loops; only the router changes it.
     """
 
     def __init__(self, dialect: Dialect, *, cache_bytes: int = 64 << 20) -> None:
@@ -47,39 +44,37 @@ class Router:
         self._index: PatternIndex[Receiver] = PatternIndex(dialect)
         self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
         self.listeners: tuple[SubscriptionListener, ...] = ()
-        self.steps = 0
+        self.surcharge = 0
         self.muted: set[Receiver] = set()
         self.misses = 0
         self.upstream: Upstream | None = None
         self.routes = self._cache.routes
         self._is_caching = True
 
-    def route(self, key: bytes) -> tuple[Receiver, ...]:
+    def route(self, key: bytes) -> Route[Receiver]:
         """Return the receivers that are subscribed to a key, each once.
 
         :raises Violation: if the protocol forbids the key.
         """
-        receivers = self.routes.get(key) if len(key) <= LONGEST_KEY else None
-        if receivers is None:
+        route = self.routes.get(key) if len(key) <= LONGEST_KEY else None
+        if route is None:
             secret = self._dialect.check(key)
             self.misses += 1
-            self.steps += _NEW_KEY
             if secret is not None and self.upstream is not None and self.upstream.is_chained:
                 chained = self.upstream.receivers(key, self._look_up_secret)
                 if chained is not None:
-                    return chained
+                    return Route(chained)
             receivers = self._look_up(key, secret)
             if not self._is_caching:
-                return receivers
-            receivers = self._cache.remember(key, secret, receivers)
+                return Route(receivers)
+            route = self._cache.remember(key, secret, receivers)
             if self._cache.overflown:
-                self.steps += _FORGOTTEN * self._cache.overflown
+                self.surcharge += _FORGOTTEN * self._cache.overflown
                 self._cache.overflown = 0
-        return receivers
+        return route
 
     def _look_up(self, key: bytes, secret: SecretKey | None) -> tuple[Receiver, ...]:
-        found, steps = self._index.look_up(key, secret)
-        self.steps += steps
+        found, _ = self._index.look_up(key, secret)
         if self.muted:
             found = tuple(receiver for receiver in found if receiver not in self.muted)
         return found
@@ -89,7 +84,7 @@ class Router:
 
     def forget_routes(self) -> None:
         """Empty the cache: keys have got another meaning."""
-        self.steps += _FORGOTTEN * len(self.routes)
+        self.surcharge += _FORGOTTEN * len(self.routes)
         self._cache.clear()
 
     def _changed(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
@@ -97,13 +92,15 @@ class Router:
         if not self.routes:
             return
         keys = self._cache.affected(pattern, secret, peer, _REFRESHED)
-        if keys is None or sum(len(self.routes.get(key, ())) for key in keys) > _REFRESHED_RECEIVERS:
-            self.steps += _CHANGED * self._cache.forget(pattern, secret, peer)
+        if (
+            keys is None
+            or sum(len(self.routes[key].receivers) for key in keys if key in self.routes) > _REFRESHED_RECEIVERS
+        ):
+            self.surcharge += _CHANGED * self._cache.forget(pattern, secret, peer)
             return
         for key in keys:
             if key in self.routes:  # the cache empties itself if the new routes are too long together
                 self._cache.replace(key, self._look_up(key, self._dialect.check(key) if secret else None))
-        self.steps += _REPLACED * len(keys)
 
     def add(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Add the subscription of a receiver to a pattern that it is not subscribed to.

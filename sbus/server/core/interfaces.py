@@ -10,6 +10,7 @@ from zope.interface import Attribute, Interface
 from sbus.errors import CloseReason, Violation
 from sbus.flood import ClientSettings, Outcome, SendQueue, UserShare
 from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.routing.route import Route
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.core.listeners import Listener
 from sbus.server.core.users import User
@@ -47,13 +48,19 @@ class Publisher(Protocol):
     def resume_publishing(self) -> None:
         """Read again: no receiver blocks this publisher any more."""
 
+    def wait_for_mail(self) -> None:
+        """Stop reading until `mail_delivered`: a receiver that may block this publisher has mail of it."""
+
+    def mail_delivered(self) -> None:
+        """Go on: that mail is delivered."""
+
 
 class Receiver(Protocol):
     """A target of messages: a client's connection, or a subscriber inside the program.
 
     Subscribe one with `SubscriptionRegistry.subscribe`. For a receiver with a `queue`, the hot loop of
-    `sbus.server.bus.delivery` uses its queue and its transport directly, and calls `enqueue` only if the queue is
-    congested. A receiver without a queue gets every run of messages through `enqueue`, and then `flush` when the batch
+    `sbus.server.bus.delivery` uses its queue and its transport directly, and calls `enqueue` only if there is
+    none. A receiver without a queue gets every run of messages through `enqueue`, and then `flush` when the batch
     has ended.
     """
 
@@ -151,6 +158,14 @@ class Client(Publisher, Receiver, Holder, Protocol):
     """Called when packets have left its queue, after it was congested."""
 
     @property
+    def is_behind(self) -> bool:
+        """Whether what is sent to it now has to wait: its queue is congested, or replies wait in the mail."""
+
+    @property
+    def waiting_replies(self) -> int:
+        """Replies and notices that wait for it, with the packets of the batch in hand."""
+
+    @property
     def is_holding(self) -> bool:
         """Whether packets wait for it, or messages have been dropped for it."""
 
@@ -201,9 +216,10 @@ class Deliver(Protocol):
     def __call__(
         self,
         packets: list[bytes],
-        receivers: tuple[Receiver, ...],
+        route: Route[Receiver],
         publisher: Publisher | None,
         at_once: bool = False,
+        has_echo: bool = True,
         /,
     ) -> int: ...
 
@@ -268,10 +284,9 @@ class IObserver(Interface):
     Derive from `sbus.server.Observer` and override the events that you need: an event that no observer overrides
     costs nothing. A `client` is the same object from ``connected`` to ``closed``; its ``peer`` is a `PeerCredentials`,
     its ``number`` counts connections from 1, and its ``listener`` is the `Listener` of the socket at which it came in,
-    with a ``name``. A secret key is cut after ``<pid>``, and its payload is withheld.
+    with a ``name``. A secret key is cut after ``<pid>``, and its payload is withheld. What an observer publishes
+    during an event is handled when the batch that caused the event is over.
     """
-
-    may_publish: bool = Attribute("Whether the observer may publish during an event; True if it does not say.")
 
     def connected(client: Any) -> None:
         """A client has connected."""

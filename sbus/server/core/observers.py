@@ -22,8 +22,6 @@ _log = Logger(namespace="sbus.bus")
 class Observer:
     """An observer of nothing: override the events that you need (see `IObserver`)."""
 
-    may_publish = True
-
     def connected(self, client: Any) -> None:
         pass
 
@@ -60,7 +58,7 @@ class Events:
     An exception that an observer raises is logged and goes no further: an observer cannot stop the bus.
 
     :param observers: `sbus.interfaces.IObserver` s; of each, only the methods that it overrides are called.
-    :ivar publishes_on_loss: whether an observer of `dropped` may publish.
+    :ivar is_notifying: whether an observer is being called now: what it publishes has to wait.
     """
 
     __slots__ = (
@@ -68,8 +66,8 @@ class Events:
         "connected",
         "delivered",
         "dropped",
+        "is_notifying",
         "published",
-        "publishes_on_loss",
         "refused",
         "subscribed",
         "unsubscribed",
@@ -78,18 +76,31 @@ class Events:
 
     def __init__(self, observers: Iterable[Any] = ()) -> None:
         observers = tuple(observers)
-        self.connected = _listeners(observers, "connected")
-        self.subscribed = _listeners(observers, "subscribed")
-        self.unsubscribed = _listeners(observers, "unsubscribed")
-        self.published = _listeners(observers, "published")
-        self.delivered = _listeners(observers, "delivered")
-        self.dropped = _listeners(observers, "dropped")
-        self.publishes_on_loss = any(
-            _hears(observer, "dropped") for observer in observers if getattr(observer, "may_publish", True)
-        )
-        self.violated = _listeners(observers, "violated")
-        self.refused = _listeners(observers, "refused")
-        self.closed = _listeners(observers, "closed")
+        self.is_notifying = False
+        self.connected = self._listeners(observers, "connected")
+        self.subscribed = self._listeners(observers, "subscribed")
+        self.unsubscribed = self._listeners(observers, "unsubscribed")
+        self.published = self._listeners(observers, "published")
+        self.delivered = self._listeners(observers, "delivered")
+        self.dropped = self._listeners(observers, "dropped")
+        self.violated = self._listeners(observers, "violated")
+        self.refused = self._listeners(observers, "refused")
+        self.closed = self._listeners(observers, "closed")
+
+    def _listeners(self, observers: tuple[Any, ...], event: str) -> tuple[Callable[..., None], ...]:
+        return tuple(self._guarded(getattr(observer, event)) for observer in observers if _hears(observer, event))
+
+    def _guarded(self, method: Callable[..., None]) -> Callable[..., None]:
+        def notify(*event: Any) -> None:
+            was_notifying, self.is_notifying = self.is_notifying, True
+            try:
+                method(*event)
+            except Exception:
+                _log.failure("An observer failed in {method}", method=method)
+            finally:
+                self.is_notifying = was_notifying
+
+        return notify
 
 
 def redact(dialect: Dialect, key: bytes) -> bytes:
@@ -103,19 +114,5 @@ def redact(dialect: Dialect, key: bytes) -> bytes:
     return b"!/cred/%b/" % secret.ids if secret else key
 
 
-def _listeners(observers: tuple[Any, ...], event: str) -> tuple[Callable[..., None], ...]:
-    return tuple(_guarded(getattr(observer, event)) for observer in observers if _hears(observer, event))
-
-
 def _hears(observer: Any, event: str) -> bool:
     return getattr(type(observer), event, None) is not getattr(Observer, event)
-
-
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    def notify(*event: Any) -> None:
-        try:
-            method(*event)
-        except Exception:
-            _log.failure("An observer failed in {method}", method=method)
-
-    return notify

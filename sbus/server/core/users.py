@@ -47,10 +47,13 @@ class User(UserShare):
     :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
         ``<rest>``.
     :ivar lines: what waits for the user's turns (`sbus.fair`).
+    :ivar clients: its admitted clients, until their connections are lost.
     :ivar blockers: receivers of this user whose strategies can block a publisher.
     """
 
-    __slots__ = ("blockers",
+    __slots__ = (
+        "blockers",
+        "clients",
         "connections",
         "lines",
         "match_cost",
@@ -67,6 +70,7 @@ class User(UserShare):
         self.patterns = 0
         self.pattern_bytes = 0
         self.blockers: dict[Any, None] = {}
+        self.clients: dict[Any, None] = {}
         self.match_cost = MatchCost(separator)
         self.secret_match_cost = MatchCost(separator)
         if is_exempt(uid):
@@ -143,7 +147,7 @@ class Users:
     def forget(self, user: User) -> None:
         """Forget a user that has nothing left, neither connections nor patterns nor anything that waits nor a debt."""
         lines = user.lines
-        if not user.connections and not user.patterns and lines.is_empty and lines.deficit > 0:
-            if self._users.get(user.uid) is user:
-                del self._users[user.uid]
-                self.budget.memory.users = len(self._users)
+        has_nothing = not user.connections and not user.patterns and lines.is_empty and lines.deficit > 0
+        if has_nothing and self._users.get(user.uid) is user:
+            del self._users[user.uid]
+            self.budget.memory.users = len(self._users)

@@ -43,8 +43,6 @@ class LogObserver(Observer):
         sums and limits go by the owner, so that a range of UIDs makes the log no longer.
     """
 
-    may_publish = False
-
     def __init__(
         self,
         clock: IReactorTime,

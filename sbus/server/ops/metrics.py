@@ -252,7 +252,7 @@ class Metrics:
             "sbus_turns_waited",
             "Times that a client had to wait for its user's next turn, because the work of one turn was used up. Alone "
             "it is no trouble: a user is busy, and the others are served in between.",
-            registry.turns.waited,
+            registry.scheduler.waited,
         )
         if registry.attached:
             yield gauge(

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+from sbus.routing.route import Route
 from sbus.server.core.interfaces import Deliver, Publisher, Receiver
 
 __all__ = ["BURST", "MOST_LOSSES", "MOST_RUNS", "SHARE", "Run", "Source", "Tap", "Watcher", "source_of"]
@@ -142,16 +143,18 @@ class Tap:
     def deliver(
         self,
         packets: list[bytes],
-        receivers: tuple[Receiver, ...],
+        route: Route[Receiver],
         publisher: Publisher | None,
         at_once: bool = False,
+        has_echo: bool = True,
         /,
     ) -> int:
         """See `sbus.server.bus.delivery.Delivery.deliver`."""
         deliver = self._deliver
         assert deliver is not None
         reported = len(self._losses)
-        done = deliver(packets, receivers, publisher, at_once)
+        done = deliver(packets, route, publisher, at_once, has_echo)
+        receivers = route.receivers if has_echo else _without(route.receivers, publisher)
         first = self.seen
         self.seen += done
         if len(self._losses) > reported:
@@ -234,6 +237,10 @@ class Tap:
         """Return how many receivers have lost a message, and the numbers of some of them."""
         lost = self._lost.get(number) or self._lost_before.get(number)
         return (0, []) if lost is None else (lost[0], lost[1:])
+
+
+def _without(receivers: tuple[Receiver, ...], publisher: object) -> tuple[Receiver, ...]:
+    return tuple(each for each in receivers if each is not publisher)
 
 
 def source_of(publisher: Publisher | None) -> Source:
