@@ -24,7 +24,7 @@ from benchmarks.attacks.measure import Installation, Plan, Record, attack_parts
 from benchmarks.attacks.processes import Swarm
 from benchmarks.attacks.server import Server, serving
 from benchmarks.servers import Failed
-from sbus.flood.orders import PRICE
+from sbus.flood.backlogs import PRICE
 from sbus.protocol.keys import CURRENT
 from sbus.server.asks.interest import watch_memory
 from sbus.server.bus.memory import pattern_memory

@@ -8,7 +8,7 @@ learns whether it was sent. A receipt waits in one of two places:
 
 * *in front of the queue* (`SendQueue.head`), if nothing waits before it, or if the order knows no places
   (``order/stack``, ``order/random``): there is one, with the sum of all losses;
-* *in a backlog* under ``order/queue``, as a mark between two messages (`sbus.flood.orders.FifoBacklog`).
+* *in a backlog* under ``order/queue``, as a mark between two messages (`sbus.flood.backlogs.FifoBacklog`).
 
 Invariants:
 

@@ -8,16 +8,14 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbus.flood.latest import KeyIndex
-from sbus.flood.orders import FifoBacklog, Reply
+from sbus.flood.backlogs import FifoBacklog, Reply
 from sbus.flood.receipts import Receipt
 from sbus.protocol.notices import LossReason
 from tests.support.examples import examples
-from tests.unit.flood.conftest import LONG
 
 KEYS = (b"MSG a\0", b"MSG b\0", b"MSG c\0")
 
 
-pytestmark = pytest.mark.usefixtures("short_lists")
 
 
 class Backlogs(RuleBasedStateMachine):
@@ -35,7 +33,7 @@ class Backlogs(RuleBasedStateMachine):
         self.number += 1
         return key + b"%d" % self.number
 
-    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=2 * LONG), both=st.booleans())
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=2 * 3), both=st.booleans())
     def push(self, keys, both):
         packets = [self.packet(key) for key in keys]
         self.pushed.append((packets, packets.copy()))
@@ -112,7 +110,7 @@ TestBacklogs.settings = settings(stateful_step_count=30, max_examples=examples(4
 
 def test_a_long_list_is_not_copied_before_it_is_needed():
     """Thousands of backlogs can have one list in common: to add it takes no copy."""
-    backlog, packets = FifoBacklog(iter(())), [b"MSG a\0"] * (LONG + 1)
+    backlog, packets = FifoBacklog(iter(())), [b"MSG a\0"] * (3 + 1)
     backlog.push(packets)
     assert backlog._lists.lists[0] is packets
     assert backlog.take(1) == packets[:1]

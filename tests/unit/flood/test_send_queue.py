@@ -33,7 +33,7 @@ from sbus.flood import (
 )
 from sbus.flood.budget import MINIMUM
 from sbus.flood.digest import Digest
-from sbus.flood.orders import PRICE, RANKED, REPLY, FifoBacklog, Reply
+from sbus.flood.backlogs import PRICE, RANKED, REPLY, FifoBacklog, Reply
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from sbus.protocol.notices import LossReason
 from tests.support.costs import calls

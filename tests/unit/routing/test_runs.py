@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.client.core import Message
-from sbus.flood.orders import Reply
+from sbus.flood.backlogs import Reply
 from sbus.routing.runs import _build_messages, _next_messages, _next_run, _Tally, _total_size
 
 try:

@@ -19,7 +19,7 @@ from zope.interface.verify import verifyObject
 
 from sbus.flood import SOFT_STRATEGIES
 from sbus.flood.fifo import HIGH_WATER, FifoQueue
-from sbus.flood.orders import ORDERS, PriorityBacklog
+from sbus.flood.backlogs import ORDERS, PriorityBacklog
 from sbus.interfaces import IPacketQueue, IPacketTransport
 from sbus.protocol.bundles import MAX_BUNDLE, BundleCache, pack, unbundle
 from sbus.seqpacket import transport as module

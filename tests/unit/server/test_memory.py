@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbus.daemon import values
 from sbus.errors import CloseReason, UsageError
-from sbus.flood.orders import RANKED, REPLY
+from sbus.flood.backlogs import RANKED, REPLY
 from sbus.protocol.keys import CURRENT
 from sbus.seqpacket.send_buffer import START
 from sbus.server.bus import memory

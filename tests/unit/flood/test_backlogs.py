@@ -7,11 +7,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sbus.flood.orders import ORDERS, PriorityBacklog, Reply, new_backlog
+from sbus.flood.backlogs import ORDERS, PriorityBacklog, Reply, new_backlog
 from tests.support.examples import examples
-from tests.unit.flood.conftest import LONG
 
-pytestmark = pytest.mark.usefixtures("short_lists")
 
 
 class Backlogs(RuleBasedStateMachine):
@@ -44,7 +42,7 @@ class Backlogs(RuleBasedStateMachine):
         self.backlogs[which].push(packets)
         self.models[which].extend(packets)
 
-    @rule(sizes=st.lists(st.integers(0, 3), min_size=1, max_size=2 * LONG), both=st.booleans())
+    @rule(sizes=st.lists(st.integers(0, 3), min_size=1, max_size=2 * 3), both=st.booleans())
     def push(self, sizes, both):
         packets = [self.packet(size) for size in sizes]
         self.pushed.append((packets, packets.copy()))
@@ -63,7 +61,7 @@ class Backlogs(RuleBasedStateMachine):
         which=st.sampled_from((0, 1)),
         count=st.integers(1, 12),
         sent=st.integers(0, 12),
-        sizes=st.lists(st.integers(0, 3), max_size=2 * LONG),
+        sizes=st.lists(st.integers(0, 3), max_size=2 * 3),
     )
     def send(self, which, count, sent, sizes):
         """Send some; messages may come before it is known how many were sent."""
@@ -114,11 +112,11 @@ TestBacklogs.settings = settings(stateful_step_count=30, max_examples=examples(4
 @pytest.mark.parametrize(("kind", "place"), [(ORDERS[1], "_messages"), (ORDERS[2], "_unranked")], ids=repr)
 def test_a_long_list_is_not_copied_before_it_is_needed(kind, place):
     """Thousands of backlogs can share one list: pushing it makes no copy, and sending from it does not change it."""
-    backlog, packets = new_backlog(iter(()), kind, False), [b"MSG a\0%d" % n for n in range(LONG + 1)]
+    backlog, packets = new_backlog(iter(()), kind, False), [b"MSG a\0%d" % n for n in range(3 + 1)]
     backlog.push(packets)
     assert getattr(backlog, place).lists[0] is packets
     backlog.rank(len(backlog))
     assert backlog.take(1) == [packets[-1] if kind is ORDERS[1] else packets[0]]
     backlog.ack(1)
-    assert len(packets) == LONG + 1
-    assert len(backlog) == LONG
+    assert len(packets) == 3 + 1
+    assert len(backlog) == 3
