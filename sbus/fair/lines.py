@@ -276,8 +276,14 @@ class Lines:
     def _serve_readers(self, until: int, clock: Callable[[], int], now: int) -> int:
         while now < until and not (self.held and any(self.held.values())):
             if self.hung_up:
-                reader, _ = self.hung_up.popitem(last=False)
-            elif self.readers:
+                reader = next(iter(self.hung_up))
+                del self.hung_up[reader]
+                reader.read_on(until)
+                if reader in self.hung_up:  # what it has left comes before what others have sent since it closed
+                    self.hung_up.move_to_end(reader, last=False)
+                now = clock()
+                continue
+            if self.readers:
                 reader, _ = self.readers.popitem(last=False)
             else:
                 break
