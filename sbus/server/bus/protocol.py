@@ -260,7 +260,7 @@ class BusProtocol:
         """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self._join(transport, self._registry.connect_user(self.peer, self.listener))
+        self._join(transport, self._registry.connect_user(self.peer))
         self.settings = self.queue.settings
         transport.may_grow = self._may_grow
         transport.on_kept = self._keep_last
