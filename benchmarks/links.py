@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 """Measure a link between two buses beside one bus: throughput, CPU for each message, round trips, and idleness.
 
-    python benchmarks/links.py [--shape both] [--only trips] [--starts 1] [--rounds 5] [--messages 1000000]
-                               [--trips 1000] [--priority]
+    python benchmarks/links.py [--only trips] [--starts 1] [--rounds 5] [--messages 1000000] [--trips 1000] [--priority]
 
-One run has a bus, and for each shape of a link a master with a bus below it. The link is a process of its own
-(``process``), or inside the process of the bus below (``inside``). In each round a client sends through one bus, and
-then through each link: bundles, and plain packets. The client publishes and reads in one process, and is never more
+One run has a bus, and a master with a bus below it. In each round a client sends through the one bus, and then through
+the link: bundles, and plain packets. The client publishes and reads in one process, and is never more
 than two chunks ahead, so nothing is dropped. The ratios of one round are taken, then their median.
 How well the addresses of processes suit each other is the luck of a start, and round trips depend on it: ``--starts``
 starts all processes that many times, and the medians are those of all starts.
@@ -44,8 +42,6 @@ SIZE = 64
 KEY = b"bench/k"
 THERE, BACK = b"trip/there", b"trip/back"
 _WHOAMI = b"!/cred/whoami"
-SHAPES: dict[str, tuple[str, ...]] = {"process": (), "inside": ("--upstream-inside",)}
-"""The options of the bus below, by the shape of its link."""
 
 
 class Failed(Exception):
@@ -195,7 +191,7 @@ def rotated(names: list[str], number: int) -> list[str]:
 
 
 class Installation(NamedTuple):
-    """What is measured, by the shape of the link; ``bus`` is one bus without a link.
+    """What is measured: ``bus`` is one bus, and ``link`` two buses with a link.
 
     :ivar ends: the addresses of the reader's bus and of the publisher's.
     :ivar servers: the processes' IDs by their part.
@@ -211,24 +207,24 @@ class Installation(NamedTuple):
 
 
 @contextmanager
-def installed(shapes: list[str]) -> Iterator[Installation]:
-    """Run a bus, and for each shape a master with a bus below it."""
+def installed() -> Iterator[Installation]:
+    """Run a bus, and a master with a bus below it."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-bench-"))
-        alone = f"{folder}/alone"
-        found = Installation({"bus": (alone, alone)}, {})
-        found.servers["bus"] = {"bus": stack.enter_context(daemon(f"--socket={alone}")).pid}
-        for shape in shapes:
-            root, leaf = (f"{folder}/{shape}-{name}" for name in ("root", "leaf"))
-            master = stack.enter_context(daemon(f"--socket={root}"))
-            stack.callback(connect(root).close)
-            upstream = (f"--upstream={root}", "--upstream-out=", "--upstream-in=", *SHAPES[shape])
-            below = stack.enter_context(daemon(f"--socket={leaf}", *upstream))
-            stack.callback(connect(leaf).close)
-            found.ends[shape] = (leaf, root)
-            found.servers[shape] = {"master": master.pid, "below": below.pid}
-            if shape == "process":
-                found.servers[shape]["link"] = child_of(below)
+        alone, root, leaf = (f"{folder}/{name}" for name in ("alone", "root", "leaf"))
+        bus = stack.enter_context(daemon(f"--socket={alone}"))
+        master = stack.enter_context(daemon(f"--socket={root}"))
+        stack.callback(connect(root).close)
+        upstream = (f"--upstream={root}", "--upstream-out=", "--upstream-in=")
+        below = stack.enter_context(daemon(f"--socket={leaf}", *upstream))
+        stack.callback(connect(leaf).close)
+        found = Installation(
+            {"bus": (alone, alone), "link": (leaf, root)},
+            {
+                "bus": {"bus": bus.pid},
+                "link": {"master": master.pid, "below": below.pid, "link": child_of(below)},
+            },
+        )
         yield found
 
 
@@ -267,7 +263,7 @@ def measure_trips(
 ) -> None:
     """Measure round trips, all on one CPU.
 
-    :param trips: the times are added to it, in seconds, by the shape of the link.
+    :param trips: the times are added to it, in seconds, by what is measured.
     """
     for number in range(rounds):
         for name in rotated(list(found.ends), number):
@@ -312,7 +308,6 @@ def ratio(values: list[float], others: list[float]) -> float:
 def main() -> None:
     """Measure, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", choices=[*SHAPES, "both"], default="both")
     parser.add_argument("--only", choices=["flow", "trips", "idle"])
     parser.add_argument("--starts", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
@@ -323,7 +318,7 @@ def main() -> None:
     parts = [options.only] if options.only else ["flow", "trips", "idle"]
     trips: dict[str, list[float]] = {}
     for _ in range(options.starts):
-        with installed(list(SHAPES) if options.shape == "both" else [options.shape]) as found:
+        with installed() as found:
             if "flow" in parts:
                 for bundled, messages in ((True, options.messages), (False, options.messages // 5)):
                     measure_flow(found, options.rounds, messages, bundled=bundled, prioritized=options.priority)

@@ -6,7 +6,7 @@ The parsers of its values are in `sbus.daemon.values`; services import them from
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from twisted.python import usage
 
@@ -27,10 +27,12 @@ class CommandLine(usage.Options):
     """The command line of a service.
 
     :cvar command: the service's name on the command line of ``twistd``.
+    :cvar gone: former options, such as ``--old``, and for each what took its place.
     :ivar log_budget: the bytes that the log may grow by.
     """
 
     command: str
+    gone: Mapping[str, str] = {}
     log_budget: LogBudget
 
     optParameters: list[list[object]] = [
@@ -75,6 +77,9 @@ class CommandLine(usage.Options):
         """
         try:
             check_installation()
+            for word in options or ():
+                if (place := self.gone.get(name := word.partition("=")[0])) is not None:
+                    raise UsageError(f"{name} is gone: {place}")
             super().parseOptions(options)  # type: ignore[no-untyped-call]
             settings = LogSettings(
                 level=self["log-level"],

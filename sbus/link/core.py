@@ -169,7 +169,6 @@ class LinkCore:
     :ivar lost: messages lost on the way up, and on the way down.
     :ivar carried: messages carried up, and down.
     :ivar refused: secret messages from above without a receiver below.
-    :ivar closely: packets of the last batch that were looked at one by one.
     :ivar left: packets at the end of the last batch that are for another call of `received`.
     :ivar known: by side, the keys of open messages that may cross. While the link is up, the shell around this core can
         pass on a batch with only such keys (`next_run`) as it is; it then adds the messages to `carried`.
@@ -195,7 +194,7 @@ class LinkCore:
         self.is_up = False
         self.lost = [0, 0]
         self.carried = [0, 0]
-        self.refused = self.closely = self.left = 0
+        self.refused = self.left = 0
         self._reported = (0, 0)
         self._report_due = 0.0
         self._collapsed = [False, False]
@@ -297,15 +296,15 @@ class LinkCore:
         """
         bus = self._buses[side]
         total = len(packets)
-        at = self.closely = self.left = 0
+        at = looks = self.left = 0
         is_plain = self.is_up
         while at < total and bus.stage is not Stage.CLOSED:
             found, until = next_run(packets, at, total, bus.known)
             if found is None:
-                if self.closely == CLOSELY:
+                if looks == CLOSELY:
                     self.left = total - at
                     break
-                self.closely += 1
+                looks += 1
                 packet, until = packets[at], at + 1
                 if packet[:4] == MAGIC:  # read together with the answer that agrees to bundles
                     parts = unbundle([packet])

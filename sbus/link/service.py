@@ -8,27 +8,17 @@ connection is not read from, so that the other bus queues for the link, and drop
 counters that it has for any client. Both connections are non-blocking, and a link never chooses *block*: nobody is held
 up by it.
 
-The bus below can be in the same process. Its owner then gives the link an endpoint that joins the two in memory
-(`sbus.seqpacket.pair_endpoint`); in every other respect the link is a client of that bus.
-
 Stopping: the link shuts down its sending side at the bus below, which sends what it has queued, and closes; the link
 passes that on and closes the connection above, all within `STOP_TIMEOUT`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from twisted.internet import defer, error
-from twisted.internet.interfaces import (
-    IAddress,
-    IDelayedCall,
-    IHalfCloseableProtocol,
-    IProtocol,
-    IStreamClientEndpoint,
-    ITransport,
-)
+from twisted.internet.interfaces import IAddress, IDelayedCall, IHalfCloseableProtocol, IProtocol, ITransport
 from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -43,19 +33,14 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.interfaces import IPacketReceiver
-from sbus.seqpacket.pair import OVERHEAD, PairedTransport
 from sbus.seqpacket.transport import PacketTransport
 
-__all__ = ["CLOSE_LOOK", "HIGH_WATER", "STOP_TIMEOUT", "LinkService"]
+__all__ = ["HIGH_WATER", "STOP_TIMEOUT", "LinkService"]
 
 HIGH_WATER = 4 << 20
 """Bytes in the queue for one bus above which the other bus is not read from; below a quarter it is read again."""
-CLOSE_LOOK = 32
-"""Packets of a run that cost the link as much as one that it has to look at by itself."""
 STOP_TIMEOUT = 5.0
 """Seconds for which a link that stops passes on what is queued for it."""
-_SETTLED = 32
-"""Lone messages that are paid for together."""
 _REPORT_INTERVAL = 60.0
 """Seconds between two log lines with the same reason why there is no link."""
 
@@ -65,22 +50,15 @@ class _Queue(FifoQueue):
 
     :param on_lost: called with the messages that cannot be sent any more.
     :param on_room: called when the queue has become short.
-    :ivar waiting: the packets.
     """
 
-    __slots__ = ("_is_high", "_on_lost", "_on_room", "waiting")
+    __slots__ = ("_is_high", "_on_lost", "_on_room")
 
     def __init__(self, on_lost: Callable[[int], object], on_room: Callable[[], object]) -> None:
         super().__init__()
         self._on_lost = on_lost
         self._on_room = on_room
         self._is_high = False
-        self.waiting: Sequence[bytes] = self._packets
-
-    @property
-    def memory(self) -> int:
-        """The bytes of memory that the packets take."""
-        return self._size + OVERHEAD * len(self._packets)
 
     def extend(self, packets: list[bytes]) -> bool:
         """Add packets; return whether the queue is too long now."""
@@ -112,31 +90,21 @@ class _Queue(FifoQueue):
 
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
 class _Connection:
-    """A connection to one bus.
-
-    A *lone* message comes alone and has a known key. It is passed on with as few calls as possible, because a client
-    may be waiting for it.
-    """
+    """A connection to one bus."""
 
     def __init__(self, link: LinkService, side: Side) -> None:
         self._link = link
         self.side = side
         self._other = side.other
-        self.transport: PacketTransport | PairedTransport | None = None
+        self.transport: PacketTransport | None = None
         self.queue = _Queue(lambda count: link.core.lose(side.other, count), lambda: link.resume(side.other))
         self._is_paused = False
-        self._owed = 0
         self._core = link.core
         self._known = link.core.known[side]
-        self._waiting = self.queue.waiting
-        self._pair: PairedTransport | None = None  # the transport, if it is one in memory
 
     def makeConnection(self, transport: ITransport) -> None:
-        self.transport = cast("PacketTransport | PairedTransport", transport)
+        self.transport = cast("PacketTransport", transport)
         self.transport.queue = self.queue
-        if isinstance(transport, PairedTransport):
-            transport.take_lone = self._take_lone
-            self._pair = transport
 
     def connectionMade(self) -> None:
         """Do nothing more (`IProtocol`)."""
@@ -151,46 +119,12 @@ class _Connection:
             found, until = next_run(packets, 0, total, self._known)
             if until == total and found is not None:  # as nearly always
                 core.carried[side] += total
-                target = link.connections[self._other]
-                if total == 1 and target is not None and not target._waiting and target._hand_over(packets):
-                    self._owed += 1
-                    if self._owed >= _SETTLED:
-                        self._settle()
-                    return 1
                 link.send(self._other, packets)
                 if True in link.touched:
                     link.flush(False)
-                if link.charge is not None:
-                    link.charge(side, 1, total)
                 return total
         left = self._link.received(self, packets)
         return len(packets) - left  # counted now: the core has taken bundles apart in this list
-
-    def _take_lone(self, packets: list[bytes]) -> bool:
-        """Pass a lone message on inside the bus's call, unless others wait (`PairedTransport.take_lone`)."""
-        link, side, core = self._link, self.side, self._core
-        if core.is_up and link.connections[side] is self and next_run(packets, 0, 1, self._known)[0] is not None:
-            target = link.connections[self._other]
-            transport = None if target is None or target._waiting else target.transport
-            if transport is not None and transport.try_send(packets):
-                core.carried[side] += 1
-                self._owed += 1
-                if self._owed == _SETTLED:
-                    link.call_later(self._settle)  # not now: the bus has the balance in hand
-                return True
-        return False
-
-    def _hand_over(self, packets: list[bytes]) -> int:
-        """Send a lone message, and call the bus at once if it is in the same process and nothing waits for it."""
-        if self._pair is not None:
-            return self._pair.hand_over(packets)
-        return 0 if self.transport is None else self.transport.try_send(packets)
-
-    def _settle(self) -> None:
-        """Pay for the lone messages since the last payment."""
-        owed, self._owed = self._owed, 0
-        if self._link.charge is not None:
-            self._link.charge(self.side, owed, owed)
 
     def pause(self) -> bool:
         """Read no more; return False if that was so already."""
@@ -217,7 +151,7 @@ class _Connection:
         self.resume()
 
     def connectionLost(self, reason: Failure) -> None:
-        self.transport = self._pair = None
+        self.transport = None
         clean = reason.check(error.ConnectionDone)
         self._link.ended(self, "it closed the connection" if clean else reason.getErrorMessage())
 
@@ -232,37 +166,16 @@ class _Factory(Factory):
         return self._protocol
 
 
-class _End(NamedTuple):
-    """A bus to connect to.
-
-    :ivar name: its address, or what the log calls it.
-    """
-
-    endpoint: IStreamClientEndpoint
-    name: str
-    is_address: bool
-
-    def describe(self, failure: error.ConnectError) -> str:
-        """Return why it cannot be connected to, with the remedy."""
-        if self.is_address:
-            return describe_connect_error(self.name, failure)
-        return f"{self.name} cannot be connected to: {(failure.args and failure.args[0]) or failure}"
-
-
 class LinkService(Service):
     """A link between two buses; it can be started and stopped any number of times.
 
     :param reactor: the reactor to connect with.
-    :param below: the address of the bus below, or an endpoint that connects to it.
-    :param above: the address of its master, or an endpoint.
+    :param below: the address of the bus below.
+    :param above: the address of its master.
     :param out: the patterns that may go up.
     :param into: the patterns that may come down.
     :param secrets: whether secret messages that are not for the bus below go up.
     :param max_packet: bytes in the longest packet of either bus.
-    :param label: the beginning of each line in its log.
-    :param charge: called with a bus, a number of batches that came from it, and the number of their packets: after each
-        batch, but only once for `_SETTLED` lone messages. A packet that the link had to look at by itself counts as
-        `CLOSE_LOOK` more. None: not called.
     :ivar core: what the link knows and has counted.
     """
 
@@ -271,26 +184,20 @@ class LinkService(Service):
     def __init__(
         self,
         reactor: Any,
-        below: str | IStreamClientEndpoint,
-        above: str | IStreamClientEndpoint,
+        below: str,
+        above: str,
         out: Iterable[bytes] = (),
         into: Iterable[bytes] = (),
         *,
         secrets: bool = False,
         max_packet: int = DEFAULT_MAX_PACKET,
         backoff: Backoff | None = None,
-        label: str = "",
-        charge: Callable[[Side, int, int], None] | None = None,
     ) -> None:
         self._reactor = reactor
-        self._ends = tuple(
-            _End(SeqpacketClientEndpoint(reactor, bus, timeout=5.0, max_packet=max_packet), bus, is_address=True)
-            if isinstance(bus, str)
-            else _End(bus, name, is_address=False)
-            for bus, name in ((below, "the bus below"), (above, "the master"))
+        self._addresses = (below, above)
+        self._endpoints = tuple(
+            SeqpacketClientEndpoint(reactor, address, timeout=5.0, max_packet=max_packet) for address in self._addresses
         )
-        self._label = label
-        self.charge = charge
         self._backoff = backoff or Backoff(first=0.1, factor=2.0, longest=5.0, spread=0.0)
         self.connections: list[_Connection | None] = [None, None]
         self._delays = [self._backoff.delays(), self._backoff.delays()]
@@ -358,12 +265,11 @@ class LinkService(Service):
             await deferLater(self._reactor, delay)
             while True:
                 connection = _Connection(self, side)
-                end = self._ends[side]
                 try:
-                    await end.endpoint.connect(_Factory(connection))
+                    await self._endpoints[side].connect(_Factory(connection))
                     break
                 except error.ConnectError as e:
-                    self._report(side, end.describe(e))
+                    self._report(side, describe_connect_error(self._addresses[side], e))
                 await deferLater(self._reactor, next(self._delays[side]))
         finally:
             self._attempts[side] = None
@@ -383,7 +289,7 @@ class LinkService(Service):
         self.connections[side] = None
         connection.queue.discard_all()
         if self._stopped is None:
-            self._report(side, f"the connection to {self._ends[side].name} was lost: {why}")
+            self._report(side, f"the connection to {self._addresses[side]} was lost: {why}")
             self.core.disconnected(side)
             self.flush()
             self._connect_after(side, next(self._delays[side]))
@@ -395,13 +301,9 @@ class LinkService(Service):
         text, at = self._reports[side]
         if reason != text or now - at >= _REPORT_INTERVAL:
             self._reports[side] = (reason, now)
-            self.log_.warn("{link}no link: {reason}; trying again", link=self._label, reason=reason)
+            self.log_.warn("no link: {reason}; trying again", reason=reason)
 
     # --- packets -----------------------------------------------------------------------------
-
-    def held(self) -> int:
-        """Return the bytes of memory that the packets in the link's queues take."""
-        return sum(connection.queue.memory for connection in self.connections if connection is not None)
 
     def received(self, connection: _Connection, packets: list[bytes]) -> int:
         """Handle a batch from one bus; return the number of packets at its end to be handed over again."""
@@ -417,13 +319,7 @@ class LinkService(Service):
             self._reactor.callLater(0, connection.resume)
         if is_due_changed or True in self.touched:
             self.flush(is_due_changed)
-        if self.charge is not None:
-            self.charge(connection.side, 1, len(packets) - left + CLOSE_LOOK * self.core.closely)
         return left
-
-    def call_later(self, call: Callable[[], None]) -> None:
-        """Call in the next turn of the reactor."""
-        self._reactor.callLater(0, call)
 
     def resume(self, side: Side) -> None:
         """Read from a bus again."""
@@ -466,7 +362,7 @@ class LinkService(Service):
         if connection is None:
             return
         transport = connection.transport
-        if transport is not None and not connection.queue.waiting:
+        if transport is not None and not connection.queue:
             sent = transport.try_send(packets)
             if sent == len(packets):
                 return
@@ -502,17 +398,15 @@ class LinkService(Service):
                 next(delays)  # a master that ends each connection at once is not tried without a pause
             self._reports = [("", 0.0), ("", 0.0)]
             self.log_.info(
-                "{link}linked to {master} at {address}; lost so far: {up} messages up, {down} down",
-                link=self._label,
+                "linked to {master} at {address}; lost so far: {up} messages up, {down} down",
                 master=master,
-                address=self._ends[Side.ABOVE].name,
+                address=self._addresses[Side.ABOVE],
                 up=self.core.lost[Side.BELOW],
                 down=self.core.lost[Side.ABOVE],
             )
         else:
             self.log_.warn(
-                "{link}the link to {master} is down; lost so far: {up} messages up, {down} down",
-                link=self._label,
+                "the link to {master} is down; lost so far: {up} messages up, {down} down",
                 master=master,
                 up=self.core.lost[Side.BELOW],
                 down=self.core.lost[Side.ABOVE],
@@ -520,4 +414,4 @@ class LinkService(Service):
 
     def log(self, text: str) -> None:
         """See `sbus.link.core.Wire`."""
-        self.log_.warn("{link}{text}", link=self._label, text=text)
+        self.log_.warn("{text}", text=text)

@@ -1,7 +1,7 @@
 """How a protocol ends a connection: the part of a packet transport that does not depend on what carries the packets.
 
-The transport of a socket, the one in memory and the fake for tests extend `Endings`, so that they close by the same
-steps: a queue that is sent first, a direction that ends by itself, an abort. Each step that reaches the peer is theirs.
+The transport of a socket and the fake for tests extend `Endings`, so that they close by the same steps: a queue that is
+sent first, a direction that ends by itself, an abort. Each step that reaches the peer is theirs.
 """
 
 from __future__ import annotations

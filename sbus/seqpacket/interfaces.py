@@ -122,8 +122,7 @@ class IPacketTransport(Interface):
     def partial_bytes() -> int:
         """Return the bytes of this process's memory that hold input which the protocol has not been offered.
 
-        That is a packet that has arrived in part, or what waits between two protocols of one process. It is 0 where
-        packets arrive whole, from the kernel.
+        That is a packet that has arrived in part. It is 0 where packets arrive whole.
         """
 
     def partial_limit() -> int:

@@ -232,10 +232,7 @@ class Multiplexer:
     def _run_deferred(self) -> None:
         calls, self._deferred = self._deferred, []
         for call, args in calls:
-            try:  # not `_call`: each message through a pair in memory is such a call
-                call(*args)
-            except Exception:
-                self._log_failure()
+            self._call(call, args)
 
     def _close_some(self) -> None:
         """Make steps of closing connections for the time of a slice."""

@@ -11,7 +11,7 @@ from twisted.internet import defer
 
 from sbus.server.bus.admission import reserve
 from sbus.server.core.interfaces import Client
-from sbus.server.core.listeners import INSIDE, MAIN, Listener
+from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.users import User
 
 __all__ = ["Members"]
@@ -25,7 +25,6 @@ class Members:
     :ivar sidecar: the PID of a process that serves the bus itself, such as its recorder; None without one. As a
         client it counts neither toward the limit nor for `when_empty`.
     :ivar link: the PID of the process that links the bus to its master, if the server has started it: a sidecar, too.
-        So is a link in the bus's own process, which is known by its listener (`sbus.server.core.listeners.INSIDE`).
     """
 
     def __init__(self, limit: int) -> None:
@@ -51,7 +50,7 @@ class Members:
 
     def has_room(self, pid: int, listener: Listener = MAIN) -> bool:
         """Return whether one more client may come at this socket, if it is of this process."""
-        if self._is_sidecar(pid, listener):
+        if self._is_sidecar(pid):
             return True
         return self.count < self._limit and (
             listener.max_clients is None or self._at[listener.name] < listener.max_clients
@@ -70,8 +69,8 @@ class Members:
             return False
         return most - self._at[listener.name] <= reserve(most) and self._of_user_at[listener.name, uid] > 0
 
-    def _is_sidecar(self, pid: int, listener: Listener) -> bool:
-        return listener is INSIDE or (pid != 0 and pid in (self.sidecar, self.link))
+    def _is_sidecar(self, pid: int) -> bool:
+        return pid != 0 and pid in (self.sidecar, self.link)
 
     def add(self, client: Client) -> None:
         """Add a client and give it its number."""
@@ -79,7 +78,7 @@ class Members:
         client.number = self._last_number
         self.clients[client.number] = client
         client.user.clients[client] = None
-        if self._is_sidecar(client.peer.pid, client.listener):
+        if self._is_sidecar(client.peer.pid):
             self._sidecars.add(client.number)
         else:
             self._at[client.listener.name] += 1

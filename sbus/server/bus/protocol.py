@@ -213,7 +213,7 @@ class BusProtocol:
         """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self._join(transport, self._registry.connect_user(self.peer, self.listener))
+        self._join(transport, self._registry.connect_user(self.peer))
         self.settings = self.queue.settings
         transport.may_grow = self._may_grow
         transport.before_read = self._before_read

@@ -62,7 +62,7 @@ from sbus.server.core.components import FloodControls
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import Client, Deliver, ICredentials, MessageTap, Receiver
 from sbus.server.core.limits import Limits, pattern_cost
-from sbus.server.core.listeners import INSIDE, MAIN, Listener
+from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Events, redact
 from sbus.server.core.users import LINK, RECORDER, SERVICES, User, Users, is_exempt
 
@@ -102,8 +102,6 @@ class SubscriptionRegistry(Service):
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.bus.router.Router.route`.
     :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
-    :ivar pattern_weight: times that an open pattern takes its usual memory, as a link in this process knows it too; to
-        be set before there is a pattern.
     :ivar deliver: see `sbus.server.bus.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
         publishing, and no observer follows publications.
@@ -200,7 +198,6 @@ class SubscriptionRegistry(Service):
         self.routes = self._router.routes
         self.route = self._router.route
         self.attached: dict[str, Callable[[], bool]] = {}
-        self.pattern_weight = 1
         self.deliver: Deliver = self.delivery.deliver
         self.fast_path = not credentials.restrictsPublishing and not self._events.published
 
@@ -252,13 +249,13 @@ class SubscriptionRegistry(Service):
     def link_sidecar(self, pid: int | None) -> None:
         self._members.link = pid
 
-    def connect_user(self, peer: PeerCredentials, listener: Listener = MAIN) -> User:
+    def connect_user(self, peer: PeerCredentials) -> User:
         """Count a connection of the user that a peer belongs to; return the user."""
-        return self.users.connect(self._uid_of(peer, listener))
+        return self.users.connect(self._uid_of(peer))
 
-    def _uid_of(self, peer: PeerCredentials, listener: Listener) -> int:
+    def _uid_of(self, peer: PeerCredentials) -> int:
         """Return the UID that a peer counts as: its own, that of its owner, the recorder's or the link's."""
-        if listener is INSIDE or peer.pid == self._members.link:
+        if peer.pid == self._members.link:
             return LINK
         if peer.pid == self._members.sidecar:
             return RECORDER
@@ -283,7 +280,7 @@ class SubscriptionRegistry(Service):
         if not self._members.has_room(peer.pid, listener):
             reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
         else:
-            uid = self._uid_of(peer, listener)
+            uid = self._uid_of(peer)
             reason = self.admission.refusal(uid, self._members.count) or self._kept_at(listener, uid)
         if reason is not None:
             self._refuse(peer, reason, listener)
@@ -458,7 +455,7 @@ class SubscriptionRegistry(Service):
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
             if client.user.patterns >= self.limits.user_patterns:
                 self._check_user_patterns(client.user)
-            memory = self._pattern_memory(pattern, secret)
+            memory = pattern_memory(pattern, self.dialect.separator, secret)
             if not client.user.may_hold(memory):
                 raise Violation(ViolationReason.USER_MEMORY)
             self._add_match_cost(client.user, pattern, secret)
@@ -536,17 +533,13 @@ class SubscriptionRegistry(Service):
         _, secret = client.patterns.pop(pattern)
         cost = pattern_cost(pattern, self.dialect.separator)
         client.pattern_bytes -= cost
-        memory = self._pattern_memory(pattern, secret)
+        memory = pattern_memory(pattern, self.dialect.separator, secret)
         client.pattern_memory -= memory
         client.user.charge_memory(-memory)
         client.user.release(1, cost)
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)
         self.upstream.unsubscribed(client, pattern)
-
-    def _pattern_memory(self, pattern: bytes, secret: SecretKey | None) -> int:
-        memory = pattern_memory(pattern, self.dialect.separator, secret)
-        return memory if secret else memory * self.pattern_weight
 
     def _check_user_patterns(self, user: User) -> None:
         """Make room for one more pattern of a user who has as many as one user may have.

@@ -23,7 +23,6 @@ from sbus.syscalls.addresses import Address, parse
 
 __all__ = [
     "ADMIN",
-    "INSIDE",
     "MAIN",
     "ListenOption",
     "Listener",
@@ -75,8 +74,6 @@ class Listener:
 
 MAIN = Listener("main")
 """The label of the socket of a bus that has one, and of ``--socket``."""
-INSIDE = Listener("inside")
-"""The label of a link in the bus's own process, which comes in at no socket. Such a client is a sidecar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

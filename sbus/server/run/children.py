@@ -1,17 +1,17 @@
-"""A bus with its sidecar, which starts with the bus and stops before it: a child process, or a part of the bus.
+"""A bus with its sidecar: a child process that starts with the bus and stops before it.
 
 A sidecar serves the bus itself: the recorder (`sbus.server.run.recorder`) or the link to the master
-(`sbus.server.run.link`, `sbus.server.run.link_inside`). It is a client like any other, with two privileges: it does not
-count as a client, and it is disconnected last.
+(`sbus.server.run.link`). It is a client like any other, with two privileges: it does not count as a client, and it is
+disconnected last.
 
 Supervision: a process that exits while the bus runs is started again, after a pause that doubles from
 `_FIRST_RESTART_DELAY` to `_MAX_RESTART_DELAY` and starts over once a child has run for `_MIN_LIFETIME`. The bus serves
 in the meantime. The child's standard input is the bond between the two. It ends when the bus closes it, and also when
 the bus dies in any other way (`sbus.daemon.supervised`).
 
-Stopping: the bus stops listening, reads what clients have sent, disconnects all of them but the sidecars, and ends its
-sidecar. For a process, it closes standard input and waits for the exit, up to `SidecarBus.stop_timeout`. Only then does
-the bus itself stop.
+Stopping: the bus stops listening, reads what clients have sent, and disconnects all of them but the sidecars. Then it
+closes its sidecar's standard input and waits for the exit, up to `SidecarBus.stop_timeout`. Only then does the bus
+itself stop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from twisted.python.failure import Failure
 from sbus.daemon.service import MultiService, Service
 from sbus.server.run.service import BusService
 
-__all__ = ["AttendedBus", "ChildProcess", "SidecarBus", "child_environment", "restart_delays", "supervised_command"]
+__all__ = ["ChildProcess", "SidecarBus", "child_environment", "restart_delays", "supervised_command"]
 
 _TWISTD = "from twisted.scripts.twistd import run; run()"
 _FIRST_RESTART_DELAY, _MAX_RESTART_DELAY = 0.5, 30.0
@@ -145,41 +145,8 @@ def restart_delays() -> Iterator[float]:
         delay = min(2 * delay, _MAX_RESTART_DELAY)
 
 
-class AttendedBus(MultiService, ABC):
-    """A bus and a sidecar of any kind, which runs while the bus does.
-
-    :param bus: the bus.
-    :param service: the service that runs: the bus, or the bus with another sidecar.
-    :param reactor: has the timers; None: the global one.
-    """
-
-    def __init__(self, bus: BusService, service: Service | MultiService, reactor: Any = None) -> None:
-        super().__init__()
-        if reactor is None:
-            from twisted.internet import reactor
-        self._reactor = reactor
-        self._bus = bus
-        service.setServiceParent(self)
-
-    @abstractmethod
-    async def _stop_sidecar(self) -> None:
-        """Have the sidecar take what the bus has queued for it, and end."""
-
-    def stopService(self) -> defer.Deferred[None]:
-        """Disconnect all other clients, let the sidecar finish, then stop the bus."""
-        return defer.Deferred.fromCoroutine(self._stop())
-
-    async def _stop(self) -> None:
-        self.running = False
-        await self._bus.stopListening()
-        await deferLater(self._reactor, 0)  # one turn of the reactor reads what clients have sent by now
-        self._bus.registry.disconnect_all(sidecars=False)
-        await self._stop_sidecar()
-        await super().stopService()
-
-
-class SidecarBus(AttendedBus):
-    """A bus and a sidecar that is a child process.
+class SidecarBus(MultiService, ABC):
+    """A bus and a sidecar, a child process that runs while the bus does.
 
     :cvar sidecar: the sidecar's name in the log.
     :cvar without: what the bus lacks while the sidecar does not run, for the log.
@@ -199,7 +166,12 @@ class SidecarBus(AttendedBus):
     def __init__(
         self, bus: BusService, service: Service | MultiService, command: Sequence[bytes], reactor: Any = None
     ) -> None:
-        super().__init__(bus, service, reactor)
+        super().__init__()
+        if reactor is None:
+            from twisted.internet import reactor
+        self._reactor = reactor
+        self._bus = bus
+        service.setServiceParent(self)
         self._command = list(command)
         self._child: ChildProcess | None = None
         self._started_at = 0.0
@@ -249,9 +221,18 @@ class SidecarBus(AttendedBus):
         )
         self._restart = self._reactor.callLater(delay, self._spawn)
 
-    async def _stop_sidecar(self) -> None:
+    def stopService(self) -> defer.Deferred[None]:
+        """Disconnect all other clients, let the sidecar finish, then stop the bus."""
+        return defer.Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        self.running = False
+        await self._bus.stopListening()
+        await deferLater(self._reactor, 0)  # one turn of the reactor reads what clients have sent by now
+        self._bus.registry.disconnect_all(sidecars=False)
         if self._restart is not None:
             self._restart.cancel()
             self._restart = None
         if self._child is not None:
             await self._child.stop(self.stop_timeout)
+        await super().stopService()

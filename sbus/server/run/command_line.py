@@ -17,15 +17,7 @@ from sbus.server.asks.last_values import check_rules, parse_rule
 from sbus.server.bus.memory import LEAST_MAX_MEMORY, LEAST_USER_MEMORY
 from sbus.server.core.components import FloodControls, credentials_policies, find_policy
 from sbus.server.core.limits import Limits
-from sbus.server.core.listeners import (
-    INSIDE,
-    MAIN,
-    ListenOption,
-    check_names,
-    parse_listen,
-    parse_user,
-    passed_admin,
-)
+from sbus.server.core.listeners import MAIN, ListenOption, check_names, parse_listen, parse_user, passed_admin
 from sbus.server.run.recorder import require_recorder, split_options
 from sbus.syscalls.addresses import default_address, parse
 
@@ -49,6 +41,9 @@ class Options(CommandLine):
     command = "sbus"
     synopsis = "[options]"
     longdesc = "A local message bus: programs on this machine publish and subscribe over one Unix SEQPACKET socket."
+    gone = {
+        "--upstream-inside": "--upstream=ADDRESS starts the link as a process of its own; leave --upstream-inside out"
+    }
 
     optParameters = [
         [
@@ -227,12 +222,6 @@ class Options(CommandLine):
             "Count all UIDs of a range in /etc/subuid as the range's owner, for limits and turns",
         ],
         [
-            "upstream-inside",
-            None,
-            "Run the link in the bus's own process: shorter round trips, one process less; the bus and the link then "
-            "share one CPU, and one fate",
-        ],
-        [
             "upstream-secrets",
             None,
             "Give secret messages that are not for clients of this bus to its link, to be carried up",
@@ -311,8 +300,7 @@ class Options(CommandLine):
         self.limits = Limits(**{name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__})
         self.policy = find_policy(self["credentials"])
         self.controls = FloodControls()
-        inside = [INSIDE.name] if self["upstream-inside"] else []
-        check_names([MAIN.name, *inside, *(option.name for option in self["listen"])])
+        check_names([MAIN.name, *(option.name for option in self["listen"])])
         if self["allow-user"]:
             _check_users(self["listen"], self["allow-user"])
         parse(self["socket"])
@@ -350,7 +338,7 @@ class Options(CommandLine):
             raise UsageError("--upstream needs control messages, which the early dialect does not have")
         if self["upstream"] == "":
             raise UsageError("--upstream= has no address: give the master's, or leave the option out")
-        for option in ("upstream-out", "upstream-in", "upstream-inside"):
+        for option in ("upstream-out", "upstream-in"):
             if self[option] and not self["upstream"]:
                 raise UsageError(f"--{option} is for the link: give --upstream=ADDRESS too")
         for option in ("upstream-out", "upstream-in"):

@@ -15,12 +15,7 @@ from sbus.server.run.children import SidecarBus, supervised_command
 from sbus.server.run.service import BusService
 from sbus.syscalls.addresses import Address, connectable_text
 
-__all__ = ["LinkedBus", "absolute_address", "link_command"]
-
-
-def absolute_address(upstream: str) -> str:
-    """Return the address of a master as it is valid in every working directory."""
-    return upstream if upstream.startswith("@") else os.path.abspath(upstream)
+__all__ = ["LinkedBus", "link_command"]
 
 
 def link_command(
@@ -46,7 +41,7 @@ def link_command(
         *supervised_command("sbus-link"),
         *(
             f"--socket={connectable_text(address)}",
-            f"--upstream={absolute_address(upstream)}",
+            f"--upstream={upstream if upstream.startswith('@') else os.path.abspath(upstream)}",
             f"--max-packet={max_packet}",
         ),
         *(b"--upstream-out=" + pattern for pattern in out),

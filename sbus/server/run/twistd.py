@@ -108,7 +108,7 @@ def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
 
 
 def _link(options: Options, bound: ListeningSocket) -> list[bytes]:
-    """Return the command of a link in a process of its own, after making sure that it can connect."""
+    """Return the command of a link, after making sure that it can connect."""
     _give_away(options, bound)
     return link_command(
         bound.address,
@@ -165,7 +165,7 @@ def makeService(options: Options) -> IService:
                 sockets.append((listener, endpoint, bound))
             (main, endpoint, bound), *others = sockets
             recorder = _recorder(options, bound) if options["record"] else None
-            link = _link(options, bound) if options["upstream"] and not options["upstream-inside"] else None
+            link = _link(options, bound) if options["upstream"] else None
             admin = None
             if options["admin"] is not None:
                 admin = _bind_admin(options)
@@ -206,18 +206,6 @@ def makeService(options: Options) -> IService:
     service: MultiService = bus if recorder is None else RecordedBus(bus, recorder)
     if link is not None:
         service = LinkedBus(bus, service, link)
-    elif options["upstream"]:
-        from sbus.server.run.link_inside import BusWithLink  # imports the link
-
-        service = BusWithLink(
-            bus,
-            service,
-            options["upstream"],
-            options["upstream-out"],
-            options["upstream-in"],
-            secrets=bool(options["upstream-secrets"]),
-            max_packet=options.limits.max_packet,
-        )
     service.setServiceParent(parent)
     if admin is not None:
         from sbus.admin.server import AdminService  # imports twisted.web and prometheus_client

@@ -13,24 +13,11 @@ import pytest
 
 from tests.support.harness import Bus, Client
 
-SHAPES = {"process": (), "inside": ("--upstream-inside",)}
-"""Where the link of a bus runs, with the options."""
-
 StartBus = Callable[..., Bus]
 
 
-@pytest.fixture(params=["process"])
-def shape(request: pytest.FixtureRequest) -> str:
-    """Where the links of this test run: ``process``, unless the test asks for another one, or both (`both_shapes`)."""
-    return str(request.param)
-
-
-both_shapes = pytest.mark.parametrize("shape", SHAPES, indirect=True)
-"""Run a test with links in processes of their own, and with links inside their buses."""
-
-
 @pytest.fixture
-def tree(spawn: Callable[..., Any], directory: Path, shape: str) -> StartBus:
+def tree(spawn: Callable[..., Any], directory: Path) -> StartBus:
     """Start a bus below another one, with everything listed: ``tree('leaf', master)``; wait until the link is up."""
 
     def start(
@@ -42,7 +29,7 @@ def tree(spawn: Callable[..., Any], directory: Path, shape: str) -> StartBus:
         **kwargs: Any,
     ) -> Bus:
         address = master.address if isinstance(master, Bus) else master
-        upstream = [] if address is None else [f"--upstream={address}", *lists, *SHAPES[shape]]
+        upstream = [] if address is None else [f"--upstream={address}", *lists]
         bus: Bus = spawn(
             Bus, directory, f"--name={name}", *upstream, *options, address=directory / name, **kwargs
         ).wait_started()
@@ -56,9 +43,8 @@ def tree(spawn: Callable[..., Any], directory: Path, shape: str) -> StartBus:
 
 
 def link_pid(bus: Bus) -> int:
-    """The PID of a bus's newest link: that of the bus if the link runs inside."""
-    found = re.findall(r"link (\d+) was started", bus.log)
-    return int(found[-1]) if found else bus.pid
+    """The PID of a bus's newest link."""
+    return int(re.findall(r"link (\d+) was started", bus.log)[-1])
 
 
 def wait_crossing(publisher: Client, key: bytes, receiver: Client) -> None:

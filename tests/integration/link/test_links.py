@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from sbus.client.blocking import connect
-from tests.integration.link.conftest import StartBus, both_shapes, link_pid, wait_crossing
+from tests.integration.link.conftest import StartBus, link_pid, wait_crossing
 from tests.support.harness import TIMEOUT, WHOAMI, Client
 from tests.support.original import OriginalServer
 from tests.support.waiting import paused
@@ -21,7 +21,6 @@ def name_of(client: Client) -> bytes:
     return client.recv().partition(b"\0")[2]
 
 
-@both_shapes
 def test_three_levels(tree: StartBus) -> None:
     """A message crosses two links in either direction, from leaf to leaf, once, and only where it is wanted."""
     root = tree("root")
@@ -37,7 +36,6 @@ def test_three_levels(tree: StartBus) -> None:
     assert middle.client().sync() == []
 
 
-@both_shapes
 def test_names_are_chains_and_secrets_find_them(tree: StartBus) -> None:
     """Names grow by a link at each level; a secret goes from a leaf to another branch's leaf and back, unseen."""
     root = tree("root")
@@ -60,7 +58,6 @@ def test_names_are_chains_and_secrets_find_them(tree: StartBus) -> None:
     assert [spy.sync() for spy in spies] == [[]] * 4
 
 
-@both_shapes
 def test_subscription_is_in_force_when_whoami_is_answered(tree: StartBus) -> None:
     """Behind a whoami that was answered two links below, the root's messages arrive: the fence holds through a tree."""
     root = tree("root")
@@ -74,7 +71,6 @@ def test_subscription_is_in_force_when_whoami_is_answered(tree: StartBus) -> Non
         assert client.recv() == sent
 
 
-@both_shapes
 def test_loop_of_two_buses_is_refused_with_both_names(tree: StartBus, directory: Path) -> None:
     """Two buses that name each other as master: one line of a log names both, and messages do not go round."""
     one = tree("one", directory / "two", wait=False)
@@ -104,7 +100,6 @@ def test_loop_of_three_buses_is_refused(tree: StartBus, directory: Path) -> None
     assert client.sync() == []
 
 
-@both_shapes
 def test_bus_starts_without_its_master(tree: StartBus, directory: Path) -> None:
     """A bus serves while its master is not there, and is linked soon after the master has come."""
     leaf = tree("leaf", directory / "root", wait=False)
@@ -116,7 +111,6 @@ def test_bus_starts_without_its_master(tree: StartBus, directory: Path) -> None:
     assert client.recv() == sent
 
 
-@both_shapes
 def test_master_of_the_original_kind(tree: StartBus, directory: Path) -> None:
     """Below a server that knows no extension, everything listed is carried, names are chains, and secrets arrive."""
     server = OriginalServer(directory / "root")
@@ -152,7 +146,6 @@ def test_master_without_echo_off_is_refused(tree: StartBus, directory: Path) -> 
         server.close()
 
 
-@both_shapes
 def test_slow_leaf_harms_nobody(tree: StartBus) -> None:
     """A link that stands still loses messages for itself alone, and counts each; the others get every message."""
     root = tree("root", None, "--queue-messages=1000")
@@ -182,7 +175,6 @@ def test_slow_leaf_harms_nobody(tree: StartBus) -> None:
     assert got == [packet for packet in sent if packet in set(got)]
 
 
-@both_shapes
 def test_outage_is_counted_to_the_message(tree: StartBus) -> None:
     """What was wanted above and comes while the master is away is dropped, counted and told; later ones cross."""
     root = tree("root")
@@ -230,7 +222,6 @@ def test_killed_links_double_nothing(tree: StartBus) -> None:
     assert one.sync() == two.sync() == []
 
 
-@both_shapes
 def test_killed_masters_double_nothing(tree: StartBus) -> None:
     """A master that is killed under load, and started again, gets each message once or not at all, and in order."""
     root = tree("root")
