@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from sbus.flood.backlogs import ORDERS, Order, Reply
 from sbus.flood.budget import UNLIMITED, MemoryAccount, QueueLimits, SharedBudget, UserShare
+from sbus.flood.front import Front
 from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
 from sbus.flood.run import Run
 from sbus.flood.send_queue import QueueOwner, SendQueue, State
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
-from sbus.flood.snapshot import Snapshot
 from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Strategy
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "SOFT_STRATEGIES",
     "UNLIMITED",
     "ClientSettings",
+    "Front",
     "Loss",
     "MemoryAccount",
     "Order",
@@ -38,7 +39,6 @@ __all__ = [
     "Run",
     "SendQueue",
     "SharedBudget",
-    "Snapshot",
     "State",
     "Strategy",
     "Until",

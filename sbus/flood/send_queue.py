@@ -228,7 +228,7 @@ class SendQueue:
         return self.state is not _OPEN
 
     def hold(self, before: SendQueue) -> None:
-        """Let nothing leave until `release`; this queue is new (`sbus.flood.snapshot`).
+        """Let nothing leave until `release`; this queue is new (`sbus.flood.front`).
 
         :param before: the queue in front of this one; this one continues its counts of losses.
         """

@@ -13,7 +13,7 @@ user with the most of them loses the oldest value. So no user can push out the v
 
 A client that asks (``CMSG last``) is subscribed, and in the same step gets a list of references to all values. Whether
 the client's pattern matches is found out later, in slices, as its socket takes them and as its user's turns allow
-(`LastValues.snapshot`, `sbus.flood.snapshot`). What is published in between changes the store, not the list.
+(`LastValues.snapshot`, `sbus.flood.front`). What is published in between changes the store, not the list.
 
 So a list keeps values alive that were replaced since. It is charged to the client's user: its references at once, and
 then, each time that `_RECOUNTED` bytes were replaced, all bytes that were replaced since the request, up to the size of

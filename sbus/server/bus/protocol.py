@@ -42,7 +42,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Loss, Outcome, Run, SendQueue, Snapshot
+from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Front, Loss, Outcome, Run, SendQueue
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
@@ -140,6 +140,7 @@ class BusProtocol:
         "_drain",
         "_drain_timer",
         "_fast_path",
+        "_front",
         "_has_echo",
         "_held",
         "_in_kernel",
@@ -151,7 +152,6 @@ class BusProtocol:
         "_mail",
         "_registry",
         "_scheduler",
-        "_snapshot",
         "_write_closed",
         "connected_at",
         "is_paused",
@@ -201,7 +201,7 @@ class BusProtocol:
         self._held: list[bytes | None] = []
         self._drain: Drain | None = None
         self._drain_timer: StallTimer | None = None
-        self._snapshot: Snapshot | None = None
+        self._front: Front | None = None
         self._write_closed = False
         self._buffer = 0
         self._in_kernel = 0
@@ -242,7 +242,7 @@ class BusProtocol:
     @property
     def is_holding(self) -> bool:
         """See `sbus.server.core.interfaces.Client`."""
-        return len(self.queue) > 0 or self._snapshot is not None or self.lost > 0 or self.user.lines.waits(self)
+        return len(self.queue) > 0 or self._front is not None or self.lost > 0 or self.user.lines.waits(self)
 
     def change_user(self, user: User) -> None:
         """See `sbus.server.core.interfaces.Client`."""
@@ -299,8 +299,8 @@ class BusProtocol:
         """Stop receiving, drop what waits, and return the last packets for the client."""
         self._registry.stop_receiving(self)
         packets = []
-        if self._snapshot is not None:
-            self._snapshot.discard_all()
+        if self._front is not None:
+            self._front.discard_all()
         last = self.queue.last_receipt()
         if last is not None and self.settings.receipts:
             packets.append(last)
@@ -770,7 +770,7 @@ class BusProtocol:
     def _configure_queue(self) -> None:
         """Give the queue the client's choices; behind a snapshot, each message is kept if there is room."""
         settings = self.settings
-        self.queue.configure(settings if self._snapshot is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
+        self.queue.configure(settings if self._front is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
         if self.queue.can_block and self.reason is None:
             self.user.blockers[self] = None
         else:
@@ -794,15 +794,13 @@ class BusProtocol:
             return
         registry.flush()
         front, self.queue = self.queue, registry.new_queue(self, self, self.user)
-        transport.queue = self._snapshot = Snapshot(
-            front, packets, self.queue, self, partial(self._snapshot_over, on_over)
-        )
+        transport.queue = self._front = Front(front, packets, self.queue, self, partial(self._snapshot_over, on_over))
         self._configure_queue()
         registry.touch(self)
 
     def _snapshot_over(self, on_over: Callable[[], None]) -> None:
         on_over()
-        self._snapshot = None
+        self._front = None
         self._is_loading = False
         if self.transport is not None:
             self.transport.queue = self.queue
@@ -933,7 +931,7 @@ class BusProtocol:
         """Put some messages that wait into the client's order; return whether all that can are."""
         queue = None if self.transport is None else self.transport.queue
         try:
-            return not isinstance(queue, SendQueue | Snapshot) or queue.put_in_order(most)
+            return not isinstance(queue, SendQueue | Front) or queue.put_in_order(most)
         except Exception:  # of a plugged-in order: to send meets it again, which ends this connection and no turn
             return True
 

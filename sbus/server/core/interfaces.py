@@ -195,7 +195,7 @@ class Client(Publisher, Receiver, Holder, Protocol):
 
         Nothing more of the client is handled until the last one has been queued.
 
-        :param packets: as for `sbus.flood.Snapshot`.
+        :param packets: as for `sbus.flood.Front`.
         :param on_over: called when the last one has left, or the connection ends.
         """
 

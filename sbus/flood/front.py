@@ -3,7 +3,7 @@
 .. rubric:: Theory of operation
 
 A receiver that asks for last values (``CMSG last``) gets, in this order: the packets that waited for it, the snapshot,
-and then every message from the moment of the request on. A `Snapshot` stands between the two queues and the transport.
+and then every message from the moment of the request on. A `Front` stands between the two queues and the transport.
 The queue that the receiver had (`front`) gets no more messages; a new one (`live`) takes them, and is *held*: it counts
 as congested, so that each message goes through flood control, and nothing leaves it.
 
@@ -37,11 +37,11 @@ from sbus.flood.interfaces import IPacketQueue, Loss
 from sbus.flood.send_queue import QueueOwner, SendQueue
 from sbus.protocol.notices import LossReason
 
-__all__ = ["Snapshot"]
+__all__ = ["Front"]
 
 
 @implementer(IPacketQueue)
-class Snapshot:
+class Front:
     """What a transport sends from while a snapshot is on its way.
 
     :param front: the receiver's queue so far.

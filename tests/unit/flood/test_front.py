@@ -9,7 +9,7 @@ import pytest
 from zope.interface.verify import verifyObject
 
 from sbus.flood import QueueLimits, SendQueue, SharedBudget, UserShare
-from sbus.flood.snapshot import Snapshot
+from sbus.flood.front import Front
 from sbus.interfaces import IPacketQueue
 from tests.unit.flood.test_send_queue import SOFT, Connection
 
@@ -35,7 +35,7 @@ class Reader:
         self.live = SendQueue(self.connection, QueueLimits(1000, 1 << 20), UserShare(SharedBudget()))
         self.is_over = False
         self.wire: list[bytes] = []
-        self.queue = Snapshot(self.connection.queue, snapshot, self.live, self.connection, self._over)
+        self.queue = Front(self.connection.queue, snapshot, self.live, self.connection, self._over)
 
     def _over(self) -> None:
         self.is_over = True
