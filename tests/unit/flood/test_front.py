@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from zope.interface.verify import verifyObject
 
-from sbus.flood import QueueLimits, SendQueue, SharedBudget, UserShare
+from sbus.flood import QueueLimits, Run, SendQueue, SharedBudget, UserShare
 from sbus.flood.front import Front
 from sbus.interfaces import IPacketQueue
 from tests.unit.flood.test_send_queue import SOFT, Connection
@@ -65,7 +65,7 @@ def test_front_snapshot_live() -> None:
     """What waited comes first, then the snapshot, and then what has come since; a pause lets nothing past."""
     reader = Reader(b"front", snapshot=packets(b"one", None, b"two"))
     assert verifyObject(IPacketQueue, reader.queue)
-    reader.connection.act(reader.live.enqueue([b"live"], True))
+    reader.connection.act(reader.live.admit(Run([b"live"]), True))
     reader.flush()
     assert reader.wire == [b"front", b"one"]
     assert not reader.is_over
@@ -93,7 +93,7 @@ def test_the_end_of_a_snapshot_is_found_wherever_it_falls(values: int, before: i
 def test_packets_that_no_socket_takes() -> None:
     """A packet that is too large is left out and counted, before, in and behind the snapshot; the others keep order."""
     reader = Reader(b"front", LARGE, snapshot=packets(b"one", LARGE, b"two"))
-    reader.connection.act(reader.live.enqueue([b"live", LARGE, b"last"], True))
+    reader.connection.act(reader.live.admit(Run([b"live", LARGE, b"last"]), True))
     reader.flush(times=4)
     assert reader.wire == [b"front", b"one", b"two", b"live", b"last"]
     assert reader.connection.lost == [3, 3 * len(LARGE)]
@@ -103,7 +103,7 @@ def test_receipts_behind_a_snapshot() -> None:
     """With receipts, the place of a message that is too large for the socket has one, in the order of the queue."""
     reader = Reader(snapshot=packets(b"one"))
     reader.live.configure(replace(reader.live.settings, receipts=True))
-    reader.connection.act(reader.live.enqueue([LARGE, b"last"], True))
+    reader.connection.act(reader.live.admit(Run([LARGE, b"last"]), True))
     reader.flush(times=4)
     assert reader.wire == [b"one", b"CMSG lost\0001 %d 1 too-large" % len(LARGE), b"last"]
 
@@ -120,7 +120,7 @@ def test_the_end_of_the_connection() -> None:
             closed.append(True)
 
     reader = Reader(b"front", snapshot=unread())
-    reader.connection.act(reader.live.enqueue([b"live"], True))
+    reader.connection.act(reader.live.admit(Run([b"live"]), True))
     taken = reader.queue.take(2)
     assert taken == [b"front", b"value"]
     reader.queue.discard_all(taken)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from itertools import chain, groupby, product
+from itertools import groupby, product
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -25,15 +24,16 @@ from sbus.flood import (
     MemoryAccount,
     Outcome,
     QueueLimits,
+    Run,
     SendQueue,
     SharedBudget,
+    State,
     Until,
     UserShare,
     Verdict,
 )
-from sbus.flood.budget import MINIMUM
-from sbus.flood.digest import Digest
 from sbus.flood.backlogs import PRICE, RANKED, REPLY, FifoBacklog, Reply
+from sbus.flood.budget import MINIMUM
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from sbus.protocol.notices import LossReason
 from tests.support.costs import calls
@@ -125,14 +125,16 @@ class Connection:
 
     # What a server does.
 
-    def publish(self, *packets: bytes, tries_keep: bool = False) -> None:
+    def publish(self, *packets: bytes, singly: bool = False) -> None:
         """Messages come for this receiver, all in one batch.
 
-        :param tries_keep: call `keep` first, and `enqueue` only if that does nothing.
+        :param singly: have each decided about by itself.
         """
         if self.queue.is_congested:
-            if not (tries_keep and self.queue.keep(list(packets))):
-                self.act(self.queue.enqueue(list(packets), self.may_block))
+            if singly:
+                self.act(self.queue.admit_each(list(packets), self.may_block))
+            elif packets:
+                self.act(self.queue.admit(Run(list(packets)), self.may_block))
         else:
             self.queue.pending += packets
 
@@ -187,7 +189,7 @@ def test_strategies_and_orders_by_name():
 
 @pytest.mark.parametrize("is_congested", [False, True])
 def test_deaf(is_congested):
-    """A deaf queue ignores messages and sends what waits, replies included; then it hears again."""
+    """A deaf queue ignores messages for good, and sends what waits, replies included."""
     receiver = Connection()
     receiver.publish(b"a")
     if is_congested:
@@ -196,16 +198,15 @@ def test_deaf(is_congested):
     receiver.queue.deafen()
     assert (receiver.queue.messages, receiver.queue.replies) == (1, 1)
     receiver.publish(b"ignored")
-    receiver.queue.hear()
-    assert receiver.queue.is_congested
-    receiver.queue.deafen()
-    assert receiver.flush(10) == [b"a", b"reply"]
+    receiver.queue.write(b"another")
+    assert receiver.queue.lose(1, 5, LossReason.SHARE) is None
+    assert receiver.flush(10) == [b"a", b"reply", b"another"]
     receiver.publish(b"ignored")
-    receiver.queue.hear()
-    assert not receiver.queue.is_congested
-    receiver.publish(b"b")
-    assert receiver.flush(10) == [b"b"]
+    receiver.publish(b"ignored", singly=True)
+    assert receiver.queue.state is State.DEAF
+    assert receiver.flush(10) == []
     assert receiver.lost == [0, 0]
+    assert receiver.budget.bytes == receiver.budget.memory.held == receiver.budget.queues == 0
 
 
 def test_losses_of_a_queue_in_front():
@@ -302,16 +303,15 @@ def test_no_key_waits_twice_because_messages_came_together(size, batch, sent, co
 
 
 def test_a_full_queue_for_the_newest_looks_up_each_key_once():
-    """A decision about a long list takes no longer in a full queue than in one with room."""
-    lists = [Digest([b"MSG %d\0%d" % (key, number) for number in range(500) for key in range(2)]) for _ in range(9)]
-    digest = Digest.join(lists)
+    """A decision about a long run takes no longer in a full queue than in one with room."""
+    run = Run([b"MSG %d\0%d" % (key, number) for number in range(4_500) for key in range(2)])
     queues = [Connection(soft="latest", messages=most) for most in (1, 10_000)]
     for queue in queues:
         queue.publish(b"MSG 0\0")
         queue.flush()
-        queue.queue.enqueue([b"MSG 0\0"], True)
-    digest.newest()
-    looks = [calls(lambda queue=queue: queue.queue.enqueue(digest.packets, True, digest)) for queue in queues]
+        queue.publish(b"MSG 0\0")
+    assert len(run.newest) == 2
+    looks = [calls(queue.queue.admit, run, True) for queue in queues]
     assert max(looks) < 200
     assert [(queue.queue.lost, queue.queue.conflated) for queue in queues] == [(1, 9_000), (0, 9_000)]
 
@@ -483,128 +483,78 @@ def test_a_smaller_message_may_fit():
 
 
 @given(
-    st.lists(st.integers(1, 60), max_size=80),
+    st.lists(st.integers(12, 60), max_size=80),
     st.integers(1, 40),
     st.integers(1, 900),
+    st.sampled_from([name for name in SOFT if name != "error"]),
     st.booleans(),
-    st.sampled_from([1, 3, 64]),
-)
-def test_a_long_run_is_dropped_as_one_by_one(sizes, messages, size, receipts, step):
-    """Where there is room for a part of a run only, the same messages are kept as if they had come one by one."""
-    together, single = (Connection(messages=messages, size=size) for _ in range(2))
-    run = [bytes(each) for each in sizes]
-    for connection in (together, single):
-        connection.queue.configure(replace(connection.queue.settings, receipts=receipts))
-        connection.stall(b"first")
-    with mock.patch("sbus.flood.digest.STEP", step), mock.patch("sbus.flood.send_queue.STEP", step):
-        together.publish(*run)
-    for packet in run:
-        single.publish(packet)
-    assert together.queue.snapshot() == single.queue.snapshot()
-    assert together.lost == single.lost
-
-
-@given(
-    st.lists(st.lists(st.integers(12, 60), min_size=1, max_size=30), max_size=5),
-    st.integers(1, 60),
-    st.integers(1, 2_000),
-    st.sampled_from(["queue", "discard", "block", "latest"]),
     st.booleans(),
-    st.sampled_from([1, 3, 64]),
 )
-def test_parts_of_a_list_are_decided_about_as_one_by_one(parts, messages, size, soft, receipts, step):
-    """What waits in several lists that other queues have, too, is kept or dropped as if it had come one by one."""
+def test_a_run_is_decided_about_as_one_by_one(sizes, messages, size, soft, receipts, are_left):
+    """Of messages that come together, the same are kept as if they had come one by one, at once or after a flush."""
     together, single = (Connection(messages=messages, size=size, soft=soft) for _ in range(2))
-    lists = [[b"MSG %d\0" % (each % 3) + bytes(each) for each in part] for part in parts]
+    run = [b"MSG %d\0" % (each % 3) + bytes(each) for each in sizes]
     for connection in (together, single):
         connection.queue.configure(replace(connection.queue.settings, receipts=receipts))
-        connection.stall(b"MSG 9\0")
         connection.may_block = False
-    if lists:
-        if not together.queue.is_congested:
-            together.queue.congest()
-        with mock.patch("sbus.flood.digest.STEP", step), mock.patch("sbus.flood.send_queue.STEP", step):
-            digest = Digest.join([Digest(part) for part in lists])
-            together.act(together.queue.settle(may_block=False, digest=digest))
-    for packet in chain.from_iterable(lists):
+        if not are_left:
+            connection.stall(b"MSG 9\0")
+    together.stall(*run)
+    for packet in run:
         single.stall(packet)
+    published = len(run) + (not are_left)
+    assert together.queue.messages + together.lost[0] + together.queue.conflated == published
     if soft != "latest":
-        assert together.queue.snapshot() == single.queue.snapshot()
+        assert together.queue.describe() == single.queue.describe()
         assert together.lost == single.lost
-    assert together.queue.messages + together.lost[0] + together.queue.conflated == 1 + sum(map(len, lists))
-    assert lists == [[b"MSG %d\0" % (each % 3) + bytes(each) for each in part] for part in parts]
 
 
-def test_a_run_for_which_there_is_little_room_is_taken_apart_in_few_steps():
-    """A run of 1,024 messages of which a part fits is not judged message by message."""
-    connection = Connection(messages=700)
-    connection.stall(A)
-    asked: list[tuple[int, int]] = []
-    lacks_room = SendQueue._lacks_room
-
-    def counted(queue: SendQueue, messages: int, size: int) -> Any:
-        asked.append((messages, size))
-        return lacks_room(queue, messages, size)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SendQueue, "_lacks_room", counted)
-        connection.publish(*[A] * 1_024)
-    assert connection.queue.messages == 700
-    assert len(asked) < 50
+def test_a_full_queue_drops_a_run_in_one_step():
+    """A run for which a queue has no room at all is not judged message by message."""
+    short, long = Connection(messages=1), Connection(messages=1)
+    for connection in (short, long):
+        connection.stall(A)
+    assert calls(short.queue.admit, Run([A] * 2), True) == calls(long.queue.admit, Run([A] * 1_024), True)
+    assert (short.queue.lost, long.queue.lost) == (2, 1_024)
 
 
 @pytest.mark.parametrize("receipts", [False, True])
-def test_queues_of_different_fill_decide_about_one_list(receipts):
+def test_queues_of_different_fill_decide_about_one_run(receipts):
     """However many sizes have no room in one queue or another, each keeps what it would have kept one by one."""
-    run = [bytes(1 + at * 37 % 61) for at in range(300)] + [bytes(size) for size in range(60, 0, -1)]
-    parts = [Digest(run[:200]), Digest(run[200:])]
-    joined = Digest.join(parts)
+    run = Run([bytes(1 + at * 37 % 61) for at in range(300)] + [bytes(size) for size in range(60, 0, -1)])
+    before = run.packets.copy()
     for room in (*range(1, 70), 500, 3_000, 9_000):
-        for digest in (joined, Digest(run), parts[1]):
-            together, single = Connection(messages=2_000, size=room), Connection(messages=2_000, size=room)
-            for connection in (together, single):
-                connection.queue.configure(replace(connection.queue.settings, receipts=receipts))
-                connection.stall(b"x")
-            if not together.queue.is_congested:
-                together.queue.congest()
-            together.act(together.queue.settle(may_block=False, digest=digest))
-            for packet in digest.packets:
-                single.stall(packet)
-            assert together.queue.snapshot() == single.queue.snapshot()
-            assert together.lost == single.lost
+        together, single = Connection(messages=2_000, size=room), Connection(messages=2_000, size=room)
+        for connection in (together, single):
+            connection.queue.configure(replace(connection.queue.settings, receipts=receipts))
+            connection.may_block = False
+            connection.stall(b"x")
+        together.act(together.queue.admit(run, False))
+        for packet in run.packets:
+            single.publish(packet)
+        assert together.queue.describe() == single.queue.describe()
+        assert together.lost == single.lost
+    assert run.packets == before
 
 
 @pytest.mark.parametrize("receipts", [False, True])
 def test_short_messages_among_long_ones_are_found_in_few_steps(receipts):
-    """Where only short messages have room any more, each step of the list is asked about once, and not each message."""
+    """Where only short messages have room any more, each long one takes a comparison, and no look at the limits."""
     long, short = bytes(50), bytes(5)
     run = [short if at % 100 == 99 else long for at in range(1_024)]
     connection = Connection(messages=2_000, size=1_009)
     connection.queue.configure(replace(connection.queue.settings, receipts=receipts))
     connection.stall(A)
-    asked: list[int] = []
-    lacks_room = SendQueue._lacks_room
-
-    def counted(queue: SendQueue, messages: int, size: int) -> Any:
-        asked.append(messages)
-        return lacks_room(queue, messages, size)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SendQueue, "_lacks_room", counted)
-        connection.publish(*run)
+    assert calls(connection.publish, *run) < 4 * len(run)
     assert [packet for packet in connection.drain() if not packet.startswith(b"CMSG lost")] == [A, *[long] * 20, short]
-    assert len(asked) < 60
 
 
-@pytest.mark.parametrize("are_parts", [True, False])
-def test_messages_that_come_together_are_lost_each_for_its_cause(are_parts):
+def test_messages_that_come_together_are_lost_each_for_its_cause():
     """A long message may be beyond the queue's own limit, a shorter one behind it beyond the user's share."""
     connection = Connection(size=100)
     connection.stall(bytes(60))
     connection.budget.unreserved, connection.budget.limit = 70, 80
-    lists = [[bytes(50)], [bytes(20)], [bytes(5)]]
-    digest = Digest.join([Digest(part) for part in lists]) if are_parts else Digest([*chain.from_iterable(lists)])
-    outcome = connection.queue.settle(False, digest)
+    outcome = connection.queue.admit(Run([bytes(50), bytes(20), bytes(5)]), False)
     assert outcome is not None
     assert {loss.why: loss.messages for loss in outcome.losses} == {LossReason.QUEUE_FULL: 1, LossReason.SHARE: 1}
     assert connection.queue.messages == 2
@@ -895,15 +845,42 @@ def test_a_message_is_charged_by_its_backlog(order, ranks):
 
 def test_messages_are_ranked_when_the_first_of_them_is_sent():
     """What a receiver does not read costs no ranking; its user pays for the ranks when it reads."""
-    connection = Connection(order="random")
-    copies = connection.queue.copies
+    ranked: list[int] = []
+
+    @implementer(IQueueOrder)
+    class Longest:
+        selector = b"order/longest"
+        newestFirst = None
+        arrival = False
+
+        def rank(self, arrival: int, size: int, newest_first: bool) -> Any:
+            ranked.append(size)
+            return -size
+
+    connection = Connection()
+    connection.set_order(Longest())
     connection.stall(*packets(*range(10, 110)))
-    assert copies.work_left == 0
+    assert ranked == []
     assert [*map(len, connection.flush(1))] == [109]
-    assert copies.work_left == -100
+    assert len(ranked) == 100
     connection.publish(*packets(1_000))
     assert [*map(len, connection.flush(2))] == [1_000, 108]
-    assert copies.work_left == -101
+    assert len(ranked) == 101
+
+
+def test_messages_can_be_ranked_some_at_a_time():
+    """To put many messages in order is work that can be done in steps, before they are sent."""
+    connection = Connection(order="random", size=1 << 30, messages=10_000)
+    assert connection.queue.put_in_order(1)
+    connection.stall(*map(bytes, range(1, 101)))
+    assert not connection.queue.put_in_order(60)
+    assert connection.queue.memory == 100 * PRICE + sum(range(101)) + 60 * RANKED
+    assert connection.queue.put_in_order(60)
+    assert [*map(len, connection.drain())] == [*range(100, 0, -1)]
+    connection.set_order(ORDER["queue"])
+    connection.stall(*packets(3, 2, 1))
+    assert connection.queue.put_in_order(1)
+    assert connection.budget.memory.held == 3 * PRICE + 6
 
 
 def test_ranks_take_no_memory_that_the_user_has_not():
@@ -1123,7 +1100,7 @@ def test_offers_cost_no_more_after_replies():
         connection.stall(A)
         assert connection.queue.is_congested
     many = [B] * 100
-    assert calls(plain.queue.enqueue, many, True) == calls(asked.queue.enqueue, many, True) < 200
+    assert calls(plain.queue.admit, Run(many), True) == calls(asked.queue.admit, Run(many), True) < 200
 
 
 @pytest.mark.parametrize("soft", ["queue", "block"])
@@ -1132,8 +1109,8 @@ def test_what_is_kept_costs_by_the_batch(soft):
     few, some, many, most = (Connection(soft=soft) for _ in range(4))
     for connection in (few, some, many, most):
         connection.stall(A)
-    assert calls(few.queue.enqueue, [B] * 2, True) == calls(some.queue.enqueue, [B] * 60, True)
-    assert calls(many.queue.enqueue, [B] * 200, True) == calls(most.queue.enqueue, [B] * 900, True)
+    assert calls(few.queue.admit, Run([B] * 2), True) == calls(some.queue.admit, Run([B] * 60), True)
+    assert calls(many.queue.admit, Run([B] * 200), True) == calls(most.queue.admit, Run([B] * 900), True)
 
 
 def test_what_is_sent_costs_by_the_batch():
@@ -1259,15 +1236,15 @@ def test_an_outcome_sums_up_a_batch():
     connection = Connection()
     connection.stall(A, B)
     connection.set_strategies(soft=Asked(Verdict.KEEP, Verdict.BLOCK, Verdict.DROP))
-    assert summed_up(connection.queue.enqueue([C, D, E], True)) == (1, 5, None, Until.EMPTY)
+    assert summed_up(connection.queue.admit(Run([C, D, E]), True)) == (1, 5, None, Until.EMPTY)
     connection.set_strategies(soft=SOFT["queue"], hard=DropOldest(12, Verdict.KEEP))
-    assert connection.queue.enqueue([A], True) is None
+    assert connection.queue.admit(Run([A]), True) is None
     full = Connection(messages=1)
     full.stall(C)
     full.set_strategies(hard=DropOldest(0, Verdict.BLOCK))
-    assert summed_up(full.queue.enqueue([D], True)) == (1, 3, None, Until.ROOM)
+    assert summed_up(full.queue.admit(Run([D]), True)) == (1, 3, None, Until.ROOM)
     full.set_strategies(hard=HARD["error"])
-    assert summed_up(full.queue.enqueue([A, B], True)) == (3, 7, CloseReason.QUEUE_FULL, None)
+    assert summed_up(full.queue.admit(Run([A, B]), True)) == (3, 7, CloseReason.QUEUE_FULL, None)
 
 
 def test_nothing_left_to_wait_for_blocks_nobody():
@@ -1281,7 +1258,7 @@ def test_nothing_left_to_wait_for_blocks_nobody():
     connection = Connection()
     connection.stall(A)
     connection.set_strategies(soft=Fickle(0))
-    assert summed_up(connection.queue.enqueue([B, C], True)) == (3, 6, None, None)
+    assert summed_up(connection.queue.admit(Run([B, C]), True)) == (3, 6, None, None)
     assert connection.moves == [(True, True)]
 
 
@@ -1758,14 +1735,14 @@ class FloodMachine(RuleBasedStateMachine):
         who=st.integers(0, 2),
         sizes=st.lists(st.integers(6, 9), min_size=1, max_size=5),
         may=st.booleans(),
-        tries_keep=st.booleans(),
+        singly=st.booleans(),
     )
-    def publish(self, who, sizes, may, tries_keep):
+    def publish(self, who, sizes, may, singly):
         model = self.models[who]
         packets = [self.packet(b"M", size) for size in sizes]
         model.published += packets
         model.connection.may_block = may
-        model.connection.publish(*packets, tries_keep=tries_keep)
+        model.connection.publish(*packets, singly=singly)
         if model.waiting is None:
             model.pending += packets
         else:
@@ -1831,7 +1808,7 @@ class FloodMachine(RuleBasedStateMachine):
         assert connection.delivered == model.delivered
         assert connection.lost == [len(model.lost), sum(map(len, model.lost))]
         assert queue.is_congested == (model.waiting is not None)
-        assert queue.is_clear == (not queue.is_congested and queue.head is None)
+        assert queue.state is (State.CONGESTED if queue.is_congested else State.OPEN)
         assert len(queue) == len(model.pending) + len(model.waiting or ())
         assert (queue.messages, queue.size) == (len(model.messages), model.size)
         assert queue.replies == len(model.waiting or ()) - len(model.messages)
@@ -1873,27 +1850,6 @@ TestFlood = FloodMachine.TestCase
 TestFlood.settings = settings(max_examples=150, stateful_step_count=40)
 
 
-@pytest.mark.parametrize("soft", SOFT)
-def test_keep_keeps_all_or_does_nothing(soft: str) -> None:
-    """`keep` takes messages only under the soft strategy ``queue``, and only if all have room."""
-    connection = Connection(messages=3, size=20, soft=soft)
-    connection.queue.pending = [b"first"]
-    connection.queue.congest()
-    assert not connection.queue.keep([b"behind what is pending"])
-    connection.queue.pending = []
-    keeps = soft == "queue"
-    assert connection.queue.keep([b"one", b"two"]) is keeps
-    assert not connection.queue.keep([b"three", b"four"])
-    assert not connection.queue.keep([bytes(15)])
-    assert connection.queue.messages == (2 if keeps else 0)
-    assert connection.queue.keep([b"three"]) is keeps
-    assert connection.queue.lost == 0
-    connection.queue.deafen()
-    connection.drain()
-    assert connection.delivered == ([b"one", b"two", b"three"] if keeps else [])
-    assert not connection.queue.keep([b"not heard"])
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_cause_of_the_last_loss(count: int) -> None:
     """Of messages that come together, one that is too large for the user's memory is not lost to a full queue."""
@@ -1901,7 +1857,7 @@ def test_the_cause_of_the_last_loss(count: int) -> None:
     budget = SharedBudget(memory=account)
     queue = SendQueue(Connection(), QueueLimits(1_000, 1 << 30), UserShare(budget))
     queue.pending = [b"x"] * count + [bytes(1 << 20)]
-    queue.congest()
+    queue.ack(queue.take(BATCH), 0)
     outcome = queue.settle(False)
     assert outcome is not None
     assert outcome.losses == (Loss(LossReason.SHARE, 1, 1 << 20),)
