@@ -59,7 +59,7 @@ class Groups:
 
     def of(self, receivers: Iterable[Any]) -> tuple[Group[Any], ...]:
         """Return the receivers by user, each user's as one group; those without a queue come first."""
-        by_user: dict[Any, list[Any]] = {}
+        by_user: dict[Any, list[Any]] = {None: []}
         for receiver in receivers:
             user = None if receiver.queue is None else receiver.user
             members = by_user.get(user)
@@ -67,7 +67,7 @@ class Groups:
                 by_user[user] = [receiver]
             else:
                 members.append(receiver)
-        return tuple(self._find(user, tuple(members)) for user, members in by_user.items())
+        return tuple(self._find(user, tuple(members)) for user, members in by_user.items() if members)
 
     def _find(self, user: Any, receivers: tuple[Any, ...]) -> Group[Any]:
         group = self._groups.get(receivers)
