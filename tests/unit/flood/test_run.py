@@ -14,7 +14,7 @@ KEYS = (b"a", b"b", b"long/key")
 
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.binary(max_size=9)), min_size=1, max_size=40))
 def test_a_run_says_what_its_messages_say(messages):
-    """Length, bytes and shortest packet are those of the list; the newest of each key stand where the key came first."""
+    """Length, bytes and shortest packet are the list's; the newest of each key stand where it came first."""
     packets = [b"MSG %b\0%b" % message for message in messages]
     run = Run(packets)
     assert (len(run), run.size, run.shortest) == (len(packets), sum(map(len, packets)), min(map(len, packets)))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, PeerCredentials
 from sbus.routing.cache import RouteCache
+from sbus.routing.route import Route
 from sbus.routing.trie import PatternIndex
 from tests.support.costs import calls
 from tests.support.examples import examples
@@ -57,12 +58,18 @@ class CachedIndex:
                 self.cache.replace(key, self.index.route(key, self.dialect.check(key)))
 
     def route(self, key: bytes) -> tuple[Client, ...]:
-        receivers = self.cache.routes.get(key)
-        if receivers is None:
+        return self.find(key).receivers
+
+    def find(self, key: bytes) -> Route[Client]:
+        route = self.cache.routes.get(key)
+        if route is None:
             self.lookups += 1
             secret = self.dialect.check(key)
-            receivers = self.cache.remember(key, secret, self.index.route(key, secret))
-        return receivers
+            route = self.cache.remember(key, secret, self.index.route(key, secret))
+        return route
+
+    def is_routed(self, client: Client) -> bool:
+        return any(client in route.receivers for route in self.cache.routes.values())
 
 
 @settings(max_examples=examples(300))
@@ -86,18 +93,18 @@ def test_cache_says_what_the_index_says(data, dialect, max_keys, max_receivers, 
         else:
             key = data.draw(st.sampled_from(some_keys))
             assert Counter(bus.route(key)) == Counter(bus.index.route(key, dialect.check(key)))
-        for key, receivers in bus.cache.routes.items():
-            assert Counter(receivers) == Counter(bus.index.route(key, dialect.check(key)))
+        for key, route in bus.cache.routes.items():
+            assert Counter(route.receivers) == Counter(bus.index.route(key, dialect.check(key)))
         check_books(bus.cache)
         assert len(bus.cache.routes) <= max_keys
-        held = sum(map(len, bus.cache.routes.values()))
+        held = sum(len(route.receivers) for route in bus.cache.routes.values())
         assert held <= max_receivers or len(bus.cache.routes) == 1
-    routed = [bus.route(key) for key in some_keys]
-    assert len({id(r) for r in bus.cache.routes.values()}) == len(set(bus.cache.routes.values()))
-    del routed
+    for key in some_keys:
+        bus.route(key)
+    assert len(set(bus.cache.routes.values())) == len({route.receivers for route in bus.cache.routes.values()})
     for client, pattern in subscriptions:
         bus.unsubscribe(client, pattern)
-    assert all(receivers == () for receivers in bus.cache.routes.values())
+    assert all(route.receivers == () for route in bus.cache.routes.values())
 
 
 def check_books(cache: RouteCache[Client]) -> None:
@@ -106,10 +113,9 @@ def check_books(cache: RouteCache[Client]) -> None:
     assert sorted(grouped) == sorted(cache.routes)
     assert all(cache._groups.values())
     assert all(group for seconds in cache._groups.values() for group in seconds.values())
-    assert cache._receivers == sum(map(len, cache.routes.values()))
-    uses = Counter(cache.routes.values())
-    assert {receivers: shared.uses for receivers, shared in cache._shared.items()} == uses
-    assert all(shared.receivers is receivers for receivers, shared in cache._shared.items())
+    assert cache._receivers == sum(len(route.receivers) for route in cache.routes.values())
+    assert {route: route.uses for route in cache._shared.values()} == Counter(cache.routes.values())
+    assert all(route.receivers is receivers for receivers, route in cache._shared.items())
 
 
 def warm(dialect: Dialect = CURRENT) -> CachedIndex:
@@ -269,15 +275,16 @@ def test_very_long_keys_are_not_cached(length, cached):
     assert bus.route(key) == ()
 
 
-def test_equal_routes_are_one_tuple():
-    """Keys with the same receivers share one tuple, also after others were forgotten."""
+def test_equal_routes_are_one_object():
+    """Keys with the same receivers share one route, also after others were forgotten."""
     bus, client = CachedIndex(), Client()
     bus.subscribe(client, b"a/")
-    first = bus.route(b"a/1")
-    assert bus.route(b"a/2") is first
+    first = bus.find(b"a/1")
+    assert bus.find(b"a/2") is first
     bus.subscribe(Client(), b"a/1")
-    assert bus.route(b"a/1") != first
-    assert bus.route(b"a/3") is first is bus.route(b"a/2")
+    assert bus.find(b"a/1") is not first
+    assert bus.find(b"a/3") is first is bus.find(b"a/2")
+    assert first.uses == 2
 
 
 def test_a_key_and_then_its_neighbours():
@@ -324,7 +331,7 @@ def test_who_left_is_not_kept(pattern):
     bus.subscribe(client, pattern)
     for key in (b"a/b", b"a/b/c", b"x/b", b"!/cred/10/20/30/x", b"!/cred////x", b"!/cred//20//x"):
         bus.route(key)
-    assert any(client in receivers for receivers in bus.cache.routes.values())
+    assert bus.is_routed(client)
     bus.unsubscribe(client, pattern)
     del client
     gc.collect()
@@ -365,7 +372,7 @@ def test_few_routes_are_looked_up_again_at_once():
         assert set(bus.cache.routes) == keys
         bus.unsubscribe(client, pattern)
         assert set(bus.cache.routes) == keys
-    assert not any(client in receivers for receivers in bus.cache.routes.values())
+    assert not bus.is_routed(client)
     check_books(bus.cache)
 
 
