@@ -269,7 +269,7 @@ class Delivery:
                 if type(last) is not Gap or not last.takes():
                     last = Gap(self, lines)
                     self.scheduler.append(lines, last)
-                last.add(group, count, size, count * len(group.receivers))
+                last.add(group, count, size)
                 continue
             waiter = publisher if self._may_be_blocked(publisher, group) else None
             skip = publisher if lines is sender and not has_echo else None
