@@ -97,7 +97,7 @@ class HandTurnedBus(Bus):
     :ivar tick: nanoseconds that pass with each look of the scheduler at its clock.
     """
 
-    def __init__(self, tick: int = 100_000, **settings: Any) -> None:
+    def __init__(self, tick: int = 20_000, **settings: Any) -> None:
         self.reactor = HandTurnedReactor()
         super().__init__(clock=self.reactor, **settings)
         self.clock = Clock()

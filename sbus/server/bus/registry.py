@@ -591,14 +591,14 @@ class SubscriptionRegistry(Service):
             packet = build(MSG, key, payload)
         except TypeError as e:
             raise UsageError(f"a key and a payload are bytes, for example b'state/on' and text.encode(): {e}") from None
-        route = self.route(key)
+        self.route(key)  # checks it, too
         if self._events.is_notifying:
-            self.delivery.afterwards(lambda: self._publish(packet, route))
+            self.delivery.afterwards(lambda: self._publish(packet, key))
         else:
-            self._publish(packet, route)
+            self._publish(packet, key)
 
-    def _publish(self, packet: bytes, route: Route[Receiver]) -> None:
-        self.deliver([packet], route, None)
+    def _publish(self, packet: bytes, key: bytes) -> None:
+        self.deliver([packet], self.route(key), None)
         self.delivery.flush()
 
     def touch(self, client: Client) -> None:

@@ -68,6 +68,8 @@ REORDERED = {b"order/stack", b"order/random"}
 LOSSY = {b"blocking/soft/discard", b"blocking/soft/error", b"blocking/hard/error"}
 MERGE = 64
 """Messages behind a receipt from which on the next loss begins another one."""
+TURNS = 8
+"""Turns of the server after each that gives a socket room: one is for one user."""
 A_WHILE = 0.05
 """Seconds: longer than the server puts anything off by itself."""
 
@@ -289,6 +291,7 @@ class Model:
             last_values=(LastValueRule(b"kept/"),),
         )
         self.registry = self.bus.registry
+        self._deliver, self.registry.deliver = self.registry.deliver, self._delivering
         self._numbers = itertools.count()
         self.kept: dict[bytes, bytes] = {}
         self.published = self.copies = self.unsure_copies = self.unrouted = self.unsure_unrouted = 0
@@ -354,13 +357,19 @@ class Model:
             self.kept[key] = packet
 
     def _publish_inside(self, key: bytes) -> None:
-        """Publish on behalf of no client; in the middle of a batch it counts as handled after that."""
-        packet = self.packets(key, 1)[0]
-        if self._is_handling:
-            self._published_in_batch.append(packet)
-        self.registry.publish(key, packet.partition(b"\0")[2])
-        if not self._is_handling:
-            self._message(packet, None)
+        """Publish on behalf of no client."""
+        self.registry.publish(key, self.packets(key, 1)[0].partition(b"\0")[2])
+
+    def _delivering(self, packets: list[bytes], route: Any, publisher: Any, *more: bool) -> int:
+        """Note messages of no client when they are handled: those in a batch come after it."""
+        done = self._deliver(packets, route, publisher, *more)
+        if publisher is None:
+            if self._is_handling:
+                self._published_in_batch += packets
+            else:
+                for packet in packets:
+                    self._message(packet, None)
+        return done
 
     def packets(self, key: bytes, count: int) -> list[bytes]:
         numbers = itertools.islice(self._numbers, count)
@@ -479,6 +488,8 @@ class Model:
                 if client.peer.is_connected:
                     client.peer.drain()
             self.bus.turn(A_WHILE)
+            for _ in range(TURNS):
+                self.bus.turn()
 
     # --- what must hold ------------------------------------------------------------------------
 
