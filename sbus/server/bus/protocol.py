@@ -790,7 +790,7 @@ class BusProtocol:
 
     def _begin_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         registry, transport = self._registry, self.transport
-        if transport is None or self._write_closed:
+        if transport is None or self._write_closed or self.reason is not None:
             packets.close()
             self._is_loading = False
             on_over()
