@@ -56,6 +56,7 @@ class Scheduler:
     :ivar crowd: batches until that user counts as alone, if nobody else sends.
     :ivar waited: how often a client has had to wait for a turn, since the start.
     :ivar mail_copies: copies of messages that wait in mail now.
+    :ivar mail_bytes: the bytes of these.
     """
 
     __slots__ = (
@@ -71,6 +72,7 @@ class Scheduler:
         "crowd",
         "is_busy",
         "last",
+        "mail_bytes",
         "mail_copies",
         "waited",
     )
@@ -88,6 +90,7 @@ class Scheduler:
         self.is_busy = False
         self.waited = 0
         self.mail_copies = 0
+        self.mail_bytes = 0
 
     # --- who is active -----------------------------------------------------------------------
 

@@ -134,6 +134,8 @@ class Front:
         first, second = self._taken
         self._taken = 0, 0
         self._front.discard_all(taken[:first])
+        self._front.deafen()
+        self._front.discard_all()
         behind = taken[first + second :]
         self.close()
         self._pulled = []

@@ -11,8 +11,8 @@ state          what comes in                               how it ends
 =============  ==========================================  =======================================================
 ``OPEN``       `pending`, or past the queue                an ``ack`` leaves something: ``CONGESTED``
 ``CONGESTED``  `SendQueue.admit` decides                   the backlog is empty: ``OPEN``
-``HELD``       the same; a snapshot is in front, and       `SendQueue.release`: ``OPEN`` or ``CONGESTED``
-               nothing leaves
+``HELD``       the same; a snapshot is in front, or the    `SendQueue.release`: ``OPEN`` or ``CONGESTED``
+               end is near, and nothing leaves
 ``DEAF``       replies alone; what waits is sent           never
 =============  ==========================================  =======================================================
 
@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -49,6 +50,7 @@ from sbus.flood.latest import KeyIndex
 from sbus.flood.receipts import MERGE, Receipt
 from sbus.flood.run import Run
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
+from sbus.flood.strategies import SOFT_ERROR
 from sbus.protocol import notices
 from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
@@ -344,7 +346,7 @@ class SendQueue:
             return self._outcome(None, None)
         if soft is Verdict.CLOSE or (soft is Verdict.KEEP and hard is Verdict.CLOSE):
             # The messages for which there is room are lost as well: nothing is sent any more.
-            self._discard(())
+            self._shut()
             self._lose(len(run), run.size, LossReason.DISCONNECT)
             reason = CloseReason.SOCKET_FULL if soft is Verdict.CLOSE else CloseReason.QUEUE_FULL
             return self._outcome(reason, None)
@@ -453,7 +455,7 @@ class SendQueue:
                     continue
                 if replaces and not self._replace([packet]):
                     continue
-                drop, end, wait = _GONE if self._backlog is None else self._judge(packet, may_block)
+                drop, end, wait = _GONE if close is not None else self._judge(packet, may_block)
                 if drop is None:
                     losses.end()
                     assert self._backlog is not None
@@ -464,7 +466,7 @@ class SendQueue:
                 losses.add(1, len(packet), drop)
                 if end:
                     close = end
-                    self._discard(())
+                    self._shut()
         except BaseException:  # of a plugged-in strategy or order: the messages that it has not judged are still here
             self.pending = [packet, *remaining]
             raise
@@ -849,6 +851,14 @@ class SendQueue:
         if self._keys is not None:
             self._charge(-self._keys.memory)
             self._keys = None
+
+    def _shut(self) -> None:
+        """Drop everything, and let nothing leave any more: the receiver is to be disconnected, by its own choice."""
+        self._discard(())
+        if self._backlog is None:
+            self._congest(_HELD)
+        self.state = _HELD
+        self.settings = replace(self.settings, soft=SOFT_ERROR)
 
     def _relax(self) -> None:
         """Nothing waits any more."""

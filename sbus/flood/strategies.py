@@ -39,6 +39,8 @@ SOFT_STRATEGIES = (
 )
 """The strategies of the protocol for a full socket; the first is the default."""
 
+SOFT_ERROR = SOFT_STRATEGIES[3]
+"""The strategy of a receiver that is about to be disconnected."""
 HARD_STRATEGIES = (
     Strategy(b"blocking/hard/discard", Verdict.DROP),
     Strategy(b"blocking/hard/block", Verdict.BLOCK),

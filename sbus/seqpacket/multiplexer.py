@@ -269,8 +269,11 @@ class Multiplexer:
             self.pass_number = number
             self.has_read = False
             self._dispatch()
-            if not self.has_read or not all(may_go_on() for may_go_on in self.on_pass):
+            if not self.has_read:
                 return
+            for may_pass in self.on_pass:
+                if not may_pass():
+                    return
             if self.contended or number & 1:  # while nobody else waits, every second pass is enough
                 now = time.monotonic()
                 began = began or now

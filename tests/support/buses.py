@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.task import Clock
 
+from sbus.fair.scheduler import CROWD
 from sbus.protocol.keys import PeerCredentials
 from sbus.server.bus.protocol import BusProtocol
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.credentials import AccessSettings, KernelPolicy
 from sbus.server.core.limits import Limits
 from sbus.testing import FakePacketTransport
+from tests.support.reactors import HandTurnedReactor
 
-__all__ = ["Bus", "Peer"]
+__all__ = ["Bus", "HandTurnedBus", "Peer"]
 
 
 class Peer:
@@ -65,11 +68,58 @@ class Bus:
         for _ in range(8):
             self.clock.advance(0)
 
-    def connect(self, uid: int = 1000, gid: int = 100, pid: int = 0, **settings: Any) -> Peer:
-        """Connect a new client, with a PID of its own if none is given."""
+    def connect(
+        self,
+        uid: int = 1000,
+        gid: int = 100,
+        pid: int = 0,
+        *,
+        make: Callable[[SubscriptionRegistry], BusProtocol] = BusProtocol,
+        **settings: Any,
+    ) -> Peer:
+        """Connect a new client, with a PID of its own if none is given.
+
+        :param make: makes the server's side of the connection.
+        """
         peer = PeerCredentials(pid or 5000 + len(self.registry.clients), uid, gid)
         transport = FakePacketTransport(peer, clock=self.clock, **settings)
-        protocol = BusProtocol(self.registry)
+        protocol = make(self.registry)
         transport.connect(protocol)
         self.settle()
         return Peer(self, transport, protocol)
+
+
+class HandTurnedBus(Bus):
+    """A bus whose server goes on only when a test says so: what it puts off waits for `turn`.
+
+    Sockets have a clock of their own, so that what they do soon is done at once.
+
+    :ivar tick: nanoseconds that pass with each look of the scheduler at its clock.
+    """
+
+    def __init__(self, tick: int = 20_000, **settings: Any) -> None:
+        self.reactor = HandTurnedReactor()
+        super().__init__(clock=self.reactor, **settings)
+        self.clock = Clock()
+        self.tick = tick
+        self._now = 0
+        self.registry.scheduler.clock = self._look
+
+    def _look(self) -> int:
+        self._now += self.tick
+        return self._now
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """Let time pass, and then the server have one turn."""
+        self.reactor.rightNow += seconds
+        self.reactor.turn()
+        self.settle()
+
+    def use_up(self, peer: Peer, work: int) -> None:
+        """Have a client's user use up its time, while other users are active: the rest of its work waits for turns.
+
+        :param work: by how much it exceeds its time, in microseconds.
+        """
+        scheduler, lines = self.registry.scheduler, peer.protocol.user.lines
+        lines.deficit = -1_000 * work
+        scheduler.crowd, scheduler.is_busy = CROWD, True

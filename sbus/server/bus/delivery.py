@@ -25,7 +25,7 @@ a single message.
 
 Mail without room: the publisher's own user waits for it, so `deliver` handles nothing and says so; messages of other
 users are lost for that user, and leave a `Gap`. What observers publish during an event is handled when the batch, or
-the entry, is over (`Delivery.afterwards`).
+the entry, is over (`SubscriptionRegistry.publish`).
 
 An exception of a plugged-in strategy or order is the trouble of the client that chose it: that client is disconnected.
 """
@@ -36,7 +36,6 @@ import socket
 from collections.abc import Callable, Sequence, Set
 from itertools import islice
 
-from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
@@ -76,7 +75,6 @@ class Delivery:
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
     :param scheduler: whose turn it is.
-    :param clock: makes calls soon.
     :param muted: receivers without a queue that get nothing any more, although routes contain them.
     :ivar scheduler: the same.
     :ivar observers: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
@@ -87,10 +85,8 @@ class Delivery:
     log = Logger(namespace="sbus.bus")
 
     __slots__ = (
-        "_afterwards",
         "_backpressure",
         "_blocking",
-        "_call_soon",
         "_count",
         "_counters",
         "_credentials",
@@ -113,7 +109,6 @@ class Delivery:
         credentials: ICredentials,
         backpressure: Backpressure,
         scheduler: Scheduler,
-        clock: IReactorTime,
         muted: Set[Receiver] = frozenset(),
     ) -> None:
         self._counters = counters
@@ -127,8 +122,6 @@ class Delivery:
         self._publisher: Publisher | None = None
         self._blocking: set[Receiver] = set()
         self._flushing = False
-        self._afterwards: list[Callable[[], object]] = []
-        self._call_soon = clock.callLater
         self._keeper: LastValues | None = None
         self._most_at_once = 0 if events.delivered else AT_ONCE
         self._muted = muted
@@ -269,7 +262,7 @@ class Delivery:
                 if type(last) is not Gap or not last.takes():
                     last = Gap(self, lines)
                     self.scheduler.append(lines, last)
-                last.add(group, count, size, count * len(group.receivers))
+                last.add(group, count, size)
                 continue
             waiter = publisher if self._may_be_blocked(publisher, group) else None
             skip = publisher if lines is sender and not has_echo else None
@@ -412,11 +405,8 @@ class Delivery:
         self.touched.append(receiver)
 
     def flush(self) -> None:
-        """Send what the batch has brought, with one call for each receiver, and settle what the sockets did not take.
-
-        Then handle what observers have published meanwhile.
-        """
-        if self._flushing or not (self.touched or self._afterwards):
+        """Send what the batch has brought, one call for each receiver, and settle what the sockets did not take."""
+        if self._flushing or not self.touched:
             return
         self._flushing = True
         try:
@@ -436,17 +426,6 @@ class Delivery:
                         self._failed(receiver)
         finally:
             self._flushing = False
-        if self._afterwards:
-            calls, self._afterwards = self._afterwards, []
-            for call in calls:
-                call()
-            self.flush()
-
-    def afterwards(self, call: Callable[[], object]) -> None:
-        """Make a call when the batch or the entry in hand is over, or soon if none is."""
-        if not self._afterwards:
-            self._call_soon(0, self.flush)
-        self._afterwards.append(call)
 
     def _settle(
         self, receiver: Receiver, queue: SendQueue, transport: IPacketTransport, publisher: Publisher | None

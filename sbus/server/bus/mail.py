@@ -123,6 +123,7 @@ class Mail:
         lines.add(sender, copies * lines.ns, size)
         user.charge_memory(size)
         self._post.scheduler.mail_copies += copies
+        self._post.scheduler.mail_bytes += size * len(self.group.receivers)
 
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
@@ -134,6 +135,7 @@ class Mail:
             some = receivers[self._at : self._at + step]
             self._at += len(some)
             post.scheduler.mail_copies -= len(some) * len(packets)
+            post.scheduler.mail_bytes -= len(some) * self._size
             if self.skip in some:
                 some = tuple(receiver for receiver in some if receiver is not self.skip)
             post.hand(packets, some, self.waiter, True, self._packed)
@@ -165,8 +167,9 @@ class Mail:
                 if receiver is not self.skip:
                     gap.add_for(receiver, len(self.packets), self._size)
         else:
-            gap.add(self.group, len(self.packets), self._size, 0)
+            gap.add(self.group, len(self.packets), self._size, False)
         self._post.scheduler.mail_copies -= copies
+        self._post.scheduler.mail_bytes -= len(left) * self._size
         self._end(0)
 
     def describe(self) -> dict[str, Any]:
@@ -181,13 +184,13 @@ class Gap:
     :param why: the cause.
     """
 
-    __slots__ = ("_copies", "_groups", "_left", "_lines", "_post", "_receivers", "why")
+    __slots__ = ("_copied_bytes", "_copies", "_groups", "_left", "_lines", "_post", "_receivers", "why")
 
     def __init__(self, post: Post, lines: Lines, why: LossReason = LossReason.SHARE) -> None:
         self.why = why
         self._post = post
         self._lines = lines
-        self._copies = 0
+        self._copies = self._copied_bytes = 0
         self._groups: dict[Group[Receiver], tuple[int, int]] = {}
         self._receivers: dict[Receiver, tuple[int, int]] = {}
         self._left: list[tuple[Receiver, int, int]] | None = None
@@ -196,11 +199,11 @@ class Gap:
         """Return whether more losses can join."""
         return self._left is None
 
-    def add(self, group: Group[Receiver], messages: int, size: int, copies: int) -> None:
+    def add(self, group: Group[Receiver], messages: int, size: int, is_waiting: bool = True) -> None:
         """Note messages that are lost for a group.
 
         :param size: their bytes.
-        :param copies: their copies, which count as waiting until the gap is reached.
+        :param is_waiting: their copies count as waiting until the gap is reached.
         """
         found = self._groups.get(group)
         if found is not None:
@@ -211,8 +214,12 @@ class Gap:
         else:
             for receiver in group.receivers:
                 self.add_for(receiver, messages, size)
-        self._copies += copies
-        self._post.scheduler.mail_copies += copies
+        if is_waiting:
+            copies = messages * len(group.receivers)
+            self._copies += copies
+            self._copied_bytes += size * len(group.receivers)
+            self._post.scheduler.mail_copies += copies
+            self._post.scheduler.mail_bytes += size * len(group.receivers)
 
     def add_for(self, receiver: Receiver, messages: int, size: int) -> None:
         """Note messages that are lost for one receiver."""
@@ -236,6 +243,7 @@ class Gap:
             left += [(receiver, messages, size) for receiver, (messages, size) in self._receivers.items()]
             left.reverse()
             self._post.scheduler.mail_copies -= self._copies
+            self._post.scheduler.mail_bytes -= self._copied_bytes
         while left:
             for _ in range(min(_LOSSES_PER_LOOK, len(left))):
                 receiver, messages, size = left.pop()

@@ -736,7 +736,11 @@ class BusProtocol:
         self.settings = replace(self.settings, bundles=bundles)
         self._configure_queue()
         if bundles == wanted:
-            self.reply(key, b"%d" % MAX_BUNDLE if bundles else b"")
+            answer = build(CMSG, key, b"%d" % MAX_BUNDLE if bundles else b"")
+            if self._held:
+                self._held.append(answer)
+            else:
+                self._put(answer, self._registry.touch_also)
         else:
             self._registry.counters.unknown_controls += 1
 
@@ -786,7 +790,7 @@ class BusProtocol:
 
     def _begin_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         registry, transport = self._registry, self.transport
-        if transport is None or self._write_closed:
+        if transport is None or self._write_closed or self.reason is not None:
             packets.close()
             self._is_loading = False
             on_over()
@@ -845,6 +849,10 @@ class BusProtocol:
             if self._has_replies():
                 self._pause()
             return
+        self._put(packet, touch)
+
+    def _put(self, packet: bytes, touch: Callable[[Client], None]) -> None:
+        """Put a reply into the queue: its place in the stream has come."""
         queue = self.queue
         queue.write(packet)
         if not queue.is_congested:
@@ -857,8 +865,7 @@ class BusProtocol:
     def _write_letter(self, packet: bytes) -> None:
         self._letters -= 1
         if not self._write_closed:
-            self.queue.write(packet)
-            self._registry.touch_also(self)
+            self._put(packet, self._registry.touch_also)
         self._maybe_resume()
         if not self._letters:
             for hook in self.on_room:

@@ -41,7 +41,6 @@ from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
 from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
 from sbus.routing.cost import MatchCost
-from sbus.routing.route import Route
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.interest_notices import InterestNotices
 from sbus.server.asks.last_values import LastValueRule, LastValues
@@ -148,7 +147,7 @@ class SubscriptionRegistry(Service):
         self._router = Router(dialect, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
         self.delivery = Delivery(
-            self.counters, self._events, credentials, self._backpressure, self.scheduler, clock, self._router.muted
+            self.counters, self._events, credentials, self._backpressure, self.scheduler, self._router.muted
         )
         self.clients = self._members.clients
         self.memory = MemoryGuard(
@@ -591,14 +590,14 @@ class SubscriptionRegistry(Service):
             packet = build(MSG, key, payload)
         except TypeError as e:
             raise UsageError(f"a key and a payload are bytes, for example b'state/on' and text.encode(): {e}") from None
-        route = self.route(key)
+        self.route(key)  # checks it, too
         if self._events.is_notifying:
-            self.delivery.afterwards(lambda: self._publish(packet, route))
+            self._clock.callLater(0, self._publish, packet, key)  # when the batch, or the entry of mail, is over
         else:
-            self._publish(packet, route)
+            self._publish(packet, key)
 
-    def _publish(self, packet: bytes, route: Route[Receiver]) -> None:
-        self.deliver([packet], route, None)
+    def _publish(self, packet: bytes, key: bytes) -> None:
+        self.deliver([packet], self.route(key), None)
         self.delivery.flush()
 
     def touch(self, client: Client) -> None:

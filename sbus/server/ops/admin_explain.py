@@ -154,10 +154,10 @@ class _Explanation:
         """Return why a receiver with a matching pattern would not get the message, as a word and in words."""
         registry, queue = self._registry, receiver.queue
         if registry.router.is_muted(receiver):
-            return "leaving", "it is leaving: its subscriptions are being dropped"
+            return "departing", "it is departing: its subscriptions are being dropped"
         if queue is None:
             return None
-        if receiver is self._publisher and not queue.settings.echo:
+        if receiver is self._publisher and not self._publisher.settings.echo:
             return "echo", "it would publish the message itself, and has chosen echo/off"
         if not queue.is_congested:
             return None

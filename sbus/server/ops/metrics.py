@@ -115,7 +115,8 @@ class Metrics:
             "sbus_routed_messages", "Copies of messages that were meant for a receiver, lost or not.", counters.routed
         )
         yield counter("sbus_routed_bytes", "Bytes of these copies.", counters.routed_bytes)
-        delivered = counters.routed - counters.dropped - counters.conflated - waiting.messages
+        mail = registry.scheduler
+        delivered = counters.routed - counters.dropped - counters.conflated - waiting.messages - mail.mail_copies
         yield counter(
             "sbus_delivered_messages",
             "Copies that were handed to receivers. Level while sbus_published_messages rises: see sbus_queue_bytes.",
@@ -124,7 +125,7 @@ class Metrics:
         yield counter(
             "sbus_delivered_bytes",
             "Bytes of these, and of conflated copies.",
-            self._rising("bytes", counters.routed_bytes - counters.dropped_bytes - waiting.bytes),
+            self._rising("bytes", counters.routed_bytes - counters.dropped_bytes - waiting.bytes - mail.mail_bytes),
         )
         yield counter(
             "sbus_dropped_messages",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet import defer
-from twisted.internet.interfaces import IListeningPort, IReactorTime, IStreamServerEndpoint
+from twisted.internet.interfaces import IListeningPort, IReactorFDSet, IReactorTime, IStreamServerEndpoint
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from zope.interface import implementer
@@ -17,7 +17,8 @@ from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.service import MultiService
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
-from sbus.seqpacket.interfaces import IPeerGate
+from sbus.seqpacket.interfaces import IPeerGate, Reactor
+from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.server.asks.last_values import LastValueRule
 from sbus.server.bus.protocol import BusProtocol
 from sbus.server.bus.registry import SubscriptionRegistry
@@ -165,6 +166,7 @@ class BusService(MultiService):
             owner_of=owner_of,
         )
         self.registry.setServiceParent(self)
+        self._multiplexer = Multiplexer.of(cast(Reactor, clock)) if IReactorFDSet.providedBy(clock) else None
         self._sockets = Sockets(endpoints, lambda listener: BusFactory(self.registry, listener), self._is_listening)
 
     def privilegedStartService(self) -> None:
@@ -181,6 +183,8 @@ class BusService(MultiService):
         :raises sbus.errors.ListenError: if the address cannot be listened on.
         """
         super().startService()
+        if self._multiplexer is not None:
+            self._multiplexer.on_pass += (self.registry.scheduler.may_pass,)
         if not self._sockets.is_open:
             try:
                 self._sockets.open()
@@ -262,6 +266,9 @@ class BusService(MultiService):
     async def _stop(self) -> None:
         await self.stopListening()
         await super().stopService()
+        if self._multiplexer is not None:
+            hook = self.registry.scheduler.may_pass
+            self._multiplexer.on_pass = tuple(each for each in self._multiplexer.on_pass if each != hook)
         self._log_observer.stop()
 
     def stopService(self) -> defer.Deferred[None]:
