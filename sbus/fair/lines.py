@@ -242,10 +242,10 @@ class Lines:
 
     # --- turns -------------------------------------------------------------------------------
 
-    def turn(self, until: int, clock: Callable[[], int]) -> int:
+    def turn(self, until: int, clock: Callable[[], int]) -> None:
         """Do what stands in the lines until the clock shows `until`, each time beginning with another line.
 
-        :returns: the time when it ended.
+        Work that raises an exception is dropped.
         """
         first, self._first = self._first, (self._first + 1) % 3
         serve = (self._serve_mail, self._serve_chores, self._serve_readers)
@@ -254,13 +254,16 @@ class Lines:
             now = serve[at % 3](until, clock, now)
             if now >= until:
                 break
-        return now
 
     def _serve_mail(self, until: int, clock: Callable[[], int], now: int) -> int:
         mail = self.mail
         while mail and now < until:
-            if mail[0].run(until):
-                mail.popleft()
+            is_done = True  # also if it raises: it would do so in each turn
+            try:
+                is_done = mail[0].run(until)
+            finally:
+                if is_done:
+                    mail.popleft()
             now = clock()
         return now
 

@@ -222,11 +222,12 @@ class Scheduler:
         return not self._ring or self.clock() - self._turn_ended < QUANTUM
 
     def _call(self) -> None:
-        self._is_due = False
-        self.turn()
-        if self._ring and not self._is_due:
-            self._is_due = True
-            self._reactor.callLater(0, self._call)
+        try:
+            self.turn()
+        finally:
+            self._is_due = bool(self._ring)
+            if self._is_due:
+                self._reactor.callLater(0, self._call)
 
     def turn(self) -> None:
         """Serve the first user of the ring who has no debt, for one quantum."""
@@ -244,10 +245,14 @@ class Scheduler:
         began = self.clock()
         self._served, self._until = lines, began + lines.deficit
         try:
-            now = lines.turn(self._until, self.clock)
+            lines.turn(self._until, self.clock)
         finally:
             self._served = None
-        lines.deficit -= min(now - began, LONGEST_CHARGE)
+            self.charge(lines, self.clock() - began)
+            self._let_rest(lines)
+
+    def _let_rest(self, lines: Lines) -> None:
+        """Take a user out of the ring if nothing is left there, and no debt of a user that is to be forgotten."""
         if lines.is_empty and (lines.deficit > 0 or lines.on_rest is None):
             del self._ring[lines]
             on_rest, lines.on_rest = lines.on_rest, None

@@ -1,0 +1,592 @@
+"""The scheduler: of k users with work each gets 1/k of the time, and what the server does for one is charged once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from sbus.fair import Lines
+from sbus.fair.lines import QUANTUM
+from sbus.fair.scheduler import ALONE, CROWD, LONGEST_CHARGE
+from tests.support.examples import examples
+from tests.unit.fair.fakes import Machine, Reader, Work
+
+FOREVER = float("inf")
+
+
+def busy(machine: Machine) -> None:
+    """Have two users send, so that the time of everybody is measured."""
+    for _ in range(2):
+        machine.scheduler.change(Lines())
+    assert machine.scheduler.is_busy
+
+
+def add(machine: Machine, lines: Lines, line: str, length: int, steps: float = FOREVER) -> Work | Reader:
+    """Give a user work in one of its lines."""
+    if line == "readers":
+        reader = Reader(machine, lines, steps, length, line)
+        reader.wait()
+        return reader
+    work = Work(machine, steps, length, line)
+    if line == "mail":
+        machine.scheduler.append(lines, work)
+    else:
+        machine.scheduler.add_chore(lines, work)
+    return work
+
+
+LINES = ("mail", "chores", "readers")
+
+
+# --- shares (I8) ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(LINES), st.integers(1_000, LONGEST_CHARGE), min_size=1), min_size=2, max_size=6
+    ),
+    st.integers(1, 300),
+)
+def test_users_with_work_get_equal_shares(users, turns):
+    """Of k users with work, none ever gets more than another one beyond two quanta and the longest step of both."""
+    machine = Machine()
+    all_lines = [Lines() for _ in users]
+    works = [
+        [add(machine, lines, line, length) for line, length in chosen.items()]
+        for lines, chosen in zip(all_lines, users, strict=True)
+    ]
+    for _ in range(turns):
+        machine.turn()
+        took = [sum(work.took for work in some) for some in works]
+        for one, first in zip(took, users, strict=True):
+            for two, second in zip(took, users, strict=True):
+                assert one - two <= 2 * QUANTUM + max(first.values()) + max(second.values())
+    assert machine.now - 1_000_000_000 == sum(took)
+
+
+@given(st.lists(st.integers(1_000, 100_000), min_size=3, max_size=3), st.integers(1, 3))
+def test_each_line_of_a_user_gets_a_third(lengths, users):
+    """Of a user's time, each line with endless work gets a third, within one step a turn."""
+    machine, turns = Machine(), 300
+    for _ in range(users):
+        lines = Lines()
+        works = [add(machine, lines, line, length) for line, length in zip(LINES, lengths, strict=True)]
+    machine.turn(turns)
+    took = [work.took for work in works]
+    for one in took:
+        assert abs(one - sum(took) / 3) <= turns / users / 3 * max(lengths) + ALONE
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_little_work_waits_for_one_round(line):
+    """A user with little to do is done after one turn of each of the others, however much they have."""
+    machine = Machine()
+    for _ in range(5):
+        add(machine, Lines(), "mail", QUANTUM // 10)
+    machine.turn(20)
+    before = machine.now
+    work = add(machine, Lines(), line, QUANTUM // 10, 1)
+    while not work.took:
+        machine.turn()
+    assert machine.now - before <= 6 * (QUANTUM + QUANTUM // 10)
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_step_beyond_the_quantum_is_a_debt(others):
+    """A user whose steps are long waits for the others to catch up."""
+    machine = Machine()
+    slow = add(machine, Lines(), "chores", 4 * QUANTUM)
+    quick = [add(machine, Lines(), "chores", QUANTUM // 10) for _ in range(others)]
+    machine.turn(400)
+    for each in quick:
+        assert each.took == pytest.approx(slow.took, rel=0.1)
+
+
+def test_a_charge_is_capped():
+    """A step that took very long was preempted: a user pays for 5 ms of it, and is served again after ten rounds."""
+    machine = Machine()
+    slow = add(machine, Lines(), "chores", 1_000 * QUANTUM)
+    quick = add(machine, Lines(), "chores", QUANTUM)
+    machine.turn(1_001)
+    rounds = LONGEST_CHARGE // QUANTUM
+    assert slow.took // slow.length == pytest.approx(quick.took // quick.length / rounds, abs=2)
+    lines = Lines()
+    machine.scheduler.charge(lines, 10 * LONGEST_CHARGE)
+    assert lines.deficit == QUANTUM - LONGEST_CHARGE
+
+
+class Ring(RuleBasedStateMachine):
+    """Users come and go, with clients that are read directly, or in turns, and work of all kinds."""
+
+    @initialize(users=st.integers(2, 4))
+    def begin(self, users):
+        self.machine = Machine()
+        self.users = [Lines() for _ in range(users)]
+        self.flood = Lines()
+        add(self.machine, self.flood, "chores", QUANTUM // 4)
+        self.waiting = dict.fromkeys(self.users, 0.0)
+
+    @rule(who=st.integers(0, 3), line=st.sampled_from(LINES), steps=st.integers(1, 30), length=st.integers(1, 900_000))
+    def give(self, who, line, steps, length):
+        add(self.machine, self.users[who % len(self.users)], line, length, steps)
+
+    @rule(who=st.integers(0, 3), took=st.integers(1, 900_000))
+    def send(self, who, took):
+        lines = self.users[who % len(self.users)]
+        had = lines.deficit
+        if self.machine.batch(lines, took):
+            assert lines.deficit == had - took
+        elif lines.is_empty:
+            assert lines.deficit <= 0
+            Reader(self.machine, lines, 1, took).wait()
+
+    @rule(times=st.integers(1, 20))
+    def turn(self, times):
+        self.machine.turn(times)
+
+    @invariant()
+    def holds(self):
+        if not hasattr(self, "users"):
+            return
+        for lines in (*self.users, self.flood):
+            assert lines.deficit <= QUANTUM
+            assert lines.is_empty or lines in self.machine.scheduler._ring
+        assert self.machine.scheduler.is_busy
+        assert len(self.machine.calls) == 1
+
+    def teardown(self):
+        if hasattr(self, "users"):
+            self.machine.scheduler.finish(self.flood)
+            self.machine.settle()
+            assert all(lines.is_empty for lines in self.users)
+            alone = Lines()
+            for _ in range(CROWD + 1):
+                assert self.machine.batch(alone, 0)
+            assert not self.machine.scheduler.is_busy
+
+
+TestRing = Ring.TestCase
+TestRing.settings = settings(max_examples=examples(100), stateful_step_count=30)
+
+
+# --- who is active -------------------------------------------------------------------------------
+
+
+def test_nothing_is_measured_while_one_user_is_active():
+    """The batches of a user alone are not charged, however many they are."""
+    machine, lines = Machine(), Lines()
+    for _ in range(3 * CROWD):
+        assert machine.batch(lines, 10 * QUANTUM)
+    assert not machine.scheduler.is_busy
+    assert lines.deficit == QUANTUM
+    assert machine.calls == []
+
+
+def test_a_second_user_makes_a_crowd():
+    """From the first batch of a second user on all are charged, until one has sent 64 batches in a row."""
+    machine, one, two = Machine(), Lines(), Lines()
+    machine.batch(one, 10)
+    machine.batch(two, 10)
+    scheduler = machine.scheduler
+    assert (scheduler.is_busy, scheduler.is_contended, scheduler.crowd) == (True, True, CROWD)
+    assert (one.deficit, two.deficit) == (QUANTUM, QUANTUM - 10)
+    for _ in range(CROWD - 1):
+        machine.batch(two, 10)
+        assert scheduler.is_busy
+    machine.batch(two, 10)
+    assert (scheduler.is_busy, scheduler.is_contended, scheduler.crowd) == (False, False, 0)
+    machine.batch(one, 10)
+    assert scheduler.is_busy
+
+
+def test_a_crowd_begins_anew_with_each_change():
+    """As long as users alternate, everybody is charged."""
+    machine, one, two = Machine(), Lines(), Lines()
+    for _ in range(2 * CROWD):
+        machine.batch(one, 1)
+        machine.batch(two, 1)
+        assert machine.scheduler.crowd == CROWD
+
+
+def test_the_end_of_a_crowd_while_something_waits():
+    """A user that has sent alone for long is measured still, while anything waits for a turn."""
+    machine, one, two = Machine(), Lines(), Lines()
+    machine.batch(one, 1)
+    machine.batch(two, 1)
+    work = add(machine, one, "chores", 1, 1)
+    for _ in range(CROWD):
+        machine.batch(two, 1)
+    assert (machine.scheduler.crowd, machine.scheduler.is_busy) == (0, True)
+    machine.settle()
+    assert work.took
+    assert not machine.scheduler.is_busy
+
+
+def test_a_user_that_was_forgotten_makes_no_crowd():
+    """The user after one that has left is alone."""
+    machine, one, two = Machine(), Lines(), Lines()
+    machine.batch(one, 1)
+    machine.scheduler.forget(two)
+    assert machine.scheduler.last is one
+    machine.scheduler.forget(one)
+    machine.batch(two, 1)
+    assert not machine.scheduler.is_busy
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_work_makes_a_user_measured_until_it_is_done(line):
+    """While anything waits for a turn, all users are measured; a user alone has turns of 4 ms."""
+    machine, lines = Machine(), Lines()
+    work = add(machine, lines, line, ALONE // 4, 6)
+    scheduler = machine.scheduler
+    assert (scheduler.is_busy, scheduler.is_contended) == (True, False)
+    machine.turn()
+    assert work.took == ALONE
+    assert scheduler.is_busy
+    machine.turn()
+    assert work.took == 6 * ALONE // 4
+    assert not scheduler.is_busy
+    assert machine.calls == []
+
+
+def test_a_user_can_be_taken_out():
+    """A user whose server stops has no turn any more, whatever waits."""
+    machine, lines = Machine(), Lines()
+    work = add(machine, lines, "mail", 1)
+    machine.scheduler.finish(lines)
+    assert not machine.scheduler.is_busy
+    machine.settle()
+    assert not work.took
+
+
+# --- batches outside of turns --------------------------------------------------------------------
+
+
+def test_who_has_no_time_left_waits():
+    """A user in debt is not read directly; after a turn it is again."""
+    machine, lines = Machine(), Lines()
+    busy(machine)
+    assert machine.batch(lines, QUANTUM - 1)
+    assert machine.scheduler.may_go_on(lines)
+    assert machine.batch(lines, 2)
+    assert not machine.scheduler.may_go_on(lines)
+    assert not machine.batch(lines, 1)
+    reader = Reader(machine, lines, 1, 7)
+    reader.wait()
+    machine.settle()
+    assert (reader.took, machine.scheduler.waited) == (7, 1)
+    assert machine.batch(lines, 1)
+
+
+@pytest.mark.parametrize("line", ["readers", "hung_up", "held"])
+def test_a_client_is_not_read_before_those_of_its_user_that_wait(line):
+    """Clients of one user are read in the order in which they have sent, whoever is looked at first."""
+    machine, lines = Machine(), Lines()
+    busy(machine)
+    reader = Reader(machine, lines, 1, 1)
+    assert machine.scheduler.may_read(lines)
+    if line == "held":
+        machine.scheduler.hold(lines, reader)
+    else:
+        machine.scheduler.wait(lines, reader, line == "hung_up")
+    assert not machine.scheduler.may_read(lines)
+    assert not machine.scheduler.may_go_on(lines)
+    assert machine.scheduler.may_read(Lines())
+
+
+@pytest.mark.parametrize("line", ["mail", "chores"])
+def test_mail_and_chores_keep_no_client_from_being_read(line):
+    """A user's clients are read directly while only mail or chores of it wait."""
+    machine, lines = Machine(), Lines()
+    add(machine, lines, line, 1)
+    assert machine.scheduler.may_read(lines)
+
+
+def test_a_batch_may_take_what_its_user_has_left():
+    """A batch ends when its user's time does; while no other user is active, after 4 ms."""
+    machine, lines = Machine(), Lines()
+    scheduler = machine.scheduler
+    assert scheduler.begin(lines) == machine.now + ALONE
+    scheduler.end(lines)
+    busy(machine)
+    machine.batch(lines, 100)
+    assert scheduler.begin(lines) == machine.now + QUANTUM - 100
+    scheduler.end(lines)
+    scheduler.charge(lines, 3 * QUANTUM)
+    assert scheduler.begin(lines) == machine.now + 1
+
+
+def test_a_batch_begins_when_it_is_read():
+    """To read a batch is part of it; the next batch of the same read begins where the first one ended."""
+    machine, lines = Machine(), Lines()
+    scheduler = machine.scheduler
+    busy(machine)
+    assert scheduler.may_read(lines)
+    machine.now += 100
+    scheduler.begin(lines)
+    machine.now += 10
+    scheduler.end(lines)
+    assert lines.deficit == QUANTUM - 110
+    machine.now += 1_000
+    scheduler.begin(lines)
+    machine.now += 10
+    scheduler.end(lines)
+    assert lines.deficit == QUANTUM - 120
+
+
+def test_passes_go_on_for_a_quantum_between_turns():
+    """While a user waits for a turn, sockets are looked at for a quantum; while nobody does, as long as they like."""
+    machine = Machine()
+    assert machine.scheduler.may_pass()
+    machine.now += 10 * QUANTUM
+    assert machine.scheduler.may_pass()
+    add(machine, Lines(), "chores", 1)
+    machine.turn()
+    machine.now += QUANTUM - 1
+    assert machine.scheduler.may_pass()
+    machine.now += 1
+    assert not machine.scheduler.may_pass()
+
+
+# --- batches in turns ----------------------------------------------------------------------------
+
+
+def test_a_batch_in_a_turn_is_charged_once():
+    """A batch that is handled in its user's turn is part of the turn, which is charged as a whole."""
+    machine, lines = Machine(), Lines()
+    busy(machine)
+    reader = Reader(machine, lines, 3, QUANTUM // 10)
+    reader.wait()
+    machine.turn()
+    assert reader.left == 0
+    assert lines.deficit == QUANTUM - 3 * QUANTUM // 10
+
+
+def test_in_a_turn_only_its_user_is_read():
+    """Whatever a turn resumes, clients of other users wait for theirs, and its own clients until its end."""
+    machine, lines, other = Machine(), Lines(), Lines()
+    seen: list[tuple[bool, ...]] = []
+    scheduler = machine.scheduler
+
+    def look() -> None:
+        seen.append(tuple(may(each) for each in (lines, other) for may in (scheduler.may_read, scheduler.may_go_on)))
+
+    work = add(machine, lines, "chores", ALONE // 2 + 1, 2)
+    assert isinstance(work, Work)
+    work.during = look
+    machine.settle()
+    assert seen == [(True, True, False, False), (False, True, False, False)]
+
+
+def test_turns_are_made_one_at_a_time():
+    """However much waits, the reactor is asked for one turn, and for the next when that is over."""
+    machine = Machine()
+    for _ in range(5):
+        lines = Lines()
+        for line in LINES:
+            add(machine, lines, line, 1, 2)
+    while machine.calls:
+        assert len(machine.calls) == 1
+        machine.turn()
+
+
+# --- chores --------------------------------------------------------------------------------------
+
+
+def test_a_short_chore_is_done_at_once():
+    """What a user's deficit lasts for is done at once, and charged once."""
+    machine, lines = Machine(), Lines()
+    busy(machine)
+    work = Work(machine, 3, 10)
+    machine.scheduler.do(lines, work)
+    assert (work.left, lines.deficit, lines.is_empty) == (0, QUANTUM - 30, True)
+
+
+def test_a_long_chore_goes_on_in_turns():
+    """The rest of a chore waits for the turns of its user."""
+    machine, lines = Machine(), Lines()
+    busy(machine)
+    work = Work(machine, 10, QUANTUM // 2)
+    machine.scheduler.do(lines, work)
+    assert work.took == QUANTUM
+    assert lines.deficit == 0
+    machine.settle()
+    assert work.left == 0
+
+
+@pytest.mark.parametrize("why", ["debt", "order"])
+def test_a_chore_waits_for_its_turn(why):
+    """A user in debt, or with other chores, has nothing done at once."""
+    machine, lines = Machine(), Lines()
+    busy(machine)
+    if why == "debt":
+        machine.scheduler.charge(lines, QUANTUM)
+    else:
+        add(machine, lines, "chores", 1, 1)
+    work = Work(machine, 1, 1, "last")
+    machine.scheduler.do(lines, work)
+    assert work.took == 0
+    machine.settle()
+    assert work.left == 0
+    assert machine.log[-1] == "last"
+
+
+def test_a_chore_that_another_user_causes():
+    """A batch does not pay for what it makes the server do for another user, who does."""
+    machine, one, two = Machine(), Lines(), Lines()
+    busy(machine)
+    machine.scheduler.begin(one)
+    machine.now += 10
+    machine.scheduler.do(two, Work(machine, 1, 100))
+    machine.now += 10
+    machine.scheduler.end(one)
+    assert (one.deficit, two.deficit) == (QUANTUM - 20, QUANTUM - 100)
+
+
+def test_a_chore_of_the_user_whose_batch_causes_it():
+    """A chore in a batch of its own user is charged once."""
+    machine, lines = Machine(), Lines()
+    busy(machine)
+    machine.scheduler.begin(lines)
+    machine.now += 10
+    machine.scheduler.do(lines, Work(machine, 1, 100))
+    machine.scheduler.end(lines)
+    assert lines.deficit == QUANTUM - 110
+
+
+def test_a_chore_in_a_turn():
+    """In a turn, a chore of its user is part of it, as far as it lasts; one of another user waits for that user's."""
+    machine, lines, other = Machine(), Lines(), Lines()
+    busy(machine)
+    own, foreign = Work(machine, 3, QUANTUM // 4, "own"), Work(machine, 1, 1, "foreign")
+    work = Work(machine, 1, QUANTUM // 2, "work")
+
+    def cause() -> None:
+        machine.scheduler.do(other, foreign)
+        machine.scheduler.do(lines, own)
+        assert (own.left, foreign.left) == (1, 1)
+
+    work.during = cause
+    machine.scheduler.append(lines, work)
+    machine.turn()
+    assert lines.deficit == 0
+    assert machine.log == ["work", "own", "own"]
+    machine.settle()
+    assert sorted(machine.log) == ["foreign", "own", "own", "own", "work"]
+    assert other.deficit == QUANTUM - 1
+
+
+# --- debts ---------------------------------------------------------------------------------------
+
+
+def test_a_debt_outlives_the_connections_of_its_user():
+    """A user that has left is forgotten when its debts are paid: to connect again is no way out of them."""
+    machine, lines = Machine(), Lines()
+    busy(machine)
+    add(machine, Lines(), "chores", QUANTUM)
+    machine.batch(lines, 4 * QUANTUM)
+    rested: list[int] = []
+    lines.on_rest = lambda: rested.append(lines.deficit)
+    machine.scheduler.enter(lines)
+    while not rested:
+        assert lines.deficit <= 0
+        assert lines in machine.scheduler._ring
+        machine.turn()
+    assert 0 < rested[0] <= QUANTUM
+    machine.turn(10)
+    assert len(rested) == 1
+    assert lines not in machine.scheduler._ring
+
+
+def test_a_debt_of_a_user_that_stays_is_kept():
+    """A user that has nothing to do has no turns, and no time comes back to it meanwhile."""
+    machine, lines = Machine(), Lines()
+    busy(machine)
+    add(machine, Lines(), "chores", QUANTUM)
+    machine.batch(lines, 3 * QUANTUM)
+    machine.turn(50)
+    assert lines.deficit == -2 * QUANTUM
+
+
+def test_what_waits_keeps_a_user_from_being_forgotten():
+    """As long as something waits for it, a user is not at rest."""
+    machine, lines = Machine(), Lines()
+    work = add(machine, lines, "mail", ALONE, 3)
+    rested: list[float] = []
+    lines.on_rest = lambda: rested.append(work.left)
+    machine.settle()
+    assert rested == [0]
+
+
+# --- readers -------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_hangs_up_while_it_waits():
+    """It goes before those that have not, also if it waits for room."""
+    machine, lines, other = Machine(), Lines(), Lines()
+    a, b, c = (Reader(machine, lines, 1, 1, name) for name in "abc")
+    a.wait()
+    b.wait()
+    lines.add(other, 1, 1)
+    machine.scheduler.hold(lines, c)
+    machine.scheduler.hang_up(lines, c)
+    machine.scheduler.hang_up(lines, b)
+    machine.scheduler.hang_up(lines, Reader(machine, lines, 1, 1, "it does not wait"))
+    machine.turn(2)
+    assert machine.log == []
+    lines.remove(other, 1, 1)
+    machine.settle()
+    assert machine.log == ["c", "b", "a"]
+
+
+def test_a_reader_without_room_is_read_when_mail_has_gone():
+    """Mail that leaves brings the readers that waited for room back into turns, whoever published it."""
+    machine, lines, other = Machine(), Lines(), Lines()
+    reader = Reader(machine, lines, 1, 1, "reader")
+    lines.add(other, 1, 1)
+    mail = add(machine, lines, "mail", ALONE, 2)
+    assert isinstance(mail, Work)
+    mail.during = lambda: lines.remove(other, 1, 1) if not mail.left else None
+    machine.scheduler.hold(lines, reader)
+    machine.settle()
+    assert machine.log == ["mail", "mail", "reader"]
+
+
+# --- exceptions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_exception_costs_its_user_time_and_nobody_else_a_turn(line):
+    """Work that raises is dropped and charged; the scheduler goes on with the next turn."""
+    machine, lines, other = Machine(), Lines(), Lines()
+    busy(machine)
+
+    def fail() -> None:
+        raise RuntimeError("of the work")
+
+    if line == "readers":
+        reader = add(machine, lines, line, 1, 1)
+        assert isinstance(reader, Reader)
+        reader.before = lambda: fail() or True  # type: ignore[func-returns-value]
+    else:
+        bad = add(machine, lines, line, QUANTUM // 2, 1)
+        assert isinstance(bad, Work)
+        bad.during = fail
+    good = [add(machine, each, line, 1, 1) for each in (lines, other)]
+    failures = Counter[str]()
+    for _ in range(20):
+        try:
+            machine.turn()
+        except RuntimeError as e:
+            failures[str(e)] += 1
+    assert failures == {"of the work": 1}
+    assert all(work.took for work in good)
+    assert not machine.calls
+    assert not machine.scheduler._ring
+    if line != "readers":
+        assert lines.deficit <= QUANTUM
