@@ -165,15 +165,16 @@ class Scheduler:
             if self._served is not lines or lines.chores or not chore.run(self._until):
                 self.add_chore(lines, chore)
             return
-        began = self.clock()
-        if self.is_busy and (lines.deficit <= 0 or lines.chores):
+        is_busy = self.is_busy
+        if is_busy and (lines.deficit <= 0 or lines.chores):
             self.add_chore(lines, chore)
             return
-        if not chore.run(began + (lines.deficit if self.is_busy else ALONE)):
+        began = self.clock()
+        if not chore.run(began + (lines.deficit if is_busy else ALONE)):
             self.add_chore(lines, chore)
         took = self.clock() - began
         self._began += took  # a batch of another user that has caused this does not pay for it
-        if self.is_busy:
+        if is_busy:
             self.charge(lines, took)
 
     # --- what waits --------------------------------------------------------------------------

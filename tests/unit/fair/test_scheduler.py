@@ -436,6 +436,17 @@ def test_a_chore_waits_for_its_turn(why):
     assert machine.log[-1] == "last"
 
 
+def test_a_chore_of_a_user_alone():
+    """While nobody else is active, a chore has 4 ms at once and nothing is charged."""
+    machine, lines = Machine(), Lines()
+    work = Work(machine, 20, ALONE // 10)
+    machine.scheduler.do(lines, work)
+    assert work.took == ALONE
+    assert lines.deficit == QUANTUM
+    machine.settle()
+    assert work.left == 0
+
+
 def test_a_chore_that_another_user_causes():
     """A batch does not pay for what it makes the server do for another user, who does."""
     machine, one, two = Machine(), Lines(), Lines()
