@@ -126,10 +126,19 @@ class Scheduler:
         """
         if self._served is not None:
             return self._served is lines and self.clock() < self._until
+        now = self.clock()
+        if self._reader is not None:
+            self._end_read(now)
         if lines.deficit <= 0 or lines.readers or lines.hung_up or lines.held:
             return False
-        self._reader, self._began = lines, self.clock()
+        self._reader, self._began = lines, now
         return True
+
+    def _end_read(self, now: int) -> None:
+        """Charge a read that has found no packet, as of a stream socket or of a peer that has closed."""
+        lines, self._reader = self._reader, None
+        assert lines is not None
+        self.charge(lines, now - self._began)
 
     def may_go_on(self, lines: Lines) -> bool:
         """As `may_read`, for packets that have been read."""
@@ -146,6 +155,8 @@ class Scheduler:
             return self._until
         now = self.clock()
         if self._reader is not lines:
+            if self._reader is not None:
+                self._end_read(now)
             self._began = now
         self._reader = None
         return now + (max(lines.deficit, 1) if self.is_busy else ALONE)
@@ -219,7 +230,9 @@ class Scheduler:
     # --- turns -------------------------------------------------------------------------------
 
     def may_pass(self) -> bool:
-        """Return whether the sockets may be looked at once more before the next turn."""
+        """Return whether the sockets may be looked at once more before the next turn; a look at some has ended."""
+        if self._reader is not None:
+            self._end_read(self.clock())
         return not self._ring or self.clock() - self._turn_ended < QUANTUM
 
     def _call(self) -> None:

@@ -111,7 +111,8 @@ class Multiplexer:
     :ivar on_fatal: called, soon, when the sockets are lost because epoll_wait(2) has failed: a process that is there
         for its sockets ends then.
     :ivar has_read: set by a socket that has read something, so that another pass follows.
-    :ivar on_pass: each is asked after a pass whether another one may follow in this turn of the reactor.
+    :ivar on_pass: each is asked when the ready sockets of a pass are served, before the deferred calls, whether another
+        pass may follow in this turn of the reactor.
     :ivar contended: more than one of the sockets that are ready now has something to be read.
     :ivar pass_number: the passes before this one in the same turn of the reactor.
     :ivar accepting: the share of accepting in the work of the reactor.
@@ -268,23 +269,19 @@ class Multiplexer:
         for number in _PASSES:
             self.pass_number = number
             self.has_read = False
-            self._dispatch()
-            if not self.has_read:
+            if not self._dispatch() or not self.has_read:
                 return
-            for may_pass in self.on_pass:
-                if not may_pass():
-                    return
             if self.contended or number & 1:  # while nobody else waits, every second pass is enough
                 now = time.monotonic()
                 began = began or now
                 if now - began >= (_PASSES_TIME if number < _LONG_PASSES - 1 else _SHORT_PASSES_TIME):
                     return
 
-    def _dispatch(self) -> None:
-        """Make one pass."""
+    def _dispatch(self) -> bool:
+        """Make one pass; return whether another one may follow."""
         epoll = self._epoll
         if epoll is None:
-            return
+            return False
         try:
             ready = epoll.poll(0, _SOCKETS_PER_PASS)
             exclusive = len(ready) < 2
@@ -295,8 +292,9 @@ class Multiplexer:
                 self.reactor.callLater(0, self.on_fatal)
             raise
         if not ready:
-            return
+            return False
         self._dispatching = True
+        may_follow = True
         try:
             for fd, events in ready:
                 handler = self._handlers.get(fd)
@@ -306,10 +304,13 @@ class Multiplexer:
                     handler.ready(events, exclusive)
                 except Exception:
                     self._fail(handler)
+            for may_pass in self.on_pass:
+                may_follow = may_pass() and may_follow
             if self._deferred or self._closing:
                 self._after_events()
         finally:
             self._dispatching = False
+        return may_follow
 
     def _after_events(self) -> None:
         """Make the calls that were deferred in a pass, and a slice of closing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 
 import hypothesis.strategies as st
@@ -339,6 +340,40 @@ def test_a_batch_begins_when_it_is_read():
     assert lines.deficit == QUANTUM - 120
 
 
+def test_a_read_that_finds_no_packet_is_charged():
+    """A read is charged that completes no packet: when the next one begins, or when the sockets were looked at."""
+    machine, one, two = Machine(), Lines(), Lines()
+    scheduler = machine.scheduler
+    busy(machine)
+    assert scheduler.may_read(one)
+    machine.now += 10
+    assert scheduler.may_read(two)
+    machine.now += 20
+    scheduler.begin(one)
+    machine.now += 30
+    scheduler.end(one)
+    assert (one.deficit, two.deficit) == (QUANTUM - 40, QUANTUM - 20)
+    assert scheduler.may_read(two)
+    machine.now += 5
+    assert scheduler.may_pass()
+    assert two.deficit == QUANTUM - 25
+
+
+def test_what_happens_between_two_looks_is_no_part_of_a_read():
+    """A client that has closed, whose last read finds nothing, does not make its user pay until the next batch."""
+    machine, lines = Machine(), Lines()
+    scheduler = machine.scheduler
+    busy(machine)
+    assert scheduler.may_read(lines)
+    machine.now += 10
+    scheduler.may_pass()
+    machine.now += 10**9
+    scheduler.begin(lines)
+    machine.now += 10
+    scheduler.end(lines)
+    assert lines.deficit == QUANTUM - 20
+
+
 def test_passes_go_on_for_a_quantum_between_turns():
     """While a user waits for a turn, sockets are looked at for a quantum; while nobody does, as long as they like."""
     machine = Machine()
@@ -532,6 +567,19 @@ def test_what_waits_keeps_a_user_from_being_forgotten():
     lines.on_rest = lambda: rested.append(work.left)
     machine.settle()
     assert rested == [0]
+
+
+def test_a_user_that_is_forgotten_is_not_kept():
+    """The scheduler refers to no user who has nothing to do and sends no more."""
+    machine, lines = Machine(), Lines()
+    machine.batch(lines, 1)
+    machine.batch(Lines(), 1)
+    add(machine, lines, "chores", 1, 2)
+    machine.settle()
+    assert machine.scheduler.may_read(lines)
+    machine.scheduler.may_pass()
+    machine.scheduler.forget(lines)
+    assert machine.scheduler not in gc.get_referrers(lines)
 
 
 # --- readers -------------------------------------------------------------------------------------
