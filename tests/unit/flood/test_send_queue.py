@@ -418,12 +418,29 @@ def test_soft_error():
     """error disconnects the receiver when its socket is full; what waits for it is dropped and counted."""
     connection = Connection(soft="error")
     connection.publish(A, B, C)
-    connection.queue.write(b"reply")
     assert connection.flush(1) == [A]
     assert connection.closed is CloseReason.SOCKET_FULL
     assert connection.lost == [2, 5]
-    assert not connection.queue.is_congested
     assert len(connection.queue) == 0
+
+
+@pytest.mark.parametrize("choice", [{"soft": "error"}, {"hard": "error", "messages": 1}])
+def test_a_queue_that_disconnects_its_receiver_is_shut(choice):
+    """Until the receiver is disconnected, later messages are lost for it, and no publisher waits."""
+    connection = Connection(**choice)
+    connection.publish(A, B, C)
+    connection.flush(0)
+    assert connection.closed is not None
+    assert connection.queue.state is State.HELD
+    for packet, singly in ((D, False), (E, True)):
+        connection.closed = None
+        connection.publish(packet, singly=singly)
+    assert connection.lost == [5, 15]
+    assert connection.blocks == []
+    connection.queue.deafen()
+    connection.queue.discard_all()
+    assert connection.lost == [5, 15]
+    assert connection.budget.queues == connection.budget.memory.held == 0
 
 
 def test_soft_block():
@@ -1799,6 +1816,8 @@ class FloodMachine(RuleBasedStateMachine):
         if model.closed:
             assert model.connection.closed in (CloseReason.SOCKET_FULL, CloseReason.QUEUE_FULL)
             self.check(model)
+            model.connection.queue.deafen()
+            model.connection.queue.discard_all()
             self.models[who] = self.connect(model.user)
 
     # --- what must hold ---
@@ -1807,6 +1826,9 @@ class FloodMachine(RuleBasedStateMachine):
         connection, queue = model.connection, model.connection.queue
         assert connection.delivered == model.delivered
         assert connection.lost == [len(model.lost), sum(map(len, model.lost))]
+        if model.closed:
+            assert (queue.state, queue.messages, queue.size) == (State.HELD, 0, 0)
+            return
         assert queue.is_congested == (model.waiting is not None)
         assert queue.state is (State.CONGESTED if queue.is_congested else State.OPEN)
         assert len(queue) == len(model.pending) + len(model.waiting or ())
@@ -1816,11 +1838,10 @@ class FloodMachine(RuleBasedStateMachine):
         # Once for a batch is as good as once for each of its messages.
         assert [held for held, _ in groupby(connection.blocks)] == [held for held, _ in groupby(model.blocks)]
         assert connection.moves == model.moves
-        if not model.closed:
-            messages = [p for p in model.published if p.startswith(b"M")]
-            delivered = [p for p in connection.delivered if p.startswith(b"M")]
-            waiting = len([p for p in model.pending if p.startswith(b"M")]) + queue.messages
-            assert len(messages) == len(delivered) + connection.lost[0] + waiting
+        messages = [p for p in model.published if p.startswith(b"M")]
+        delivered = [p for p in connection.delivered if p.startswith(b"M")]
+        waiting = len([p for p in model.pending if p.startswith(b"M")]) + queue.messages
+        assert len(messages) == len(delivered) + connection.lost[0] + waiting
 
     @invariant()
     def as_the_model_says(self):

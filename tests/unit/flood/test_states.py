@@ -61,7 +61,7 @@ def drop_all(receiver: Connection) -> None:
         (OPEN, lambda receiver: receiver.stall(B), CONGESTED),
         (OPEN, lambda receiver: (receiver.queue.write(b"reply"), receiver.flush(0)), CONGESTED),
         (OPEN, lambda receiver: (receiver.set_strategies(soft=SOFT["discard"]), receiver.stall(B)), OPEN),
-        (OPEN, lambda receiver: (receiver.set_strategies(soft=SOFT["error"]), receiver.stall(B)), OPEN),
+        (OPEN, lambda receiver: (receiver.set_strategies(soft=SOFT["error"]), receiver.stall(B)), HELD),
         (OPEN, lambda receiver: (receiver.publish(B), receiver.queue.discard_all()), OPEN),
         (OPEN, lambda receiver: receiver.queue.deafen(), DEAF),
         (OPEN, lambda receiver: (receiver.publish(B), receiver.queue.deafen()), DEAF),
@@ -71,6 +71,7 @@ def drop_all(receiver: Connection) -> None:
         (CONGESTED, lambda receiver: receiver.queue.discard_all(), OPEN),
         (CONGESTED, drop_all, OPEN),
         (CONGESTED, lambda receiver: receiver.queue.deafen(), DEAF),
+        (CONGESTED, lambda receiver: (receiver.set_strategies(soft=SOFT["error"]), receiver.publish(B)), HELD),
         (HELD, lambda receiver: receiver.publish(B), HELD),
         (HELD, lambda receiver: receiver.queue.write(b"reply"), HELD),
         (HELD, lambda receiver: receiver.queue.discard_all(), HELD),
@@ -96,10 +97,13 @@ def test_transitions(before, act, after):
     assert receiver.queue.is_congested is (before is not OPEN)
     act(receiver)
     assert receiver.queue.state is after
-    if before is HELD:
+    if receiver.closed is not None:
+        receiver.queue.deafen()
+        receiver.queue.discard_all()
+    elif before is HELD:
         release(receiver)
     receiver.drain()
-    assert receiver.queue.state is (DEAF if after is DEAF else OPEN)
+    assert receiver.queue.state is (DEAF if DEAF in (after, receiver.queue.state) else OPEN)
     assert len(receiver.queue) == 0
     budget = receiver.budget
     assert (budget.bytes, budget.messages, budget.queues, budget.users, budget.memory.held) == (0, 0, 0, 0, 0)
