@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn ends by what there is to do, and not by the time that a busy machine takes for it."""
-    monkeypatch.setattr("sbus.seqpacket.multiplexer._PASSES_TIME", 60.0)
-    monkeypatch.setattr("sbus.seqpacket.multiplexer._SHORT_PASSES_TIME", 60.0)
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The multiplexer's clock, in seconds: a turn ends by what there is to do, and not by the time that it takes."""
+    now = [0.0]
+    monkeypatch.setattr("sbus.seqpacket.multiplexer.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now

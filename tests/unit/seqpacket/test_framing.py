@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbus.protocol.packets import DRIPPING
 from sbus.seqpacket.framing import EMPTY_FRAME, LARGEST_READ, READ_SIZE, FrameReader, frame
 from tests.support.examples import examples
 
@@ -117,33 +116,6 @@ def test_a_long_packet_is_read_in_large_pieces(pair):
     assert Asked.sizes == [READ_SIZE, LARGEST_READ]
 
 
-def test_reads_that_complete_no_packet_are_measured(monkeypatch):
-    """The time of each read that brings bytes and no packet counts, so that single bytes can be charged."""
-    monkeypatch.setattr(time, "thread_time_ns", itertools.count().__next__)  # 2 ns from the first look to the third
-    ours, theirs = socket.socketpair()
-    reader = FrameReader(100)
-    with ours, theirs:
-        for byte in b"\x05\0\0\0MSG ":
-            theirs.sendall(bytes([byte]))
-            assert reader.read(ours) == ([], False)
-        assert reader.vain == 8
-        theirs.sendall(b"\0")
-        assert reader.read(ours) == ([b"MSG \0"], False)
-        assert reader.vain == 8
-
-
-def test_long_reads_are_measured_though_they_complete_packets(monkeypatch):
-    """A packet among single bytes does not hide what these cost; usual reads are free."""
-    ours, theirs = socket.socketpair()
-    reader = FrameReader(100)
-    with ours, theirs:
-        for took, vain in ((10_000, 0), (10_100, 91)):
-            monkeypatch.setattr(time, "thread_time_ns", itertools.count(step=took).__next__)
-            theirs.sendall(frame([b"MSG \0"]))
-            assert reader.read(ours) == ([b"MSG \0"], False)
-            assert reader.vain == vain
-
-
 def test_a_peer_that_goes_on_sending_does_not_keep_the_reader():
     """A read that gets less than it asked for is the last one, though more may have come meanwhile."""
     ours, theirs = socket.socketpair()
@@ -157,4 +129,60 @@ def test_a_peer_that_goes_on_sending_does_not_keep_the_reader():
     with theirs, Dripping(fileno=ours.detach()) as sock:
         theirs.sendall((1 << 20).to_bytes(4, "little"))
         assert reader.read(sock) == ([], False)
-        assert reader.vain > 0
+        assert reader.held >= 4
+
+
+def drip(pair: Pair, reader: FrameReader, packet: bytes, size: int, reads: int) -> tuple[list[bytes], bool, int]:
+    """Send a packet over and over in pieces of some bytes, each in a read of its own, until the stream ends.
+
+    :returns: the packets, whether the stream has ended, and the reads.
+    """
+    ours, theirs = pair
+    data, got, ended, at, made = frame([packet]), list[bytes](), False, 0, 0
+    while made < reads and not ended:
+        made += 1
+        theirs.sendall(data[at : at + size])
+        at = at + size if at + size < len(data) else 0
+        packets, ended = reader.read(ours)
+        got += packets
+    return got, ended, made
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_peer_that_sends_packets_in_tiny_pieces_breaks_the_rules(pair, before):
+    """After 1,000 reads that brought single bytes the stream ends, behind what is complete, with a packet to refuse."""
+    reader = FrameReader(LIMIT)
+    if before:
+        assert drip(pair, reader, bytes(500), 504, 1_000) == ([bytes(500)] * 1_000, False, 1_000)
+    packets, ended, reads = drip(pair, reader, b"x" * 96, 1, 3_000)
+    assert (ended, reads) == (True, 1_000)
+    assert packets == [b"x" * 96] * 10 + [DRIPPING]
+    assert reader.read(pair[0]) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("length", "size"),
+    [
+        (5, 1),  # every ninth read completes a packet: 889 of 1,000 do not
+        (996, 16),
+        (10, 14),
+    ],
+)
+def test_a_peer_may_send_in_small_pieces(pair, length, size):
+    """Reads that complete a packet are no reason to end a stream, and nor are reads that bring 16 bytes or more."""
+    reader, packet = FrameReader(LIMIT), bytes(length)
+    packets, ended, _ = drip(pair, reader, packet, size, 4_000)
+    assert not ended
+    assert set(packets) == {packet}
+
+
+def test_the_rule_for_tiny_pieces_to_the_read(pair):
+    """Of 1,000 reads, 899 may be vain, and not 900."""
+    for whole, ends in ((101, False), (100, True)):
+        reader = FrameReader(1 << 20)
+        assert drip(pair, reader, b"whole", 9, whole) == ([b"whole"] * whole, False, whole)
+        packets, ended, reads = drip(pair, reader, bytes(1_000), 1, 1_000 - whole)
+        assert (packets, ended, reads) == ([DRIPPING] if ends else [], ends, 1_000 - whole)
+        if not ends:
+            pair[1].sendall(frame([bytes(1_000)])[1_000 - whole :])
+            assert reader.read(pair[0]) == ([bytes(1_000)], False)

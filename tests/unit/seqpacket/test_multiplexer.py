@@ -18,7 +18,6 @@ from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE, Multiplexer
-from sbus.seqpacket.pacing import HUNG_UP
 from sbus.seqpacket.transport import PacketTransport
 from tests.support.descriptors import descriptors
 from tests.support.reactors import HandTurnedReactor, Recorder, socket_pair
@@ -74,8 +73,8 @@ def handlers(multiplexer: Multiplexer) -> Iterator[Callable[..., Handler]]:
     """Makes handlers, and closes those that are left."""
     made: list[Handler] = []
 
-    def make(*args: Any) -> Handler:
-        made.append(Handler(multiplexer, *args))
+    def make(**choices: Any) -> Handler:
+        made.append(Handler(multiplexer, **choices))
         return made[-1]
 
     yield make
@@ -188,7 +187,7 @@ def test_read_descriptor(multiplexer):
 
 def test_events(reactor, multiplexer, handlers):
     """A socket gets the events that it is watched for, and always a hang-up."""
-    handler = handlers(WRITE)
+    handler = handlers(events=WRITE)
     handler.peer.send(b"one")
     reactor.turn()
     assert handler.events == [WRITE]
@@ -218,7 +217,7 @@ def test_alone(reactor, handlers):
 
 def test_crowded(reactor, multiplexer, handlers):
     """Sockets are contended if more than one has packets to be read; a socket that is only writable does not count."""
-    one, two = handlers(), handlers(WRITE)
+    one, two = handlers(), handlers(events=WRITE)
     seen = []
     one.react = lambda: seen.append(multiplexer.contended)
     one.peer.send(b"one")
@@ -267,18 +266,14 @@ def test_looks_again_while_something_is_read(reactor, multiplexer, handlers):
 
 
 @pytest.mark.parametrize(("seconds", "passes"), [(0.0, 32), (1 / 2048, 8), (1 / 8192, 8), (1 / 16384, 12), (1 / 32, 4)])
-def test_many_passes_are_short(multiplexer, handlers, monkeypatch, seconds, passes):
+def test_many_passes_are_short(multiplexer, handlers, now, seconds, passes):
     """Eight passes have 5 ms, the ones that follow them half a millisecond; a socket alone has two for each look."""
-    now = [100.0]
-    monkeypatch.setattr("sbus.seqpacket.multiplexer.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("sbus.seqpacket.multiplexer._PASSES_TIME", 0.005)
-    monkeypatch.setattr("sbus.seqpacket.multiplexer._SHORT_PASSES_TIME", 0.0005)
+    now[0] = 100.0
     handler = handlers()
 
     def read_for_ever():
         now[0] += seconds
         multiplexer.has_read = True
-        multiplexer.pass_number = HUNG_UP  # as if a hang-up had been served meanwhile
 
     handler.react = read_for_ever
     handler.peer.send(b"one")
@@ -451,10 +446,9 @@ def test_soon_that_fails(reactor, multiplexer, logged):
     assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
 
 
-def test_closing_is_done_in_slices(reactor, multiplexer, handlers, logged, monkeypatch):
+def test_closing_is_done_in_slices(reactor, multiplexer, handlers, logged, now):
     """Steps of closing take a bounded time in each turn, in order; sockets are served between two slices."""
-    now, done = [0.0], list[int]()
-    monkeypatch.setattr("sbus.seqpacket.multiplexer.time.monotonic", lambda: now[0])
+    done = list[int]()
 
     def step(number: int) -> None:
         done.append(number)
@@ -480,125 +474,121 @@ def test_closing_is_done_in_slices(reactor, multiplexer, handlers, logged, monke
     assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
 
 
-def test_hang_ups_hold_up_nobody(reactor, multiplexer, handlers, monkeypatch):
-    """A socket that becomes ready behind many hang-ups is served in the same turn, and before them."""
-    now, served, passes = [0.0], list[Handler](), list[int]()
-    monkeypatch.setattr("sbus.seqpacket.multiplexer.time.monotonic", lambda: now[0])
+# --- hang-ups -----------------------------------------------------------------------------------
 
-    def serve(handler: Handler) -> None:
-        served.append(handler)
-        passes.append(multiplexer.pass_number)
-        now[0] += 1 / 256
-        if handler is live:
-            live.sock.recv(100)
-        elif len(handler.events) == 2:
-            handler.close()
 
-    gone = [handlers() for _ in range(200)]
-    live = handlers()
-    for handler in (*gone, live):
-        handler.react = partial(serve, handler)
-    for handler in gone:
-        handler.peer.send(b"last words")
-        handler.peer.close()
-    live.peer.send(b"for the living")
+def test_hang_ups_come_first(multiplexer, handlers):
+    """What peers sent before they closed is read before the sockets that became ready earlier or later."""
+    order: list[str] = []
+    some = [handlers(name=name) for name in "abcdef"]
+    for handler in some:
+        handler.react = partial(order.append, handler.name)
+        handler.peer.send(b"one")
+        if handler.name in "bde":
+            handler.peer.close()
     multiplexer.doRead()
-    assert served == [live]
-    multiplexer.modify(gone[1].sock.fileno(), WRITE)  # as its owner may, which does not know that it waits
-    while gone[-1].sock.fileno() >= 0:
-        before = len(served)
-        (call,) = reactor.getDelayedCalls()
-        call.cancel()
-        multiplexer._close_some()
-        assert len(served) == before + 2
-        multiplexer.doRead()
-        assert len(served) == before + 2
-    assert served == [live, *gone, *gone]
-    assert set(passes[1:]) == {HUNG_UP}
-    assert all(handler.events == [READ | GONE] * 2 for handler in gone)
-    assert len(multiplexer._hung_up) == 0
+    assert order == [*"bdeacf"]
+    assert multiplexer.contended
 
 
-def test_a_pass_that_puts_hang_ups_off_is_followed_by_another(reactor, multiplexer, handlers):
-    """Where hang-ups fill a pass but for one socket, the sockets behind them are served in the same turn."""
-    first, *gone, last = (handlers() for _ in range(102))
-    for handler in (first, last):
-        handler.react = partial(handler.sock.recv, 100)
-    first.peer.send(b"before")
-    for handler in gone:
-        handler.react = handler.close
-        handler.peer.close()
-    last.peer.send(b"behind")
+def test_hang_ups_without_packets_are_no_contention(multiplexer, handlers):
+    """A socket with packets is contended only if another one has some as well."""
+    one, gone = handlers(), handlers(events=WRITE)
+    seen: list[bool] = []
+    one.react = lambda: seen.append(multiplexer.contended)
+    one.peer.send(b"one")
+    gone.peer.close()
+    gone.react = gone.close
     multiplexer.doRead()
-    assert [len(handler.events) for handler in (first, gone[0], last)] == [1, 0, 1]
+    assert seen == [False]
 
 
-def test_few_hang_ups_are_served_at_once(reactor, multiplexer, handlers):
-    """Some sockets that hang up together wait for nothing, unless others wait already."""
-    gone = [handlers() for _ in range(8)]
-    for handler in gone:
-        handler.react = handler.close
-        handler.peer.close()
-    multiplexer.doRead()
-    assert {len(handler.events) for handler in gone} == {1}
-    one, two = handlers(), handlers()
-    multiplexer.close_soon(list)
-    for handler in (one, two):
-        handler.react = handler.close
-        handler.peer.close()
-    multiplexer.doRead()
-    assert one.events == two.events == []
-    reactor.turn()
-    assert len(one.events) == len(two.events) == 1
-
-
-def test_hang_up_that_waits_and_is_removed(reactor, multiplexer, handlers):
-    """A socket whose owner removes it while its hang-up waits gets no call, and nor does the next one of its number."""
-    gone = [handlers() for _ in range(9)]
-    for handler in gone:
-        handler.peer.close()
-        handler.react = handler.close
-    multiplexer.doRead()
-    gone[0].close()
-    next_one = handlers()
-    assert multiplexer._hung_up == {handler.sock.fileno() for handler in gone[1:]}
+def test_a_suspended_socket_is_not_reported(reactor, multiplexer, handlers):
+    """A socket whose peer has hung up costs no look until its owner wants to read it, and then comes at once."""
+    handler = handlers()
+    fd = handler.sock.fileno()
+    handler.peer.send(b"last words")
+    handler.peer.close()
+    multiplexer.suspend(fd)
+    multiplexer.suspend(fd)
+    multiplexer.modify(fd, 0)
     reactor.turn(2)
-    assert gone[0].events == next_one.events == []
-    assert [len(handler.events) for handler in gone[1:]] == [1] * 8
+    assert handler.events == []
+    multiplexer.modify(fd, READ)
+    reactor.turn()
+    assert handler.events == [READ | GONE]
+
+
+def test_a_socket_that_suspends_itself(reactor, multiplexer, handlers):
+    """A socket can leave the epoll set while it is served."""
+    handler = handlers()
+    handler.react = lambda: multiplexer.suspend(handler.sock.fileno())
+    handler.peer.close()
+    reactor.turn(3)
+    assert handler.events == [READ | GONE]
+
+
+@pytest.mark.parametrize("end", ["remove", "stop"])
+def test_the_end_of_a_suspended_socket(reactor, multiplexer, handlers, logged, end):
+    """A suspended socket can be removed, is lost when the reactor stops, and leaves the next of its number alone."""
+    handler = handlers()
+    fd = handler.sock.fileno()
+    multiplexer.suspend(fd)
+    handler.peer.close()
+    if end == "remove":
+        handler.close()
+    else:
+        multiplexer.connectionLost(Failure(main.CONNECTION_LOST))
+        assert len(handler.reasons) == 1
+    assert reactor.getReaders() == []
+    next_one = handlers()
+    assert next_one.sock.fileno() == fd
     next_one.peer.send(b"one")
     reactor.turn()
     assert next_one.events == [READ]
+    assert handler.events == []
+    assert logged == []
 
 
-def test_failure_of_a_hang_up_that_waits(reactor, multiplexer, handlers, logged):
-    """An exception in a socket whose hang-up waited is contained as any other."""
-
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    gone = [handlers() for _ in range(9)]
-    for handler in gone:
-        handler.peer.close()
-        handler.react = handler.close
-    gone[3].react = fail
-    gone[3].failed = lambda failure: (gone[3].failures.append(failure), gone[3].close())
-    reactor.turn(2)
-    assert {len(handler.events) for handler in gone} == {1}
-    assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
-    assert len(gone[3].failures) == 1
-
-
-def test_reactor_gives_up_with_hang_ups_that_wait(reactor, multiplexer, handlers):
-    """When the reactor stops, sockets whose hang-up waits are lost like all others."""
-    gone = [handlers() for _ in range(9)]
-    for handler in gone:
-        handler.peer.close()
+def test_no_socket_to_suspend(multiplexer, handlers):
+    """To suspend a socket that is closed, or when there is none, does nothing."""
+    multiplexer.suspend(5)
+    handler = handlers()
+    multiplexer.suspend(-1)
+    handler.peer.send(b"one")
     multiplexer.doRead()
-    multiplexer.connectionLost(Failure(main.CONNECTION_LOST))
-    assert {len(handler.reasons) for handler in gone} == {1}
-    assert not multiplexer._hung_up
-    reactor.turn()
-    assert {len(handler.events) for handler in gone} == {0}
+    assert handler.events == [READ]
+
+
+# --- passes -------------------------------------------------------------------------------------
+
+
+def test_a_hook_ends_the_passes(multiplexer, handlers):
+    """Every hook is asked after each pass in which a socket was ready; one that refuses ends the turn."""
+    handler, asked = handlers(), list[str]()
+    handler.react = lambda: setattr(multiplexer, "has_read", True)
+
+    def answer(name: str, passes: int) -> bool:
+        asked.append(name)
+        return asked.count(name) < passes
+
+    multiplexer.on_pass = (partial(answer, "a", 3), partial(answer, "b", 100))
+    multiplexer.doRead()
+    assert asked == []
+    handler.peer.send(b"one")
+    multiplexer.doRead()
+    assert asked == ["a", "b"] * 3
+    assert len(handler.events) == 3
+
+
+def test_hooks_are_asked_before_deferred_calls(multiplexer, handlers):
+    """A hook that measures reads sees them alone, also in a pass in which nothing was read."""
+    handler, order = handlers(), list[str]()
+    handler.react = lambda: (order.append("ready"), multiplexer.call_soon(order.append, "deferred"))
+    multiplexer.on_pass = (lambda: order.append("pass") or True,)  # type: ignore[func-returns-value]
+    handler.peer.send(b"one")
+    multiplexer.doRead()
+    assert order == ["ready", "pass", "deferred"]
 
 
 # --- buffers ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from sbus.seqpacket.pacing import (
     ACCEPTS_PER_PASS,
     BUNDLES_PER_READ,
     CONTENTION_TTL,
-    HUNG_UP,
+    IN_TURN,
     LONE_RUN,
     LONGEST_ACCEPT,
     MAX_BUFFER,
@@ -98,7 +98,7 @@ def test_ping_pong() -> None:
     """The longer packets come alone, the more of them are read alone in later passes too, up to a limit."""
     pacer = ReadPacer()
     assert [later_reads(pacer, 1) for _ in range(9)] == [0, 0, 1, 3, 7, *[LONE_RUN] * 4]
-    assert first(pacer, pass_number=HUNG_UP) == BATCH
+    assert first(pacer, pass_number=IN_TURN) == BATCH
     assert later_reads(pacer, 2) == LONE_RUN
     assert [later_reads(pacer, 1) for _ in range(4)] == [0, 0, 1, 3]
 

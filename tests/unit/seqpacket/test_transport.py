@@ -17,9 +17,9 @@ from twisted.internet import error
 from twisted.internet.interfaces import IConsumer, IPushProducer, ITransport
 from zope.interface.verify import verifyObject
 
-from sbus.flood import SOFT_STRATEGIES
-from sbus.flood.fifo import HIGH_WATER, FifoQueue
+from sbus.flood import SOFT_STRATEGIES, Run
 from sbus.flood.backlogs import ORDERS, PriorityBacklog
+from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.interfaces import IPacketQueue, IPacketTransport
 from sbus.protocol.bundles import MAX_BUNDLE, BundleCache, pack, unbundle
 from sbus.seqpacket import transport as module
@@ -159,10 +159,15 @@ def test_taken_in_two_turns_after_the_peer_left():
 # --- reading ------------------------------------------------------------------------------------
 
 
-def test_reads_more_in_a_turn_when_alone(world, monkeypatch):
+def test_reads_more_in_a_turn_when_alone(world, now):
     """A socket that alone is ready is read for several batches in a turn, up to a bound."""
-    monkeypatch.setattr("sbus.seqpacket.multiplexer._SHORT_PASSES_TIME", 0.0)
-    recorder = BatchRecorder()
+
+    class Slow(BatchRecorder):
+        def packetsReceived(self, packets):
+            now[0] += 0.0001
+            return super().packetsReceived(packets)
+
+    recorder = Slow()
     peer = world.connect(recorder)
     grow_send_buffer(peer, 409_600)
     for packet in numbered(700):
@@ -402,7 +407,7 @@ def test_failed_read(world, monkeypatch):
 
 
 def test_failed_read_of_a_vanished_peer(world, monkeypatch):
-    """A failed read counts as the end of what the peer sent, if the peer has vanished while paused."""
+    """A failed read ends the connection with its error, also if the peer has vanished while it was paused."""
     recorder = Recorder()
     peer = world.connect(recorder)
 
@@ -417,7 +422,148 @@ def test_failed_read_of_a_vanished_peer(world, monkeypatch):
     assert not recorder.lost
     recorder.transport.resumeProducing()
     world.settle()
+    recorder.lost[0].trap(error.ConnectionLost)
+    assert "EIO" in str(recorder.lost[0].value)
+
+
+# --- a peer that has hung up --------------------------------------------------------------------
+
+
+class Stopping(BatchRecorder):
+    """A protocol that takes one packet of each batch, and pauses."""
+
+    def packetsReceived(self, packets: list[bytes]) -> int:
+        self.transport.pauseProducing()
+        self.packets.append(packets[0])
+        return 1
+
+
+def test_what_a_peer_sent_before_it_closed_is_read_at_once(world):
+    """All that the peer sent is delivered in the turn in which the server learns that it has gone."""
+    recorder = BatchRecorder()
+    peer = world.connect(recorder)
+    for packet in numbered(200):
+        peer.send(packet)
+    assert not recorder.transport.has_hung_up
+    peer.close()
+    world.reactor.turn()
+    assert recorder.transport.has_hung_up
+    assert recorder.packets == numbered(200)
+
+
+def test_packets_of_a_peer_that_has_gone_stay_in_the_kernel(world):
+    """While the protocol is paused, nothing is read of a peer that has hung up, and its socket costs no look."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    transport = recorder.transport
+    transport.pauseProducing()
+    for packet in numbered(100):
+        peer.send(packet)
+    peer.close()
+    world.settle()
+    assert transport.has_hung_up
+    assert transport._undelivered is None
+    assert world.reactor.turn() is None
+    assert len(transport.getHandle().recv(100, socket.MSG_PEEK)) == len(numbered(1)[0])
+    assert not recorder.lost
+    transport.resumeProducing()
+    world.settle()
+    assert recorder.packets == numbered(100)
     recorder.lost[0].trap(error.ConnectionDone)
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_peer_that_has_gone_is_read_on_as_often_as_it_takes(world, when):
+    """A protocol that pauses again and again gets everything in order, then the end; it keeps one batch at most."""
+    recorder = Stopping()
+    peer = world.connect(recorder)
+    for packet in numbered(200):
+        peer.send(packet)
+    if when == "before":
+        world.turn()
+    peer.close()
+    world.settle()
+    transport, reads = recorder.transport, 0
+    while not recorder.lost:
+        assert len(transport._undelivered or ()) < BATCH
+        assert transport.has_hung_up
+        transport.read_on()
+        world.settle()
+        reads += 1
+    assert recorder.packets == numbered(200)
+    assert 200 <= reads <= 201
+
+
+def test_what_a_peer_that_has_gone_shall_read_is_lost(world):
+    """Nothing can be sent to it any more: its queue is dropped, also while the protocol is paused."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    queue, receiver = flood_controlled(recorder.transport, QUEUE)
+    recorder.transport.pauseProducing()
+    peer.close()
+    queue.pending += numbered(3)
+    world.settle()
+    recorder.transport.flush()
+    assert receiver.lost == 3
+    assert not recorder.lost
+
+
+def test_reading_on(world):
+    """The protocol can have its packets at once, and not in a call of their own; it is asked before the read."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    transport, asked = recorder.transport, list[int]()
+    transport.before_read = lambda: asked.append(len(recorder.packets))
+    transport.pauseProducing()
+    for packet in numbered(3):
+        peer.send(packet)
+    world.settle()
+    assert recorder.packets == []
+    transport.read_on()
+    assert recorder.packets == numbered(3)
+    assert asked == [0]
+    peer.send(b"more")
+    world.turn()
+    assert recorder.packets == [*numbered(3), b"more"]
+
+
+def test_reading_on_can_be_put_off(world):
+    """A protocol that pauses when it is asked finds everything in the socket later."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    transport = recorder.transport
+    transport.before_read = transport.pauseProducing
+    transport.pauseProducing()
+    peer.send(b"one")
+    world.settle()
+    transport.read_on()
+    assert recorder.packets == []
+    transport.before_read = None
+    transport.read_on()
+    assert recorder.packets == [b"one"]
+
+
+def test_an_exception_while_reading_on(world):
+    """An exception of the protocol ends its connection, and does not reach the caller."""
+    recorder = Recorder(lambda packet: 1 // 0)
+    peer = world.connect(recorder)
+    recorder.transport.pauseProducing()
+    peer.send(b"one")
+    world.settle()
+    recorder.transport.read_on()
+    world.settle()
+    recorder.lost[0].trap(ZeroDivisionError)
+
+
+def test_reading_on_after_the_end(world):
+    """A transport that is closed has nothing to read."""
+    recorder = Recorder()
+    world.connect(recorder)
+    recorder.transport.abortConnection()
+    recorder.transport.read_on()
+    world.settle()
+    recorder.transport.read_on()
+    assert len(recorder.lost) == 1
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -479,20 +625,6 @@ def test_a_plain_socket(world, leave):
     world.settle()
     assert recorder.lost
     assert transport.plain_socket is None
-
-
-def test_passes_are_counted(world):
-    """Two packets that are read in two passes find two numbers, and sockets that are read in one pass the same."""
-    recorders = [Recorder(), Recorder()]
-    peers = [world.connect(recorder) for recorder in recorders]
-    seen = []
-    for recorder in recorders:
-        recorder.react = lambda _, recorder=recorder: seen.append(recorder.transport.passes)
-    for _ in range(2):
-        for peer in peers:
-            peer.send(b"x")
-        world.turn()
-    assert seen[0] == seen[1] < seen[2] == seen[3]
 
 
 def test_a_protocol_is_asked_before_bundles_are_read(world):
@@ -790,7 +922,7 @@ def test_packet_too_long_for_a_congested_socket(world):
     queue.pending += numbered(500)
     recorder.transport.flush()
     assert queue.is_congested
-    queue.enqueue([bytes(max_sendable(recorder.transport.getHandle()) + 1), b"last"], may_block=False)
+    queue.admit(Run([bytes(max_sendable(recorder.transport.getHandle()) + 1), b"last"]), may_block=False)
     got = []
     for _ in range(20):
         got += received(peer)
