@@ -16,8 +16,9 @@ from sbus.flood.backlogs import ORDERS, Order, Reply
 from sbus.flood.budget import UNLIMITED, MemoryAccount, QueueLimits, SharedBudget, UserShare
 from sbus.flood.front import Front
 from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
+from sbus.flood.outgoing import QueueOwner, State
 from sbus.flood.run import Run
-from sbus.flood.send_queue import QueueOwner, SendQueue, State
+from sbus.flood.send_queue import SendQueue
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Strategy
 

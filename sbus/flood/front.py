@@ -34,7 +34,8 @@ from collections.abc import Callable, Generator, Sequence
 from zope.interface import implementer
 
 from sbus.flood.interfaces import IPacketQueue, Loss
-from sbus.flood.send_queue import QueueOwner, SendQueue
+from sbus.flood.outgoing import QueueOwner
+from sbus.flood.send_queue import SendQueue
 from sbus.protocol.notices import LossReason
 
 __all__ = ["Front"]

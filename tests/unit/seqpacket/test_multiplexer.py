@@ -584,7 +584,12 @@ def test_a_hook_ends_the_passes(multiplexer, handlers):
 def test_hooks_are_asked_before_deferred_calls(multiplexer, handlers):
     """A hook that measures reads sees them alone, also in a pass in which nothing was read."""
     handler, order = handlers(), list[str]()
-    handler.react = lambda: (order.append("ready"), multiplexer.call_soon(order.append, "deferred"))
+
+    def ready() -> None:
+        order.append("ready")
+        multiplexer.call_soon(order.append, "deferred")
+
+    handler.react = ready
     multiplexer.on_pass = (lambda: order.append("pass") or True,)  # type: ignore[func-returns-value]
     handler.peer.send(b"one")
     multiplexer.doRead()
