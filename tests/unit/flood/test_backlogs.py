@@ -11,7 +11,6 @@ from sbus.flood.backlogs import ORDERS, PriorityBacklog, Reply, new_backlog
 from tests.support.examples import examples
 
 
-
 class Backlogs(RuleBasedStateMachine):
     """Messages and replies come and go; two backlogs share some lists of messages."""
 

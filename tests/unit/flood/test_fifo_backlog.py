@@ -16,8 +16,6 @@ from tests.support.examples import examples
 KEYS = (b"MSG a\0", b"MSG b\0", b"MSG c\0")
 
 
-
-
 class Backlogs(RuleBasedStateMachine):
     """Packets, replies and receipts that come and go, with lists that two backlogs have in common."""
 
