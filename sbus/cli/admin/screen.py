@@ -12,6 +12,8 @@ import time
 import tty
 from collections.abc import Iterator, Sequence
 
+from sbus.client.blocking.waiting import MAX_POLL_MS
+
 __all__ = ["Screen", "open_screen"]
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -63,7 +65,9 @@ class Screen:
         Keys that send a sequence, such as the arrows, are left out. At the end of the input it is ``q``.
         """
         left = max(0.0, until - time.monotonic())
-        if not select.select([sys.stdin.fileno()], [], [], left)[0]:
+        poll = select.poll()
+        poll.register(sys.stdin.fileno(), select.POLLIN)
+        if not poll.poll(min(left * 1000, MAX_POLL_MS)):
             return ""
         data = os.read(sys.stdin.fileno(), 64)
         return _SEQUENCE.sub("", data.decode(errors="ignore")) if data else "q"
