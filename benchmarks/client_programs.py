@@ -11,8 +11,8 @@ import asyncio
 import json
 import os
 import select
-import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -551,7 +551,9 @@ PROGRAMS: dict[str, Program] = {
 
 def main(name: str, role: str, address: str, seconds: str) -> None:
     """Run as the publisher or as the receiver."""
-    signal.alarm(_LONGEST)
+    limit = threading.Timer(_LONGEST, os._exit, (1,))
+    limit.daemon = True
+    limit.start()
     program = PROGRAMS[name]
     job: Any
     if role == "publish":

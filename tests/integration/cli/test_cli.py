@@ -454,7 +454,7 @@ def test_full_disk(shared: Bus) -> None:
     """If output cannot be written, the command fails with one line."""
     with open("/dev/full", "wb") as full, follow(shared, "--count=1", "t/", stdout=full) as running:
         shared.client().msg(b"t/x")
-        assert running.end() == (1, b"", "sbus: No space left on device\n")
+        assert running.end() == (1, b"", "sbus: standard output: No space left on device\n")
 
 
 def test_closed_descriptors(shared: Bus) -> None:
@@ -470,7 +470,10 @@ def test_closed_descriptors(shared: Bus) -> None:
 @pytest.mark.parametrize("arguments", ["whoami", "--help", "sub --help", "ping -c 1", "match a a"])
 def test_output_that_cannot_be_written_is_a_failure(shared: Bus, arguments: str) -> None:
     """A command whose output is closed, or goes to a full disk, fails with one line."""
-    for output, reason in ((">&-", "standard output is closed"), (">/dev/full", "No space left on device")):
+    for output, reason in (
+        (">&-", "standard output is closed"),
+        (">/dev/full", "standard output: No space left on device"),
+    ):
         script = f"{' '.join(command('sbus'))} {arguments} {output}"
         done = subprocess.run(
             ["sh", "-c", script], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, env=environment(shared)
@@ -537,8 +540,9 @@ def test_sub_reconnect(bus: StartBus) -> None:
             publisher.msg(b"t/x", b"1")
             assert running.line() == "t/x 1\n"
         first.stop()
-        second = bus()
         assert running.process.stderr is not None
+        assert running.process.stderr.readline() == f"sbus: waiting: the bus at {first.address} has gone\n".encode()
+        second = bus()
         assert b"messages may have been missed" in running.process.stderr.readline()
         with second.client() as publisher:
             # The notice does not mean that the new subscription is in force already.
@@ -547,6 +551,30 @@ def test_sub_reconnect(bus: StartBus) -> None:
                 publisher.msg(b"t/x", b"2")
                 publisher.sync()
         assert running.end() == (0, b"t/x 2\n", "")
+
+
+def test_sub_waits_for_a_bus(bus: StartBus, directory: Path) -> None:
+    """With --reconnect, sub says once that there is no bus yet, and then prints what comes."""
+    address = directory / "bus"
+    with Sbus(None, "--socket", address, "sub", "--reconnect", "--verbose", "--count=1", "t/") as running:
+        assert running.process.stderr is not None
+        assert running.process.stderr.readline().startswith(f"sbus: waiting: no bus at {address}: ".encode())
+        late = bus()
+        running.wait_subscribed()
+        with late.client() as publisher:
+            publisher.msg(b"t/x", b"1")
+        assert running.end() == (0, b"t/x 1\n", "")
+
+
+def test_sub_reader_has_gone_while_it_waits(bus: StartBus) -> None:
+    """While sub waits for its bus, it notices at once that the reader of its output has gone."""
+    first = bus()
+    with follow(first, "--reconnect", "t/") as running:
+        first.stop()
+        assert running.process.stderr is not None
+        assert b"has gone" in running.process.stderr.readline()
+        running.output.close()
+        assert running.process.wait(TIMEOUT) == -signal.SIGPIPE
 
 
 def test_sub_reconnect_timeout(bus: StartBus) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import select
 import signal
 import socket
@@ -383,17 +384,17 @@ def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
         lose(server, client)
         with pytest.raises(TimedOut):
             client.receive(0.0)  # the first attempt is immediate, and fails
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
 
         def interrupted() -> None:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
             client.receive()
 
         try:
             with pytest.raises(KeyboardInterrupt):
                 interrupted()
         finally:
-            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGUSR1, before)
         bus("--reuse")
         client._next_attempt = 0.0  # otherwise the next attempt is half a minute away
         client.publish("k", b"again")
