@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import sbus
+from sbus.syscalls.polling import is_readable
 
 __all__ = ["PROGRAMS", "SIZE", "Program"]
 
@@ -67,7 +67,7 @@ class Publication:
 
     def probes(self) -> Iterator[bytes]:
         """Yield the payloads to send before the measurement; the last one is `START`."""
-        while not select.select([sys.stdin], [], [], 0.01)[0]:
+        while not is_readable(sys.stdin, 0.01):
             yield PROBE
         yield START
         self.begun, self.cpu = time.monotonic(), time.process_time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from sbus.cli.types import Duration, Size
 from sbus.client.blocking import Bus
 from sbus.daemon.launcher import ServerProcess
 from sbus.errors import ConnectError, SbusError
+from sbus.syscalls.socket_directory import new_socket_directory
 
 __all__ = ["bench"]
 
@@ -166,7 +168,8 @@ def _temporary_server(target: Target) -> Iterator[None]:
     With ``-c`` the server also stops if this process is killed: the connection that is held open here is then gone.
     """
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-bench-"))
+        directory = new_socket_directory()
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         output = stack.enter_context(tempfile.TemporaryFile())
         target.socket = os.path.join(directory, "bus")
         command = [sys.executable, "-P", "-m", "sbus.server.run.sbusd", "-f", "-c", "-a", target.socket]

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sbus.client.blocking import Bus
-from sbus.client.blocking.waiting import MAX_POLL_MS
 from sbus.errors import TimedOut
+from sbus.syscalls.polling import MAX_POLL_MS
 
 __all__ = ["Deadline", "wait_readable"]
 

@@ -23,9 +23,10 @@ from __future__ import annotations
 import errno
 import io
 import os
-import select
 import sys
 from typing import TYPE_CHECKING, BinaryIO
+
+from sbus.syscalls.polling import is_readable, is_writable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
@@ -48,17 +49,11 @@ def write_whole(fd: int, data: ReadableBuffer) -> None:
         try:
             written = os.write(fd, rest)
         except BlockingIOError:
-            _wait(fd, select.POLLOUT, None)
+            is_writable(fd, None)
             continue
         if not written:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         rest = rest[written:]
-
-
-def _wait(fd: int, event: int, milliseconds: float | None) -> bool:
-    poll = select.poll()
-    poll.register(fd, event)
-    return bool(poll.poll(milliseconds))
 
 
 class _Sink(io.RawIOBase):
@@ -171,7 +166,7 @@ class _Source(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         while True:
-            while not _wait(self._fd, select.POLLIN, self._deadline.poll_ms):
+            while not is_readable(self._fd, self._deadline.left):
                 self._deadline.check()
             try:
                 return os.readv(self._fd, [buffer])

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import pty
-import select
 import socket
 import struct
 import subprocess
@@ -24,6 +23,7 @@ import pytest
 
 from sbus.cli.admin.connection import Admin
 from sbus.cli.options import Target
+from sbus.syscalls.polling import is_readable
 from sbus.testing import RunningBus, running_bus
 from tests.support.waiting import wait_until
 
@@ -203,7 +203,7 @@ def test_monitor_of_a_bus_that_stops(tmp_path: Path) -> None:
         running = subprocess.Popen(command, env=environment(bus), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert running.stdout is not None
         with bus.connect() as publisher:
-            while not select.select([running.stdout], [], [], 0.05)[0]:
+            while not is_readable(running.stdout, 0.05):
                 publisher.publish("a/b", b"\xff")
         message = json.loads(running.stdout.readline())
         assert (message["key"], base64.b64decode(message["head"])) == ("a/b", b"\xff")
@@ -245,7 +245,7 @@ class Terminal:
         end = time.monotonic() + 20
         while text not in self.seen:
             assert time.monotonic() < end, (text, self.seen)
-            if select.select([self._ours], [], [], 0.2)[0]:
+            if is_readable(self._ours, 0.2):
                 self.seen += os.read(self._ours, 65536).decode(errors="replace")
 
     def press(self, keys: str) -> None:
@@ -255,9 +255,9 @@ class Terminal:
     def end(self) -> int:
         """Wait for the end; return the status."""
         while self.process.poll() is None:
-            if select.select([self._ours], [], [], 0.1)[0]:
+            if is_readable(self._ours, 0.1):
                 self.seen += os.read(self._ours, 65536).decode(errors="replace")
-        if select.select([self._ours], [], [], 0)[0]:
+        if is_readable(self._ours, 0):
             self.seen += os.read(self._ours, 65536).decode(errors="replace")
         assert termios.tcgetattr(self.theirs) == self.before
         os.close(self.theirs)

@@ -7,7 +7,6 @@ import fcntl
 import os
 import pty
 import resource
-import select
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ import pytest
 
 from sbus.cli import streams
 from sbus.journal.writer import JournalWriter
+from sbus.syscalls.polling import is_readable
 from sbus.testing import RunningBus, running_bus
 from tests.support.harness import TIMEOUT
 
@@ -138,7 +138,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
         def live() -> None:
             while not stopped.is_set():
-                select.select([responder], [], [], 0.05)
+                is_readable(responder, 0.05)
                 responder.get_ready()
                 client.publish("ticks", b"x")
 

@@ -22,6 +22,7 @@ from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
 from sbus.syscalls import batch
+from sbus.syscalls.polling import is_readable
 from tests.integration.clients.backends import FakeServer
 from tests.support.harness import TIMEOUT, Bus, Client
 from tests.support.servers import StartBus
@@ -224,7 +225,7 @@ def test_polls(client: blocking.Bus, shared: Bus) -> None:
         assert (poll.poll(0), epoll.poll(0), client.get_ready(), client.pending) == ([], [], [], 0)
         publisher.publish_many([("p", b"%d" % i) for i in range(150)])
         publisher.fence()
-        assert select.select([client], [], [], TIMEOUT)[0] == [client]
+        assert is_readable(client, TIMEOUT)
         assert poll.poll(TIMEOUT * 1000) == [(client.fileno(), select.POLLIN)]
         assert len(epoll.poll(TIMEOUT)) == 1
         assert client.receive().payload == b"0"
