@@ -100,21 +100,21 @@ def pub(
         raise click.UsageError("--if-subscribed and --wait need KEY, and --json-lines has none.")
     deadline = Deadline(timeout, "publishing")
     stream = open_input(file, deadline)
-    batches: Iterator[list[tuple[bytes | str, bytes]]]
-    if key is None:
-        batches = ([message] for message in _json_messages(stream))
-    elif lines:
-        batches = ([(key, line)] for line in _lines(stream, target.max_packet))
-    else:
-        if file is not None or payload == b"-":
-            payload = read_payload(stream, target.max_packet)
-        message = (key, payload or b"")
-        batches = _repeated(message, 1 if repeat is None else repeat, 1 if rate else _BATCH_MESSAGES)
     with target.connect_by(deadline) as bus, deadline.applied(), bus.limit(deadline.left):
         if if_subscribed and key is not None and not bus.has_subscribers(key, deadline.left):
             raise Nothing(f"nothing was published: nobody subscribes to {escape(key)}")
         if wait and key is not None:
             _wait_for_subscriber(bus, key, deadline)
+        batches: Iterator[list[tuple[bytes | str, bytes]]]
+        if key is None:
+            batches = ([message] for message in _json_messages(stream))
+        elif lines:
+            batches = ([(key, line)] for line in _lines(stream, target.max_packet))
+        else:
+            if file is not None or payload == b"-":
+                payload = read_payload(stream, target.max_packet)
+            message = (key, payload or b"")
+            batches = _repeated(message, 1 if repeat is None else repeat, 1 if rate else _BATCH_MESSAGES)
         limiter = _RateLimiter(bus, rate, deadline)
         for messages in batches:
             limiter.wait()

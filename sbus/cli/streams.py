@@ -26,6 +26,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, BinaryIO
 
+from sbus.cli import quick
 from sbus.syscalls.polling import is_readable, is_writable
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from sbus.cli.deadline import Deadline
 
-__all__ = ["Streams", "name_of", "open_input", "open_streams", "write_whole"]
+__all__ = ["Streams", "name_of", "occupy_closed", "open_input", "open_streams", "write_whole"]
 
 _BUFFER = 65536
 """Bytes that are collected before they are written."""
@@ -165,6 +166,12 @@ class _Source(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
+        if self._fd == 0 and quick.unread:
+            view = memoryview(buffer).cast("B")
+            part = bytes(quick.unread[: len(view)])
+            view[: len(part)] = part
+            del quick.unread[: len(part)]
+            return len(part)
         while True:
             while not is_readable(self._fd, self._deadline.left):
                 self._deadline.check()

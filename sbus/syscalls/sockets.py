@@ -8,7 +8,6 @@ import socket
 import struct
 import sys
 import termios
-from pathlib import Path
 from typing import Final
 
 from sbus.protocol.keys import PeerCredentials
@@ -167,7 +166,8 @@ def overflow_ids() -> tuple[int, int]:
     ids = []
     for name in ("overflowuid", "overflowgid"):
         try:
-            ids.append(int(Path("/proc/sys/kernel", name).read_text()))
+            with open(f"/proc/sys/kernel/{name}") as file:
+                ids.append(int(file.read()))
         except (OSError, ValueError):
             ids.append(65534)
     return ids[0], ids[1]
