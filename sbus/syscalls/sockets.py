@@ -49,6 +49,7 @@ OVERHEAD = 32
 _SMALL_PACKET = 4096
 """Bytes that the kernel charges for a packet of some hundred bytes, at most."""
 
+_KERNEL = "/proc/sys/kernel"
 _SO_SNDBUFFORCE = 32
 _SO_PASSRIGHTS = 83
 _UCRED = struct.Struct("iII")
@@ -166,7 +167,7 @@ def overflow_ids() -> tuple[int, int]:
     ids = []
     for name in ("overflowuid", "overflowgid"):
         try:
-            with open(f"/proc/sys/kernel/{name}") as file:
+            with open(f"{_KERNEL}/{name}") as file:
                 ids.append(int(file.read()))
         except (OSError, ValueError):
             ids.append(65534)
