@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.task import Clock
@@ -15,9 +16,11 @@ from sbus.server.bus.protocol import BusProtocol
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.credentials import AccessSettings, KernelPolicy
 from sbus.server.core.limits import Limits
+from sbus.server.core.turns import CROWD
 from sbus.testing import FakePacketTransport
+from tests.support.reactors import HandTurnedReactor
 
-__all__ = ["Bus", "Peer", "kept"]
+__all__ = ["Bus", "HandTurnedBus", "Peer", "kept"]
 
 
 class Peer:
@@ -72,14 +75,52 @@ class Bus:
         for _ in range(8):
             self.clock.advance(0)
 
-    def connect(self, uid: int = 1000, gid: int = 100, pid: int = 0, **settings: Any) -> Peer:
-        """Connect a new client, with a PID of its own if none is given."""
+    def connect(
+        self,
+        uid: int = 1000,
+        gid: int = 100,
+        pid: int = 0,
+        *,
+        make: Callable[[SubscriptionRegistry], BusProtocol] = BusProtocol,
+        **settings: Any,
+    ) -> Peer:
+        """Connect a new client, with a PID of its own if none is given.
+
+        :param make: makes the server's side of the connection.
+        """
         peer = PeerCredentials(pid or 5000 + len(self.registry.clients), uid, gid)
         transport = FakePacketTransport(peer, clock=self.clock, **settings)
-        protocol = BusProtocol(self.registry)
+        protocol = make(self.registry)
         transport.connect(protocol)
         self.settle()
         return Peer(self, transport, protocol)
+
+
+class HandTurnedBus(Bus):
+    """A bus whose server goes on only when a test says so: what it puts off waits for `turn`.
+
+    Sockets have a clock of their own, so that what they do soon is done at once.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.reactor = HandTurnedReactor()
+        super().__init__(clock=self.reactor, **settings)
+        self.clock = Clock()
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """Let time pass, and then the server have one turn."""
+        self.reactor.rightNow += seconds
+        self.reactor.turn()
+        self.settle()
+
+    def use_up(self, peer: Peer, work: int) -> None:
+        """Have a client's user use up its time, while other users are active: the rest of its work waits for turns.
+
+        :param work: by how much it exceeds its time, in units of about 1 µs.
+        """
+        user = peer.protocol.user
+        user.work_left = user.copies.work_left = -work
+        self.registry.turns.crowd = CROWD
 
 
 def mask_memory(found: Blocks) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -25,7 +26,28 @@ from sbus.server.core.turns import CONTENDED_BUDGET, CROWD, TURN_BUDGET
 from tests.support.buses import Bus, Peer, kept, mask_memory
 from tests.support.examples import examples
 from tests.unit.server.test_bounded_work import Turned
-from tests.unit.server.test_cohort_positions import SlowTurns
+
+
+class SlowTurns(Bus):
+    """A bus whose users take turns only when a test says so; other timers go by its clock."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.turns: list[Callable[[], None]] = []
+        self.registry.turns._reactor = self
+
+    def callLater(self, delay: float, call: Callable[[], None]) -> None:
+        if delay:
+            self.clock.callLater(delay, call)
+        else:
+            self.turns.append(call)
+
+    def turn(self) -> None:
+        """Take one turn."""
+        turns, self.turns = self.turns, []
+        for call in turns:
+            call()
+        self.settle()
 
 
 @pytest.fixture(autouse=True)
