@@ -69,7 +69,8 @@ def test_clients_that_the_server_finds_gone(bus, count):
         come_and_go(started, count)
         last = Client(started.address)
         last.send(b"MSG w/%d\0" % count)
-    assert numbers(watcher, count + 1) == list(range(count + 1))
+    with last:
+        assert numbers(watcher, count + 1) == list(range(count + 1))
 
 
 @ENDS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from sbus.seqpacket.transport import PacketTransport
@@ -18,13 +20,15 @@ class SocketBus(Bus):
     def __init__(self) -> None:
         self.reactor = HandTurnedReactor()
         super().__init__(clock=self.reactor)
+        self.peers: list[socket.socket] = []
 
-    def connect_socket(self, *packets: bytes):
+    def connect_socket(self, *packets: bytes) -> socket.socket:
         """Return the client's end of a new connection, over which these packets were sent."""
         ours, peer = socket_pair()
         PacketTransport(self.reactor, ours).start(BusProtocol(self.registry))
         for packet in packets:
             peer.send(packet)
+        self.peers.append(peer)
         return peer
 
 
@@ -33,6 +37,8 @@ def bus():
     """A bus; nothing of it is left in the reactor."""
     bus = SocketBus()
     yield bus
+    for peer in bus.peers:
+        peer.close()
     bus.registry.stopService()
     bus.reactor.settle()
     while bus.reactor.getReaders():
@@ -47,8 +53,6 @@ def test_clients_that_hang_up(bus, count, packets):
     bus.reactor.settle()
     for number in range(count):
         bus.connect_socket(*packets, b"MSG w/%d\0" % number).close()
-    last = bus.connect_socket(b"MSG w/%d\0" % count)
+    bus.connect_socket(b"MSG w/%d\0" % count)
     bus.reactor.turn(50)
     assert [int(packet[6:-1]) for packet in received(watcher)] == list(range(count + 1))
-    watcher.close()
-    last.close()
