@@ -41,6 +41,7 @@ class Attack:
     :ivar crowd: the bystanders, if they are not the pair.
     :ivar rate: the pair's round trips a second, if not those of the command line.
     :ivar size: bytes in the payload of the pair's messages, at least.
+    :ivar secs: seconds of round trips after the set-up, at least.
     :ivar has_throughput: whether throughput is measured.
     :ivar scrapes: whether scrapes of the admin socket are counted in the place of new clients.
     :ivar is_usual: whether the row is measured if no names are given.
@@ -56,6 +57,7 @@ class Attack:
     crowd: Crowd | None = None
     rate: float | None = None
     size: int = 0
+    secs: float = 0.0
     has_throughput: bool = True
     scrapes: bool = False
     is_usual: bool = True

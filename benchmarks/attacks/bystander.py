@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from sbus.syscalls.polling import is_readable
+
 __all__ = ["GRACE", "Stop", "bulk", "crowd", "newcomer", "pair", "rounds", "scraper", "summary", "trips"]
 
 GRACE = 2.0
@@ -165,9 +167,12 @@ def trips(
         _send_waiting(first, unsent)
         _send_waiting(second, replies)
         next_time = start + due / rate if now < end else end + GRACE
-        writers = [sock for sock, packets in ((first, unsent), (second, replies)) if packets]
-        readers = [first.fileno(), second.fileno(), *([stop.fileno()] if now < end else [])]
-        select.select(readers, writers, [], max(0, next_time - now))
+        poll = select.poll()
+        for sock, packets in ((first, unsent), (second, replies)):
+            poll.register(sock, select.POLLIN | (select.POLLOUT if packets else 0))
+        if now < end:
+            poll.register(stop, select.POLLIN)
+        poll.poll(max(0, next_time - now) * 1000)
         replies.extend(b"MSG " + _PONG + b"\0" + run + data[:8] for data in _payloads(second, _PING, run))
         for data in _payloads(first, _PONG, run):
             number = struct.unpack("<Q", data)[0]
@@ -199,7 +204,7 @@ def bulk(stop: Stop, first: socket.socket, second: socket.socket, seconds: float
 
     def receive(timeout: float) -> None:
         nonlocal following, arrived
-        select.select([second], [], [], max(0, timeout))
+        is_readable(second, max(0, timeout))
         for data in _payloads(second, _BULK, run):
             arrived += 1
             following = struct.unpack_from("<Q", data)[0] + 1

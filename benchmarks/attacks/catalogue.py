@@ -9,6 +9,7 @@ import itertools
 import os
 import select
 import socket
+import time
 from collections.abc import Iterator
 
 from benchmarks.attacks.attack import ALL, Attack, Part
@@ -208,7 +209,10 @@ def _send_to_all(me: Attacker, socks: list[socket.socket], packet: bytes) -> Non
             sent += 1
     me.count(sent)
     if not sent:
-        select.select([], socks, [], 0.1)
+        poll = select.poll()
+        for sock in socks:
+            poll.register(sock, select.POLLOUT)
+        poll.poll(100)
 
 
 def bundle_flips(me: Attacker) -> None:
@@ -268,7 +272,7 @@ def watchers(me: Attacker) -> None:
         held.append(sock)
     me.ready()
     while me.running():
-        select.select([], [], [], 0.1)
+        time.sleep(0.1)
 
 
 def interest_churn(me: Attacker) -> None:
@@ -340,7 +344,7 @@ def stream_halves(me: Attacker) -> None:
         me.count()
     me.ready()
     while me.running():
-        select.select([], [], [], 0.1)
+        time.sleep(0.1)
 
 
 def stream_drips(me: Attacker) -> None:

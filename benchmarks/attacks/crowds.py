@@ -168,8 +168,9 @@ def _held(number: int) -> Attack:
         spinners=1,
         rate=20.0,
         size=500,
+        secs=5.0,  # in which the flooder's messages go out at least four times
         has_throughput=False,
-        server_options=("--queue-messages=1000",),
+        server_options=("--queue-messages=200",),
     )
 
 

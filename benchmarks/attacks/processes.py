@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -81,7 +82,7 @@ def die_with_parent() -> None:
 
 
 def fork(user: User, seconds: float, function: Callable[..., None], *args: Any) -> BaseProcess:
-    """Run a function in a process of another user, which SIGALRM ends after `seconds` at the latest."""
+    """Run a function in a process of another user, which ends after `seconds` at the latest."""
     process = _context.Process(target=_run, args=(user, seconds, function, args), daemon=True)
     process.start()
     return process
@@ -89,7 +90,9 @@ def fork(user: User, seconds: float, function: Callable[..., None], *args: Any) 
 
 def _run(user: User, seconds: float, function: Callable[..., None], args: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    limit = threading.Timer(seconds, os._exit, (1,))
+    limit.daemon = True
+    limit.start()
     os.setgroups([])
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
