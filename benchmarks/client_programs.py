@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
-import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import sbus
+from sbus.syscalls.polling import is_readable
 
 __all__ = ["PROGRAMS", "SIZE", "Program"]
 
@@ -67,7 +67,7 @@ class Publication:
 
     def probes(self) -> Iterator[bytes]:
         """Yield the payloads to send before the measurement; the last one is `START`."""
-        while not select.select([sys.stdin], [], [], 0.01)[0]:
+        while not is_readable(sys.stdin, 0.01):
             yield PROBE
         yield START
         self.begun, self.cpu = time.monotonic(), time.process_time()
@@ -551,7 +551,9 @@ PROGRAMS: dict[str, Program] = {
 
 def main(name: str, role: str, address: str, seconds: str) -> None:
     """Run as the publisher or as the receiver."""
-    signal.alarm(_LONGEST)
+    limit = threading.Timer(_LONGEST, os._exit, (1,))
+    limit.daemon = True
+    limit.start()
     program = PROGRAMS[name]
     job: Any
     if role == "publish":

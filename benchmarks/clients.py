@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import platform
-import select
 import socket
 import subprocess
 import sys
@@ -33,6 +32,7 @@ if __name__ == "__main__":
 from benchmarks.client_programs import PROGRAMS, SIZE, Program  # noqa: E402
 from benchmarks.report import Table, thousands, two  # noqa: E402
 from benchmarks.servers import SERVERS, Failed, Server, Workshop, running, twistd  # noqa: E402
+from sbus.syscalls.polling import is_readable  # noqa: E402
 
 __all__ = ["main", "table"]
 
@@ -218,7 +218,7 @@ def _line(process: subprocess.Popen[bytes]) -> str:
     :raises Failed: if it says nothing.
     """
     assert process.stdout is not None
-    if not select.select([process.stdout], [], [], _PATIENCE)[0]:
+    if not is_readable(process.stdout, _PATIENCE):
         raise Failed(f"{process.args!r} says nothing")
     line = process.stdout.readline().decode().strip()
     if not line:

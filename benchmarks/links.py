@@ -36,6 +36,7 @@ from benchmarks.attacks.kernel import cpu
 from benchmarks.receipts import ask, connect
 from sbus.protocol.bundles import MAGIC, pack
 from sbus.protocol.packets import SUB, build
+from sbus.syscalls.polling import is_readable
 
 CHUNK = 8192
 SIZE = 64
@@ -87,7 +88,7 @@ def wait_crossing(publisher: socket.socket, reader: socket.socket, key: bytes) -
     for number in itertools.count():
         probe = b"MSG %b\0probe %d" % (key, number)
         publisher.send(probe)
-        while select.select([reader], [], [], 0.1)[0]:
+        while is_readable(reader, 0.1):
             if reader.recv(1 << 17).endswith(probe):  # a bundle ends with its last message
                 return
         if time.monotonic() > end:
@@ -124,8 +125,11 @@ def flow(reader: socket.socket, publisher: socket.socket, messages: int, bundled
             pass
         if is_stuck:
             is_far_ahead = sent - got >= 2 * CHUNK or sent >= messages
-            ready = select.select([reader], [] if is_far_ahead else [publisher], [], 10)
-            if not any(ready):
+            poll = select.poll()
+            poll.register(reader, select.POLLIN)
+            if not is_far_ahead:
+                poll.register(publisher, select.POLLOUT)
+            if not poll.poll(10_000):
                 raise Failed(f"{sent - got} messages were lost")
     took = time.perf_counter() - began
     publisher.setblocking(True)

@@ -11,7 +11,6 @@ loses nothing. Rounds are interleaved, each with a fresh server; the ratios of o
 from __future__ import annotations
 
 import argparse
-import select
 import socket
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.attacks.kernel import cpu
 from sbus.protocol.bundles import pack, unbundle
 from sbus.protocol.packets import CMSG, SUB, build
+from sbus.syscalls.polling import is_readable
 
 WHOAMI = build(CMSG, b"!/cred/whoami")
 CHUNK = 8192
@@ -96,7 +96,7 @@ def measure(case: str, *, bundled: bool, receipts: bool, messages: int) -> tuple
                         got += sum(part.startswith(b"MSG") for part in receive(reader))
                 sent += CHUNK if bundled else 0
                 ask(publisher, b"!/cred/whoami")
-                while got < sent * part - 2 * CHUNK * (part < 1.0) and select.select([reader], [], [], 0.1)[0]:
+                while got < sent * part - 2 * CHUNK * (part < 1.0) and is_readable(reader, 0.1):
                     for packet in receive(reader):
                         if packet.startswith(b"MSG "):
                             got += 1

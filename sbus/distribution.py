@@ -5,16 +5,13 @@ therefore distributed as ``sbusd``, although it is imported as ``sbus``. With bo
 overwritten ``sbus/__init__.py``, and whichever is removed first takes that file with it.
 
 The check looks into one directory, which takes well under a millisecond; `importlib.metadata` takes twenty.
+``sbus pub`` imports this module, which therefore imports nothing else until there is an error.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from sbus.errors import UsageError
 
 __all__ = ["DISTRIBUTION", "check_installation", "needs"]
 
@@ -49,6 +46,8 @@ def check_installation(directory: str = os.path.dirname(os.path.dirname(os.path.
     :raises UsageError: if the other project has overwritten this package.
     """
     if _is_overwritten():
+        from sbus.errors import UsageError
+
         raise UsageError(f"another package called sbus has overwritten a part of this one: {_REMEDY}")
     if _has_other(directory) and sys.stderr is not None:
         print(
@@ -58,19 +57,26 @@ def check_installation(directory: str = os.path.dirname(os.path.dirname(os.path.
         )
 
 
-@contextmanager
-def needs(extra: str) -> Iterator[None]:
+class needs:
     """Wrap imports of libraries that `extra` installs.
 
     :param extra: the name of an extra of this package.
-    :raises UsageError: if a library of the extra is missing.
+    :raises UsageError: at the end of the block, if a library of the extra is missing.
     """
-    try:
-        yield
-    except ModuleNotFoundError as e:
-        library = (e.name or "").partition(".")[0]
-        if library not in _LIBRARIES:
-            raise
-        raise UsageError(
-            f"this needs {library}, which is not installed: pip install '{DISTRIBUTION}[{extra}]'"
-        ) from None
+
+    def __init__(self, extra: str) -> None:
+        self._extra = extra
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, ModuleNotFoundError):
+            return
+        library = (error.name or "").partition(".")[0]
+        if library in _LIBRARIES:
+            from sbus.errors import UsageError
+
+            raise UsageError(
+                f"this needs {library}, which is not installed: pip install '{DISTRIBUTION}[{self._extra}]'"
+            ) from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,6 +19,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     def get(name: str) -> Any:
         if name in homes:
+            import importlib
+
             return getattr(importlib.import_module(homes[name], package), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 

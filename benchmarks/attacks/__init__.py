@@ -15,6 +15,10 @@ throughput, for ``--secs`` seconds. Round trips are *open-loop*: each has a sche
 whether or not the message could be sent by then. A message without an answer counts with the time that it has waited.
 So a server that stands still for a second spoils every round trip of that second, not one.
 
+In some rows the bystanders are a *crowd*: clients of one user or several, each with one message to itself under way all
+the time. Their round trips are closed-loop, and the number of these is the throughput. So each message is a lone one,
+and the server cannot share the work of a batch.
+
 *Bounds.* Each attacking process has a deadline, an alarm clock behind it, and dies with its parent. Processes are
 ended by their IDs. A server that does not end within ``--patience`` seconds of SIGTERM is killed and reported.
 """

@@ -28,11 +28,14 @@ PASSING = ROOT / "build" / "benchmarks"
 _MEMORY = "memory"
 _OWN = shlex.join([sys.executable, "-c", "from twisted.scripts.twistd import run; run()"])
 _NAMES = (*ATTACKS, _MEMORY)
+_USUAL = [*(attack.name for attack in ATTACKS.values() if attack.is_usual), _MEMORY]
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attacks", description=__doc__)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"names or globs: {' '.join(_NAMES)}")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help=f"names or globs, of {' '.join(_NAMES)}; [{len(_USUAL)} of them]"
+    )
     parser.add_argument("--secs", type=float, default=3.0, metavar="S", help="seconds of each measurement [3]")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="how often everything is measured [1]")
     parser.add_argument("--rate", type=float, default=200.0, metavar="N", help="round trips a second [200]")
@@ -53,7 +56,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="measure nothing, read such a file")
     parser.add_argument("--out", type=Path, default=PASSING, metavar="FOLDER", help="for tables [build/benchmarks]")
     options = parser.parse_args(argv)
-    wanted = options.only or ["*"]
+    wanted = options.only or _USUAL
     for pattern in wanted:
         if not fnmatch.filter(_NAMES, pattern):
             parser.error(f"no attack matches {pattern}: there are {', '.join(_NAMES)}")

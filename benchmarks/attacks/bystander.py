@@ -1,4 +1,7 @@
-"""The bystander's clients: open-loop round trips, throughput with a bounded window, and new connections.
+"""The bystander's clients: round trips, throughput with a bounded window, and new connections.
+
+The pair's round trips are open-loop, and its throughput has up to 256 messages under way. A crowd has one message of
+each client under way all the time, from which both follow.
 
 Each of the two processes obeys commands from a pipe. A command is the name of a measurement with its arguments; exactly
 one stop follows it. A measurement ends at its own bound or at the stop, and then its result goes back. Throughput ends
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import select
 import socket
 import struct
@@ -17,7 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["GRACE", "Stop", "bulk", "newcomer", "pair", "summary", "trips"]
+from sbus.syscalls.polling import is_readable
+
+__all__ = ["GRACE", "Stop", "bulk", "crowd", "newcomer", "pair", "rounds", "scraper", "summary", "trips"]
 
 GRACE = 2.0
 """Seconds after its last scheduled message that a measurement waits for answers."""
@@ -54,9 +60,9 @@ def summary(times: Sequence[float], unanswered: int) -> Result:
 def pair(commands: Connection, address: str) -> None:
     """Two clients that exchange messages through the router, in one process.
 
-    Commands: ``("trips", messages a second, seconds)`` and ``("bulk", seconds, messages)``.
+    Commands: ``("trips", messages a second, seconds, bytes)`` and ``("bulk", seconds, messages)``.
     """
-    measurements = {"trips": trips, "bulk": bulk}
+    measurements: dict[str, Callable[..., Result]] = {"trips": trips, "bulk": bulk}
     with _connect(address) as first, _connect(address) as second:
         first.send(b"SUB " + _PONG)
         for key in (_PING, _BULK):
@@ -129,8 +135,12 @@ def _payloads(sock: socket.socket, key: bytes, run: bytes) -> Iterator[bytes]:
             yield packet[len(prefix) :]
 
 
-def trips(stop: Stop, first: socket.socket, second: socket.socket, rate: float, seconds: float) -> Result:
-    """Send a message at each scheduled time; the second client sends it back to the first.
+def trips(
+    stop: Stop, first: socket.socket, second: socket.socket, rate: float, seconds: float, size: int = 0
+) -> Result:
+    """Send a message at each scheduled time; the second client sends a short one back to the first.
+
+    :param size: bytes in the payload of the first client's messages, at least.
 
     A message has the time of this measurement and its own number, which gives its scheduled time. While the socket
     takes nothing, messages wait here.
@@ -148,7 +158,8 @@ def trips(stop: Stop, first: socket.socket, second: socket.socket, rate: float, 
         if now < end and stop.wait(0):
             end = now
         while (scheduled := start + due / rate) <= now and scheduled < end:
-            unsent.append(b"MSG " + _PING + b"\0" + run + struct.pack("<Q", due))
+            payload = run + struct.pack("<Q", due)
+            unsent.append(b"MSG " + _PING + b"\0" + payload.ljust(size, b"\0"))
             waiting.add(due)
             due += 1
         if now >= end and (not waiting or now >= end + GRACE):
@@ -156,10 +167,13 @@ def trips(stop: Stop, first: socket.socket, second: socket.socket, rate: float, 
         _send_waiting(first, unsent)
         _send_waiting(second, replies)
         next_time = start + due / rate if now < end else end + GRACE
-        writers = [sock for sock, packets in ((first, unsent), (second, replies)) if packets]
-        readers = [first.fileno(), second.fileno(), *([stop.fileno()] if now < end else [])]
-        select.select(readers, writers, [], max(0, next_time - now))
-        replies.extend(b"MSG " + _PONG + b"\0" + run + data for data in _payloads(second, _PING, run))
+        poll = select.poll()
+        for sock, packets in ((first, unsent), (second, replies)):
+            poll.register(sock, select.POLLIN | (select.POLLOUT if packets else 0))
+        if now < end:
+            poll.register(stop, select.POLLIN)
+        poll.poll(max(0, next_time - now) * 1000)
+        replies.extend(b"MSG " + _PONG + b"\0" + run + data[:8] for data in _payloads(second, _PING, run))
         for data in _payloads(first, _PONG, run):
             number = struct.unpack("<Q", data)[0]
             if number in waiting:
@@ -190,7 +204,7 @@ def bulk(stop: Stop, first: socket.socket, second: socket.socket, seconds: float
 
     def receive(timeout: float) -> None:
         nonlocal following, arrived
-        select.select([second], [], [], max(0, timeout))
+        is_readable(second, max(0, timeout))
         for data in _payloads(second, _BULK, run):
             arrived += 1
             following = struct.unpack_from("<Q", data)[0] + 1
@@ -212,15 +226,109 @@ def bulk(stop: Stop, first: socket.socket, second: socket.socket, seconds: float
     return {"per_second": round(in_time / passed), "lost": lost, "seconds": round(passed, 3)}
 
 
+# --- the crowd ------------------------------------------------------------------------------------
+
+
+def crowd(commands: Connection, socks: Sequence[socket.socket], topics: int) -> None:
+    """Clients that each send a message to themselves, and the next one when it has come back, in one process.
+
+    Commands: ``("trips", seconds)`` and ``("bulk", seconds)``, which are the same.
+
+    :param socks: their connections.
+    :param topics: see `benchmarks.attacks.attack.Crowd`.
+    """
+    for number, sock in enumerate(socks):
+        sock.send(b"SUB " + _own_key(number))
+        for topic in range(number, topics, len(socks)):
+            sock.send(b"SUB by/topic/%d" % topic)
+        _fence(sock)
+        sock.setblocking(False)
+    _obey(commands, lambda stop, name, *arguments: rounds(stop, socks, *arguments))
+
+
+def _own_key(number: int) -> bytes:
+    return b"by/%d" % number
+
+
+def rounds(stop: Stop, socks: Sequence[socket.socket], seconds: float) -> Result:
+    """Have each client send itself one message after the other, for `seconds` or until the stop.
+
+    A message without an answer for `GRACE` seconds counts with this time, and the next one follows. So does one under
+    way at the end.
+    """
+    start = time.monotonic()
+    end = start + seconds
+    run = struct.pack("<d", start)
+    numbers = {sock.fileno(): number for number, sock in enumerate(socks)}
+    sent = [0] * len(socks)
+    sent_at = [0.0] * len(socks)
+    times: list[float] = []
+    unanswered = 0
+
+    def send(number: int) -> None:
+        sent[number] += 1
+        sent_at[number] = time.monotonic()
+        with contextlib.suppress(BlockingIOError):
+            socks[number].send(b"MSG " + _own_key(number) + b"\0" + run + struct.pack("<Q", sent[number]))
+
+    def receive(timeout: float) -> Iterator[int]:
+        """Yield the clients that have got their message."""
+        for descriptor, _ in poll.poll(timeout):
+            if descriptor not in numbers:
+                continue
+            number = numbers[descriptor]
+            expected = struct.pack("<Q", sent[number])
+            if expected in list(_payloads(socks[number], _own_key(number), run)):
+                times.append(time.monotonic() - sent_at[number])
+                yield number
+
+    with select.epoll() as poll:
+        for descriptor in (*numbers, stop.fileno()):
+            poll.register(descriptor, select.EPOLLIN)
+        for number in range(len(socks)):
+            send(number)
+        looked_at = start
+        while (now := time.monotonic()) < end:
+            for number in receive(min(_SILENCE, end - now)):
+                send(number)
+            if now - looked_at > _SILENCE:
+                looked_at = now
+                if stop.wait(0):
+                    break
+                for number in range(len(socks)):
+                    if now - sent_at[number] > GRACE:
+                        times.append(now - sent_at[number])
+                        unanswered += 1
+                        send(number)
+        now = time.monotonic()
+        passed, answered = now - start, len(times) - unanswered
+        waiting = set(range(len(socks)))
+        while waiting and (left := now + GRACE - time.monotonic()) > 0:
+            waiting.difference_update(receive(left))
+    times += (time.monotonic() - sent_at[number] for number in waiting)
+    unanswered += len(waiting)
+    return {
+        **summary(times, unanswered),
+        "per_second": round(answered / passed),
+        "lost": unanswered,
+        "seconds": round(passed, 3),
+    }
+
+
 # --- new clients ----------------------------------------------------------------------------------
 
 
 def newcomer(commands: Connection, address: str) -> None:
     """Connect every 0.1 s, ask whoami and leave; command: ``("connects", seconds)``."""
-    _obey(commands, lambda stop, name, seconds: _connects(stop, address, seconds))
+    _obey(commands, lambda stop, name, seconds: _connects(stop, functools.partial(_serve_me, address), seconds))
 
 
-def _connects(stop: Stop, address: str, seconds: float) -> Result:
+def scraper(commands: Connection, address: str) -> None:
+    """Read the metrics at the admin socket every 0.1 s; command: ``("connects", seconds)``."""
+    _obey(commands, lambda stop, name, seconds: _connects(stop, functools.partial(_scrape, address), seconds))
+
+
+def _connects(stop: Stop, serve: Callable[[float], None], seconds: float) -> Result:
     """A connection counts from its scheduled time. It fails if it is not served a second later, or before the stop."""
     start = time.monotonic()
     most = max(1, int(seconds / _NEWCOMER_EVERY))
@@ -231,7 +339,7 @@ def _connects(stop: Stop, address: str, seconds: float) -> Result:
         if stop.wait(max(0, scheduled - time.monotonic())):
             break
         try:
-            _serve_me(address, scheduled + _NEWCOMER_PATIENCE - time.monotonic())
+            serve(scheduled + _NEWCOMER_PATIENCE - time.monotonic())
         except OSError:
             failed += 1
         times.append(time.monotonic() - scheduled)
@@ -242,13 +350,33 @@ def _connects(stop: Stop, address: str, seconds: float) -> Result:
 
 
 def _serve_me(address: str, patience: float) -> None:
-    if patience <= 0:
-        raise TimeoutError
-    span = struct.pack("@ll", int(patience), int(patience % 1 * 1e6))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
-        sock.connect(address)
+    with _patient(socket.SOCK_SEQPACKET, address, patience) as sock:
         sock.send(_WHOAMI)
         if not sock.recv(4096):
             raise ConnectionResetError
+
+
+def _scrape(address: str, patience: float) -> None:
+    with _patient(socket.SOCK_STREAM, f"{address}.admin", patience) as sock:
+        sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: bus\r\nConnection: close\r\n\r\n")
+        answer = sock.recv(4096)
+        if not answer.startswith(b"HTTP/1.1 200 "):
+            raise ConnectionResetError
+        while sock.recv(65_536):
+            pass
+
+
+def _patient(kind: int, address: str, patience: float) -> socket.socket:
+    """Connect with a socket whose calls each take `patience` seconds at most."""
+    if patience <= 0:
+        raise TimeoutError
+    span = struct.pack("@ll", int(patience), int(patience % 1 * 1e6))
+    sock = socket.socket(socket.AF_UNIX, kind)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -10,39 +10,16 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
+from benchmarks.attacks.attack import ALL, Attack, Part
 from benchmarks.attacks.attacker import LARGEST_PACKET, WHOAMI, Attacker, bundle, filled, receive, receive_now
+from benchmarks.attacks.crowds import crowds
+from benchmarks.attacks.readers import EVERYTHING, draining, flood, silent
 
-__all__ = ["ALL", "ATTACKS", "Attack"]
-
-ALL = "all"
-"""The name of all attacks at once."""
-
-Part = Callable[[Attacker], None]
+__all__ = ["ATTACKS"]
 
 _DONTWAIT = socket.MSG_DONTWAIT
-_FLOOD = b"MSG flood/key\0" + bytes(64)
-_EVERYTHING = b"SUB "
-"""Subscribes to the empty pattern."""
-
-
-@dataclass(frozen=True)
-class Attack:
-    """One attack.
-
-    :ivar title: the action of the attacking user.
-    :ivar parts: one function for each process.
-    :ivar server_files: descriptors that the server may have, if not as usual.
-    :ivar server_options: more options of ``twistd sbus``.
-    """
-
-    name: str
-    title: str
-    parts: tuple[Part, ...]
-    server_files: int | None = None
-    server_options: tuple[str, ...] = ()
 
 
 # --- connections ----------------------------------------------------------------------------------
@@ -81,7 +58,7 @@ def half_close(me: Attacker) -> None:
 def stopped(me: Attacker) -> None:
     # The sockets of 1,000 stopped processes would differ from these in their PIDs only. But 1,000 interpreters take
     # gigabytes, and their baseline would be 1,000 spinners.
-    me.hold(1_000, _EVERYTHING)
+    me.hold(1_000, EVERYTHING)
 
 
 def idle(me: Attacker) -> None:
@@ -232,7 +209,10 @@ def _send_to_all(me: Attacker, socks: list[socket.socket], packet: bytes) -> Non
             sent += 1
     me.count(sent)
     if not sent:
-        select.select([], socks, [], 0.1)
+        poll = select.poll()
+        for sock in socks:
+            poll.register(sock, select.POLLOUT)
+        poll.poll(100)
 
 
 def bundle_flips(me: Attacker) -> None:
@@ -261,7 +241,7 @@ def bye_storm(me: Attacker) -> None:
 
 def receipt_flips(me: Attacker) -> None:
     """Choose receipts on and off for 20 silent readers that lose messages all the time."""
-    receivers = [me.connect(b"CMSG blocking/soft/discard", _EVERYTHING) for _ in range(20)]
+    receivers = [me.connect(b"CMSG blocking/soft/discard", EVERYTHING) for _ in range(20)]
     me.ready()
     for choice in itertools.cycle((b"CMSG receipts/on", b"CMSG receipts/off")):
         if not me.running():
@@ -292,7 +272,7 @@ def watchers(me: Attacker) -> None:
         held.append(sock)
     me.ready()
     while me.running():
-        select.select([], [], [], 0.1)
+        time.sleep(0.1)
 
 
 def interest_churn(me: Attacker) -> None:
@@ -364,7 +344,7 @@ def stream_halves(me: Attacker) -> None:
         me.count()
     me.ready()
     while me.running():
-        select.select([], [], [], 0.1)
+        time.sleep(0.1)
 
 
 def stream_drips(me: Attacker) -> None:
@@ -380,15 +360,6 @@ def stream_drips(me: Attacker) -> None:
 
 
 # --- silent readers -------------------------------------------------------------------------------
-
-
-def flood(me: Attacker) -> None:
-    """Publish as fast as the server reads."""
-    sock = me.connect()
-    me.ready()
-    while me.running():
-        me.send_patiently(sock, _FLOOD)
-        me.count()
 
 
 def flood_groups(me: Attacker) -> None:
@@ -448,15 +419,6 @@ _GROUPS = 64
 _MIXED = ((b"order/stack",), (b"order/random",), (b"blocking/soft/latest",))
 
 
-def _silent(number: int, *choices: bytes) -> Part:
-    """Connect silent subscribers of everything, with these choices of flood control."""
-
-    def readers(me: Attacker) -> None:
-        me.hold(number, *(b"CMSG " + choice for choice in choices), _EVERYTHING)
-
-    return readers
-
-
 def _catalogue() -> Iterator[Attack]:
     yield Attack("connect-storm", "connect and close", (connect_storm,) * 2)
     yield Attack("connect-junk", "connect, send junk and close", (connect_junk,) * 2)
@@ -472,23 +434,23 @@ def _catalogue() -> Iterator[Attack]:
     yield Attack("order-flips", "another order for 20 full queues", (order_flips,))
     yield Attack("bundle-flips", "bundles on and off", (bundle_flips,))
     for mode, choices in _MODES.items():
-        yield Attack(f"readers-{mode}", f"200 silent readers of everything, {mode}", (_silent(200, *choices), flood))
+        yield Attack(f"readers-{mode}", f"200 silent readers of everything, {mode}", (silent(200, *choices), flood))
     yield Attack("fan-out", "big bundles to 1,000 silent subscribers", (_subscribers, fan_out))
     yield Attack("stopped", "1,000 sockets on the empty pattern, never read", (stopped, flood))
     yield Attack("idle", "15,000 idle clients", (idle,))
     yield Attack("descriptors", "all 1,024 descriptors of the server", (descriptors,), server_files=1_024)
     yield Attack("mass-close", "2,000 clients that leave at the same time", (mass_close,))
-    yield Attack("drains", "800 readers that let their sockets get full, then drain them", (_draining(800), flood))
+    yield Attack("drains", "800 readers that let their sockets get full, then drain them", (draining(800), flood))
     for name, (mode, choices) in _EAGER.items():
         yield Attack(
-            f"eager-{name}", f"1,000 readers that read all the time, {mode}", (_draining(1_000, choices), flood)
+            f"eager-{name}", f"1,000 readers that read all the time, {mode}", (draining(1_000, choices), flood)
         )
-    yield Attack("eager-most", "3,900 readers that read all the time", (_draining(3_900), flood))
-    yield Attack("eager-mixed", "the same, with stack, random, latest", (_draining(3_900, *_MIXED), flood))
+    yield Attack("eager-most", "3,900 readers that read all the time", (draining(3_900), flood))
+    yield Attack("eager-mixed", "the same, with stack, random, latest", (draining(3_900, *_MIXED), flood))
     yield Attack(
         "eager-groups",
         f"3,900 such readers in {_GROUPS} groups, each with a key of its own",
-        (_draining(3_900, *_MIXED, groups=_GROUPS), flood_groups),
+        (draining(3_900, *_MIXED, groups=_GROUPS), flood_groups),
     )
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
     yield Attack("receipt-flips", "receipts on and off for 20 readers that lose", (receipt_flips, flood))
@@ -504,20 +466,15 @@ def _catalogue() -> Iterator[Attack]:
     )
     yield Attack("stream-halves", "500 half-sent maximal frames", (stream_halves,), server_options=_STREAM)
     yield Attack("stream-drips", "single bytes to 500 stream clients", (stream_drips,), server_options=_STREAM)
-    yield Attack("max-packets", "maximal packets to 20 silent readers", (_silent(20), max_packets))
+    yield Attack("max-packets", "maximal packets to 20 silent readers", (silent(20), max_packets))
 
 
-_AT_ONCE = 950
-"""Connections of one user that come at once: the server accepts 1,000 (`sbus.server.bus.admission`)."""
-_PACE = 0.0052
-"""Seconds from one connection to the next beyond these: the server accepts 200 a second, and refuses the others. It is
-the pace of the attack, and waits for nothing."""
 _KEEP_LAST = ("--last-value=last/",)
 _STREAM = ("--stream=door={address}-stream,mode=0777",)
 
 
 def _latest(me: Attacker) -> None:
-    me.hold(20, b"CMSG blocking/soft/latest", _EVERYTHING)
+    me.hold(20, b"CMSG blocking/soft/latest", EVERYTHING)
 
 
 def _churn(pattern: bytes) -> Part:
@@ -528,37 +485,11 @@ def _subscribers(me: Attacker) -> None:
     me.hold(1_000, b"SUB k")
 
 
-def _draining(number: int, *choices: tuple[bytes, ...], groups: int = 0) -> Part:
-    """Connect readers that, one after the other, read all that their sockets hold.
-
-    :param number: the number of readers.
-    :param choices: those of the first reader, of the second one, and so on, again and again; by default none.
-    :param groups: the number of groups. Each reader subscribes to the bystanders' key and its group's key; with 0, to
-        everything.
-    """
-
-    def readers(me: Attacker) -> None:
-        held = []
-        for index, each in enumerate(itertools.islice(itertools.cycle(choices or ((),)), number)):
-            patterns = (b"SUB by/bulk", b"SUB group/%d" % (index % groups)) if groups else (_EVERYTHING,)
-            held.append(me.connect(*(b"CMSG " + choice for choice in each), *patterns))
-            if len(held) >= _AT_ONCE:
-                time.sleep(_PACE)
-        me.ready()
-        while me.running():
-            for sock in held:
-                with contextlib.suppress(BlockingIOError):
-                    while receive_now(sock):
-                        me.count()
-
-    return readers
-
-
 def _with_all(attacks: list[Attack]) -> dict[str, Attack]:
-    together = tuple(part for attack in attacks for part in attack.parts)
+    together = tuple(part for attack in attacks if attack.is_plain for part in attack.parts)
     everything = Attack(ALL, "all at once", together, server_options=_KEEP_LAST + _STREAM)
     return {attack.name: attack for attack in (*attacks, everything)}
 
 
-ATTACKS = _with_all(list(_catalogue()))
+ATTACKS = _with_all([*_catalogue(), *crowds()])
 """Every attack by its name; the last is all at once."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.attacks import bystander, kernel
+from benchmarks.attacks.attack import Attack, Part
 from benchmarks.attacks.attacker import Attacker
-from benchmarks.attacks.catalogue import Attack, Part
-from benchmarks.attacks.processes import BYSTANDER, Board, Swarm, fork, spin
+from benchmarks.attacks.processes import BYSTANDER, Board, Swarm, bystanders, connect_as, fork, spin
 from benchmarks.attacks.server import Server, serving
 from benchmarks.servers import Failed
 
@@ -73,9 +73,9 @@ class Plan:
 class _Helper:
     """One of the bystander's processes."""
 
-    def __init__(self, function: Callable[..., None], address: str, seconds: float) -> None:
+    def __init__(self, seconds: float, function: Callable[..., None], *args: object) -> None:
         self._pipe, child = multiprocessing.Pipe()
-        self._process = fork(BYSTANDER, seconds, function, child, address)
+        self._process = fork(BYSTANDER, seconds, function, child, *args)
         child.close()
 
     def begin(self, *command: object) -> None:
@@ -130,19 +130,20 @@ def run(installation: Installation, attack: Attack, plan: Plan) -> Record:
 
 
 def _measure(server: Server, attack: Attack, plan: Plan, record: Record) -> None:
-    count = len(attack.parts)
-    with _helpers(server, len(PHASES) * plan.phase_seconds) as (pair, newcomer):
-        record["idle"] = _phase(server, pair, newcomer, plan, None)
+    count = len(attack.parts) if attack.spinners is None else attack.spinners
+    with _helpers(server, attack, len(PHASES) * plan.phase_seconds) as helpers:
+        phase = functools.partial(_phase, server, attack, *helpers, plan)
+        record["idle"] = phase(None)
         deadline = time.monotonic() + plan.phase_seconds
         spinners = [functools.partial(spin, deadline=deadline)] * count
         with Swarm(spinners, plan.phase_seconds) as swarm:
-            record["spinners"] = _phase(server, pair, newcomer, plan, swarm)
+            record["spinners"] = phase(swarm)
         record["rss_before"] = kernel.resident(server.pid)
         kernel.reset_peak(server.pid)
         deadline = time.monotonic() + plan.phase_seconds
         parts = attack_parts(attack.parts, server.address, plan.files, deadline)
-        with Swarm(parts, plan.phase_seconds + _ANSWER_TIMEOUT) as swarm:
-            record["attack_phase"] = _phase(server, pair, newcomer, plan, swarm)
+        with Swarm(parts, plan.phase_seconds + _ANSWER_TIMEOUT, attack.users) as swarm:
+            record["attack_phase"] = phase(swarm)
             record["rss_peak"] = kernel.peak(server.pid)
             found = kernel.connections(server.address)
             record.update(connections=found.open, kernel_bytes=found.unread, actions=swarm.board.actions)
@@ -156,33 +157,55 @@ def _rounded(value: float | None) -> float | None:
 
 
 @contextlib.contextmanager
-def _helpers(server: Server, seconds: float) -> Iterator[tuple[_Helper, _Helper]]:
+def _helpers(server: Server, attack: Attack, seconds: float) -> Iterator[tuple[_Helper, _Helper]]:
+    """Start the process of the pair or of the crowd, and that of the new clients."""
     with contextlib.ExitStack() as stack:
-        helpers = []
-        for function in (bystander.pair, bystander.newcomer):
-            helper = _Helper(function, server.address, seconds)
+
+        def start(function: Callable[..., None], *args: object) -> _Helper:
+            helper = _Helper(seconds, function, *args)
             stack.callback(helper.close)
             helper.result()
-            helpers.append(helper)
-        yield helpers[0], helpers[1]
+            return helper
+
+        if attack.crowd is None:
+            first = start(bystander.pair, server.address)
+        else:
+            users = bystanders(attack.crowd.users)
+            socks = [connect_as(users[number % len(users)], server.address) for number in range(attack.crowd.clients)]
+            first = start(bystander.crowd, socks, attack.crowd.topics)
+            for sock in socks:
+                sock.close()
+        yield first, start(bystander.scraper if attack.scrapes else bystander.newcomer, server.address)
 
 
-def _phase(server: Server, pair: _Helper, newcomer: _Helper, plan: Plan, swarm: Swarm | None) -> Record:
+def _phase(
+    server: Server, attack: Attack, first: _Helper, newcomer: _Helper, plan: Plan, swarm: Swarm | None
+) -> Record:
     """Round trips and new clients until `secs` after the set-up, then throughput, several times beside a swarm.
 
+    :param first: the pair, or the crowd.
     :raises Failed: if the server or a process of the bystander has ended.
     """
     before = server.usage()
-    pair.begin("trips", plan.rate, plan.setup + plan.secs)
-    newcomer.begin("connects", plan.setup + plan.secs)
+    secs = max(plan.secs, attack.secs)
+    seconds = plan.setup + secs
+    if attack.crowd is None:
+        first.begin("trips", attack.rate or plan.rate, seconds, attack.size)
+    else:
+        first.begin("trips", seconds)
+    newcomer.begin("connects", seconds)
     give_up = time.monotonic() + plan.setup
     while swarm is not None and not swarm.is_ready and time.monotonic() < give_up:
         _tick(server)
-    end = time.monotonic() + plan.secs
+    end = time.monotonic() + secs
     while time.monotonic() < end:
         _tick(server)
-    found: Record = {"trips": pair.finish(), "newcomers": newcomer.finish()}
-    found["bulk"] = _throughput([_bulk(pair, plan) for _ in range(1 if swarm is None else _SAMPLES)])
+    found: Record = {"trips": first.finish(), "newcomers": newcomer.finish()}
+    samples = 1 if swarm is None else _SAMPLES
+    bulk = [_bulk(first, attack, plan) for _ in range(samples)] if attack.has_throughput else []
+    found["bulk"] = _throughput(bulk)
+    if attack.crowd is not None and "error" not in found["trips"]:
+        found["trips"] = found["bulk"]  # those during the set-up are not beside the whole attack
     after = server.usage()
     passed = after.at - before.at
     found["cpu"] = round((after.cpu - before.cpu) / passed, 3)
@@ -190,13 +213,22 @@ def _phase(server: Server, pair: _Helper, newcomer: _Helper, plan: Plan, swarm: 
     return found
 
 
-def _bulk(pair: _Helper, plan: Plan) -> Record:
-    pair.begin("bulk", plan.secs, _BULK_MESSAGES)
-    return pair.finish(plan.secs)
+def _bulk(helper: _Helper, attack: Attack, plan: Plan) -> Record:
+    """Measure throughput once; the trips of a crowd are its throughput, too."""
+    if attack.crowd is None:
+        helper.begin("bulk", plan.secs, _BULK_MESSAGES)
+    else:
+        helper.begin("bulk", plan.secs)
+    return helper.finish(plan.secs)
 
 
 def _throughput(samples: Sequence[Record]) -> Record:
-    """Return the sample with the median throughput, and what was lost in all; or the first one that has an error."""
+    """Return the sample with the median throughput, and what was lost in all; or the first one that has an error.
+
+    Without samples, there is no throughput.
+    """
+    if not samples:
+        return {}
     for sample in samples:
         if "error" in sample:
             return sample

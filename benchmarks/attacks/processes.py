@@ -7,13 +7,28 @@ import mmap
 import multiprocessing
 import os
 import signal
+import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Self
 
-__all__ = ["ATTACKER", "BYSTANDER", "Board", "Swarm", "User", "die_with_parent", "fork", "spin"]
+__all__ = [
+    "ATTACKER",
+    "BYSTANDER",
+    "ROOT",
+    "Board",
+    "Swarm",
+    "User",
+    "attackers",
+    "bystanders",
+    "connect_as",
+    "die_with_parent",
+    "fork",
+    "spin",
+]
 
 _PR_SET_PDEATHSIG = 1
 _SLOT = 2
@@ -32,6 +47,33 @@ class User(NamedTuple):
 
 ATTACKER = User(12001, 12001)
 BYSTANDER = User(12002, 12002)
+ROOT = User(0, 0)
+
+
+def attackers(number: int) -> tuple[User, ...]:
+    """Return several attacking users."""
+    return tuple(User(uid, uid) for uid in range(12_100, 12_100 + number))
+
+
+def bystanders(number: int) -> tuple[User, ...]:
+    """Return several bystanders, of which `BYSTANDER` is the first."""
+    return (BYSTANDER, *(User(uid, uid) for uid in range(12_200, 12_200 + number - 1)))
+
+
+def connect_as(user: User, address: str) -> socket.socket:
+    """Connect as another user; only root can."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        os.setegid(user.gid)
+        os.seteuid(user.uid)
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    finally:
+        os.seteuid(ROOT.uid)
+        os.setegid(ROOT.gid)
+    return sock
 
 
 def die_with_parent() -> None:
@@ -40,7 +82,7 @@ def die_with_parent() -> None:
 
 
 def fork(user: User, seconds: float, function: Callable[..., None], *args: Any) -> BaseProcess:
-    """Run a function in a process of another user, which SIGALRM ends after `seconds` at the latest."""
+    """Run a function in a process of another user, which ends after `seconds` at the latest."""
     process = _context.Process(target=_run, args=(user, seconds, function, args), daemon=True)
     process.start()
     return process
@@ -48,7 +90,9 @@ def fork(user: User, seconds: float, function: Callable[..., None], *args: Any) 
 
 def _run(user: User, seconds: float, function: Callable[..., None], args: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    limit = threading.Timer(seconds, os._exit, (1,))
+    limit.daemon = True
+    limit.start()
     os.setgroups([])
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
@@ -89,17 +133,21 @@ class Swarm:
 
     :param parts: one function for each process; it is called with the board and its index there.
     :param seconds: the alarm clock of each process.
+    :param users: the users of the processes; by default all are the attacker's.
     """
 
-    def __init__(self, parts: Sequence[Callable[[Board, int], None]], seconds: float) -> None:
+    def __init__(
+        self, parts: Sequence[Callable[[Board, int], None]], seconds: float, users: Sequence[User] = ()
+    ) -> None:
         self._parts = parts
+        self._users = users or (ATTACKER,) * len(parts)
         self._seconds = seconds
         self._processes: list[BaseProcess] = []
         self.board = Board(len(parts))
 
     def __enter__(self) -> Self:
-        for index, part in enumerate(self._parts):
-            self._processes.append(fork(ATTACKER, self._seconds, part, self.board, index))
+        for index, (user, part) in enumerate(zip(self._users, self._parts, strict=True)):
+            self._processes.append(fork(user, self._seconds, part, self.board, index))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.attacks.catalogue import ALL, ATTACKS
+from benchmarks.attacks.attack import ALL
+from benchmarks.attacks.catalogue import ATTACKS
 from benchmarks.attacks.measure import PHASES, Record
 from benchmarks.report import Table, thousands
 
@@ -208,7 +209,8 @@ def missed(record: Record) -> list[str]:
     most = _TRIP_MS + 2 * spinners["trips"].get("p99_ms", 0.0)
     checks = {
         "round trip": attack["trips"].get("p99_ms", float("inf")) < most,
-        "throughput": found is not None and found > least,
+        "throughput": not attack["bulk"] or (found is not None and found > least),
+        "scrapes": not ATTACKS[record["attack"]].scrapes or attack["newcomers"]["unanswered"] == 0,
         "SIGTERM": record["shut_s"] is not None and record["shut_s"] <= _SHUT_SECONDS,
         "log": attack["log_per_second"] <= _LOG_BYTES,
     }

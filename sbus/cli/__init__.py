@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]  # the module in Python makes enumerations, which takes time
 import os
-import signal
 import sys
 
 from sbus.cli import quick
 from sbus.distribution import check_installation
-from sbus.errors import UsageError
 
 __all__ = ["run"]
 
@@ -21,8 +20,12 @@ def run() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         check_installation()
-    except UsageError as e:
+    except Exception as e:  # a UsageError: naming it would import its module
         sys.exit(f"sbus: {e}")
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        from sbus.cli.streams import occupy_closed
+
+        occupy_closed()
     if quick.publish(sys.argv[1:], os.environ):
         return
     from sbus.cli.main import main

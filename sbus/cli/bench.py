@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -15,13 +16,14 @@ from multiprocessing import connection, get_context
 
 import click
 
-from sbus.cli.deadline import time_limit
+from sbus.cli.deadline import Deadline
 from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
 from sbus.cli.tables import Row, format_table
 from sbus.cli.types import Duration, Size
 from sbus.client.blocking import Bus
 from sbus.daemon.launcher import ServerProcess
 from sbus.errors import ConnectError, SbusError
+from sbus.syscalls.socket_directory import new_socket_directory
 
 __all__ = ["bench"]
 
@@ -140,12 +142,13 @@ def bench(
         if start:
             stack.enter_context(_temporary_server(target))
         for test in tests or _TESTS:
-            with time_limit(seconds + _OVERHEAD_TIMEOUT, test), _progress_bar(test, seconds) as show_progress:
+            deadline = Deadline(seconds + _OVERHEAD_TIMEOUT, test)
+            with deadline.applied(), _progress_bar(test, seconds) as show_progress:
                 if test == "roundtrip":
-                    results.append(_measure_round_trips(target, size, seconds, show_progress))
+                    results.append(_measure_round_trips(target, size, seconds, deadline, show_progress))
                 else:
                     number = receivers if test == "fanout" else 1
-                    results.append(_measure_flow(target, test, number, size, seconds, show_progress))
+                    results.append(_measure_flow(target, test, number, size, seconds, deadline, show_progress))
     address = "temporary server" if start else target.address
     if output_json:
         click.echo(json.dumps({"address": address, "tests": [result.row() for result in results]}))
@@ -165,7 +168,8 @@ def _temporary_server(target: Target) -> Iterator[None]:
     With ``-c`` the server also stops if this process is killed: the connection that is held open here is then gone.
     """
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-bench-"))
+        directory = new_socket_directory()
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         output = stack.enter_context(tempfile.TemporaryFile())
         target.socket = os.path.join(directory, "bus")
         command = [sys.executable, "-P", "-m", "sbus.server.run.sbusd", "-f", "-c", "-a", target.socket]
@@ -214,17 +218,19 @@ def _private_keys(target: Target, *names: str) -> list[bytes]:
     return [DIALECTS[target.dialect].separator.join((b"sbus-bench", token.encode(), name.encode())) for name in names]
 
 
-def _measure_round_trips(target: Target, size: int, seconds: float, show_progress: ShowProgress) -> _RoundTrips:
+def _measure_round_trips(
+    target: Target, size: int, seconds: float, deadline: Deadline, show_progress: ShowProgress
+) -> _RoundTrips:
     payload = bytes(size)
     times = []
-    with target.connect() as bus:
+    with target.connect_by(deadline) as bus, bus.limit(deadline.left):
         (key,) = _private_keys(target, "self")
         subscription = bus.subscribe(key)
-        bus.fence()
+        bus.fence(deadline.left)
         start = now = time.perf_counter()
         while now - start < seconds:
             bus.publish(key, payload)
-            subscription.get()
+            subscription.get(_OVERHEAD_TIMEOUT)
             then, now = now, time.perf_counter()
             times.append((now - then) * 1e6)
             if len(times) % 256 == 0:
@@ -233,7 +239,13 @@ def _measure_round_trips(target: Target, size: int, seconds: float, show_progres
 
 
 def _measure_flow(
-    target: Target, test: str, receivers: int, size: int, seconds: float, show_progress: ShowProgress
+    target: Target,
+    test: str,
+    receivers: int,
+    size: int,
+    seconds: float,
+    deadline: Deadline,
+    show_progress: ShowProgress,
 ) -> _Flow:
     data, end_mark = _private_keys(target, "data", "end")
     payload = bytes(size)
@@ -248,8 +260,9 @@ def _measure_flow(
             stack.callback(process.join)
             stack.callback(process.terminate)
             reports.append(stack.enter_context(ours))
-        bus = stack.enter_context(target.connect())
-        _collect(reports)  # every receiver has subscribed
+        bus = stack.enter_context(target.connect_by(deadline))
+        stack.enter_context(bus.limit(deadline.left))
+        _collect(reports, deadline)  # every receiver has subscribed
         batch: list[tuple[bytes | str, bytes]] = [(data, payload)] * _BATCH_MESSAGES
         published = 0
         start = now = time.monotonic()
@@ -259,19 +272,20 @@ def _measure_flow(
             now = time.monotonic()
             if published % (_BATCH_MESSAGES * 8) == 0:
                 show_progress(now - start)
-        results = _collect(reports, lambda: bus.publish(end_mark))
+        results = _collect(reports, deadline, lambda: bus.publish(end_mark))
     delivered = sum(count for count, _ in results)
     end = max(last for _, last in results)
     return _Flow(test, receivers, size, published, delivered, max(end - start, 1e-6))
 
 
 def _collect(
-    reports: list[connection.Connection], prompt: Callable[[], None] = lambda: None
+    reports: list[connection.Connection], deadline: Deadline, prompt: Callable[[], None] = lambda: None
 ) -> list[tuple[int, float]]:
     """Wait for one report from every receiver.
 
     :param prompt: called first, and again whenever no report has come for `_END_INTERVAL` seconds.
     :raises SbusError: if a receiver reports an error, or was killed.
+    :raises TimedOut: if the deadline passes.
     """
     waiting = list(reports)
     results = []
@@ -279,6 +293,7 @@ def _collect(
     while waiting:
         if not ready:
             prompt()
+            deadline.check()
         readable = connection.wait(waiting, _END_INTERVAL)
         ready = [report for report in waiting if report in readable]
         for report in ready:

@@ -13,6 +13,7 @@ import click
 from sbus.cli.group import LazyGroup
 from sbus.cli.options import connection_options
 from sbus.cli.output import Nothing, describe_os_error
+from sbus.cli.streams import open_streams
 from sbus.errors import CloseReason, ConnectionLost, Disconnected, NobodyListens, SbusError, TimedOut, UsageError
 from sbus.version import __version__
 
@@ -68,8 +69,6 @@ class _Main(LazyGroup):
             _end_by(signal.SIGPIPE)
         except SbusError as e:
             raise _Failure(*_explain(e)) from None
-        except OSError as e:
-            raise _output_failed(e) from None
 
 
 def _explain(error: SbusError) -> tuple[str, int]:
@@ -92,19 +91,16 @@ def _explain(error: SbusError) -> tuple[str, int]:
 def _end_by(number: int) -> NoReturn:
     """End by a signal, so that a shell reports 128 plus its number and ends its loops."""
     signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})  # a mask is inherited
     os.kill(os.getpid(), number)
     raise AssertionError("the process survived a signal with its default action")
 
 
-def _output_failed(error: OSError) -> _Failure:
-    """Return the failure for an error of the operating system, usually one of the output."""
-    # Keep the interpreter from retrying, when it exits, a write that has failed.
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
-    if error.errno == errno.EBADF:
-        return _Failure("standard output is closed", 1)
-    return _Failure(describe_os_error(error), 1)
+def _describe(error: OSError) -> str:
+    """Return the line for an error of the operating system, usually one of the output."""
+    if error.errno == errno.EBADF and error.filename == "standard output":
+        return "standard output is closed"
+    return describe_os_error(error)
 
 
 @click.group(
@@ -144,34 +140,35 @@ def cli() -> None:
     """Publish to, subscribe to and inspect a local message bus."""
 
 
-def _open_standard_streams() -> None:
-    """Open standard streams that the caller has closed.
-
-    What is written to a closed standard output must fail, as it does for other programs. What is written to standard
-    error is lost.
-    """
-    if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115
-    if sys.stdout is None:
-        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-
-
 def main() -> None:
     """Run the command ``sbus``."""
-    _open_standard_streams()
+    streams = open_streams()
+    status: object = 1
+    error: OSError | None = None
     try:
-        cli.main(prog_name="sbus")
-    except OSError as e:  # the help is printed before `_Main.invoke`
-        failure = _output_failed(e)
-        failure.show()
-        sys.exit(failure.exit_code)
+        try:
+            cli.main(prog_name="sbus")
+        except SystemExit as e:
+            status = e.code
+        except OSError as e:
+            error = e
+        try:
+            streams.finish()
+        except BrokenPipeError:
+            _end_by(signal.SIGPIPE)
+        except OSError as e:
+            error = e
+    except KeyboardInterrupt:
+        _end_by(signal.SIGINT)
+    if error is not None:
+        _Failure(_describe(error), 1).show()
+        status = status or 1
+    sys.exit(status)  # type: ignore[arg-type]
 
 
 def fail(error: SbusError) -> NoReturn:
     """End the command as if it had raised this error."""
-    _open_standard_streams()
+    open_streams()
     failure = _Failure(*_explain(error))
     failure.show()
     sys.exit(failure.exit_code)

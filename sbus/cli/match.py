@@ -6,6 +6,7 @@ import click
 
 from sbus.cli.options import DIALECTS
 from sbus.cli.output import escape
+from sbus.cli.patterns import show_mismatch
 from sbus.cli.types import BYTES
 from sbus.errors import InvalidKey, SbusError, Violation
 from sbus.protocol.explain import explain
@@ -49,11 +50,8 @@ def match(ctx: click.Context, pattern: bytes, keys: tuple[bytes, ...], quiet: bo
             text = f"{escape(key)}: matches"
         else:
             matches_all = False
-            text = (
-                f"{escape(key)}: does not match: {mismatch.reason}\n"
-                f"  {escape(pattern)}\n  {' ' * len(escape(pattern[: mismatch.pattern_at]))}^\n"
-                f"  {escape(key)}\n  {' ' * len(escape(key[: mismatch.key_at]))}^"
-            )
+            lines = [f"{escape(key)}: does not match: {mismatch.reason}", *show_mismatch(pattern, key, mismatch)]
+            text = "\n  ".join(lines)
         if not quiet:
             click.echo(text)
     ctx.exit(0 if matches_all else 1)

@@ -26,6 +26,7 @@ __all__ = [
     "as_json",
     "as_text",
     "custom",
+    "is_gap",
     "json_fields",
     "lost_fields",
     "lost_text",
@@ -191,6 +192,11 @@ def lost_fields(lost: Lost, time: int) -> dict[str, object]:
         "total": lost.total,
         "why": lost.why,
     }
+
+
+def is_gap(fields: object) -> bool:
+    """Return whether an object in JSON stands for lost messages: `lost_fields`, or a row of a journal."""
+    return isinstance(fields, dict) and "key" not in fields and ("lost" in fields or "details" in fields)
 
 
 def json_fields(received: ReceivedMessage) -> dict[str, object]:

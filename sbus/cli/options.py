@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from sbus.cli.deadline import Deadline
 from sbus.cli.types import Size
 from sbus.client.blocking import Bus, connect
-from sbus.client.connecting import find_address
+from sbus.client.connecting import find_address, is_absent
+from sbus.errors import ConnectError, TimedOut
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
@@ -46,6 +48,23 @@ class Target:
         :raises sbus.errors.ConnectError: with the reason and the remedy.
         """
         return connect(self.address, dialect=self.dialect, max_packet=self.max_packet, **settings)
+
+    def connect_by(self, deadline: Deadline, **settings: Any) -> Bus:
+        """Connect to the bus until a deadline; without one, as long as `connect` tries.
+
+        :raises sbus.errors.ConnectError: with the reason and the remedy.
+        :raises sbus.errors.TimedOut: if the server has not accepted the connection in time.
+        """
+        if deadline.left is not None:
+            settings["timeout"] = deadline.left
+        try:
+            with deadline.applied():
+                return self.connect(**settings)
+        except ConnectError as e:
+            waited = bool(settings.get("reconnect")) if is_absent(e) else deadline.has_passed
+            if waited and deadline.left is not None:
+                raise TimedOut(f"timed out: {e}") from None
+            raise
 
 
 def _store(ctx: click.Context, param: click.Parameter, value: object) -> None:

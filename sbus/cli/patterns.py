@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sbus.protocol.keys import CURRENT, Dialect
 
-__all__ = ["RECORDED_PATTERN", "warn_of_impossible"]
+if TYPE_CHECKING:
+    from sbus.protocol.explain import Mismatch
+
+__all__ = ["RECORDED_PATTERN", "show_mismatch", "warn_of_impossible"]
 
 
 def warn_of_impossible(patterns: Iterable[bytes], dialect: Dialect = CURRENT) -> None:
@@ -21,6 +24,17 @@ def warn_of_impossible(patterns: Iterable[bytes], dialect: Dialect = CURRENT) ->
     for pattern in patterns:
         if why := never_matches(pattern, dialect):
             click.echo(f"sbus: the pattern {escape(pattern)}: {why}", err=True)
+
+
+def show_mismatch(pattern: bytes, key: bytes, mismatch: Mismatch) -> list[str]:
+    """Return four lines: the pattern and the key, each with a caret under the place where matching stops."""
+    from sbus.cli.output import escape
+
+    return [
+        line
+        for text, at in ((pattern, mismatch.pattern_at), (key, mismatch.key_at))
+        for line in (escape(text), " " * len(escape(text[:at])) + "^")
+    ]
 
 
 class _RecordedPattern(click.ParamType[bytes]):

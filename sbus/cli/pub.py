@@ -5,23 +5,26 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import sys
 import time
 from collections.abc import Iterator
+from io import BufferedReader
 from typing import BinaryIO
 
 import click
 
-from sbus.cli.deadline import time_limit, wait_readable
+from sbus.cli.deadline import Deadline, wait_readable
+from sbus.cli.messages import is_gap
 from sbus.cli.numbers import CommandWithNumbers
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Nothing, escape
+from sbus.cli.streams import name_of, open_input
 from sbus.cli.types import BYTES, RATE, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, UsageError, ViolationReason
 
 __all__ = ["pub", "read_payload"]
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BATCH_MESSAGES = 64
 """Copies of a message that ``--repeat`` without ``--rate`` publishes at once."""
 
@@ -95,67 +98,64 @@ def pub(
         raise click.UsageError("--if-subscribed and --wait exclude each other.")
     if (if_subscribed or wait) and key is None:
         raise click.UsageError("--if-subscribed and --wait need KEY, and --json-lines has none.")
-    with time_limit(timeout, "publishing"), target.connect() as bus:
-        if if_subscribed and key is not None and not bus.has_subscribers(key, None):
+    deadline = Deadline(timeout, "publishing")
+    stream = open_input(file, deadline)
+    with target.connect_by(deadline) as bus, deadline.applied(), bus.limit(deadline.left):
+        if if_subscribed and key is not None and not bus.has_subscribers(key, deadline.left):
             raise Nothing(f"nothing was published: nobody subscribes to {escape(key)}")
         if wait and key is not None:
-            _wait_for_subscriber(bus, key)
-        limiter = _RateLimiter(bus, rate)
-        for messages in _batches(
-            key, payload, file, lines, json_lines, 1 if repeat is None else repeat, rate, target.max_packet
-        ):
+            _wait_for_subscriber(bus, key, deadline)
+        batches: Iterator[list[tuple[bytes | str, bytes]]]
+        if key is None:
+            batches = ([message] for message in _json_messages(stream))
+        elif lines:
+            batches = ([(key, line)] for line in _lines(stream, target.max_packet))
+        else:
+            if file is not None or payload == b"-":
+                payload = read_payload(stream, target.max_packet)
+            message = (key, payload or b"")
+            batches = _repeated(message, 1 if repeat is None else repeat, 1 if rate else _BATCH_MESSAGES)
+        limiter = _RateLimiter(bus, rate, deadline)
+        for messages in batches:
             limiter.wait()
             bus.publish_many(messages)
+            deadline.check()
         if not no_wait:
-            bus.fence()
+            bus.fence(deadline.left)
 
 
-def _wait_for_subscriber(bus: Bus, key: bytes) -> None:
+def _wait_for_subscriber(bus: Bus, key: bytes, deadline: Deadline) -> None:
     with bus.watch_subscribers(key) as watch:
-        while not watch.get():
+        while not watch.get(deadline.left):
             pass
 
 
-def _batches(
-    key: bytes | None,
-    payload: bytes | None,
-    file: BinaryIO | None,
-    lines: bool,
-    json_lines: bool,
-    repeat: int,
-    rate: float | None,
-    limit: int,
-) -> Iterator[list[tuple[bytes | str, bytes]]]:
-    """Yield the messages to publish, each batch with one call."""
-    if key is None:
-        assert json_lines
-        stream = file or sys.stdin.buffer
-        return ([_from_json(line, number, stream)] for number, line in enumerate(stream, 1))
-    return ([(key, each) for each in batch] for batch in _payloads(payload, file, lines, repeat, rate, limit))
+def _json_messages(stream: BufferedReader) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the key and the payload of each message in lines as ``sub --json`` prints them.
 
+    Blank lines are left out. Lost messages, which ``sub --receipts`` and ``journal cat`` print as well, cannot be
+    published; a line on standard error says so.
 
-def _payloads(
-    payload: bytes | None, file: BinaryIO | None, lines: bool, repeat: int, rate: float | None, limit: int
-) -> Iterator[list[bytes]]:
-    if lines:
-        return ([line] for line in _lines(file or sys.stdin.buffer, limit))
-    if file is not None or payload == b"-":
-        payload = read_payload(file or sys.stdin.buffer, limit)
-    return _repeated(payload or b"", repeat, 1 if rate else _BATCH_MESSAGES)
-
-
-def _from_json(line: bytes, number: int, stream: BinaryIO) -> tuple[bytes, bytes]:
-    """Return the key and the payload in a line of JSON.
-
-    :raises UsageError: if it is something else; with the number of the line.
+    :raises UsageError: if a line is something else; with its number.
     """
-    try:
-        fields = json.loads(line)
-        return _decoded(fields, "key", "key_encoding"), _decoded(fields, "payload", "encoding")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(
-            f"line {number} of {_name(stream)} is no message: write an object with key and payload, as sub --json does"
-        ) from None
+    for number, line in enumerate(stream, 1):
+        if number == 1:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            if is_gap(fields):
+                text = escape(line.strip())
+                click.echo(f"sbus: line {number} of {name_of(stream)} is no message, but a loss: {text}", err=True)
+                continue
+            message = _decoded(fields, "key", "key_encoding"), _decoded(fields, "payload", "encoding")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UsageError(
+                f"line {number} of {name_of(stream)} is no message: write an object with key and payload, as sub "
+                "--json does"
+            ) from None
+        yield message
 
 
 def _decoded(fields: dict[str, str], name: str, encoding: str) -> bytes:
@@ -163,16 +163,18 @@ def _decoded(fields: dict[str, str], name: str, encoding: str) -> bytes:
     return base64.b64decode(text, validate=True) if fields.get(encoding, "text") == "base64" else text
 
 
-def _repeated(payload: bytes, count: int, batch_size: int) -> Iterator[list[bytes]]:
-    """Yield the payload `count` times (0: without end), in batches."""
-    batch = [payload] * batch_size
+def _repeated(
+    message: tuple[bytes | str, bytes], count: int, batch_size: int
+) -> Iterator[list[tuple[bytes | str, bytes]]]:
+    """Yield the message `count` times (0: without end), in batches."""
+    batch = [message] * batch_size
     if not count:
         yield from itertools.repeat(batch)
     for start in range(0, count, batch_size):
         yield batch[: count - start]
 
 
-def read_payload(stream: BinaryIO, limit: int) -> bytes:
+def read_payload(stream: BufferedReader, limit: int) -> bytes:
     """Read a payload to its end.
 
     :param limit: the number of bytes that it may have.
@@ -180,23 +182,19 @@ def read_payload(stream: BinaryIO, limit: int) -> bytes:
     """
     payload = stream.read(limit + 1)
     if len(payload) > limit:
-        raise _too_long(f"{_name(stream)} has more than {limit} bytes", "publish it in parts (see --lines)")
+        raise _too_long(f"{name_of(stream)} has more than {limit} bytes", "publish it in parts (see --lines)")
     return payload
 
 
-def _lines(stream: BinaryIO, limit: int) -> Iterator[bytes]:
+def _lines(stream: BufferedReader, limit: int) -> Iterator[bytes]:
     for number in itertools.count(1):
         line = stream.readline(limit + 2)
         if not line:
             return
         line = line.removesuffix(b"\n")
         if len(line) > limit:
-            raise _too_long(f"line {number} of {_name(stream)} has more than {limit} bytes", "split it")
+            raise _too_long(f"line {number} of {name_of(stream)} has more than {limit} bytes", "split it")
         yield line
-
-
-def _name(stream: BinaryIO) -> str:
-    return "standard input" if stream.fileno() == 0 else str(stream.name)
 
 
 def _too_long(fact: str, remedy: str) -> PacketTooLong:
@@ -216,8 +214,9 @@ class _RateLimiter:
     :param rate: messages per second; None for no limit.
     """
 
-    def __init__(self, bus: Bus, rate: float | None) -> None:
+    def __init__(self, bus: Bus, rate: float | None, deadline: Deadline) -> None:
         self._bus = bus
+        self._deadline = deadline
         self._interval = 1 / rate if rate else 0.0
         self._next = time.monotonic()
 
@@ -225,10 +224,13 @@ class _RateLimiter:
         """Wait until the next message is due.
 
         :raises sbus.errors.Disconnected: if the connection is lost meanwhile.
+        :raises sbus.errors.TimedOut: if the deadline passes.
         """
         if not self._interval:
             return
         while (early := self._next - time.monotonic()) > 0:
-            if wait_readable(self._bus, early):
+            left = self._deadline.left
+            if wait_readable(self._bus, early if left is None else min(early, left)):
                 self._bus.get_ready()
+            self._deadline.check()
         self._next = max(self._next, time.monotonic() - _MAX_CATCH_UP) + self._interval

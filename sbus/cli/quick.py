@@ -11,7 +11,8 @@ is ``pub KEY [PAYLOAD]`` with nothing but an address besides, and sends the pack
 Invariants:
 
 * Until the message is sent, any doubt (an option, a key with ``!``, an unusual address, a long message, a
-  failed connect) returns False. The whole command then starts from the beginning, and words the error.
+  failed connect) returns False. The whole command then starts from the beginning, and words the error. What was read
+  from standard input until then is in `unread`, where the whole command reads first.
 * Once the message is sent it is never sent again. A failure from there on goes through the same code as in the whole
   command, which is imported for it.
 * A test compares what the server receives, what the user sees and the exit status with those of the whole command.
@@ -22,9 +23,9 @@ and that test compares them with `sbus.protocol`.
 
 from __future__ import annotations
 
+import _socket as socket  # the module in Python imports five times as much
 import errno
 import os
-import socket
 
 from sbus.client.lookup import find_default
 
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
-__all__ = ["publish"]
+__all__ = ["publish", "unread"]
+
+unread = bytearray()
+"""What was read from standard input, and is still to be read by others."""
 
 _BYE_ON = b"CMSG bye/on"
 _WHOAMI = b"CMSG !/cred/whoami"
@@ -55,26 +59,52 @@ def publish(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
         return False
     address, key, payload = words
     address = address or find_default(environ)
-    packet = b"MSG %b\0%b" % (os.fsencode(key), os.fsencode(payload))
+    packet = b"MSG %b\0" % os.fsencode(key)
+    if payload != "-":
+        packet += os.fsencode(payload)
     name = os.fsencode(address)
     if name.startswith(b"@"):
         name = b"\0" + name[1:]
     if (
-        not key
+        key in ("", "-")
         or "!" in key
         or len(packet) > _LONGEST_PACKET
         or address.startswith(("/dev/", "systemd"))
         or not 1 < len(name) <= _LONGEST_NAME
     ):
         return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
         try:
             sock.setblocking(False)
             sock.connect(name)
             sock.setblocking(True)
         except OSError:  # the whole command retries, or says what is the matter
             return False
+        if payload == "-":
+            if not _read_input(_LONGEST_PACKET - len(packet)):
+                return False
+            packet += unread
         return _exchange(sock, packet, address)
+    finally:
+        sock.close()
+
+
+def _read_input(limit: int) -> bool:
+    """Read standard input to its end.
+
+    :param limit: the number of bytes that it may have.
+    :returns: whether that was possible; the beginning is in `unread` in any case.
+    """
+    try:
+        while len(unread) <= limit:
+            part = os.read(0, limit + 1 - len(unread))
+            if not part:
+                return True
+            unread.extend(part)
+    except OSError:  # another program has made it non-blocking, or it is closed
+        pass
+    return False
 
 
 def _parse(arguments: Sequence[str]) -> tuple[str, str, str] | None:
@@ -89,13 +119,24 @@ def _parse(arguments: Sequence[str]) -> tuple[str, str, str] | None:
                 return None
         elif word.startswith("--socket="):
             address = word.removeprefix("--socket=")
-        elif word.startswith("-"):  # another option, standard input, or a negative number
+        elif word.startswith("-") and word != "-" and not _is_number(word):  # another option
             return None
         else:
             words.append(word)
     if not 2 <= len(words) <= 3 or words[0] != "pub":
         return None
     return address, words[1], "".join(words[2:])
+
+
+def _is_number(word: str) -> bool:
+    """Return whether a word with a dash is a negative number, which `sbus.cli.numbers` takes for an argument."""
+    if not word[1:2].isdigit() and word[1:2] != ".":
+        return False
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return word.isascii() and "_" not in word
 
 
 def _exchange(sock: socket.socket, packet: bytes, address: str) -> bool:

@@ -7,9 +7,11 @@ from typing import BinaryIO
 
 import click
 
+from sbus.cli.deadline import Deadline
 from sbus.cli.numbers import CommandWithNumbers
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.pub import read_payload
+from sbus.cli.streams import open_input
 from sbus.cli.types import BYTES, SECONDS
 
 __all__ = ["request"]
@@ -49,7 +51,7 @@ def request(target: Target, key: bytes, payload: bytes | None, file: BinaryIO | 
     if payload is not None and file is not None:
         raise click.UsageError("PAYLOAD and --file exclude each other.")
     if file is not None or payload == b"-":
-        payload = read_payload(file or sys.stdin.buffer, target.max_packet)
+        payload = read_payload(open_input(file, Deadline(None)), target.max_packet)
     with target.connect(timeout=timeout) as bus:
         answer = bus.request(key, payload or b"", timeout)
     output = sys.stdout.buffer

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
-from sbus.cli.deadline import Deadline, time_limit, wait_readable
+from sbus.cli.deadline import Deadline, wait_readable
 from sbus.cli.messages import FORMAT_HELP, MessageFormat, Printer, ReceivedMessage, message_options
 from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
 from sbus.cli.output import escape, pluralize
 from sbus.cli.patterns import warn_of_impossible
 from sbus.cli.types import BYTES, COUNT, SECONDS
 from sbus.client.blocking import Bus
-from sbus.errors import Disconnected, SbusError, TimedOut
+from sbus.client.connecting import is_absent
+from sbus.errors import ConnectError, Disconnected, SbusError, TimedOut
 from sbus.journal import clock
 from sbus.protocol.controls import HardChoice, OrderChoice, SoftChoice, choices
 
@@ -88,32 +89,45 @@ def sub(
     """
     show = message_format.printer()
     warn_of_impossible(patterns, DIALECTS[target.dialect])
-    deadline = Deadline(timeout)
+    deadline = Deadline(timeout, "subscribing")
 
     def on_gap(error: Exception) -> None:
         click.echo(f"sbus: connected again; messages may have been missed: {error}", err=True)
 
     on_lost = message_format.show_lost if receipts else None
     with contextlib.ExitStack() as connection:
+        bus = connection.enter_context(_connect(target, deadline, reconnect=reconnect, on_gap=on_gap, on_lost=on_lost))
         # A server that accepts and closes would otherwise keep the first packets waiting without end.
-        with time_limit(timeout, "subscribing"):
-            bus = connection.enter_context(target.connect(reconnect=reconnect, on_gap=on_gap, on_lost=on_lost))
+        with deadline.applied(), bus.limit(deadline.left):
             bus.flood_control(soft=soft, hard=hard, order=order)
             for pattern in patterns:
                 bus.subscribe(pattern, last=last)
             if verbose:
-                _fence(bus, reconnect)
+                _fence(bus, reconnect, deadline)
                 click.echo(f"sbus: subscribed to {' '.join(map(escape, patterns))} at {target.address}", err=True)
         printed = _follow(bus, show, sys.stdout.buffer, count, deadline)
     if count is None or printed < count:
         raise TimedOut(f"timed out: {pluralize(printed, 'message')} came within {timeout:g} seconds")
 
 
-def _fence(bus: Bus, reconnect: bool) -> None:
+def _connect(target: Target, deadline: Deadline, *, reconnect: bool, **settings: Any) -> Bus:
+    """Connect; with `reconnect`, wait for a server, and report that there is none yet."""
+    if reconnect:
+        try:
+            return target.connect(timeout=0, reconnect=True, **settings)
+        except ConnectError as e:
+            if is_absent(e):
+                click.echo(f"sbus: waiting: {e}", err=True)
+        except TimedOut:
+            pass
+    return target.connect_by(deadline, reconnect=reconnect, **settings)
+
+
+def _fence(bus: Bus, reconnect: bool, deadline: Deadline) -> None:
     """Wait until the subscriptions are in force, on the next connection if this one is lost."""
     while True:
         try:
-            bus.fence()
+            bus.fence(deadline.left)
             return
         except Disconnected:
             if not reconnect:
@@ -128,6 +142,7 @@ def _follow(bus: Bus, show: Printer, output: BinaryIO, count: int | None, deadli
     :returns: the number of messages printed.
     """
     printed = 0
+    is_waiting = False
     while printed != count and not deadline.has_passed:
         try:
             messages = bus.get_ready()
@@ -136,6 +151,9 @@ def _follow(bus: Bus, show: Printer, output: BinaryIO, count: int | None, deadli
             raise
         if not messages:
             output.flush()
+            if bus.state == "reconnecting" and not is_waiting:
+                click.echo(f"sbus: waiting: the bus at {bus.address} has gone", err=True)
+            is_waiting = bus.state == "reconnecting"
             wait_readable(bus, deadline.left, output.fileno())
         now = clock.now()
         for message in messages[: None if count is None else count - printed]:

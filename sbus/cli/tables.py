@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import os
@@ -127,6 +126,8 @@ class _Csv:
         self._has_header = file.tell() > 0
 
     def write(self, rows: Iterable[Row]) -> int:
+        import csv
+
         text = io.TextIOWrapper(self._file, encoding="utf-8", newline="", write_through=True)
         writer = csv.writer(text, lineterminator="\n")
         count = 0

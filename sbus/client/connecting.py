@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import socket
 import stat
 import time
@@ -103,6 +102,8 @@ class Backoff:
     def delays(self) -> Iterator[float]:
         """Iterate over the seconds to wait before each attempt, without end."""
         yield 0.0
+        import random  # here: it takes longer than what a first connection needs
+
         delay = min(self.first, self.longest)
         while True:
             yield delay * (1 - self.spread * random.random())

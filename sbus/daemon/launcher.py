@@ -23,7 +23,6 @@ developed. This module imports neither Twisted nor a client, so a test that only
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from sbus.errors import ConnectError, TimedOut
+from sbus.syscalls.polling import is_readable
 
 __all__ = ["ServerProcess", "read_log", "twistd_command"]
 
@@ -111,7 +111,7 @@ class ServerProcess:
                     raise ConnectError(
                         f"{self._name} did not accept connections within {timeout:g} seconds{self.log_tail}"
                     )
-                select.select([pidfd], [], [], _PROBE_INTERVAL)
+                is_readable(pidfd, _PROBE_INTERVAL)
         except BaseException:
             self.kill()
             raise

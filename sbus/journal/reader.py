@@ -29,6 +29,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from itertools import zip_longest
 
 import pyarrow as pa
 
@@ -145,7 +146,7 @@ class JournalReader:
         :param moment: the time, in µs since the epoch.
         """
         segments, end = self._visible()
-        for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        for segment, following in zip_longest(segments, segments[1:]):
             if segment.first_time >= moment:
                 return min(segment.first_seq, end)
             if not following or following.epoch != segment.epoch or following.first_time >= moment:

@@ -27,6 +27,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import zip_longest
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -90,7 +91,7 @@ def repair(directory: str | os.PathLike[str], *, dry_run: bool = False) -> Itera
     directory = os.path.abspath(directory)
     identity = read_identity(directory)
     segments = list_segments(directory)
-    for segment, following in zip(segments, [*segments[1:], None], strict=True):
+    for segment, following in zip_longest(segments, segments[1:]):
         end_seq = following.first_seq if following else _end_of(segment, identity.id)
         if end_seq is None:
             continue

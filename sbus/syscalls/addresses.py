@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import socket
 from dataclasses import dataclass
 
@@ -88,7 +87,7 @@ def parse(text: str) -> Address:
     :raises AddressError: if it is not an address.
     """
     if text == _ABSTRACT:
-        return _abstract(b"\0" + secrets.token_bytes(_SUN_PATH - 1))
+        return _abstract(b"\0" + os.urandom(_SUN_PATH - 1))
     if text.startswith(_ABSTRACT + "/"):
         digits = text[len(_ABSTRACT) + 1 :]
         if len(digits) % 2 or not re.fullmatch("[0-9a-fA-F]+", digits) or len(digits) > 2 * _SUN_PATH:

@@ -8,7 +8,6 @@ import socket
 import struct
 import sys
 import termios
-from pathlib import Path
 from typing import Final
 
 from sbus.protocol.keys import PeerCredentials
@@ -50,6 +49,7 @@ OVERHEAD = 32
 _SMALL_PACKET = 4096
 """Bytes that the kernel charges for a packet of some hundred bytes, at most."""
 
+_KERNEL = "/proc/sys/kernel"
 _SO_SNDBUFFORCE = 32
 _SO_PASSRIGHTS = 83
 _UCRED = struct.Struct("iII")
@@ -167,7 +167,8 @@ def overflow_ids() -> tuple[int, int]:
     ids = []
     for name in ("overflowuid", "overflowgid"):
         try:
-            ids.append(int(Path("/proc/sys/kernel", name).read_text()))
+            with open(f"{_KERNEL}/{name}") as file:
+                ids.append(int(file.read()))
         except (OSError, ValueError):
             ids.append(65534)
     return ids[0], ids[1]

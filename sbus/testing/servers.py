@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from sbus.client.blocking import Bus, connect
 from sbus.daemon.launcher import ServerProcess, read_log, twistd_command
 from sbus.errors import ConnectError, Disconnected, TimedOut, UsageError
+from sbus.syscalls.socket_directory import new_socket_directory
 from sbus.syscalls.sockets import peer_credentials
 from sbus.testing.clients import RecordingClient
 
@@ -201,7 +202,7 @@ def running_bus(socket: str | None = None, *, timeout: float = 10.0, **options: 
     """
     directory = None
     if socket is None:
-        directory = tempfile.mkdtemp(prefix="sbus-")  # short: a socket's path has 107 bytes at most
+        directory = new_socket_directory()
         socket = os.path.join(directory, "bus")
     bus = None
     try:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet import defer
@@ -22,6 +21,7 @@ from twisted.internet import defer
 from sbus.client import tx
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server.run.service import BusService
+from sbus.syscalls.socket_directory import new_socket_directory
 from sbus.testing.clients import TwistedRecordingClient
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class BusMixin(TestCase):
         """
         if reactor is None:
             from twisted.internet import reactor
-        directory = tempfile.mkdtemp(prefix="sbus-")  # short: a socket's path has 107 bytes at most
+        directory = new_socket_directory()
         self.addCleanup(shutil.rmtree, directory, ignore_errors=True)
         bus = InProcessBus(self, reactor, os.path.join(directory, "bus"), settings)
         bus.start()

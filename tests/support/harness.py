@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sbus.syscalls.polling import is_readable
 from tests.support.nursery import Forked
 
 TIMEOUT = 20.0
@@ -537,7 +538,7 @@ def wait_end(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([fd], [], [], TIMEOUT)[0], f"process {pid} does not end"
+        assert is_readable(fd, TIMEOUT), f"process {pid} does not end"
     finally:
         os.close(fd)
 

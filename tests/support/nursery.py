@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -148,7 +149,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([requests.fileno(), read], [], [])
+        ready = wait([requests.fileno(), read])
         if read in ready:
             os.read(read, 1000)
             while children and (pid := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):

@@ -6,10 +6,8 @@ No other module imports Twisted's `ReactorBuilder`, which is in its wheel but no
 from __future__ import annotations
 
 import asyncio
-import select
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -28,6 +26,8 @@ from sbus.interfaces import IPacketReceiver
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.transport import PacketTransport
+from sbus.syscalls.polling import is_readable
+from sbus.syscalls.socket_directory import new_socket_directory
 from tests.support.descriptors import descriptors
 
 __all__ = [
@@ -196,7 +196,7 @@ class HandTurnedReactor(MemoryReactorClock):
                     call.called = 1
                     call.func(*call.args, **call.kw)
             for reader in self.getReaders():
-                if select.select([reader], [], [], 0)[0]:
+                if is_readable(reader, 0):
                     reader.doRead()
 
     def settle(self) -> None:
@@ -286,7 +286,7 @@ class PacketReactorBuilder(_Base):
         super().setUp()
         self._protocols: list[Recorder] = []
         self._sockets: list[socket.socket] = []
-        self.path = tempfile.mkdtemp(prefix="sbus-test-")
+        self.path = new_socket_directory()
         self.addCleanup(shutil.rmtree, self.path)
 
     def buildReactor(self) -> Any:

@@ -6,13 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sbus.syscalls.socket_directory import new_socket_directory
 from tests.support.harness import OTHER_USER, Bus, Process
 
 StartBus = Callable[..., Bus]
@@ -32,7 +32,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def _new_directory() -> Path:
     """A directory with a short name (a socket's path has at most 107 bytes) that other users can enter."""
-    directory = Path(tempfile.mkdtemp(prefix="sbus-"))
+    directory = Path(new_socket_directory())
     directory.chmod(0o755)
     return directory
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import sys
 import threading
@@ -51,10 +51,12 @@ def with_other_descriptors(bus: sbus.Bus, other: socket.socket) -> None:
     """Wait for messages and for input on another socket until that socket is closed."""
     bus.subscribe("to-socket/")
     bus.fence()
+    selector = selectors.DefaultSelector()  # not select(2), which fails with descriptors from 1024 on
+    selector.register(bus, selectors.EVENT_READ)
+    selector.register(other, selectors.EVENT_READ)
     while True:
         # Messages that came with a reply, such as the fence's, are in memory: no poll shows them.
-        sources: list[sbus.Bus | socket.socket] = [bus, other]
-        readable = [bus] if bus.pending else select.select(sources, [], [])[0]
+        readable = [bus] if bus.pending else [key.fileobj for key, _ in selector.select()]
         if bus in readable:
             for message in bus.get_ready():
                 other.send(message.payload)

@@ -8,7 +8,7 @@ import click
 
 from sbus.admin.pages import CLIENT_SORTS
 from sbus.cli.admin.connection import Admin, admin_option, json_option
-from sbus.cli.admin.words import echo_table, format_ago
+from sbus.cli.admin.words import echo_table, format_ago, name_of
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.types import COUNT
 
@@ -18,6 +18,7 @@ _COLUMNS = {
     "client": ">",
     "pid": ">",
     "uid": ">",
+    "user": "<",
     "listener": "<",
     "up": ">",
     "patterns": ">",
@@ -27,7 +28,7 @@ _COLUMNS = {
     "strategy": "<",
     "blocked by": "<",
 }
-_CLOSED = {"client": ">", "pid": ">", "uid": ">", "listener": "<", "ago": ">", "lost": ">", "reason": "<"}
+_CLOSED = {"client": ">", "pid": ">", "uid": ">", "user": "<", "listener": "<", "ago": ">", "lost": ">", "reason": "<"}
 
 
 @click.command(
@@ -62,7 +63,15 @@ def clients(target: Target, sort: str, limit: int, closed: bool, admin: str | No
     if as_json:
         click.echo(json.dumps(found))
     elif closed:
-        rows = ({**row, "ago": format_ago(row["closed_at"]), "lost": row["lost_messages"]} for row in found["closed"])
+        rows = (
+            {
+                **row,
+                "user": name_of(row["uid"]),
+                "ago": format_ago(row["closed_at"]),
+                "lost": row["lost_messages"],
+            }
+            for row in found["closed"]
+        )
         echo_table(_CLOSED, rows)
     else:
         echo_table(
@@ -70,6 +79,7 @@ def clients(target: Target, sort: str, limit: int, closed: bool, admin: str | No
             (
                 {
                     **row,
+                    "user": name_of(row["uid"]),
                     "up": format_ago(row["connected_at"]),
                     "queue": row["queue_messages"],
                     "bytes": row["queue_bytes"],

@@ -121,7 +121,9 @@ class Admin:
             raise ConnectError(_describe(self.path, e)) from None
         if response.status == 200:
             return response
-        raise _problem(response)
+        problem = _problem(response)
+        connection.close()
+        raise problem
 
 
 def _read(readline: Callable[[], bytes]) -> bytes:

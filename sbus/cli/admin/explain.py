@@ -8,9 +8,14 @@ from typing import Any
 import click
 
 from sbus.cli.admin.connection import Admin, admin_option, json_option
-from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
 from sbus.cli.output import Nothing, pluralize, printable_text
+from sbus.cli.patterns import show_mismatch
 from sbus.cli.types import BYTES, COUNT
+from sbus.errors import SbusError
+from sbus.journal.keytext import from_text
+from sbus.protocol.explain import explain as explain_mismatch
+from sbus.protocol.keys import Dialect
 
 __all__ = ["explain"]
 
@@ -42,13 +47,13 @@ def explain(
     if as_json:
         click.echo(json.dumps(found))
     else:
-        for line in _lines(found):
+        for line in _lines(found, key, DIALECTS[target.dialect]):
             click.echo(printable_text(line))
     if not found["total"]:
         raise Nothing("nobody would receive it")
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
+def _lines(found: dict[str, Any], key: bytes, dialect: Dialect) -> list[str]:
     lines = [f"{found['key']}: {pluralize(found['total'], 'client')} would get it"]
     if found["is_secret"]:
         lines[0] += " (secret)"
@@ -62,8 +67,19 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"  - {_who(row)}: {row['text']}")
     lines += _more(found["others_total"], len(found["others"]))
     for row in found.get("compared", ()):
-        lines.append(f"      {row['pattern']}: {row['why']}")
+        lines.append(f"      {row['pattern'] or 'the empty pattern'}: {row['why']}")
+        lines += (f"        {line}" for line in _carets(row, key, dialect))
     return lines
+
+
+def _carets(row: dict[str, Any], key: bytes, dialect: Dialect) -> list[str]:
+    """Return where matching stops; nothing if the bus has cut the pattern, so that it would be another place."""
+    try:
+        pattern = from_text(row["pattern"])
+        mismatch = explain_mismatch(pattern, key, dialect)
+    except SbusError:
+        return []
+    return show_mismatch(pattern, key, mismatch) if mismatch is not None and mismatch.reason == row["why"] else []
 
 
 def _who(row: dict[str, Any]) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from sbus.cli.admin.connection import Admin, admin_option
+from sbus.cli.admin.connection import Admin, Refused, admin_option
 from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
 from sbus.cli.output import escape, pluralize, printable_text, speaks_utf8
 from sbus.cli.patterns import warn_of_impossible
@@ -64,7 +65,7 @@ def monitor(
         _show_unrouted(bus, count, as_json)
         return
     printed = 0
-    for name, data in bus.events(monitor=pattern, head=head):
+    for name, data in _messages(bus, pattern, head):
         if name != "messages":
             continue
         for message in data["messages"]:
@@ -73,6 +74,17 @@ def monitor(
             if printed == count:
                 return
         _report_missed(data["missed"])
+
+
+def _messages(bus: Admin, pattern: bytes, head: int) -> Iterator[tuple[str, Any]]:
+    try:
+        yield from bus.events(monitor=pattern, head=head)
+    except Refused as e:
+        if "monitor=" not in str(e):
+            raise
+        raise Refused(
+            "only root and the server's user may see what is published: run it as one of them, or look at --unrouted"
+        ) from None
 
 
 def _check(pattern: bytes, target: Target) -> None:

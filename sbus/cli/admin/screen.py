@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import sys
 import termios
 import time
 import tty
 from collections.abc import Iterator, Sequence
+
+from sbus.syscalls.polling import is_readable
 
 __all__ = ["Screen", "open_screen"]
 
@@ -63,7 +64,7 @@ class Screen:
         Keys that send a sequence, such as the arrows, are left out. At the end of the input it is ``q``.
         """
         left = max(0.0, until - time.monotonic())
-        if not select.select([sys.stdin.fileno()], [], [], left)[0]:
+        if not is_readable(sys.stdin, left):
             return ""
         data = os.read(sys.stdin.fileno(), 64)
         return _SEQUENCE.sub("", data.decode(errors="ignore")) if data else "q"

@@ -13,7 +13,7 @@ import click
 from sbus.admin.pages import CLIENT_SORTS
 from sbus.cli.admin.connection import Admin, admin_option
 from sbus.cli.admin.screen import Screen, open_screen
-from sbus.cli.admin.words import format_ago, format_bytes
+from sbus.cli.admin.words import format_ago, format_bytes, name_of
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import has_colors, printable_text
 from sbus.cli.tables import format_table
@@ -25,8 +25,22 @@ __all__ = ["View", "top"]
 _HEADER = 4
 """The line with the names of the columns."""
 _MOST = 1000
-_COLUMNS = ("client", "pid", "uid", "listener", "command", "up", "subs", "queue", "bytes", "lost", "lost/s", "state")
-_SIDES = ">>><<>>>>>><"
+_COLUMNS = (
+    "client",
+    "pid",
+    "uid",
+    "user",
+    "listener",
+    "command",
+    "up",
+    "subs",
+    "queue",
+    "bytes",
+    "lost",
+    "lost/s",
+    "state",
+)
+_SIDES = ">>><<<>>>>>><"
 
 
 class View:
@@ -130,6 +144,7 @@ class View:
             str(row["client"]),
             str(row["pid"]),
             str(row["uid"]),
+            name_of(row["uid"]) or "-",
             row["listener"],
             _command(row["pid"]),
             format_ago(row["connected_at"]),

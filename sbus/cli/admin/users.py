@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import pwd
 
 import click
 
 from sbus.cli.admin.connection import Admin, admin_option, json_option
-from sbus.cli.admin.words import echo_table, format_bytes
+from sbus.cli.admin.words import echo_table, format_bytes, name_of
 from sbus.cli.options import Target, connection_options, pass_target
 
-__all__ = ["name_of", "users"]
+__all__ = ["users"]
 
 _NAMES = {-1: "(recorder)", -2: "(link)", -3: "(services)"}
 """Users of the server's own processes (`sbus.server.core.users`), by UID."""
@@ -50,13 +49,3 @@ def users(target: Target, admin: str | None, as_json: bool) -> None:
     )
     columns = {"uid": ">", "name": "<", "clients": ">", "patterns": ">", "queues": ">", "queued": ">", "memory": ">"}
     echo_table({**columns, "limits": "<"}, rows)
-
-
-def name_of(uid: int) -> str:
-    """Return the name of a user, or nothing if it has none."""
-    if uid < 0:
-        return _NAMES.get(uid, "")
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return ""

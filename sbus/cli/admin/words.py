@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import pwd
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,7 +13,10 @@ import click
 from sbus.cli.output import printable_text
 from sbus.cli.tables import format_table
 
-__all__ = ["echo_table", "format_ago", "format_bytes", "format_span"]
+__all__ = ["echo_table", "format_ago", "format_bytes", "format_span", "name_of"]
+
+_NAMES = {-1: "(recorder)", -2: "(link)", -3: "(services)"}
+"""Users of the server's own processes (`sbus.server.users`), by UID."""
 
 
 def format_span(seconds: float) -> str:
@@ -39,6 +44,17 @@ def format_bytes(size: float) -> str:
     while abs(size) >= 1024 and unit != "GiB":
         size, unit = size / 1024, next(units)
     return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+@functools.lru_cache(1024)
+def name_of(uid: int) -> str:
+    """Return the name of a user, or nothing if it has none."""
+    if uid < 0:
+        return _NAMES.get(uid, "")
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return ""
 
 
 def echo_table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> None:

@@ -261,7 +261,7 @@ class Bus(BlockingConnection[Subscription]):
 
     def _end_watch(self, watch: Watch) -> None:
         if self._error is None:
-            self._send_last(self.core.extensions.unwatch(watch), None)
+            self._send_last(self.core.extensions.unwatch(watch), self._limit)
 
     def _has_shared(self) -> bool:
         return bool(self._messages)

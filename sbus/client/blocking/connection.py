@@ -44,6 +44,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sized
+from contextlib import contextmanager
 from typing import TypeVar, TypeVarTuple
 
 from sbus.client.api import ClientApi, State, Sub
@@ -103,6 +104,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._outbox = Outbox()  # what to send before any message
         self._outbox.extend(self.core.resync_packets())
         self._deadline: float | None = None  # of the round trip under way
+        self._limit: float | None = None  # of the block of `limit` under way
         self._sock: socket.socket | None = None
         self._expects_bundle_reply = False
         self._error: Disconnected | None = None  # why the connection has ended
@@ -121,6 +123,22 @@ class BlockingConnection(ClientApi[Sub]):
 
     # --- sending -----------------------------------------------------------------------------
 
+    @contextmanager
+    def limit(self, timeout: float | None) -> Iterator[None]:
+        """Bound a block of calls that have no timeout: those that send, also while they reconnect.
+
+        A call that sends several messages may have sent some of them when it raises.
+
+        :param timeout: seconds for all of the block; None for no limit.
+        :raises sbus.errors.TimedOut: from the call that would take longer.
+        """
+        outer = self._deadline, self._limit
+        self._deadline = self._limit = deadline_in(timeout)
+        try:
+            yield
+        finally:
+            self._deadline, self._limit = outer
+
     def send(self, packets: list[bytes]) -> None:
         """See `sbus.client.api.ClientApi.send`."""
         if self._error is not None:
@@ -129,12 +147,12 @@ class BlockingConnection(ClientApi[Sub]):
         self._drain(self._deadline)
 
     def _send_all(self, packets: list[bytes]) -> None:
-        """Send messages, however long it takes."""
+        """Send messages, however long it takes, or until the deadline of `limit`."""
         position = 0
         while position < len(packets):
             if self._outbox:
-                self._drain(None)
-            sock = self._connected(None)
+                self._drain(self._limit)
+            sock = self._connected(self._limit)
             if sock is None:
                 self._outbox.extend(packets[position:])
                 return
@@ -145,7 +163,7 @@ class BlockingConnection(ClientApi[Sub]):
             sent = self._send(sock, packets if whole else packets[position : position + size])
             position += sent
             if not sent and sock is self._sock:
-                self._wait_writable(sock, None)
+                self._wait_writable(sock, self._limit)
 
     def _send_one(self, packet: bytes, flags: int, timeout: float | None) -> None:
         """Send one message within a timeout, or leave it unsent."""

@@ -7,10 +7,9 @@ import socket
 import time
 from collections.abc import Generator
 
-__all__ = ["MAX_POLL_MS", "PolledWaiter", "deadline_in", "poll_socket"]
+from sbus.syscalls.polling import MAX_POLL_MS
 
-MAX_POLL_MS = 2**31 - 1
-"""Milliseconds of the longest timeout that poll(2) takes."""
+__all__ = ["PolledWaiter", "deadline_in", "poll_socket"]
 
 
 class PolledWaiter:

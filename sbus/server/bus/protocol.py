@@ -42,7 +42,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Front, Loss, Outcome, Run, SendQueue
+from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Front, Loss, Outcome, Run, SendQueue, State
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
 from sbus.protocol.keys import PeerCredentials, SecretKey
@@ -790,7 +790,7 @@ class BusProtocol:
 
     def _begin_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         registry, transport = self._registry, self.transport
-        if transport is None or self._write_closed or self.reason is not None:
+        if transport is None or self._write_closed or self.queue.state is State.HELD:  # nothing leaves any more
             packets.close()
             self._is_loading = False
             on_over()

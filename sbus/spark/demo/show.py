@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from sbus.spark.demo.processes import Process, python, running
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.report import Report, measure, render
+from sbus.syscalls.socket_directory import fits_socket, new_socket_directory
 
 __all__ = ["Outcome", "run"]
 
@@ -76,9 +78,12 @@ def run(
     :raises sbus.errors.SbusError: if a part fails; the text has the end of its log.
     """
     outcome = Outcome(directory)
-    journal, socket = directory / "journal", directory / "bus"
-    address = os.fspath(socket)
+    journal, address = directory / "journal", os.fspath(directory / "bus")
     with ExitStack() as stack:
+        if not fits_socket(address):
+            elsewhere = new_socket_directory()
+            stack.callback(shutil.rmtree, elsewhere, ignore_errors=True)
+            address = os.path.join(elsewhere, "bus")
         bus = stack.enter_context(running("bus", twistd_command("sbus", f"--socket={address}"), directory / "bus.log"))
         _wait(lambda: _accepts(address), bus, stop, "the bus to listen")
         say("bus", f"twistd sbus --socket={address} (process {bus.pid})")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,12 +20,15 @@ import pytest
 
 from benchmarks.attacks import bystander, kernel, tables
 from benchmarks.attacks.__main__ import main
+from benchmarks.attacks.attack import ALL
 from benchmarks.attacks.attacker import bundle, filled
-from benchmarks.attacks.catalogue import ALL, ATTACKS
+from benchmarks.attacks.catalogue import ATTACKS
 from benchmarks.attacks.server import Server
 from benchmarks.servers import Failed
 from sbus.protocol.bundles import unbundle
 from tests.support import ROOT
+
+_CROWDED = "many-small-12-2-250-silent"
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become the attacker and the bystander")
 
@@ -100,6 +104,54 @@ def test_bulk() -> None:
     assert found["seconds"] < 5
 
 
+@contextlib.contextmanager
+def mirrors(count: int, silent: int = 0) -> Iterator[list[socket.socket]]:
+    """Clients that get back what they send, the first `silent` ones nothing."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+
+    def mirror(sock: socket.socket) -> None:
+        while packet := sock.recv(4096):
+            sock.send(packet)
+
+    threads = [threading.Thread(target=mirror, args=(far,)) for _, far in pairs[silent:]]
+    for thread in threads:
+        thread.start()
+    for near, _ in pairs:
+        near.setblocking(False)
+    yield [near for near, _ in pairs]
+    for near, _ in pairs:
+        near.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join()
+    for near, far in pairs:
+        near.close()
+        far.close()
+
+
+def test_rounds() -> None:
+    """Each client of a crowd has one message under way; their number is the throughput."""
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs, mirrors(3) as clients:
+        found = bystander.rounds(bystander.Stop(theirs), clients, 0.3)
+        assert (found["unanswered"], found["lost"]) == (0, 0)
+        assert found["per_second"] * found["seconds"] == pytest.approx(found["count"], rel=0.01)
+        assert 0.3 <= found["seconds"] < 1
+        ours.send("stop")
+        assert bystander.rounds(bystander.Stop(theirs), clients, 60.0)["seconds"] < 2
+
+
+def test_rounds_without_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose message stays without an answer sends another one, and the time counts."""
+    monkeypatch.setattr(bystander, "GRACE", 0.1)
+    monkeypatch.setattr(bystander, "_SILENCE", 0.05)
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs, mirrors(3, silent=1) as clients:
+        found = bystander.rounds(bystander.Stop(theirs), clients, 0.5)
+    assert 2 <= found["unanswered"] <= 6
+    assert found["max_ms"] >= 100
+    assert found["per_second"] > 100
+
+
 def test_summary() -> None:
     """The quantiles of seconds are in milliseconds."""
     found = bystander.summary([i / 1000 for i in range(200)], 3)
@@ -115,11 +167,22 @@ def test_bundles() -> None:
 
 
 def test_catalogue() -> None:
-    """There are twelve modes of silent readers, and `all` has every part of every attack."""
+    """There are twelve modes of silent readers; `all` has every part of the attacks of one user on the pair."""
     assert len([name for name in ATTACKS if name.startswith("readers-")]) == 12
     *single, last = ATTACKS.values()
     assert last.name == ALL
-    assert last.parts == tuple(part for attack in single for part in attack.parts)
+    assert last.parts == tuple(part for attack in single if attack.is_plain for part in attack.parts)
+    assert all(not attack.users or len(attack.users) == len(attack.parts) for attack in single)
+
+
+def test_usual_rows() -> None:
+    """Without names, few of the combinations of bystanders and readers are measured; each has its name."""
+    small = [attack for name, attack in ATTACKS.items() if name.startswith("many-small-")]
+    assert (len(small), len([attack for attack in small if attack.is_usual])) == (36, 6)
+    assert all(attack.is_usual for attack in ATTACKS.values() if attack not in small)
+    crowd = ATTACKS["many-small-40-16-3900-eager"].crowd
+    assert crowd is not None
+    assert (crowd.clients, crowd.users) == (40, 16)
 
 
 # --- the server from outside ------------------------------------------------------------------------
@@ -169,8 +232,8 @@ def test_hanging_server(tmp_path: Path) -> None:
 # --- tables -----------------------------------------------------------------------------------------
 
 
-def phase(p99: float, per_second: float, *, log: int = 0) -> dict[str, Any]:
-    trips = {"p50_ms": 1.0, "p99_ms": p99, "max_ms": p99, "count": 200, "unanswered": 0}
+def phase(p99: float, per_second: float, *, log: int = 0, unanswered: int = 0) -> dict[str, Any]:
+    trips = {"p50_ms": 1.0, "p99_ms": p99, "max_ms": p99, "count": 200, "unanswered": unanswered}
     bulk = {"per_second": per_second, "samples": [per_second]}
     return {"trips": trips, "newcomers": trips, "bulk": bulk, "cpu": 0.5, "log_per_second": log}
 
@@ -194,6 +257,8 @@ def row(attack: str = "subs", **changes: Any) -> dict[str, Any]:
         (row(shut_s=None, gone_s=None), ["SIGTERM"]),
         (row(attack_phase=phase(1, 100, log=10_001)), ["log"]),
         (row(attack_phase={**phase(1, 100), "trips": {"error": "end-of-file"}}), ["round trip"]),
+        (row("held", attack_phase={**phase(1, 100), "bulk": {}}), []),
+        (row("admin-storm", attack_phase=phase(1, 100, unanswered=1)), ["scrapes"]),
     ],
 )
 def test_targets(record: dict[str, Any], missed: list[str]) -> None:
@@ -285,15 +350,18 @@ def test_server_that_does_not_start(tmp_path: Path) -> None:
 
 @needs_root
 def test_attacks(tmp_path: Path) -> None:
-    """Two attacks on a real server: each row has sane figures, and the tables of its records are the same again."""
+    """Three attacks on a real server, one of them on a crowd of two users, have sane figures.
+
+    The tables of their records are the same again.
+    """
     data, out = tmp_path / "records.jsonl", tmp_path / "out"
-    words = ["--only", "subs", "whoami-read", "--secs", "0.3", "--setup", "5", "--patience", "10"]
+    words = ["--only", "subs", "whoami-read", _CROWDED, "--secs", "0.3", "--setup", "5", "--patience", "10"]
     command = [sys.executable, "-m", "benchmarks.attacks", *words, "--json", str(data), "--out", str(out)]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert made.returncode == 0, made.stderr
     about, *records = [json.loads(line) for line in data.read_text().splitlines()]
     assert "machine" in about
-    assert [record["attack"] for record in records] == ["subs", "whoami-read"]
+    assert [record["attack"] for record in records] == ["subs", "whoami-read", _CROWDED]
     for record in records:
         assert "error" not in record, made.stderr
         assert (record["ready"], record["attackers_failed"], record["status"]) == (record["processes"], 0, 0)

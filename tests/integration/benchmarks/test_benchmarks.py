@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -15,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -313,10 +313,11 @@ class FaultyBus:
     def _serve(self) -> None:
         patterns: dict[socket.socket, set[bytes]] = {}
         while True:
-            ready, _, _ = select.select([self._stopped, self._listener, *patterns], [], [])
+            sources = [self._stopped, self._listener, *patterns]
+            ready = wait(sources)
             if self._stopped in ready:
                 break
-            for sock in ready:
+            for sock in [source for source in sources if source in ready]:
                 if sock is self._listener:
                     patterns[sock.accept()[0]] = set()
                     continue

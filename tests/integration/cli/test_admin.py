@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import pty
-import select
+import pwd
 import socket
 import struct
 import subprocess
@@ -19,11 +19,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from click.testing import CliRunner
 
+from sbus.admin.pages import Asked, Problem
 from sbus.cli.admin.connection import Admin
+from sbus.cli.main import cli
 from sbus.cli.options import Target
+from sbus.server.ops.admin_events import events
+from sbus.syscalls.polling import is_readable
 from sbus.testing import RunningBus, running_bus
 from tests.support.waiting import wait_until
 
@@ -98,8 +104,12 @@ def test_lists(bus: RunningBus) -> None:
         found = json.loads(sbus(bus, "clients", "--json", "--sort=patterns")[0])
         number = found["clients"][0]["client"]
         lines = sbus(bus, "clients")[0].splitlines()
-        assert lines[0].split()[:3] == ["client", "pid", "uid"]
-        assert any(line.split()[:2] == [str(number), str(os.getpid())] for line in lines[1:])
+        assert lines[0].split()[:4] == ["client", "pid", "uid", "user"]
+        me = [str(number), str(os.getpid()), str(os.getuid()), pwd.getpwuid(os.getuid()).pw_name]
+        assert any(line.split()[:4] == me for line in lines[1:])
+        shown = [line.split()[:4] for line in sbus(bus, "top", "--count=1")[0].splitlines()]
+        assert ["client", "pid", "uid", "user"] in shown
+        assert me in shown
         assert "lists/*" in sbus(bus, "patterns", "lists/")[0]
         assert "lists/*" in sbus(bus, "patterns", "--client", str(number))[0]
         assert json.loads(sbus(bus, "patterns", "none", "--json")[0])["patterns"] == []
@@ -116,6 +126,11 @@ def test_explain(bus: RunningBus) -> None:
         number = output.partition("+ client ")[2].split()[0]
         output, error = sbus(bus, "explain", "other", "--receiver", number, status=3)
         assert "none of its patterns matches" in output
+        output, _ = sbus(bus, "explain", "explained/1/2", "--receiver", number, status=3)
+        matched = sbus(bus, "match", "explained/*", "explained/1/2", status=1)[0].splitlines()
+        assert [line.strip() for line in output.splitlines()[-4:]] == [line.strip() for line in matched[1:]]
+        at = output.splitlines()[-4].index("explained")
+        assert output.splitlines()[-1].index("^") - at == len("explained/1")
         assert "nobody would receive it" in error
     _, error = sbus(bus, "explain", "!/bad", status=2)
     assert "reserved" in error
@@ -133,6 +148,32 @@ def test_disconnect(bus: RunningBus) -> None:
         assert line.endswith("operator")
         _, error = sbus(bus, "disconnect", number, status=1)
         assert f"there is no client {number}" in error
+
+
+def test_monitor_as_a_member_of_the_admin_group(tmp_path: Path) -> None:
+    """The refusal speaks of the command line, and names what such a user may see."""
+    with pytest.raises(Problem) as refusal:
+        events(mock.Mock(), mock.Mock(), Asked({"monitor": ""}, is_owner=False))
+    detail = json.dumps({"detail": str(refusal.value)}).encode()
+    path = str(tmp_path / "admin")
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen()
+
+        def answer() -> None:
+            with door.accept()[0] as asked:
+                asked.recv(4096)
+                asked.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%b" % (len(detail), detail))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        done = CliRunner().invoke(cli, ["monitor", "", "--admin", path])
+        thread.join()
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "sbus: only root and the server's user may see what is published: run it as one of them, or look at "
+        "--unrouted\n"
+    )
 
 
 def test_where_the_socket_is(bus: RunningBus, tmp_path: Path) -> None:
@@ -203,7 +244,7 @@ def test_monitor_of_a_bus_that_stops(tmp_path: Path) -> None:
         running = subprocess.Popen(command, env=environment(bus), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert running.stdout is not None
         with bus.connect() as publisher:
-            while not select.select([running.stdout], [], [], 0.05)[0]:
+            while not is_readable(running.stdout, 0.05):
                 publisher.publish("a/b", b"\xff")
         message = json.loads(running.stdout.readline())
         assert (message["key"], base64.b64decode(message["head"])) == ("a/b", b"\xff")
@@ -245,7 +286,7 @@ class Terminal:
         end = time.monotonic() + 20
         while text not in self.seen:
             assert time.monotonic() < end, (text, self.seen)
-            if select.select([self._ours], [], [], 0.2)[0]:
+            if is_readable(self._ours, 0.2):
                 self.seen += os.read(self._ours, 65536).decode(errors="replace")
 
     def press(self, keys: str) -> None:
@@ -255,9 +296,9 @@ class Terminal:
     def end(self) -> int:
         """Wait for the end; return the status."""
         while self.process.poll() is None:
-            if select.select([self._ours], [], [], 0.1)[0]:
+            if is_readable(self._ours, 0.1):
                 self.seen += os.read(self._ours, 65536).decode(errors="replace")
-        if select.select([self._ours], [], [], 0)[0]:
+        if is_readable(self._ours, 0):
             self.seen += os.read(self._ours, 65536).decode(errors="replace")
         assert termios.tcgetattr(self.theirs) == self.before
         os.close(self.theirs)

@@ -10,7 +10,6 @@ import json
 import os
 import pty
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from typing import IO, Any
 
 import pytest
 
+from sbus.syscalls.polling import is_readable
 from tests.support import ROOT
 from tests.support.harness import OTHER_USER, TIMEOUT, WHOAMI, Bus, Client, name_of, wait_end
 from tests.support.servers import StartBus
@@ -179,6 +179,34 @@ def test_pub_lines_at_once(shared: Bus, subscriber: Client) -> None:
         running.process.stdin.close()
         running.process.stdin = None
         assert running.end() == (0, b"", "")
+
+
+LOSS = '{"time": 1.0, "lost": 3, "bytes": 30, "total": 3, "why": "queue-full"}'
+
+
+def test_pub_json_lines_with_lines_that_are_no_messages(shared: Bus, subscriber: Client) -> None:
+    """Blank lines are passed over. So are losses, as sub --receipts and journal cat print them, with a word on each."""
+    lines = [
+        *("\ufeff", '{"key": "t/1", "payload": "a"}', "", " \t", LOSS),
+        '{"seq": 3, "kind": "lost", "time": 1.0, "details": {"messages": 3}}',
+        '{"seq": 4, "kind": "message", "key": "t/2", "payload": "b"}\r',
+    ]
+    output, errors = sbus(shared, "pub", "--json-lines", stdin="\n".join(lines).encode())
+    assert output == b""
+    assert subscriber.receive(2) == [b"MSG t/1\0a", b"MSG t/2\0b"]
+    assert errors.splitlines()[0] == f"sbus: line 5 of standard input is no message, but a loss: {LOSS}"
+    assert errors.splitlines()[1].startswith("sbus: line 6 of standard input is no message, but a loss: ")
+    for line in ("[]", "null", "3", '{"key": "t/1"}', '{"lost": 3, "key": "t/1"}', "x"):
+        assert "line 1 of standard input is no message" in failure(
+            shared, "pub", "--json-lines", stdin=line.encode(), status=2
+        )
+
+
+def test_pub_rate_at_high_rates(shared: Bus) -> None:
+    """Thousands of messages a second, each of which waits for its time, go out without an interruption."""
+    start = time.monotonic()
+    sbus(shared, "pub", "--repeat=4000", "--rate=4000", "--timeout=50", "t/r", "x")
+    assert time.monotonic() - start >= 0.9
 
 
 def test_pub_rate(shared: Bus, subscriber: Client) -> None:
@@ -454,7 +482,7 @@ def test_full_disk(shared: Bus) -> None:
     """If output cannot be written, the command fails with one line."""
     with open("/dev/full", "wb") as full, follow(shared, "--count=1", "t/", stdout=full) as running:
         shared.client().msg(b"t/x")
-        assert running.end() == (1, b"", "sbus: No space left on device\n")
+        assert running.end() == (1, b"", "sbus: standard output: No space left on device\n")
 
 
 def test_closed_descriptors(shared: Bus) -> None:
@@ -470,7 +498,10 @@ def test_closed_descriptors(shared: Bus) -> None:
 @pytest.mark.parametrize("arguments", ["whoami", "--help", "sub --help", "ping -c 1", "match a a"])
 def test_output_that_cannot_be_written_is_a_failure(shared: Bus, arguments: str) -> None:
     """A command whose output is closed, or goes to a full disk, fails with one line."""
-    for output, reason in ((">&-", "standard output is closed"), (">/dev/full", "No space left on device")):
+    for output, reason in (
+        (">&-", "standard output is closed"),
+        (">/dev/full", "standard output: No space left on device"),
+    ):
         script = f"{' '.join(command('sbus'))} {arguments} {output}"
         done = subprocess.run(
             ["sh", "-c", script], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, env=environment(shared)
@@ -537,8 +568,9 @@ def test_sub_reconnect(bus: StartBus) -> None:
             publisher.msg(b"t/x", b"1")
             assert running.line() == "t/x 1\n"
         first.stop()
-        second = bus()
         assert running.process.stderr is not None
+        assert running.process.stderr.readline() == f"sbus: waiting: the bus at {first.address} has gone\n".encode()
+        second = bus()
         assert b"messages may have been missed" in running.process.stderr.readline()
         with second.client() as publisher:
             # The notice does not mean that the new subscription is in force already.
@@ -547,6 +579,30 @@ def test_sub_reconnect(bus: StartBus) -> None:
                 publisher.msg(b"t/x", b"2")
                 publisher.sync()
         assert running.end() == (0, b"t/x 2\n", "")
+
+
+def test_sub_waits_for_a_bus(bus: StartBus, directory: Path) -> None:
+    """With --reconnect, sub says once that there is no bus yet, and then prints what comes."""
+    address = directory / "bus"
+    with Sbus(None, "--socket", address, "sub", "--reconnect", "--verbose", "--count=1", "t/") as running:
+        assert running.process.stderr is not None
+        assert running.process.stderr.readline().startswith(f"sbus: waiting: no bus at {address}: ".encode())
+        late = bus()
+        running.wait_subscribed()
+        with late.client() as publisher:
+            publisher.msg(b"t/x", b"1")
+        assert running.end() == (0, b"t/x 1\n", "")
+
+
+def test_sub_reader_has_gone_while_it_waits(bus: StartBus) -> None:
+    """While sub waits for its bus, it notices at once that the reader of its output has gone."""
+    first = bus()
+    with follow(first, "--reconnect", "t/") as running:
+        first.stop()
+        assert running.process.stderr is not None
+        assert b"has gone" in running.process.stderr.readline()
+        running.output.close()
+        assert running.process.wait(TIMEOUT) == -signal.SIGPIPE
 
 
 def test_sub_reconnect_timeout(bus: StartBus) -> None:
@@ -593,7 +649,7 @@ class Terminal:
     def read_until(self, pattern: str) -> str:
         """Read until the pattern occurs in the text read so far; return that text."""
         while not re.search(pattern, self.text):
-            assert select.select([self.fd], [], [], TIMEOUT)[0], f"no {pattern!r} in {self.text!r}"
+            assert is_readable(self.fd, TIMEOUT), f"no {pattern!r} in {self.text!r}"
             assert self._read(), f"no {pattern!r} in {self.text!r}"
         return self.text
 
@@ -802,7 +858,7 @@ def test_ping_lost(shared: Bus) -> None:
         assert running.line() == "no answer yet: seq=1\n"
         peer.send(WHOAMI + b"\0!/cred/1/2/3")  # the answer to the first request
         assert hear(peer) == WHOAMI
-        assert not select.select([running.output], [], [], 0.05)[0]
+        assert not is_readable(running.output, 0.05)
         peer.send(WHOAMI + b"\0!/cred/1/2/3")
         assert running.line().startswith(f"answer from {address}: seq=2 ")
         status, output, errors = running.end()

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from sbus.cli.main import cli
 from sbus.journal.consumers import advance
 from sbus.journal.layout import list_segments
-from sbus.journal.reader import read
+from sbus.journal.reader import JournalReader, read
 from sbus.journal.schema import Kind
 from sbus.journal.writer import JournalWriter
 from tests.support.journals import Clock
@@ -273,3 +273,24 @@ class TestRepair:
         assert sbus("repair", directory).endswith("nothing is damaged\n")
         sbus("verify", directory)
         assert "# damaged " in sbus("cat", directory)
+
+
+@pytest.mark.parametrize(
+    "words", ["ls", "ls --json", "verify", "repair", "repair --dry-run", "cat", "tail --no-follow"]
+)
+def test_a_journal_without_a_segment(tmp_path, words):
+    """Every command takes a journal that a recorder has left before its first row: there is nothing in it."""
+    JournalWriter.open(tmp_path / "j").close()
+    assert list_segments(tmp_path / "j") == []
+    output = sbus(*words.split(), tmp_path / "j")
+    if words in ("cat", "tail --no-follow"):
+        assert output == ""
+    if words.startswith("repair"):
+        assert output == f"{tmp_path / 'j'}: nothing is damaged\n"
+
+
+def test_times_in_a_journal_without_a_segment(tmp_path):
+    """No row of a journal without a segment is as late as any time."""
+    JournalWriter.open(tmp_path / "j").close()
+    assert sbus("cat", "--since=2026-01-01", "--until=2026-02-01", tmp_path / "j") == ""
+    assert JournalReader(tmp_path / "j").seq_at_time(0) == 0

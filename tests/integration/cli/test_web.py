@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sbus.syscalls.polling import is_readable
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
@@ -83,4 +83,4 @@ def test_a_bus_that_stops_for_a_while(bus: StartBus, directory: Path) -> None:
         gone = next(value for name, value in coming if name == "admin")
         assert "no admin socket" in gone["detail"]
         assert process.stderr is not None
-        assert not select.select([process.stderr], [], [], 0)[0]
+        assert not is_readable(process.stderr, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import select
 import signal
 import socket
@@ -21,6 +22,7 @@ from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
 from sbus.syscalls import batch
+from sbus.syscalls.polling import is_readable
 from tests.integration.clients.backends import FakeServer
 from tests.support.harness import TIMEOUT, Bus, Client
 from tests.support.servers import StartBus
@@ -223,7 +225,7 @@ def test_polls(client: blocking.Bus, shared: Bus) -> None:
         assert (poll.poll(0), epoll.poll(0), client.get_ready(), client.pending) == ([], [], [], 0)
         publisher.publish_many([("p", b"%d" % i) for i in range(150)])
         publisher.fence()
-        assert select.select([client], [], [], TIMEOUT)[0] == [client]
+        assert is_readable(client, TIMEOUT)
         assert poll.poll(TIMEOUT * 1000) == [(client.fileno(), select.POLLIN)]
         assert len(epoll.poll(TIMEOUT)) == 1
         assert client.receive().payload == b"0"
@@ -383,17 +385,17 @@ def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
         lose(server, client)
         with pytest.raises(TimedOut):
             client.receive(0.0)  # the first attempt is immediate, and fails
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
 
         def interrupted() -> None:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
             client.receive()
 
         try:
             with pytest.raises(KeyboardInterrupt):
                 interrupted()
         finally:
-            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGUSR1, before)
         bus("--reuse")
         client._next_attempt = 0.0  # otherwise the next attempt is half a minute away
         client.publish("k", b"again")

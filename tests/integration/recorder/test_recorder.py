@@ -7,7 +7,6 @@ import json
 import os
 import pwd
 import re
-import select
 import signal
 import socket
 import stat
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 
 from sbus.errors import JournalError
+from sbus.syscalls.polling import is_readable
 from tests.support import servers as conftest
 from tests.support.disks import fill, mounted
 from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, twistd
@@ -390,7 +390,7 @@ def wait_gone(pid: int) -> None:
     """Wait until a process has exited."""
     with contextlib.suppress(ProcessLookupError):
         fd = os.pidfd_open(pid)
-        assert select.select([fd], [], [], TIMEOUT)[0], "it is still there"
+        assert is_readable(fd, TIMEOUT), "it is still there"
         os.close(fd)
 
 

@@ -6,7 +6,6 @@ import ctypes
 import os
 import pty
 import re
-import select
 import signal
 import socket
 import stat
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from sbus.server.run.twistd import Options
+from sbus.syscalls.polling import is_readable
 from tests.support.harness import (
     OTHER_USER,
     TIMEOUT,
@@ -594,7 +594,7 @@ class TestIdle:
         gone.sock.shutdown(socket.SHUT_WR)
         assert goes_on(started)
         before = started.cpu()
-        assert not select.select([publisher.sock], [], [], 0.5)[0]
+        assert not is_readable(publisher.sock, 0.5)
         assert started.cpu() - before <= 0.1
 
 

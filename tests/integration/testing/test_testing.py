@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,29 @@ def test_comes_and_goes() -> None:
         os.kill(pid, 0)
     assert "sbus listens on" in bus.log
     assert "Server Shut Down" in bus.log
+
+
+def test_long_directory_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A bus starts also if the path of $TMPDIR is longer than that of a socket may be."""
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with running_bus() as bus, bus.connect() as client:
+        client.fence(TIMEOUT)
+    assert list(deep.iterdir()) == []
+
+
+def test_many_open_files() -> None:
+    """A test that holds more than 1024 open files can start a bus and use it."""
+    script = (
+        "import os, resource; from sbus.testing import running_bus;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2);"
+        "held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]\n"
+        "with running_bus() as bus, bus.record('a') as recording, bus.connect() as client:\n"
+        "    client.publish('a', b'x'); print(recording.wait_for(1))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=TIMEOUT)
+    assert "payload=b'x'" in done.stdout, done.stderr
 
 
 def test_options_are_the_servers(directory: Path) -> None:

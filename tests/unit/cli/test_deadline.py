@@ -1,95 +1,94 @@
-"""Time-outs of the command ``sbus``: deadlines, and blocks that are interrupted."""
+"""Time-outs of the command ``sbus``: deadlines by the clock."""
 
 from __future__ import annotations
 
-import select
-import signal
+import os
+import re
+import socket
 
 import pytest
 
-from sbus.cli.deadline import Deadline, time_limit
-from sbus.errors import TimedOut
-
-pytestmark = pytest.mark.timeout(0)  # the plugin has the same timer as the code under test
+from sbus.cli.deadline import Deadline
+from sbus.cli.options import Target
+from sbus.client.blocking import connect
+from sbus.errors import ConnectError, TimedOut
+from tests.support import ROOT
 
 
 def test_deadline():
     """A deadline passes when its seconds are over; without seconds it never passes."""
     assert Deadline(None).left is None
+    assert Deadline(None).poll_ms is None
     assert not Deadline(None).has_passed
     assert Deadline(0).has_passed
     later = Deadline(1000)
     assert later.left is not None
     assert 990 < later.left <= 1000
     assert not later.has_passed
+    later.check()
 
 
-def test_interrupts():
-    """A block that takes too long is interrupted, even if it handles every `Exception`."""
-    caught = []
-
-    def wait() -> None:
-        try:
-            select.select([], [], [])
-        except Exception as e:
-            caught.append(e)
-
-    def wait_briefly() -> None:
-        with time_limit(0.05, "waiting"):
-            wait()
-
-    with pytest.raises(TimedOut, match=r"timed out: waiting did not finish within 0\.05 seconds"):
-        wait_briefly()
-    assert caught == []
+def test_longest_poll():
+    """A deadline in a hundred years gives poll(2) a timeout that it accepts."""
+    assert Deadline(3e9).poll_ms == 2**31 - 1
 
 
-@pytest.mark.parametrize("seconds", [None, 1000])
-def test_in_time(seconds):
-    """A block that ends in time is not interrupted, and no alarm is left for later."""
-    before = signal.getsignal(signal.SIGALRM)
-    with time_limit(seconds, "nothing"):
-        pass
-    assert signal.getsignal(signal.SIGALRM) is before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+def test_text():
+    """The error names what did not finish, also if a call within had another text for its time-out."""
+    with pytest.raises(TimedOut, match=r"^timed out: waiting did not finish within 0 seconds$"):
+        Deadline(0).check()
+    with (
+        pytest.raises(TimedOut, match=r"^timed out: publishing did not finish within 2\.5 seconds$"),
+        Deadline(2.5, "publishing").applied(),
+    ):
+        raise TimedOut("no answer within 2.4 seconds")
 
 
-def test_no_time():
-    """A limit of 0 seconds interrupts at once."""
-    with pytest.raises(TimedOut), time_limit(0, "waiting"):
-        select.select([], [], [])
+def test_server_that_does_not_read(tmp_path):
+    """Publishing to a server that does not read ends with the limit of the block, and so does subscribing."""
+    address = str(tmp_path / "bus")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(address)
+        listening.listen()
+        with connect(address) as bus:
+            with pytest.raises(TimedOut), bus.limit(0.05):
+                bus.publish_many([("k", bytes(1000))] * 10_000)
+            with pytest.raises(TimedOut), bus.limit(0.05):
+                bus.subscribe("k")
 
 
-def test_signal_that_is_missed():
-    """A signal that came just before a system call, and did not interrupt it, comes again."""
-
-    def wait_deafly() -> None:
-        with time_limit(0.01, "waiting"):
-            # The first signal is consumed here, as if it had come too early.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-            assert signal.sigwait({signal.SIGALRM}) == signal.SIGALRM
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-            select.select([], [], [], 10)
-
-    with pytest.raises(TimedOut):
-        wait_deafly()
+@pytest.mark.parametrize("reconnect", [False, True])
+def test_no_server(tmp_path, reconnect):
+    """Without a server, connecting fails at once with the remedy; if it is to wait, it times out with the remedy."""
+    target = Target(socket=str(tmp_path / "bus"))
+    kind = TimedOut if reconnect else ConnectError
+    with pytest.raises(kind, match="start one"):
+        target.connect_by(Deadline(0.05), reconnect=reconnect)
 
 
-def test_nested_limits():
-    """Within a longer limit a shorter one applies; afterwards the longer one still holds."""
-    steps = []
+def test_full_backlog(tmp_path):
+    """A server that accepts no connections is a time-out."""
+    address = str(tmp_path / "bus")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other,
+    ):
+        listening.bind(address)
+        listening.listen(0)
+        other.connect(address)
+        with pytest.raises(TimedOut, match="accepts no connections"):
+            Target(socket=address).connect_by(Deadline(0.05))
 
-    def inner() -> None:
-        with time_limit(0.01, "inner"):
-            select.select([], [], [])
 
-    def outer() -> None:
-        with time_limit(0.2, "outer"):
-            with pytest.raises(TimedOut, match="timed out: inner"):
-                inner()
-            steps.append("after inner")
-            select.select([], [], [])
-
-    with pytest.raises(TimedOut, match=r"timed out: outer did not finish within 0\.2 seconds"):
-        outer()
-    assert steps == ["after inner"]
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+def test_no_alarm_rings_anywhere():
+    """No program of this project sets an alarm: it would ring between any two statements."""
+    alarm = re.compile(r"\bsetitimer\b|\bsignal\.alarm\b|\bSIGALRM\b|\bfrom signal import .*\balarm\b")
+    found = []
+    for room in ("sbus", "twisted", "benchmarks", "tests", "tools", "docs"):
+        for directory, _, names in os.walk(ROOT / room):
+            for name in names:
+                path = os.path.join(directory, name)
+                if name.endswith((".py", ".pyx", ".rst")) and path != os.path.abspath(__file__):
+                    with open(path, encoding="utf-8") as file:
+                        found += [f"{path}: {line}" for line in file if alarm.search(line)]
+    assert not found

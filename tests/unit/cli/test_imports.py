@@ -40,6 +40,25 @@ def test_other_commands_are_not_imported(arguments: tuple[str, ...]) -> None:
     assert loaded.isdisjoint({"twisted", "zope.interface"})
 
 
+_LARGE = {
+    *("asyncio", "concurrent.futures", "csv", "ctypes", "hashlib", "hmac", "importlib.metadata", "logging"),
+    *("multiprocessing", "pathlib", "pyarrow", "secrets", "tempfile", "twisted", "unittest"),
+}
+_OF_HTTP = {"email.parser", "http.client", "random", "ssl"}
+
+
+@pytest.mark.parametrize("name", ["pub", "sub", "get", "probe", "request", "whoami", "ping", "match", "serve"])
+def test_quick_commands_import_nothing_large(name: str) -> None:
+    """A command that is over in a moment loads no module that takes long and is of no use to it."""
+    assert loaded_by(name, "--help").isdisjoint(_LARGE | _OF_HTTP)
+
+
+@pytest.mark.parametrize("name", ["status", "clients", "patterns", "users", "explain", "monitor", "top"])
+def test_commands_of_operators_import_http_at_most(name: str) -> None:
+    """A command that asks the admin socket loads what HTTP needs, and nothing else that takes long."""
+    assert loaded_by(name, "--help").isdisjoint(_LARGE)
+
+
 def test_the_list_of_commands_needs_no_library() -> None:
     """The help of the whole command works without Arrow, Spark and Twisted."""
     assert loaded_by("--help").isdisjoint({"pyarrow", "pyspark", "twisted"})

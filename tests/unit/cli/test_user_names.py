@@ -6,7 +6,7 @@ import pwd
 
 import pytest
 
-from sbus.cli.admin.users import name_of
+from sbus.cli.admin.words import name_of
 from sbus.server.core.users import LINK, RECORDER, SERVICES
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +24,7 @@ from sbus.protocol.bundles import MAX_BUNDLE, BundleCache, pack, unbundle
 from sbus.seqpacket import transport as module
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import BATCH, send_packets
+from sbus.syscalls.polling import is_readable
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 from tests.support.examples import examples
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received, socket_pair
@@ -655,7 +655,7 @@ def test_a_protocol_is_asked_before_bundles_are_read(world):
 
 def has_unread(transport: PacketTransport) -> bool:
     """Return whether a packet waits in the socket to be read."""
-    return bool(select.select([transport.getHandle()], [], [], 0)[0])
+    return is_readable(transport.getHandle(), 0)
 
 
 def test_try_send_where_bundles_are_sent(world):

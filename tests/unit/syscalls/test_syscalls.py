@@ -707,7 +707,7 @@ def test_overflow_ids(monkeypatch, tmp_path):
             assert overflow_ids()[i] == int(file.read())
     (tmp_path / "overflowuid").write_text("1234\n")
     (tmp_path / "overflowgid").write_text("none\n")
-    monkeypatch.setattr(sockets, "Path", lambda directory, name: tmp_path / name)
+    monkeypatch.setattr(sockets, "_KERNEL", str(tmp_path))
     assert overflow_ids() == (1234, 65534)
     (tmp_path / "overflowuid").unlink()
     assert overflow_ids() == (65534, 65534)
