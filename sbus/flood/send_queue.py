@@ -29,8 +29,8 @@ A reply is never dropped, delayed by a strategy, or counted as a message. An out
 the queue, so that a later `on_drained` ends the blocking.
 
 Each drop is noted at its place for a receipt (`sbus.flood.receipts`); ``blocking/soft/latest`` has an index of the keys
-that wait (`sbus.flood.latest`). The low-water mark is a quarter of both limits. `sbus.flood.outgoing` has what waits and
-how it leaves; this module decides what comes in.
+that wait (`sbus.flood.latest`). The low-water mark is a quarter of both limits. This module decides what comes in;
+`sbus.flood.outgoing` has what waits, and how it leaves.
 """
 
 from __future__ import annotations
