@@ -11,8 +11,6 @@ from sbus.server.bus.protocol import BusProtocol
 from tests.support.buses import Bus
 from tests.support.reactors import HandTurnedReactor, received, socket_pair
 
-ENDS = pytest.mark.xfail(reason="issue: ends", strict=True)
-
 
 class SocketBus(Bus):
     """A bus with sockets, in a reactor that goes on only when a test says so."""
@@ -46,7 +44,7 @@ def bus():
 
 
 @pytest.mark.parametrize("packets", [[], [b"SUB */x"]], ids=["messages", "subscriptions"])
-@pytest.mark.parametrize("count", [1, 8, pytest.param(9, marks=ENDS), pytest.param(200, marks=ENDS)])
+@pytest.mark.parametrize("count", [1, 8, 9, 200])
 def test_clients_that_hang_up(bus, count, packets):
     """What a client sent before it closed comes before messages of a client of its user that connects later."""
     watcher = bus.connect_socket(b"SUB w/")
