@@ -158,7 +158,7 @@ def makeService(options: Options) -> IService:
     except SbusError as e:
         raise SystemExit(f"{options.command}: {e}") from None
     early.hand_over(reactor)
-    process = Process()
+    process = Process(pid_file=options.pid_file)
     bridge = BridgeService(
         loop, options["socket"], options.settings, options["state"], process.fail, options.metrics_file
     )

@@ -208,7 +208,8 @@ class Options(CommandLine):
         [
             "reuse",
             "r",
-            "Replace a leftover socket that no server listens on; live sockets and other files are never touched",
+            "Changes nothing: a leftover socket that no server listens on is always replaced; live sockets and other "
+            "files are never touched",
         ],
         ["auto-close", "c", "Stop when the last client has left"],
         [

@@ -472,7 +472,7 @@ def bus_of_json_lines(bus: Callable[..., Bus], flags: list[str]) -> Bus:
 def test_an_application_with_a_bus_in_it(directory: Path, spawn: Callable[..., Any]) -> None:
     """The application of the page on embedding publishes the load to its clients."""
     application = spawn(Process, directory, ["-n", "--pidfile=", "-y", EXAMPLES / "load.py"])
-    application.wait_log("sbus listens on load.sock")
+    application.wait_log("sbus listens on .*/load.sock")
     assert (directory / "load.sock").stat().st_mode & 0o777 == 0o770
     with Client(directory / "load.sock") as client:
         client.sub(b"machine/")
