@@ -510,9 +510,7 @@ class TestTimeout:
             publisher.send(packet)
         assert publisher.sync() == []
         assert time.monotonic() - began >= 0.3
-        started.wait_log(
-            rf"warn: client {started.nth(1)} disconnected: .*: it blocked publishers and received nothing"
-        )
+        started.wait_log(rf"warn: client {started.nth(1)} disconnected: .*: it blocked publishers and received nothing")
         got = reader.rest()
         assert got == numbered(b"flood", len(got))
         assert goes_on(started)
