@@ -13,8 +13,8 @@ programs allow little time, so the order of steps is the design.
 
 Invariants:
 
-* Signals that stop the bus are blocked from before the socket exists until the reactor runs. None is lost, and none
-  can leave the socket or the pid file behind.
+* Signals that stop the bus, and SIGUSR1, are blocked from before the socket exists until the reactor runs. None is lost,
+  and none can leave the socket or the pid file behind.
 * Descriptors 0 to 2 are always open (`sbus.syscalls.descriptors`).
 * A daemon keeps its standard error only if that is a file, or the journal of systemd: a caller that reads a pipe to its
   end would wait for the end of the daemon.
@@ -189,7 +189,7 @@ def _run(settings: _Settings) -> None:
     stopping = [signal.SIGINT, signal.SIGTERM]
     if settings.foreground:
         stopping.append(signal.SIGHUP)
-    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*stopping, signal.SIGUSR1])
     with contextlib.ExitStack() as files:
         bound = _listen(settings)
         files.callback(bound.close)
@@ -218,7 +218,7 @@ def _run(settings: _Settings) -> None:
                 with contextlib.suppress(OSError):  # the parent has gone
                     os.write(report, b"\0")
                 os.close(report)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [*stopping, signal.SIGUSR1])
 
         _serve(bound, settings, stopping, is_serving)
 

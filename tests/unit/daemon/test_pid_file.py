@@ -52,7 +52,7 @@ def test_one_at_a_time(path: Path, replace: bool) -> None:
 
 @pytest.mark.parametrize("text", ["", "\n", "2147483646\n", "self", "reused"])
 def test_stale(path: Path, text: str) -> None:
-    """An empty file, and one of a process that ended, of this one (PID 1 of a container) or of a later one, is stale."""
+    """An empty file is stale, and that of a process that ended, of this one (PID 1 of a container) or a later one."""
     path.write_text({"self": f"{os.getpid()}\n", "reused": f"{os.getppid()}\n"}.get(text, text))
     if text == "reused":
         os.utime(path, (LONG_AGO, LONG_AGO))
