@@ -21,6 +21,7 @@ PYTHON = Path("/usr/bin/python3")
 HOME = Path("opt", "sbusd")
 """The environment, below the root."""
 UNITS = ROOT / "docs" / "examples" / "systemd"
+SYSUSERS = ROOT / "docs" / "examples" / "sysusers.d" / "sbus.conf"
 SHIPPED_UNITS = ("sbus.service", "sbus.socket", "sbus-admin.socket", "sbus-recorder.service")
 EXTRAS = "recorder"
 """What the programs of the units need besides the package itself."""
@@ -106,7 +107,7 @@ def add_system_files(root: Path) -> None:
         (units / name).write_text(unit(name))
     sysusers = root / "usr" / "lib" / "sysusers.d"
     sysusers.mkdir(parents=True)
-    shutil.copy(UNITS / "sbus-sysusers.conf", sysusers / "sbus.conf")
+    shutil.copy(SYSUSERS, sysusers)
     doc = root / "usr" / "share" / "doc" / "sbusd"
     doc.mkdir(parents=True)
     shutil.copy(ROOT / "LICENSE", doc / "copyright")

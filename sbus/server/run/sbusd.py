@@ -13,8 +13,8 @@ programs allow little time, so the order of steps is the design.
 
 Invariants:
 
-* Signals that stop the bus, and SIGUSR1, are blocked from before the socket exists until the reactor runs. None is lost,
-  and none can leave the socket or the pid file behind.
+* Signals that stop the bus, and SIGUSR1, are blocked from before the socket exists until the reactor runs. None is
+  lost, and none can leave the socket or the pid file behind.
 * Descriptors 0 to 2 are always open (`sbus.syscalls.descriptors`).
 * A daemon keeps its standard error only if that is a file, or the journal of systemd: a caller that reads a pipe to its
   end would wait for the end of the daemon.

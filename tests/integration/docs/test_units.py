@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 UNITS = ROOT / "docs" / "examples" / "systemd"
-NAMES = sorted(path.name for path in UNITS.iterdir() if path.suffix != ".conf")
+NAMES = sorted(path.name for path in UNITS.iterdir())
 SERVICES = [name for name in NAMES if name.endswith(".service")]
 
 
@@ -74,7 +74,7 @@ def test_the_package_stops_what_it_ships(make_deb: ModuleType) -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_users_and_groups_are_made(name: str) -> None:
     """The users and groups of the units are those that systemd-sysusers makes."""
-    made = re.findall(r"^[ug] (\S+)", (UNITS / "sbus-sysusers.conf").read_text(), re.MULTILINE)
+    made = re.findall(r"^[ug] (\S+)", (UNITS.parent / "sysusers.d" / "sbus.conf").read_text(), re.MULTILINE)
     assert set(made) == {"sbus", "bus"}
     for setting in ("User", "Group", "SupplementaryGroups", "SocketUser", "SocketGroup"):
         assert settings(name).get(setting, "sbus") in made
