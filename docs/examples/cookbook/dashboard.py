@@ -1,6 +1,6 @@
 """A Twisted application with a client in it: the newest telemetry as a web page.
 
-DASHBOARD=tcp:8080:interface=127.0.0.1 SBUS_SOCKET=/run/sbus.sock twistd -n -y dashboard.py
+DASHBOARD=tcp:8080:interface=127.0.0.1 SBUS_SOCKET=/run/sbus.sock twistd -n --pidfile= -y dashboard.py
 """
 
 from __future__ import annotations
