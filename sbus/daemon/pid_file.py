@@ -101,10 +101,12 @@ class PidFile:
         fd, self._fd = self._fd, None
         if fd is None:
             return
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, 0)
+        try:
             if self._is_at_path(fd):
                 os.unlink(self.path)
+        except OSError:
+            with contextlib.suppress(OSError):  # what the file system does not take now, the lock says anyway
+                os.ftruncate(fd, 0)
         os.close(fd)
 
     def _claim(self, fd: int) -> None:

@@ -79,9 +79,8 @@ class Joined:
         """Wait until the metrics of a bus say that its bridge is up, or down; nothing announces it."""
         admin = Admin(Target(), str(self.folder / name / "admin"))
         deadline = time.monotonic() + TIMEOUT
-        while f"\nsbus_link_up {float(is_up)}\n" not in (
-            found := admin._ask("GET", "/metrics", {}, TIMEOUT).read().decode()
-        ):
+        line = rf"^sbus_link_up\{{.*\}} {float(is_up)}$"
+        while not re.search(line, found := admin._ask("GET", "/metrics", {}, TIMEOUT).read().decode(), re.MULTILINE):
             assert time.monotonic() < deadline, found
 
     def replace_server(self) -> None:
