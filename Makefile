@@ -18,7 +18,7 @@
 # Variables for the set-up:  PYTHON=python3.12   SBUS_EXTENSION=auto|yes|no   CC=clang
 
 BASE ?= origin/main
-OPTIONS ?= --reuse
+OPTIONS ?=
 
 # A stamp records that .venv is up to date. Its name encodes what the set-up depends on besides files. The directory is
 # part of that, so a tree that was copied or moved sets itself up again.

@@ -1,8 +1,8 @@
 """Make a Debian package of a wheel: ``make_deb.py WHEEL DIRECTORY``.
 
 The package has an environment of its own in /opt/sbusd, with everything but Python itself, and fits the Python of the
-Debian release that it is built on. Its units are those of ``docs/examples/systemd``; they are not started by the
-installation.
+Debian release that it is built on. Its units are those of ``docs/examples/systemd``, with every unit that one of them
+names; they are not started by the installation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ PYTHON = Path("/usr/bin/python3")
 HOME = Path("opt", "sbusd")
 """The environment, below the root."""
 UNITS = ROOT / "docs" / "examples" / "systemd"
+SYSUSERS = ROOT / "docs" / "examples" / "sysusers.d" / "sbus.conf"
+SHIPPED_UNITS = ("sbus.service", "sbus.socket", "sbus-admin.socket", "sbus-recorder.service")
+EXTRAS = "recorder"
+"""What the programs of the units need besides the package itself."""
 COMMANDS = ("sbus", "sbusd")
+UNUSED = ("pyarrow/include", "pyarrow/src", "pyarrow/tests")
+"""Parts of other packages that only compilers and their own tests need."""
 
 CONTROL = """\
 Package: sbusd
@@ -31,11 +37,12 @@ Priority: optional
 Architecture: {architecture}
 Maintainer: The sbus developers <sbus@localhost>
 Installed-Size: {size}
-Depends: python3 (>= {python}), python3 (<< {next_python})
+Depends: python3 (>= {python}), python3 (<< {next_python}), passwd
 Description: local message bus for the programs of one machine
  Programs of several users connect to one Unix socket, publish messages under
- routing keys and subscribe to patterns. The package has the daemon, the command
- sbus, and the client libraries in an environment of their own in /opt/sbusd.
+ routing keys and subscribe to patterns. The package has the daemon, the
+ recorder, the command sbus, and the client libraries in an environment of their
+ own in /opt/sbusd; programs that use them run with /opt/sbusd/bin/python3.
 """
 
 
@@ -59,13 +66,19 @@ def make_environment(root: Path, wheel: Path) -> None:
     home = root / HOME
     subprocess.run([PYTHON, "-m", "venv", home], check=True)
     pip: list[str | Path] = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--quiet", "--no-compile", wheel], check=True)
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", f"{wheel}[{EXTRAS}]"], check=True)
     subprocess.run([*pip, "uninstall", "--quiet", "--yes", "pip", "setuptools"], check=True)
     for path in [*(home / "bin").iterdir(), home / "pyvenv.cfg"]:
         if path.is_file() and not path.is_symlink():
             path.write_bytes(path.read_bytes().replace(bytes(home), b"/" + bytes(HOME)))
+    # Nothing can be written there later, so twistd would look for plugins at each start, and complain.
+    find_plugins = "from twisted.plugin import IPlugin, getPlugins; list(getPlugins(IPlugin))"
+    subprocess.run([home / "bin" / "python", "-c", find_plugins], check=True)
     for cache in home.rglob("__pycache__"):
         shutil.rmtree(cache, ignore_errors=True)
+    for part in UNUSED:
+        for path in home.glob(f"lib/*/site-packages/{part}"):
+            shutil.rmtree(path)
     for path in home.rglob("direct_url.json"):  # where the wheel was when it was installed
         path.unlink()
     # The manual pages and completions go where the system looks for them.
@@ -77,6 +90,11 @@ def make_environment(root: Path, wheel: Path) -> None:
         subprocess.run(["gzip", "-9n", page], check=True)
 
 
+def unit(name: str) -> str:
+    """Return the text of a unit whose programs are in the package."""
+    return re.sub(r"^ExecStart=\S*/bin/", f"ExecStart=/{HOME}/bin/", (UNITS / name).read_text(), flags=re.MULTILINE)
+
+
 def add_system_files(root: Path) -> None:
     """Add commands, units, the system's user and the scripts of the package."""
     commands = root / "usr" / "bin"
@@ -85,12 +103,11 @@ def add_system_files(root: Path) -> None:
         (commands / name).symlink_to(Path("/", HOME, "bin", name))
     units = root / "lib" / "systemd" / "system"
     units.mkdir(parents=True)
-    for name in ("sbus.service", "sbus.socket"):  # the recorder needs pyarrow, which is left out
-        text = (UNITS / name).read_text()
-        (units / name).write_text(re.sub(r"^ExecStart=\S*/bin/", f"ExecStart=/{HOME}/bin/", text, flags=re.MULTILINE))
+    for name in SHIPPED_UNITS:
+        (units / name).write_text(unit(name))
     sysusers = root / "usr" / "lib" / "sysusers.d"
     sysusers.mkdir(parents=True)
-    shutil.copy(ROOT / "tools" / "debian" / "sysusers.conf", sysusers / "sbus.conf")
+    shutil.copy(SYSUSERS, sysusers)
     doc = root / "usr" / "share" / "doc" / "sbusd"
     doc.mkdir(parents=True)
     shutil.copy(ROOT / "LICENSE", doc / "copyright")

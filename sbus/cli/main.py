@@ -27,6 +27,7 @@ _MODULES = {
     "request": "sbus.cli.request",
     "reply": "sbus.cli.reply",
     "serve": "sbus.cli.serve",
+    "record": "sbus.cli.record",
     "whoami": "sbus.cli.whoami",
     "ping": "sbus.cli.ping",
     "match": "sbus.cli.match",

@@ -26,7 +26,7 @@ Examples:
 @connection_options
 @pass_target
 def serve(target: Target, options: tuple[str, ...]) -> None:
-    """Run a bus for this user until Ctrl-C: twistd --nodaemon sbus --reuse --admin=auto.
+    """Run a bus for this user until Ctrl-C: twistd --nodaemon sbus --admin=auto.
 
     Without --socket it listens where clients look for it: on $XDG_RUNTIME_DIR/sbus.sock, or as root on
     /run/sbus.sock. It takes all options of twistd sbus (twistd sbus --help).
@@ -34,7 +34,6 @@ def serve(target: Target, options: tuple[str, ...]) -> None:
     address = target.socket or os.environ.get("SBUS_SOCKET")
     command = twistd_command(
         "sbus",
-        "--reuse",
         "--admin=auto",
         *([f"--socket={address}"] if address else []),
         f"--dialect={target.dialect}",

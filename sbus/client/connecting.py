@@ -176,7 +176,9 @@ def describe_connect_error(address: str, error: Exception) -> str:
     others = _others_missing(address) if number == errno.ENOENT else ""
     start = "sbus serve" if others else f"sbus serve --socket={address}"
     absent = f"start one ({start}), or say where it is (--socket, SBUS_SOCKET)"
-    gone = "the server is gone; start it again (with --reuse, as it left its socket behind)"
+    gone = (
+        "the server is gone; start it again (it left its socket behind, which twistd sbus replaces, and sbusd with -r)"
+    )
     remedies = {
         errno.ENOENT: absent,
         # An abstract address leaves nothing behind.

@@ -47,7 +47,7 @@ def twistd_command(service: str, *options: str) -> list[str]:
 
     :param service: its name on the command line of ``twistd``, such as ``sbus``.
     """
-    return [sys.executable, "-P", "-c", _TWISTD, "--nodaemon", "--pidfile=", service, *options]
+    return [sys.executable, "-P", "-c", _TWISTD, "--nodaemon", service, *options]
 
 
 def read_log(output: IO[bytes]) -> str:

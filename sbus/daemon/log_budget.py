@@ -14,7 +14,9 @@ import enum
 import time
 from collections.abc import Callable
 
-from twisted.logger import LogEvent, eventAsJSON, eventAsText
+from twisted.logger import LogEvent, LogLevel, eventAsJSON
+
+from sbus.daemon.log_text import line_of
 
 __all__ = ["DEFAULT_RATE", "LogBudget", "Rank", "json_size", "text_size"]
 
@@ -40,7 +42,7 @@ class Rank(enum.Enum):
 
 def text_size(event: LogEvent) -> int:
     """Return the bytes of an event in a log in text."""
-    return len(eventAsText(event).encode(errors="replace").replace(b"\n", b"\n\t")) + 1
+    return len((line_of(event) or "").encode(errors="replace"))
 
 
 def json_size(event: LogEvent) -> int:
@@ -54,6 +56,7 @@ class LogBudget:
     :param seconds: the time; only differences count.
     :param rate: bytes per second.
     :param size: returns the bytes that an event takes in the log.
+    :param level: the name of the least level of events that are logged; the others cost nothing and are in no sum.
     :ivar longest: bytes of the longest line.
     """
 
@@ -62,8 +65,10 @@ class LogBudget:
         seconds: Callable[[], float] = time.monotonic,
         rate: int = DEFAULT_RATE,
         size: Callable[[LogEvent], int] = text_size,
+        level: str = "debug",
     ) -> None:
         self.rate = rate
+        self.level = LogLevel.lookupByName(level)
         self.size = size
         self.longest = int(_LONGEST * rate)
         self._seconds = seconds

@@ -4,18 +4,28 @@
 writing to the same file, without a bound, if it may not rename: as after ``twistd --uid=`` in a directory of root's. If
 there is no descriptor left to open the new file, it is closed for good. This one copies the file to ``NAME.1`` and
 empties it, so it stays open and keeps its owner; if it cannot be copied, its newer half is kept.
+
+Another program may rotate the log: logrotate(8) moves the file away, puts an empty one in its place or none, and sends
+SIGUSR1. So at each rotation the file at the path counts. If it is not the one that is open, the log goes on there.
+`OutputFiles` does the same for standard output and standard error where they were redirected to files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import threading
 from pathlib import Path
 
-from twisted.logger import ILogObserver, LogEvent, formatEventAsClassicLogText
+from twisted.logger import ILogObserver, LogEvent
 from zope.interface import implementer
 
-__all__ = ["BoundedLogFile"]
+from sbus.daemon.log_text import line_of
+
+__all__ = ["BoundedLogFile", "OutputFiles"]
+
+_MODE = 0o666
 
 
 @implementer(ILogObserver)
@@ -33,12 +43,12 @@ class BoundedLogFile:
         self._limit = size
         self._older = files - 1
         self._lock = threading.Lock()  # threads log, too
-        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
         self._size = os.fstat(self._fd).st_size
 
     def __call__(self, event: LogEvent) -> None:
         """Write an event (`ILogObserver`)."""
-        if text := formatEventAsClassicLogText(event):
+        if text := line_of(event):
             self.write(text.encode(errors="backslashreplace"))
 
     def write(self, data: bytes) -> None:
@@ -48,17 +58,32 @@ class BoundedLogFile:
         """
         with self._lock:
             if self._size and self._size + len(data) > self._limit:
+                with contextlib.suppress(OSError):
+                    self._reopen()
+            if self._size and self._size + len(data) > self._limit:
                 self._rotate()
             self._size += os.write(self._fd, data)
 
     def rotate(self) -> None:
-        """Begin a new file now."""
+        """Begin a new file now, or go on in the one that is at the path instead of the open one.
+
+        :raises OSError: if the file was moved or removed, and no new one can be opened: the log goes on in the old one.
+        """
         with self._lock:
-            self._rotate()
+            if not self._reopen():
+                self._rotate()
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+    def _reopen(self) -> bool:
+        fd = _opened_again(self.path, self._fd, os.O_RDWR)
+        if fd is None:
+            return False
+        os.close(self._fd)
+        self._fd, self._size = fd, os.fstat(fd).st_size
+        return True
 
     def _rotate(self) -> None:
         contents = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
@@ -91,3 +116,51 @@ class BoundedLogFile:
         with open(f"{self.path}.1", "wb", opener=lambda path, _: os.open(path, flags, mode)) as copy:
             os.fchmod(copy.fileno(), mode)
             copy.write(contents)
+
+
+class OutputFiles:
+    """Standard output and standard error, as far as they are files, by the paths that these had at the start."""
+
+    def __init__(self) -> None:
+        self._paths: dict[int, str] = {}
+        for fd in (1, 2):
+            with contextlib.suppress(OSError):
+                path = os.readlink(f"/proc/self/fd/{fd}")
+                if stat.S_ISREG(os.fstat(fd).st_mode) and os.path.samestat(os.fstat(fd), os.stat(path)):
+                    self._paths[fd] = path
+
+    def rotate(self) -> None:
+        """Go on in the file at the path, where that is another one than the open one.
+
+        :raises OSError: if no file can be opened there: the output goes on in the old one.
+        """
+        for fd, path in self._paths.items():
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                continue  # a daemon's standard descriptors lead to /dev/null
+            new = _opened_again(path, fd, os.O_WRONLY)
+            if new is not None:
+                os.dup2(new, fd)
+                os.close(new)
+
+
+def _opened_again(path: str, fd: int, access: int) -> int | None:
+    """Open the file at a path for appending, unless it is the open one; a new file gets the old one's owner and mode.
+
+    :param access: ``O_RDWR`` or ``O_WRONLY``.
+    :returns: a descriptor; None if the path leads to the open file.
+    :raises OSError: if it cannot be opened.
+    """
+    old = os.fstat(fd)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(old, os.stat(path)):
+            return None
+    flags = access | os.O_APPEND | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        new = os.open(path, flags | os.O_CREAT, stat.S_IMODE(old.st_mode))
+    with contextlib.suppress(OSError):  # another user than root may not give files away
+        os.fchown(new, old.st_uid, old.st_gid)
+    with contextlib.suppress(OSError):
+        os.fchmod(new, stat.S_IMODE(old.st_mode))
+    return new

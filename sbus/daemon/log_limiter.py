@@ -114,13 +114,15 @@ class LogLimiter:
         self._timer: IDelayedCall | None = None
 
     def wants(self, user: int | str, kind: str, level: LogLevel, number: int = 1) -> bool:
-        """Return whether an event may be logged; count it if not.
+        """Return whether an event may be logged; count it if not, unless it is below the log's level.
 
         :param user: the UID of the client that caused it, or another name for its cause.
         :param kind: the kind of the event, as a sum is to name it, such as ``clients connected``.
         :param level: a `twisted.logger.LogLevel`.
         :param number: how often the event has happened.
         """
+        if level < self._budget.level:
+            return False
         entry = self._entry(user)
         if (_is_first(entry, kind) or entry.left > 0) and self._budget.has(_SHORTEST, self._rank(entry, kind)):
             return True

@@ -1,9 +1,10 @@
-"""Log events as lines of text, with priorities where journald reads them, and the least level.
+"""Log events as lines of text, with priorities where journald reads them.
 
-The output of a service usually goes to the journal of systemd. journald takes the number in front of a line, such as
-``<4>``, for its priority (sd-daemon(3)), so that ``journalctl -p warning`` and alerts work. ``JOURNAL_STREAM``
-names the device and inode of that stream (systemd.exec(5)). A file or a pipe that the output was redirected to is
-another one, and gets no numbers.
+A line is its time, its level and its text: ``2026-10-06T12:00:00+0000 warn: ...``. The output of a service usually goes
+to the journal of systemd, which has the time already. journald takes the number in front of a line, such as ``<4>``,
+for its priority (sd-daemon(3)), so that ``journalctl -p warning`` and alerts work. ``JOURNAL_STREAM`` names the device
+and inode of that stream (systemd.exec(5)). A file or a pipe that the output was redirected to is another one, and gets
+no numbers.
 """
 
 from __future__ import annotations
@@ -12,32 +13,22 @@ import os
 from collections.abc import Mapping
 from typing import TextIO
 
-from twisted.logger import (
-    FileLogObserver,
-    FilteringLogObserver,
-    ILogObserver,
-    LogEvent,
-    LogLevel,
-    LogLevelFilterPredicate,
-    formatEventAsClassicLogText,
-    textFileLogObserver,
-)
+from twisted.logger import FileLogObserver, ILogObserver, LogEvent, LogLevel, eventAsText, formatTime
 
-__all__ = ["LEVELS", "above", "is_journal", "text_log"]
+__all__ = ["LEVELS", "is_journal", "line_of", "text_log"]
 
 LEVELS = tuple(level.name for level in LogLevel.iterconstants())
 """Names of the levels, the lowest first."""
 _PRIORITIES = {LogLevel.debug: 7, LogLevel.info: 6, LogLevel.warn: 4, LogLevel.error: 3, LogLevel.critical: 2}
 
 
-def above(level: str, log: ILogObserver) -> ILogObserver:
-    """Return an observer that passes on the events of a level and above.
-
-    :param level: one of `LEVELS`.
-    """
-    if level == LEVELS[0]:
-        return log
-    return FilteringLogObserver(log, [LogLevelFilterPredicate(defaultLogLevel=LogLevel.lookupByName(level))])
+def line_of(event: LogEvent) -> str | None:
+    """Return an event as text that ends with a newline; its further lines are indented. None: it has no text."""
+    text = _text(event)
+    if not text:
+        return None
+    level = event.get("log_level", LogLevel.info).name
+    return f"{formatTime(event.get('log_time'))} {level}: {text}".replace("\n", "\n\t") + "\n"
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
@@ -56,12 +47,13 @@ def text_log(stream: TextIO | None) -> ILogObserver:
     """
     if stream is None:
         stream = open(os.devnull, "w")  # noqa: SIM115
-    return FileLogObserver(stream, _prioritized) if is_journal(stream) else textFileLogObserver(stream)
+    return FileLogObserver(stream, _prioritized if is_journal(stream) else line_of)
+
+
+def _text(event: LogEvent) -> str:
+    return eventAsText(event, includeTimestamp=False, includeSystem=False)
 
 
 def _prioritized(event: LogEvent) -> str | None:
-    text = formatEventAsClassicLogText(event)
-    if text is None:
-        return None
     prefix = f"<{_PRIORITIES.get(event.get('log_level'), 6)}>"
-    return "".join(prefix + line for line in text.splitlines(keepends=True))
+    return "".join(f"{prefix}{line}\n" for line in _text(event).splitlines()) or None

@@ -3,7 +3,8 @@
 ``twistd`` opens the log itself (``--logfile``, ``--syslog``, ``--logger``), before the service starts. It has no limit:
 a file is rotated at 1 MB, and all older files are kept. The option ``logger`` of twistd names a function that makes the
 log. So a service's command line puts `observer` there (`configure`), which makes the log that twistd would have made,
-behind a `LogLimiter`, and with a `BoundedLogFile` for a file.
+behind a `LogLimiter`, and with a `BoundedLogFile` for a file. ``sbusd`` and ``sbus web``, which log to standard error,
+use `limited` and `rotate_at_signal` alone.
 
 The settings are those of the process, as the log is; twistd calls `observer` without arguments.
 """
@@ -18,18 +19,20 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from twisted.internet.interfaces import IReactorCore, IReactorFromThreads, IReactorTime
-from twisted.logger import ILogObserver, LegacyLogObserverWrapper, LogEvent
+from twisted.logger import ILogObserver, LegacyLogObserverWrapper, LogEvent, Logger
 from twisted.python.log import ILogObserver as ILegacyLogObserver
 from twisted.python.reflect import namedAny
 from zope.interface import implementer
 
 from sbus.daemon.log_budget import DEFAULT_RATE, LogBudget, json_size, text_size
-from sbus.daemon.log_file import BoundedLogFile
+from sbus.daemon.log_file import BoundedLogFile, OutputFiles
 from sbus.daemon.log_limiter import LogLimiter
-from sbus.daemon.log_text import LEVELS, above, text_log
+from sbus.daemon.log_text import text_log
 from sbus.errors import UsageError
 
-__all__ = ["LEAST_RATE", "LogSettings", "configure", "limited", "observer"]
+__all__ = ["LEAST_RATE", "LogSettings", "configure", "limited", "observer", "rotate_at_signal"]
+
+_log = Logger(namespace="sbus.daemon")
 
 LEAST_RATE = 1_000
 """The smallest limit of a log's growth, in bytes per second: with less, a sum would not name who was refused."""
@@ -47,7 +50,7 @@ class LogSettings:
     :ivar files: log files, the current one included.
     """
 
-    level: str = LEVELS[0]
+    level: str = "info"
     rate: int = DEFAULT_RATE
     file_bytes: int = 1_000_000
     files: int = 5
@@ -81,14 +84,16 @@ def configure(options: MutableMapping[str, Any], settings: LogSettings) -> LogBu
             raise UsageError(f"--logger={name}: it cannot be imported: {e}") from None
     _process.options, _process.settings, _process.logger = options, settings, logger
     # How an unknown logger writes an event is not known: JSON takes the most bytes.
-    _process.budget = LogBudget(rate=settings.rate, size=json_size if logger else text_size)
+    _process.budget = LogBudget(rate=settings.rate, size=json_size if logger else text_size, level=settings.level)
     options["logger"] = f"{__name__}.observer"
     return _process.budget
 
 
 def observer() -> ILogObserver:
     """Return the observer for ``twistd --logger``."""
-    return above(_process.settings.level, limited(_new_log(), _process.budget))
+    log = _new_log()
+    rotate_at_signal(log if isinstance(log, BoundedLogFile) else OutputFiles())
+    return limited(log, _process.budget)
 
 
 def limited(log: ILogObserver, budget: LogBudget) -> ILogObserver:
@@ -136,12 +141,28 @@ def _new_log() -> ILogObserver:
         file = BoundedLogFile(name or "twistd.log", settings.file_bytes, settings.files)
     except OSError as e:
         raise SystemExit(f"cannot write the log {e.filename}: {e.strerror}: choose another --logfile") from None
-    if not signal.getsignal(signal.SIGUSR1):
-        signal.signal(signal.SIGUSR1, lambda *_: _rotate(file))
     return file
 
 
-def _rotate(file: BoundedLogFile) -> None:
+def rotate_at_signal(log: BoundedLogFile | OutputFiles) -> None:
+    """At SIGUSR1 begin a new log file: without this, the signal would end the process.
+
+    A whole service gets it (``systemctl kill --signal=SIGUSR1``), also those processes that have no file.
+    """
     from twisted.internet import reactor
 
-    IReactorFromThreads(reactor).callFromThread(file.rotate)
+    def rotate() -> None:
+        try:
+            log.rotate()
+        except OSError as e:
+            _log.error(
+                "SIGUSR1: cannot open the log again: {why}: the log goes on in the old file; let this user write to "
+                "{path}",
+                why=e.strerror,
+                path=e.filename,
+            )
+        else:
+            _log.info("SIGUSR1: the log goes on here")
+
+    if not signal.getsignal(signal.SIGUSR1):
+        signal.signal(signal.SIGUSR1, lambda *_: IReactorFromThreads(reactor).callFromThread(rotate))

@@ -3,7 +3,9 @@
 The file is for the textfile collector of Prometheus's node_exporter, or for any program that reads the text format. A
 reader finds the old file or the new one, never a part. It is readable for all users: it contains figures alone.
 
-Names follow Prometheus's conventions: a prefix, base units, ``_total`` for counters (added here).
+Names follow Prometheus's conventions: a prefix, base units, ``_total`` for counters (added here). Two daemons of one
+kind on a host have the same names, and node_exporter reads the files of both as one. So every daemon gives its figures
+a label that no other one has, such as its journal.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -59,8 +62,13 @@ class _Family:
         return [self._metric]
 
 
-def text_of(metric: Metric) -> str:
-    """Return one family in Prometheus's text format."""
+def text_of(metric: Metric, labels: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return one family in Prometheus's text format.
+
+    :param labels: labels that all samples get besides their own.
+    """
+    if labels:
+        metric.samples = [sample._replace(labels={**labels, **sample.labels}) for sample in metric.samples]
     return generate_latest(_Family(metric)).decode()
 
 
@@ -68,12 +76,16 @@ class MetricsFile:
     """A file with metrics.
 
     :param path: where it is; its directory must exist, and this process must be able to write there.
+    :param labels: what tells these figures from those of another program of the same kind.
     :param option: the option that gave the path, for errors.
     :raises UsageError: if there is no such directory, or it cannot be written to.
     """
 
-    def __init__(self, path: str, option: str = "--metrics-file") -> None:
+    def __init__(
+        self, path: str, labels: Mapping[str, str] = MappingProxyType({}), option: str = "--metrics-file"
+    ) -> None:
         self.path = os.path.abspath(path)
+        self._labels = {name: text.encode(errors="replace").decode() for name, text in labels.items()}
         self._option = option
         directory = os.path.dirname(self.path)
         if not path or os.path.isdir(self.path):
@@ -88,7 +100,7 @@ class MetricsFile:
 
         :raises OSError: if it cannot be written; the old file stays.
         """
-        text = "".join(map(text_of, metrics)).encode()
+        text = "".join(text_of(metric, self._labels) for metric in metrics).encode()
         new = f"{self.path}.{os.getpid()}.new"
         try:
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)

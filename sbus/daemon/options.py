@@ -5,17 +5,21 @@ The parsers of its values are in `sbus.daemon.values`; services import them from
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
 
 from twisted.python import usage
 
 from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.log_text import LEVELS
 from sbus.daemon.logs import LEAST_RATE, LogSettings, configure
+from sbus.daemon.pid_file import PidFile
 from sbus.daemon.values import amount, choice, duration, mode, size
 from sbus.distribution import check_installation
 from sbus.errors import UsageError
+from sbus.syscalls.descriptors import fill_standard
 from sbus.version import __version__
 
 __all__ = ["CommandLine", "amount", "choice", "duration", "mode", "size"]
@@ -29,11 +33,13 @@ class CommandLine(usage.Options):
     :cvar command: the service's name on the command line of ``twistd``.
     :cvar gone: former options, such as ``--old``, and for each what took its place.
     :ivar log_budget: the bytes that the log may grow by.
+    :ivar pid_file: the file of ``twistd --pidfile=``; None without that option.
     """
 
     command: str
     gone: Mapping[str, str] = {}
     log_budget: LogBudget
+    pid_file: PidFile | None = None
 
     optParameters: list[list[object]] = [
         [
@@ -76,6 +82,7 @@ class CommandLine(usage.Options):
         :raises SystemExit: with one line if it is wrong. Twisted itself would print all of the help around that line.
         """
         try:
+            _take_descriptors()
             check_installation()
             for word in options or ():
                 if (place := self.gone.get(name := word.partition("=")[0])) is not None:
@@ -87,6 +94,42 @@ class CommandLine(usage.Options):
                 file_bytes=self["log-file-bytes"],
                 files=self["log-files"],
             )
-            self.log_budget = configure({} if self.parent is None else self.parent, settings)
+            twistd = {} if self.parent is None else self.parent
+            self.log_budget = configure(twistd, settings)
+            self.pid_file = _take_pid_file(twistd)
         except (usage.UsageError, UsageError) as e:
             raise SystemExit(f"{self.command}: {e} (see twistd {self.command} --help)") from None
+
+
+def _take_descriptors() -> None:
+    """Open the standard descriptors that are closed, before the reactor takes their numbers.
+
+    :raises UsageError: if it has them already, from ``twistd --reactor=``.
+    """
+    closed = None in (sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    if closed and "twisted.internet.reactor" in sys.modules:
+        raise UsageError(
+            "standard descriptors are closed, and --reactor= uses their numbers: redirect them (</dev/null >/dev/null "
+            "2>&1), or leave out --reactor="
+        )
+    fill_standard()
+
+
+def _take_pid_file(twistd: MutableMapping[str, Any]) -> PidFile | None:
+    """Take the pid file over from ``twistd``.
+
+    twistd writes one even if nobody asks for it, into the current directory, so that two services cannot start in one
+    directory, and none in a directory that is read-only. And it believes any number in a file that a crash has left:
+    in a container that starts again that is its own, 1.
+
+    :param twistd: the options of ``twistd`` itself.
+    :raises UsageError: if the file that was asked for is that of a process that runs, or cannot be written.
+    """
+    path, twistd["pidfile"] = twistd.get("pidfile"), ""
+    # The default value is one object, so another one comes from the command line, even if it says the same.
+    if not path or path is getattr(twistd, "defaults", {}).get("pidfile") or path == os.devnull:
+        return None
+    file = PidFile(path)
+    if twistd.get("chroot") is None:
+        file.check()
+    return file

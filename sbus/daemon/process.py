@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 from twisted.internet.error import ReactorNotRunning
-from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.internet.interfaces import IReactorCore, IReactorFromThreads, IReactorTime
 from twisted.logger import Logger
 
 from sbus.daemon.garbage import collect_less
 from sbus.daemon.notify import Notifier
+from sbus.daemon.pid_file import PidFile
 from sbus.daemon.service import Service
+from sbus.errors import UsageError
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import Multiplexer
 
@@ -52,19 +54,43 @@ class Process(Service):
     would be wrong, and Python's default would even leave the socket and the pid file behind. The signal itself does not
     tell which, but /dev/tty does: a terminal that has closed cannot be opened any more (tty(4)).
 
+    SIGUSR1 makes a daemon begin a new log file (`sbus.daemon.logs`), and SIGUSR2 makes it log its counters. systemctl
+    kill(1) sends a signal to all processes of a service, so it ends none of them.
+
     :param signals: the signals that stop the reactor, so that the process exits with status 0.
-    :ivar log_counters: called in the reactor at SIGUSR2; None: that signal is left alone. Set it before the service
-        starts. (SIGUSR1 is taken: it makes a daemon of twistd begin a new log file.)
+    :param pid_file: written before the service starts, and removed when the reactor has stopped.
+    :ivar log_counters: called in the reactor at SIGUSR2. Set it before the service starts.
     """
 
     _log = Logger(namespace="sbus.daemon")
 
-    def __init__(self, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)) -> None:
+    def __init__(
+        self, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT), pid_file: PidFile | None = None
+    ) -> None:
         self._signals = tuple(signals)
+        self._pid_file = pid_file
         self._handles_signals = False
         self._had_terminal = False
         self._notifier: Notifier | None = None
-        self.log_counters: Callable[[], object] | None = None
+        self.log_counters: Callable[[], object] = self._has_no_counters
+
+    def privilegedStartService(self) -> None:
+        """Write the pid file while the process may still be root.
+
+        :raises SystemExit: if it cannot be written.
+        """
+        from twisted.internet import reactor
+
+        super().privilegedStartService()
+        if self._pid_file is None:
+            return
+        try:
+            self._pid_file.write()
+        except UsageError as error:
+            self._log.critical("{error}", error=error)  # a daemon's standard error goes nowhere
+            raise SystemExit(str(error)) from None
+        IReactorCore(reactor).addSystemEventTrigger("after", "shutdown", self._pid_file.remove)
+        atexit.register(self._pid_file.remove)  # if the reactor never runs
 
     def startService(self) -> None:
         from twisted.internet import reactor
@@ -92,12 +118,13 @@ class Process(Service):
         self._handles_signals = True
         for number in self._signals:
             signal.signal(number, lambda *_: self.stop())
-        if self.log_counters is not None:
-            log_counters = self.log_counters
-            signal.signal(signal.SIGUSR2, lambda *_: self._call(log_counters))
+        signal.signal(signal.SIGUSR2, lambda *_: self._call(self.log_counters))
         if signal.SIGHUP not in self._signals and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             self._had_terminal = _has_terminal()
             signal.signal(signal.SIGHUP, lambda *_: self._call(self._hung_up))
+
+    def _has_no_counters(self) -> None:
+        self._log.info("SIGUSR2: this process has no counters to log")
 
     def _hung_up(self) -> None:
         if self._had_terminal and not _has_terminal():
@@ -105,7 +132,7 @@ class Process(Service):
             self._stop_reactor()
         else:
             self._log.info(
-                "SIGHUP: there is nothing to reload; SIGTERM stops this process, SIGUSR1 rotates twistd's log"
+                "SIGHUP: there is nothing to reload; SIGTERM stops this process, SIGUSR1 begins a new log file"
             )
 
     def _call(self, call: Callable[[], object]) -> None:
@@ -145,6 +172,7 @@ def _exit_with_failure() -> None:
 
     Twisted offers no way to choose the status. At this point everything else has ended.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # its descriptor was closed when the process started
+            stream.flush()
     os._exit(1)

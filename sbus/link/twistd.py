@@ -103,7 +103,7 @@ def makeService(options: Options) -> IService:
     if not options["supervised"]:
         DeferredSignals().hand_over(reactor)
     services = MultiService()
-    process = Process(() if options["supervised"] else (signal.SIGTERM, signal.SIGINT))
+    process = Process(() if options["supervised"] else (signal.SIGTERM, signal.SIGINT), options.pid_file)
     process.setServiceParent(services)
     if options["supervised"]:
         StdinWatcher(reactor, process.stop).setServiceParent(services)

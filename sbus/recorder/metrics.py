@@ -63,7 +63,7 @@ class RecorderMetrics(Service):
     def __init__(self, reactor: Any, recorder: RecorderService, path: str) -> None:
         self._reactor = reactor
         self._recorder = recorder
-        self._file = MetricsFile(path)
+        self._file = MetricsFile(path, {"journal": recorder.directory})
         self._timer: IDelayedCall | None = None
         self._has_failed = False
 

@@ -258,7 +258,7 @@ def makeService(options: Options) -> IService:
         raise SystemExit(f"{options.command}: {e}") from None
     if early is not None:
         early.hand_over(reactor)
-    process = Process(() if options["supervised"] else (signal.SIGTERM, signal.SIGINT))
+    process = Process(() if options["supervised"] else (signal.SIGTERM, signal.SIGINT), options.pid_file)
     recorder = RecorderService(
         reactor, os.path.abspath(options["journal"]), options["socket"], options.settings, on_failure=process.fail
     )

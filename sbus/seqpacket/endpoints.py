@@ -111,7 +111,7 @@ class SeqpacketServerEndpoint:
         return self._bound
 
     def resolve(self) -> addresses.Address:
-        """Find the socket that systemd or the parent process has passed, and its name.
+        """Find the socket that systemd or the parent process has passed, and its name; make a path absolute.
 
         :returns: the address, with the descriptor and the name of such a socket.
         :raises sbus.errors.ListenError: if there is no such socket, or it is of another kind.
@@ -120,6 +120,7 @@ class SeqpacketServerEndpoint:
             self.address = replace(self.address, systemd=None, descriptor=self._from_systemd(self.address.systemd))
         if self.address.descriptor is not None and not self.address.name:
             self.address = replace(self.address, name=listening.inherited_name(self.address, self.stream))
+        self.address = addresses.absolute(self.address)
         return self.address
 
     def _from_systemd(self, name: str) -> int:

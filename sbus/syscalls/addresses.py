@@ -25,12 +25,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sbus.errors import AddressError
 
 __all__ = [
     "Address",
+    "absolute",
     "connect",
     "connectable_text",
     "default_address",
@@ -122,6 +123,25 @@ def _abstract(name: bytes) -> Address:
     return Address(f"{_ABSTRACT}/{name.hex()}", name)
 
 
+def absolute(address: Address) -> Address:
+    """Return an address to listen on with an absolute path, which means the same in any working directory.
+
+    A server may change its directory, and the kernel shows all clients the name that its socket was bound by. Other
+    addresses stay as they are, and so does a path that would become too long for a socket.
+    """
+    if not address.is_path or address.descriptor is not None:
+        return address
+    name = _absolute(address.name)
+    return replace(address, text=os.fsdecode(name), name=name)
+
+
+def _absolute(path: bytes) -> bytes:
+    absolute = os.path.join(os.getcwdb(), path)
+    if b".." not in path.split(b"/"):  # the parent of a link's target is not that of the link
+        absolute = os.path.normpath(absolute)
+    return absolute if len(absolute) < _SUN_PATH else path
+
+
 def connectable_text(address: Address) -> str:
     """Return the address as a child process in any working directory must write it.
 
@@ -129,8 +149,7 @@ def connectable_text(address: Address) -> str:
     :raises AddressError: if there is no way to write its name.
     """
     if address.is_path:
-        path = os.path.abspath(address.name)
-        return os.fsdecode(path if len(path) < _SUN_PATH else address.name)
+        return os.fsdecode(_absolute(address.name))
     name = address.name[1:]
     if name and b"\0" not in name:
         return "@" + os.fsdecode(name)

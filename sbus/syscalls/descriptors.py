@@ -1,14 +1,23 @@
-"""The descriptors that this process may still open."""
+"""The descriptors of this process: how many there may be, and the three standard ones.
+
+A process may be started with descriptors 0 to 2 closed (cron jobs, supervisors, ``0<&- 1>&-``). The next files that it
+opens get these numbers. A daemon that then connects its standard descriptors to /dev/null, as daemons do, closes its
+own socket or epoll instance, and whatever prints a warning writes it into a client's connection. So each daemon calls
+`fill_standard` before it opens anything, and `above_standard` for a socket that it inherits.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import sys
 
-__all__ = ["descriptor_limit", "open_descriptors"]
+__all__ = ["above_standard", "descriptor_limit", "fill_standard", "open_descriptors", "to_null"]
 
 _DIRECTORY = "/proc/self/fd"
+_FIRST_FREE = 3
+"""The first descriptor after the standard ones."""
 
 
 def open_descriptors() -> int:
@@ -26,3 +35,29 @@ def descriptor_limit() -> int:
     """Return the number of descriptors that this process may have (RLIMIT_NOFILE, getrlimit(2))."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def fill_standard() -> None:
+    """Connect each standard descriptor that is closed to /dev/null, so that nothing else takes its number."""
+    while (null := os.open(os.devnull, os.O_RDWR)) < _FIRST_FREE:
+        os.set_inheritable(null, True)  # as standard descriptors are
+    os.close(null)
+
+
+def to_null(descriptor: int) -> None:
+    """Connect a standard descriptor to /dev/null; what it was is closed, and its number stays occupied."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+def above_standard(descriptor: int) -> int:
+    """Move a descriptor out of the numbers of the standard ones, which it leaves to /dev/null.
+
+    :returns: its number, the same if it was no standard one.
+    """
+    if descriptor >= _FIRST_FREE:
+        return descriptor
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+    to_null(descriptor)
+    return moved

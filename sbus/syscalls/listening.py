@@ -40,7 +40,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sbus.errors import ListenError
-from sbus.syscalls.addresses import Address
+from sbus.syscalls.addresses import Address, absolute
+from sbus.syscalls.descriptors import above_standard
 from sbus.syscalls.sockets import disable_fd_passing, is_unix
 
 __all__ = ["BACKLOG", "ListeningSocket", "adopt", "inherited_name", "listen", "unit_setting"]
@@ -122,6 +123,7 @@ def listen(
         raise ListenError(f"{address.text}: sockets from systemd are handed over as descriptors")
     if address.descriptor is not None:
         return adopt(address, backlog, stream)
+    address = absolute(address)
     try:
         sock = socket.socket(socket.AF_UNIX, _type(stream) | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as error:
@@ -151,7 +153,7 @@ def _listen_on_path(
     with _directory_lock(os.path.dirname(path) or b"."):
         if os.path.lexists(path):
             _check_stale(bound.address, reuse, replace_empty)
-            os.unlink(path)
+            _remove_stale(bound.address)
         bound.sock.bind(path)
         with _held(path) as (fd, made):
             if not _is_fresh(made):
@@ -263,6 +265,16 @@ def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
     raise ListenError(f"{text} is in use by a server that is running: stop that one, or choose another --socket")
 
 
+def _remove_stale(address: Address) -> None:
+    try:
+        os.unlink(address.name)
+    except PermissionError:
+        raise ListenError(
+            f"{address.text} is left over from a server that is gone, and you may not remove it: have its owner do "
+            "that, or root, or choose another --socket"
+        ) from None
+
+
 def unit_setting(stream: bool) -> str:
     """Return the setting of a .socket unit that makes such a socket (systemd.socket(5))."""
     return "ListenStream=" if stream else "ListenSequentialPacket="
@@ -293,6 +305,10 @@ def adopt(address: Address, backlog: int = BACKLOG, stream: bool = False) -> Lis
     :raises ListenError: if it is not a Unix-domain socket of this type, or is not bound.
     """
     sock = _inherited(address, stream)
+    if sock.fileno() != (moved := above_standard(sock.fileno())):
+        # A daemon connects the standard descriptors to /dev/null.
+        sock.detach()
+        sock = socket.socket(fileno=moved)
     sock.setblocking(False)
     os.set_inheritable(sock.fileno(), False)
     disable_fd_passing(sock)

@@ -12,18 +12,16 @@ from typing import Any
 from urllib.parse import quote
 
 from twisted.internet import defer, error
-from twisted.logger import (
-    FilteringLogObserver,
-    Logger,
-    LogLevel,
-    LogLevelFilterPredicate,
-    globalLogBeginner,
-    textFileLogObserver,
-)
+from twisted.logger import Logger, globalLogBeginner
 
+from sbus.daemon.log_budget import LogBudget
+from sbus.daemon.log_file import OutputFiles
+from sbus.daemon.log_text import text_log
+from sbus.daemon.logs import limited, rotate_at_signal
 from sbus.daemon.stream_port import StreamPort
 from sbus.errors import ListenError
 from sbus.syscalls.addresses import parse
+from sbus.syscalls.descriptors import fill_standard
 from sbus.syscalls.listening import listen
 from sbus.web.admin import Admin
 from sbus.web.files import load
@@ -61,6 +59,7 @@ def run(settings: Settings, echo: Callable[[str], object]) -> None:
     :param echo: prints a line.
     :raises sbus.errors.SbusError: if there is no page, no bus, or nothing to listen on.
     """
+    fill_standard()
     from twisted.internet import reactor
 
     files = load()
@@ -137,7 +136,6 @@ def _listen_on_path(reactor: Any, path: str, service: WebService) -> StreamPort:
 
 
 def _log_to_standard_error() -> None:
-    observer = FilteringLogObserver(
-        textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(defaultLogLevel=LogLevel.warn)]
-    )
+    rotate_at_signal(OutputFiles())
+    observer = limited(text_log(sys.stderr), LogBudget(level="warn"))
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)

@@ -385,7 +385,7 @@ class Bus(Process):
         self._clients: list[Client] = []
         self._before = self._leases = 0
         socket_option = [f"--socket={self.address}"] if named else []
-        arguments = [*flags, "sbus", *socket_option, f"--log-rate={ALL_LINES}", *options]
+        arguments = [*flags, "sbus", *socket_option, "--log-level=debug", f"--log-rate={ALL_LINES}", *options]
         super().__init__(directory, arguments, env=env, before=before, pass_fds=pass_fds, umask=umask)
 
     def wait_started(self) -> Bus:

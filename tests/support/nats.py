@@ -160,7 +160,7 @@ class Bridge(Process):
         """Return the counters, and ``out`` and ``come``: what waits."""
         before = len(re.findall("waiting: ", self.log))
         self.kill(signal.SIGUSR2)
-        line = self.wait_log(r"(?:.*\] )(.*); waiting: (\d+) for NATS, (\d+) for the bus", before + 1)[-1]
+        line = self.wait_log(r"(?:.* info: )(.*); waiting: (\d+) for NATS, (\d+) for the bus", before + 1)[-1]
         values = {
             name: int(value.replace(",", "")) for name, value in re.findall(r"([a-z_]+) ([\d,]+)(?:, |$)", line[1])
         }

@@ -107,7 +107,7 @@ def archive(
     Ctrl-C finishes the current batch and exits; a second Ctrl-C exits at once.
     """
     journals, directory = job.need_journals(), job.need_lake()
-    metrics = ArchiveMetrics(job.metrics_file)
+    metrics = ArchiveMetrics(job.metrics_file, job.labels())
     with job.session("archive") as spark:
         from sbus.spark.jobs.archive import CONSUMER, MAX_ROWS, Archive
         from sbus.spark.jobs.lake import Lake

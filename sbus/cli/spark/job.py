@@ -70,6 +70,12 @@ class Job:
             raise UsageError("no lake is named: give --lake=DIR")
         return self.lake
 
+    def labels(self) -> dict[str, str]:
+        """Return what tells the metrics of this job from those of the same job elsewhere: its lake, or its journals."""
+        if self.lake is not None:
+            return {"lake": self.lake if "://" in self.lake else os.path.abspath(self.lake)}
+        return {"journal": ",".join(map(os.path.abspath, self.journal))}
+
     @contextlib.contextmanager
     def measured(self, name: str) -> Iterator[None]:
         """Write the metrics of a job when the block ends; a block within it, such as `session`, writes none.
@@ -81,7 +87,7 @@ class Job:
             return
         self._is_measured = True
         try:
-            with JobMetrics(name, self.metrics_file).measured():
+            with JobMetrics(name, self.metrics_file, self.labels()).measured():
                 yield
         finally:
             self._is_measured = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from sbus.daemon.metrics_file import MetricsFile, counter, gauge
@@ -29,12 +29,13 @@ class JobMetrics:
 
     :param job: its name, the label of each figure.
     :param path: the file; None: no metrics.
+    :param labels: as for `MetricsFile`.
     :raises sbus.errors.UsageError: if the file cannot be there.
     """
 
-    def __init__(self, job: str, path: str | None) -> None:
+    def __init__(self, job: str, path: str | None, labels: Mapping[str, str]) -> None:
         self._job = job
-        self._file = None if path is None else MetricsFile(path)
+        self._file = None if path is None else MetricsFile(path, labels)
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
@@ -64,11 +65,12 @@ class ArchiveMetrics:
     """The figures of an archive that runs.
 
     :param path: the file; None: no metrics.
+    :param labels: as for `MetricsFile`.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, labels: Mapping[str, str]) -> None:
         self.retries = 0
-        self._file = None if path is None else MetricsFile(path)
+        self._file = None if path is None else MetricsFile(path, labels)
         self._next = 0.0
         self._rows = self._batches = self._compactions = self._failures = 0
         self._last_batch = 0.0

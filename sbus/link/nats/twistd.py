@@ -24,7 +24,7 @@ from sbus.errors import SbusError, UsageError
 from sbus.link.nats.settings import Login, Settings
 from sbus.link.nats.state import State, state_path
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
-from sbus.syscalls.addresses import parse
+from sbus.syscalls.addresses import absolute, parse
 
 if TYPE_CHECKING:
     from sbus.link.nats.bridge import Bridge
@@ -136,7 +136,8 @@ class Options(CommandLine):
             **{name: value for name, value in given.items() if value is not None},
         )
         self["state"] = os.path.abspath(self["state"] or state_path(self["socket"]))
-        self.metrics_file = MetricsFile(self["metrics-file"]) if self["metrics-file"] else None
+        labels = {"bus": absolute(parse(self["socket"])).text}
+        self.metrics_file = MetricsFile(self["metrics-file"], labels) if self["metrics-file"] else None
 
 
 def makeService(options: Options) -> IService:
@@ -158,7 +159,7 @@ def makeService(options: Options) -> IService:
     except SbusError as e:
         raise SystemExit(f"{options.command}: {e}") from None
     early.hand_over(reactor)
-    process = Process()
+    process = Process(pid_file=options.pid_file)
     bridge = BridgeService(
         loop, options["socket"], options.settings, options["state"], process.fail, options.metrics_file
     )

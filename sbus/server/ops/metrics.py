@@ -39,8 +39,9 @@ class Metrics:
 
     def pieces(self) -> Pieces:
         """Yield the families in Prometheus's text format, one by one."""
+        labels = {"bus": self._registry.upstream.name}
         for metric in self.families():
-            yield "" if metric is None else text_of(metric)
+            yield "" if metric is None else text_of(metric, labels)
 
     def families(self) -> Iterator[Metric | None]:
         """Yield the metrics; None between slices."""

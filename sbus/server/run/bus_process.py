@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
+from sbus.daemon.pid_file import PidFile
 from sbus.daemon.process import Process
 from sbus.server.run.service import BusService
 
@@ -17,12 +18,17 @@ class BusProcess(Process):
     :param bus: the bus that it runs.
     :param auto_close: whether to stop after the last client has left.
     :param signals: as for `Process`.
+    :param pid_file: as for `Process`.
     """
 
     def __init__(
-        self, bus: BusService, auto_close: bool, signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT)
+        self,
+        bus: BusService,
+        auto_close: bool,
+        signals: Iterable[int] = (signal.SIGTERM, signal.SIGINT),
+        pid_file: PidFile | None = None,
     ) -> None:
-        super().__init__(signals)
+        super().__init__(signals, pid_file)
         self._bus = bus
         self._auto_close = auto_close
 

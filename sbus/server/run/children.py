@@ -48,7 +48,7 @@ _MAX_LINE_BYTES = 4096
 def supervised_command(service: str) -> list[str]:
     """Return the beginning of the command that runs a service of ``twistd`` as a child; its options follow."""
     return [
-        *(sys.executable, "-P", "-c", _TWISTD, "--nodaemon", "--pidfile="),
+        *(sys.executable, "-P", "-c", _TWISTD, "--nodaemon"),
         *("--logger=sbus.daemon.supervised.observer", service, "--supervised"),
     ]
 

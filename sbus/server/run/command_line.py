@@ -29,9 +29,9 @@ _DEFAULTS = Limits()
 _LONGEST_NAME = 200
 _EXAMPLES = """\
 Examples, in the foreground:
-  twistd --nodaemon --pidfile= sbus
-  twistd --nodaemon --pidfile= sbus --socket=/run/sbus.sock --mode=0770 --group=bus
-  twistd --nodaemon --pidfile= sbus --record=/var/lib/sbus/journal
+  twistd --nodaemon sbus
+  twistd --nodaemon sbus --socket=/run/sbus.sock --mode=0770 --group=bus
+  twistd --nodaemon sbus --record=/var/lib/sbus/journal
 """
 
 
@@ -208,7 +208,8 @@ class Options(CommandLine):
         [
             "reuse",
             "r",
-            "Replace a leftover socket that no server listens on; live sockets and other files are never touched",
+            "Changes nothing: a leftover socket that no server listens on is always replaced; live sockets and other "
+            "files are never touched",
         ],
         ["auto-close", "c", "Stop when the last client has left"],
         [

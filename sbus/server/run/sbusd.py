@@ -13,13 +13,14 @@ programs allow little time, so the order of steps is the design.
 
 Invariants:
 
-* Signals that stop the bus are blocked from before the socket exists until the reactor runs. None is lost, and none
-  can leave the socket or the pid file behind.
-* Descriptors 0 to 2 are always open. Otherwise a socket would take the number of a closed one, and a print would be
-  written into it.
+* Signals that stop the bus, and SIGUSR1, are blocked from before the socket exists until the reactor runs. None is
+  lost, and none can leave the socket or the pid file behind.
+* Descriptors 0 to 2 are always open (`sbus.syscalls.descriptors`).
+* A daemon keeps its standard error only if that is a file, or the journal of systemd: a caller that reads a pipe to its
+  end would wait for the end of the daemon.
 * A daemon calls listen(2) again after its forks: ``SO_PEERCRED`` gives clients the process that listened last, which
   must be the one that serves.
-* The pid file is created exclusively and removed only if it is still the same file.
+* The pid file is created exclusively, or with ``-r`` replaced if it is stale (`sbus.daemon.pid_file`).
 
 Plugins are not searched for, because that would import every plugin on the path. The credentials policy is ``kernel``,
 and the strategies and orders are those of this package. ``twistd sbus`` has everything else.
@@ -31,8 +32,8 @@ import contextlib
 import getopt
 import os
 import pwd
-import select
 import signal
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from typing import TYPE_CHECKING, NoReturn
 from sbus.distribution import check_installation
 from sbus.errors import SbusError, UsageError
 from sbus.syscalls import addresses, listening
+from sbus.syscalls.descriptors import fill_standard, to_null
 from sbus.version import __version__
 
 if TYPE_CHECKING:
@@ -89,10 +91,6 @@ class _Settings:
     max_memory: int | None = None
     user_memory: int | None = None
     log_level: str = "warn"
-
-
-class _StartError(SbusError):
-    """The daemon cannot start; the text says why and what to do."""
 
 
 def main() -> None:
@@ -186,12 +184,12 @@ def _with_own_options(text: str) -> str:
 
 
 def _run(settings: _Settings) -> None:
-    _fill_standard_descriptors()
+    fill_standard()
     # A signal that comes before the bus serves takes effect when it serves, so that it stops in good order.
     stopping = [signal.SIGINT, signal.SIGTERM]
     if settings.foreground:
         stopping.append(signal.SIGHUP)
-    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*stopping, signal.SIGUSR1])
     with contextlib.ExitStack() as files:
         bound = _listen(settings)
         files.callback(bound.close)
@@ -204,19 +202,23 @@ def _run(settings: _Settings) -> None:
                 bound.sock.listen(listening.BACKLOG)  # again: SO_PEERCRED gives clients the process that listened last
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if settings.pid_file != _NO_PID_FILE:
-                files.callback(_write_pid_file(settings.pid_file, settings.reuse))
+                from sbus.daemon.pid_file import PidFile
+
+                pid_file = PidFile(settings.pid_file, "-p")
+                pid_file.write(replace=settings.reuse)
+                files.callback(pid_file.remove)
             os.chdir("/")
         for standard in (0, 1):
-            _to_null(standard)
+            to_null(standard)
 
         def is_serving() -> None:
             if report is not None:
-                if os.isatty(2):
-                    _to_null(2)
+                if not _is_log(2):
+                    to_null(2)
                 with contextlib.suppress(OSError):  # the parent has gone
                     os.write(report, b"\0")
                 os.close(report)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [*stopping, signal.SIGUSR1])
 
         _serve(bound, settings, stopping, is_serving)
 
@@ -224,28 +226,18 @@ def _run(settings: _Settings) -> None:
 def _listen(settings: _Settings) -> listening.ListeningSocket:
     address = addresses.parse(settings.address)
     bound = listening.listen(address, mode=settings.mode, reuse=settings.reuse, replace_empty=settings.reuse)
-    if address.descriptor is not None:
-        if settings.mode != 0o700:
-            print("sbusd: -g and -o have no effect on an inherited socket", file=sys.stderr)
-        if bound.sock.fileno() <= 2:
-            # The standard descriptors are about to be replaced.
-            passed, bound.sock = bound.sock, bound.sock.dup()
-            passed.detach()
+    if address.descriptor is not None and settings.mode != 0o700:
+        print("sbusd: -g and -o have no effect on an inherited socket", file=sys.stderr)
     return bound
 
 
-def _fill_standard_descriptors() -> None:
-    """Open closed standard descriptors, so that no socket takes their numbers."""
-    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(null)
+def _is_log(descriptor: int) -> bool:
+    """Return whether a standard error is a place for a log, and not a caller that waits for its end."""
+    from sbus.daemon.log_text import is_journal
 
-
-def _to_null(descriptor: int) -> None:
-    """Close a standard descriptor, and keep its number occupied."""
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, descriptor)
-    os.close(null)
+    mode = os.fstat(descriptor).st_mode
+    is_device = stat.S_ISCHR(mode) and not os.isatty(descriptor)
+    return stat.S_ISREG(mode) or is_device or is_journal(sys.stderr)
 
 
 def _become_daemon(stopping: list[signal.Signals]) -> int:
@@ -268,57 +260,8 @@ def _wait_for_daemon(reading: int, stopping: list[signal.Signals]) -> NoReturn:
     for number in stopping:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
-    _to_null(1)  # the caller waits for the end of standard output, not for this process
+    to_null(1)  # the caller waits for the end of standard output, not for this process
     os._exit(0 if os.read(reading, 1) else 1)
-
-
-def _write_pid_file(path: str, replace: bool) -> Callable[[], None]:
-    """Write this process's ID to a new file.
-
-    :param replace: replace a file that names a process that has ended.
-    :returns: a function that removes the file.
-    :raises _StartError: if the file exists or cannot be written.
-    """
-    path = os.path.abspath(path)
-    try:
-        if replace and _is_stale(path):
-            os.unlink(path)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except FileExistsError:
-        raise _StartError(
-            f"the pid file {path} exists: stop the sbusd that it names, or start with -r if that has ended"
-        ) from None
-    except OSError as e:
-        raise _StartError(
-            f"cannot write the pid file {path}: {e.strerror}: choose another path (-p), or stay in the foreground (-f)"
-        ) from None
-    with os.fdopen(fd, "w") as file:
-        file.write(f"{os.getpid()}\n")
-        created = os.fstat(fd)
-
-    def remove() -> None:
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.lstat(path), created):
-                os.unlink(path)
-
-    return remove
-
-
-def _is_stale(path: str) -> bool:
-    """Return whether this is the pid file of a process that has ended."""
-    try:
-        with open(path) as file:
-            process = os.pidfd_open(int(file.read(32)))
-    except ProcessLookupError:
-        return True
-    except (OSError, ValueError, OverflowError):
-        return False
-    try:
-        return bool(
-            select.select([process], [], [], 0)[0]
-        )  # readable: it has ended, but its parent has not reaped it yet
-    finally:
-        os.close(process)
 
 
 def _serve(
@@ -343,8 +286,8 @@ def _serve(
     from sbus.server.run.bus_process import BusProcess
     from sbus.server.run.service import BusService
 
-    log_budget = LogBudget()
-    _log_to_standard_error(settings.log_level, log_budget)
+    log_budget = LogBudget(level=settings.log_level)
+    _log_to_standard_error(log_budget)
     use_monotonic_clock(reactor)
     access = AccessSettings(
         allowed_users=frozenset(settings.users) if settings.users else None,
@@ -366,15 +309,18 @@ def _serve(
     reactor.run()
 
 
-def _log_to_standard_error(level: str, budget: LogBudget) -> None:
+def _log_to_standard_error(budget: LogBudget) -> None:
     """Log to standard error; by default warnings and errors, and nothing else, as the original."""
     from twisted.logger import globalLogBeginner
 
-    from sbus.daemon.log_text import above, text_log
-    from sbus.daemon.logs import limited
+    from sbus.daemon.log_file import OutputFiles
+    from sbus.daemon.log_text import text_log
+    from sbus.daemon.logs import limited, rotate_at_signal
 
-    observer = above(level, limited(text_log(sys.stderr), budget))
-    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)
+    rotate_at_signal(OutputFiles())
+    globalLogBeginner.beginLoggingTo(
+        [limited(text_log(sys.stderr), budget)], redirectStandardIO=False, discardBuffer=True
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def _endpoint(options: Options, option: ListenOption) -> SeqpacketServerEndpoint
         option.address.text,
         mode=option.permissions,
         group=option.group,
-        reuse=bool(options["reuse"]),
+        reuse=True,
         max_packet=options.limits.max_packet,
         stream=option.stream,
     )
@@ -136,7 +136,7 @@ def _bind_admin(options: Options) -> ListeningSocket:
             address,
             mode=access.mode,
             group=access.admin if access.metrics is None else None,
-            reuse=bool(options["reuse"]),
+            reuse=True,
             stream=True,
         )
     except ListenError as e:
@@ -202,7 +202,7 @@ def makeService(options: Options) -> IService:
         listeners=[(listener, endpoint) for listener, endpoint, _ in others],
     )
     parent = MultiService()
-    BusProcess(bus, bool(options["auto-close"])).setServiceParent(parent)
+    BusProcess(bus, bool(options["auto-close"]), pid_file=options.pid_file).setServiceParent(parent)
     service: MultiService = bus if recorder is None else RecordedBus(bus, recorder)
     if link is not None:
         service = LinkedBus(bus, service, link)

@@ -131,3 +131,16 @@ def test_serve(directory: Path) -> None:
     assert status == 0
     assert b"7 clients" in output
     assert os.listdir(directory) == []
+
+
+def test_record(shared: Bus, directory: Path) -> None:
+    """``sbus record`` records a bus into a journal, and makes no other file; Ctrl-C stops it in good order."""
+    pytest.importorskip("pyarrow")
+    with Sbus(shared, "record", f"--journal={directory}/journal", "--pattern=recorded/") as running:
+        assert running.process.stdout is not None
+        assert any(b"recording " in line for line in running.process.stdout)
+        sbus(shared, "pub", "recorded/here", "x")
+        status, output, _ = running.end(signal.SIGINT)
+    assert status == 0
+    assert b"recorded 1 messages" in output
+    assert os.listdir(directory) == ["journal"]

@@ -97,7 +97,7 @@ def test_first_message(tree: Path, directory: Path, spawn: Callable[..., Any], r
     if runtime:
         (directory / runtime).mkdir()
         env["XDG_RUNTIME_DIR"] = str(directory / runtime)
-    bus = spawn(Script, tree, "tools/run-bus", "", "--reuse", env=env)
+    bus = spawn(Script, tree, "tools/run-bus", "", env=env)
     bus.wait_log("sbus listens on")
     environment = {**os.environ, **{name: value for name, value in env.items() if value}}
     if not runtime:
@@ -337,9 +337,8 @@ def occupied(directory: Path) -> Iterator[Path]:
 
 
 CAN_BE_PROVOKED = {
-    "is in use by a server that is running": ["--socket={}/live", "--reuse"],
-    "is left over from a server that is gone": ["--socket={}/left"],
-    "exists and is not a socket": ["--socket={}/file", "--reuse"],
+    "is in use by a server that is running": ["--socket={}/live"],
+    "exists and is not a socket": ["--socket={}/file"],
     "make the directory": ["--socket={}/missing/bus"],
     "the path has": ["--socket={}/" + "x" * 108],
     "another server is running there": ["--socket=@{}"],
@@ -391,7 +390,7 @@ def unit_options(path: Path) -> list[str]:
     """Return the bus's own arguments in a unit."""
     [command] = re.findall(r"^ExecStart=(.*)$", path.read_text(), re.MULTILINE)
     before, _, after = command.partition(" sbus ")
-    assert before.split()[1:] == ["--nodaemon", "--pidfile="]
+    assert before.split()[1:] == ["--nodaemon"]
     arguments: list[str] = after.split()
     return arguments
 
@@ -400,12 +399,7 @@ def test_unit_without_activation() -> None:
     """The unit of a bus that makes its own socket has valid options."""
     options = Options()
     options.parseOptions(unit_options(EXAMPLES / "systemd" / "sbus-alone.service"))
-    assert (options["socket"], options["mode"], options["group"], options["reuse"]) == (
-        "/run/sbus/sbus.sock",
-        0o770,
-        "bus",
-        1,
-    )
+    assert (options["socket"], options["mode"], options["group"]) == ("/run/sbus/sbus.sock", 0o770, "bus")
 
 
 @pytest.mark.skipif(not shutil.which("systemd-socket-activate"), reason="systemd-socket-activate is not installed")
@@ -421,24 +415,12 @@ def test_units_with_activation(directory: Path, spawn: Callable[..., Any]) -> No
         f"--listen={directory}/bus",
         *[f"--setenv={name}" for name in ("PATH", "PYTHONPATH", "SBUS_PURE") if name in os.environ],
     ]
-    arguments = ["--nodaemon", "--pidfile=", "sbus", *unit_options(EXAMPLES / "systemd" / "sbus.service")]
+    arguments = ["--nodaemon", "sbus", *unit_options(EXAMPLES / "systemd" / "sbus.service")]
     bus = spawn(Process, directory, arguments, before=activate)
     bus.wait_log("Listening on")
     with Client(directory / "bus") as client:
         assert client.sync() == []
     assert bus.stop() == 0
-
-
-@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
-def test_units_are_well_formed(directory: Path) -> None:
-    """systemd accepts the units, apart from the program's path, which is an example."""
-    for path in (EXAMPLES / "systemd").iterdir():
-        text = re.sub("/srv/sbus/.venv/bin/[a-z]+", "/bin/true", path.read_text())
-        (directory / path.name).write_text(text)
-    # Without a directory of its own it would also complain of what is wrong on this machine.
-    units = [directory / path.name for path in (EXAMPLES / "systemd").iterdir()]
-    verified = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, timeout=TIMEOUT)
-    assert (verified.returncode, [line for line in verified.stderr.splitlines() if str(directory) in line]) == (0, [])
 
 
 def test_log_for_programs(bus: Callable[..., Bus]) -> None:
@@ -472,7 +454,7 @@ def bus_of_json_lines(bus: Callable[..., Bus], flags: list[str]) -> Bus:
 def test_an_application_with_a_bus_in_it(directory: Path, spawn: Callable[..., Any]) -> None:
     """The application of the page on embedding publishes the load to its clients."""
     application = spawn(Process, directory, ["-n", "--pidfile=", "-y", EXAMPLES / "load.py"])
-    application.wait_log("sbus listens on load.sock")
+    application.wait_log("sbus listens on .*/load.sock")
     assert (directory / "load.sock").stat().st_mode & 0o777 == 0o770
     with Client(directory / "load.sock") as client:
         client.sub(b"machine/")

@@ -44,8 +44,12 @@ RULES = {rule["alert"]: rule for rule in rules()}
 
 
 def samples(text: str) -> Samples:
+    """Return the figures of one bus, without the label that tells it from others."""
     return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
+        (
+            sample.name,
+            frozenset((label, value) for label, value in sample.labels.items() if label != "bus"),
+        ): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }

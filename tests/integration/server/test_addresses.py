@@ -260,7 +260,7 @@ class TestUsers:
         refused = started.client(user=THIRD_USER)
         assert refused.has_ended()
         who = f"pid {refused.pid} uid {refused.uid} gid {refused.gid}"
-        started.wait_log(f"#warn\\] refused a connection from {who}: the client's user is not allowed on this bus")
+        started.wait_log(f"warn: refused a connection from {who}: the client's user is not allowed on this bus")
 
     def test_by_name_and_several(self, as_root, bus):
         """Users can be given by name, and more than one."""
@@ -580,23 +580,37 @@ class TestInTheWay:
                 assert "is in use by a server that is running" in refusal(directory, "--reuse")
                 (directory / "bus").unlink()
 
-    def test_stale(self, directory):
-        """A stale socket is refused without --reuse, which the message names."""
-        stale(directory / "bus")
-        line = refusal(directory)
-        assert "is left over from a server that is gone" in line
-        assert "--reuse" in line
-
-    def test_reuse(self, bus, directory):
-        """--reuse replaces a stale socket; the new one has the mode that was asked for."""
+    @pytest.mark.parametrize("options", [(), ("--reuse",)], ids=["", "reuse"])
+    def test_stale(self, bus, directory, options):
+        """A stale socket is replaced, with --reuse or without; the new one has the mode that was asked for."""
         stale(directory / "bus").chmod(0o777)
-        started = bus("--reuse")
+        started = bus(*options)
         assert goes_on(started)
         assert stat.S_IMODE((directory / "bus").stat().st_mode) == 0o700
 
-    def test_reuse_of_nothing(self, bus):
-        """--reuse with nothing to reuse is not an error."""
-        assert goes_on(bus("--reuse"))
+    def test_stale_one_of_another_user(self, become, directory):
+        """A stale socket that this user may not remove is named, with the remedy."""
+        stale(directory / "bus").chmod(0o777)
+        directory.chmod(0o1777)
+        line = refusal(directory, before=become)
+        assert "is left over from a server that is gone, and you may not remove it" in line
+
+    def test_relative_path(self, spawn, directory):
+        """A relative path is bound and named by its absolute name, which stays right in any directory."""
+        started = spawn(Bus, directory, address="bus")
+        assert f"sbus listens on {directory}/bus " in started.wait_log("sbus listens on .*")[0][0]
+        with Client(directory / "bus") as client:
+            assert client.sock.getpeername() == str(directory / "bus")
+
+    def test_standard_input(self, spawn, directory):
+        """An inherited socket may be descriptor 0, as from inetd(8)."""
+        with seqpacket(directory / "bus", listening=True) as passed:
+            before = ["bash", "-c", f'exec "$@" <&{passed.fileno()}', "bash"]
+            started = spawn(Bus, directory, address="/dev/fd/0", before=before, pass_fds=[passed.fileno()])
+            started.wait_started()
+        started.address = directory / "bus"
+        assert goes_on(started)
+        assert started.descriptors()[0] == os.devnull
 
     @pytest.mark.parametrize("what", ["file", "empty file", "directory", "pipe", "link", "dangling link"])
     def test_not_a_socket(self, directory, what):

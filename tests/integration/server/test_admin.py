@@ -193,7 +193,9 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
             assert re.fullmatch("(sbus|process)_[a-z_]+", family.name)
             for sample in family.samples:
                 assert sample.name.endswith("_total") is (family.type == "counter")
+        assert {s.labels["bus"] for f in found.values() for s in f.samples} == {bus.address}, "two buses have no series"
         assert {label for f in found.values() for s in f.samples for label in s.labels} == {
+            "bus",
             "compiled",
             "limit",
             "reason",

@@ -479,7 +479,8 @@ class TestTwo:
             "published": [2, 2],
             "after the stop": ["MSG d\0two"],
             "files": ["two"],
-            "third": "two is in use by a server that is running: stop that one, or choose another --socket",
+            "third": f"{directory}/two is in use by a server that is running: stop that one, or choose another "
+            "--socket",
             "after the third": ["MSG e\0two"],
             "files at the end": [],
         }

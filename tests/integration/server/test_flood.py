@@ -99,7 +99,7 @@ class TestSoft:
         for packet in packets:
             publisher.send(packet)
         assert publisher.sync() == []
-        started.wait_log(rf"#warn\] client {started.nth(1)} disconnected: pid \d+ uid \d+ gid \d+: its socket was full")
+        started.wait_log(rf"warn: client {started.nth(1)} disconnected: pid \d+ uid \d+ gid \d+: its socket was full")
         got = reader.rest()
         assert 0 < len(got) < 100
         assert got == packets[: len(got)]
@@ -510,9 +510,7 @@ class TestTimeout:
             publisher.send(packet)
         assert publisher.sync() == []
         assert time.monotonic() - began >= 0.3
-        started.wait_log(
-            rf"#warn\] client {started.nth(1)} disconnected: .*: it blocked publishers and received nothing"
-        )
+        started.wait_log(rf"warn: client {started.nth(1)} disconnected: .*: it blocked publishers and received nothing")
         got = reader.rest()
         assert got == numbered(b"flood", len(got))
         assert goes_on(started)
@@ -825,7 +823,7 @@ class TestManyStalledReaders:
             misbehaved = drains_and_ends(client, packets)
             assert misbehaved == (soft in (b"block", b"error") or (soft == b"queue" and hard != b"discard"))
             ended += misbehaved
-        assert len(started.wait_log("#warn.* disconnected", 24)) == ended == 24
+        assert len(started.wait_log("warn: .* disconnected", 24)) == ended == 24
 
 
 def drains_and_ends(client: Client, packets: list[bytes]) -> bool:

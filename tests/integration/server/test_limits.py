@@ -20,7 +20,7 @@ class TestClients:
         refused = started.client(user=SAME_USER)
         assert refused.has_ended()
         who = f"pid {refused.pid} uid {refused.uid} gid {refused.gid}"
-        started.wait_log(f"#warn\\] refused a connection from {who}: the bus.* has reached its limit of clients")
+        started.wait_log(f"warn: refused a connection from {who}: the bus.* has reached its limit of clients")
         packet = clients[0].msg(b"limit")
         for client in clients:
             assert client.recv() == packet

@@ -210,7 +210,7 @@ def test_reuse(start: Start, directory: Path) -> None:
         process = start("-fa", "bus", *arguments)
         output, errors = process.communicate(timeout=TIMEOUT)
         assert (process.returncode, output) == (1, "")
-        assert errors.startswith("sbusd: bus ")
+        assert errors.startswith(f"sbusd: {path} ")
         assert errors.count("\n") == 1
         assert "--" not in errors  # the options of twistd sbus
         return errors

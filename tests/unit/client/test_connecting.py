@@ -119,7 +119,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         stream.listen()
         for name, why, what in (
             ("none", "No such file or directory", "start one (sbus serve --socket="),
-            ("dead", "Connection refused", "the server is gone; start it again (with --reuse"),
+            ("dead", "Connection refused", "the server is gone; start it again (it left its socket behind"),
             ("stream", "Protocol wrong type for socket", "that is a socket of another kind"),
             ("file", "Socket operation on non-socket", "that is not a socket; say where the bus is"),
         ):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbus.daemon.log_file import BoundedLogFile
+from sbus.daemon.log_file import BoundedLogFile, OutputFiles
 
 LINE = b"x" * 99 + b"\n"
 
@@ -126,3 +128,68 @@ def test_one_file_is_emptied(path):
     file.close()
     assert os.listdir(path.parent) == ["bus.log"]
     assert path.read_bytes() == LINE[::-1]
+
+
+@pytest.mark.parametrize("how", ["mv", "rm", "create"])
+def test_another_program_rotates(path, how):
+    """After another program has moved or removed the log, the next lines are at its path; mode and owner stay."""
+    path.touch(0o640)
+    file = BoundedLogFile(path, 1_000, 3)
+    file.write(b"before\n")
+    if how == "rm":
+        path.unlink()
+    else:
+        path.rename(path.parent / "moved")
+    if how == "create":
+        path.touch(0o600)
+    file.rotate()
+    file.write(b"after\n")
+    file.close()
+    assert path.read_bytes() == b"after\n"
+    assert stat.S_IMODE(path.stat().st_mode) == (0o600 if how == "create" else 0o640)
+    assert sorted(os.listdir(path.parent)) == ["bus.log"] if how == "rm" else ["bus.log", "moved"]
+
+
+def test_a_moved_log_does_not_grow_for_ever(path):
+    """Without a signal, a log that was moved away goes on at its path once it is full."""
+    file = BoundedLogFile(path, 250, 3)
+    file.write(LINE)
+    path.rename(path.parent / "moved")
+    for _ in range(3):
+        file.write(LINE)
+    file.close()
+    assert (path.parent / "moved").read_bytes() == 2 * LINE
+    assert path.read_bytes() == 2 * LINE
+
+
+def test_goes_on_in_the_old_file(path):
+    """If no new file can be opened, rotation fails, and the log goes on in the file that was moved."""
+    file = BoundedLogFile(path, 1_000, 3)
+    path.rename(path.parent / "moved")
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        file.rotate()
+    file.write(LINE)
+    file.close()
+    assert (path.parent / "moved").read_bytes() == LINE
+
+
+def test_output_files(tmp_path):
+    """Standard output and standard error that are files go on at their paths after these were moved away."""
+    code = (
+        "import os, sys\nfrom sbus.daemon.log_file import OutputFiles\nfiles = OutputFiles()\n"
+        "for name in ('out', 'error'):\n    os.rename(name, name + '.1')\n"
+        "files.rotate()\nprint('one')\nprint('two', file=sys.stderr)\n"
+    )
+    with (tmp_path / "out").open("w") as out, (tmp_path / "error").open("w") as error:
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=out, stderr=error, check=True)
+    assert (tmp_path / "out").read_text() == "one\n"
+    assert (tmp_path / "error").read_text() == "two\n"
+    assert not (tmp_path / "out.1").stat().st_size
+
+
+def test_other_outputs_are_left_alone(capfd):
+    """Pipes and terminals are not touched."""
+    OutputFiles().rotate()
+    os.write(1, b"still here")
+    assert capfd.readouterr().out == "still here"

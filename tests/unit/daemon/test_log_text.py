@@ -1,16 +1,16 @@
-"""Logs as text: the least level, and the priorities for journald."""
+"""Logs as text, and the priorities for journald."""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 from pathlib import Path
 
 import pytest
-from twisted.logger import ILogObserver, LogEvent, LogLevel
-from zope.interface import implementer
+from twisted.logger import LogEvent, LogLevel
 
-from sbus.daemon.log_text import LEVELS, above, is_journal, text_log
+from sbus.daemon.log_text import LEVELS, is_journal, line_of, text_log
 
 
 def event(level: str, text: str) -> LogEvent:
@@ -23,19 +23,12 @@ def event(level: str, text: str) -> LogEvent:
     }
 
 
-@pytest.mark.parametrize("least", LEVELS)
-def test_least_level(least: str) -> None:
-    """Events of the level and above are logged, and no others."""
-    seen: list[LogEvent] = []
-
-    @implementer(ILogObserver)
-    def keep(event: LogEvent) -> None:
-        seen.append(event)
-
-    log = above(least, keep)
-    for level in LEVELS:
-        log(event(level, "x"))
-    assert [each["log_level"].name for each in seen] == list(LEVELS[LEVELS.index(least) :])
+def test_short_prefix() -> None:
+    """A line is its time, its level and its text; further lines are indented."""
+    line = line_of(event("warn", "one\ntwo"))
+    assert line is not None
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} warn: one\n\ttwo\n", line)
+    assert line_of(event("info", "")) is None
 
 
 def test_journald_gets_priorities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,8 +42,7 @@ def test_journald_gets_priorities(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         log(event("error", "one\ntwo"))
         stream.seek(0)
         lines = stream.read().splitlines()
-    assert [line[:3] for line in lines] == ["<7>", "<6>", "<4>", "<3>", "<2>", "<3>", "<3>"]
-    assert all(line[3] != "<" for line in lines)
+    assert lines == ["<7>first", "<6>first", "<4>first", "<3>first", "<2>first", "<3>one", "<3>two"]
 
 
 def test_other_streams_get_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,16 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
+def test_labels_tell_programs_apart(tmp_path: Path) -> None:
+    """Each sample gets the labels of its program beside its own, in a text that the parser reads back."""
+    labels = {"journal": '/a "b"\\c'}
+    file = MetricsFile(str(tmp_path / "sbus.prom"), labels)
+    file.write([counter("sbus_rows", "Rows.", 1), gauge("sbus_lag", "Lag.", {"a": 1.5}, "kind")])
+    rows, lag = text_string_to_metric_families(Path(file.path).read_text())
+    assert rows.samples[0].labels == labels
+    assert lag.samples[0].labels == {**labels, "kind": "a"}
+
+
 def test_a_file_that_cannot_be_written_stays(tmp_path: Path) -> None:
     """If writing fails, the old figures stay, and nothing half-written does."""
     file = MetricsFile(str(tmp_path / "sbus.prom"))
@@ -49,7 +59,7 @@ def test_a_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """On a full disk the old figures stay, a job ends as it would, and says what to do; with space it goes on."""
     with mounted(tmp_path / "disk", "64k") as disk:
         path = disk / "sbus.prom"
-        job = JobMetrics("report", str(path))
+        job = JobMetrics("report", str(path), {})
         with job.measured():
             pass
         before = path.read_text()

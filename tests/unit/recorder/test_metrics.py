@@ -19,7 +19,8 @@ from sbus.recorder.twistd import Options
 class FakeRecorder:
     """The part of a recorder that its metrics use."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str = "/journal") -> None:
+        self.directory = directory
         self.counters = Counters(rows=3, bytes=30, gaps=1, lag=0.25, synced_at=1000.0)
 
 
@@ -45,6 +46,18 @@ def test_the_file(tmp_path: Path) -> None:
     metrics.stopService()
     assert read(path)["sbus_recorder_up"] == 0
     assert not clock.getDelayedCalls()
+
+
+def test_two_recorders(tmp_path: Path) -> None:
+    """Two recorders have no series in common: the label ``journal`` tells them apart."""
+    found = []
+    for name in ("/one", "/two"):
+        path = str(tmp_path / "recorder.prom")
+        RecorderMetrics(cast(Any, Clock()), cast(RecorderService, FakeRecorder(name)), path).startService()
+        families = text_string_to_metric_families(Path(path).read_text())
+        found.append({(s.name, *s.labels.items()) for family in families for s in family.samples})
+    assert found[0]
+    assert not found[0] & found[1]
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
