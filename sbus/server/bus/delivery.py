@@ -242,11 +242,13 @@ class Delivery:
             now += receivers
         return now, later
 
-    def _has_mail_room(self, group: Group[Receiver], packets: list[bytes], publisher: Publisher | None) -> bool:
+    def _has_mail_room(
+        self, group: Group[Receiver], packets: list[bytes], publisher: Publisher | None, after_gap: bool = False
+    ) -> bool:
         lines = group.user.lines
         sender = None if publisher is None else publisher.user.lines
         work = len(packets) * len(group.receivers) * lines.ns
-        return bool(lines.has_room(sender, work, total_size(packets)))
+        return bool(lines.has_room(sender, work, total_size(packets), after_gap))
 
     def _post(
         self, groups: list[Group[Receiver]], packets: list[bytes], publisher: Publisher | None, has_echo: bool
@@ -258,11 +260,12 @@ class Delivery:
             lines, last = group.user.lines, None
             if lines.mail:
                 last = lines.mail[-1]
-            if lines is not sender and not self._has_mail_room(group, packets, publisher):
-                if type(last) is not Gap or not last.takes():
-                    last = Gap(self, lines)
-                    self.scheduler.append(lines, last)
-                last.add(group, count, size)
+            gap = last if isinstance(last, Gap) and last.takes() else None
+            if lines is not sender and not self._has_mail_room(group, packets, publisher, gap is not None):
+                if gap is None:
+                    gap = Gap(self, lines)
+                    self.scheduler.append(lines, gap)
+                gap.add(group, count, size)
                 continue
             waiter = publisher if self._may_be_blocked(publisher, group) else None
             skip = publisher if lines is sender and not has_echo else None

@@ -252,15 +252,26 @@ class Gap:
                 self._post.flush()
                 return False
         self._post.flush()
+        self._end()
+        return True
+
+    def _end(self) -> None:
         for group in self._groups:
             self._lines.settle(group)
         for receiver in self._receivers:
             _forget_letter(self._lines, receiver)
-        return True
 
     def drop(self, gap: Gap) -> None:
-        """Work it off: to account for it is all that it does."""
-        self.run(_NEVER)
+        """Move what is not accounted for into another gap, whatever the cause."""
+        if self._left is None:
+            for group, (messages, size) in self._groups.items():
+                gap.add(group, messages, size, False)
+            self._left = [(receiver, messages, size) for receiver, (messages, size) in self._receivers.items()]
+            self._post.scheduler.mail_copies -= self._copies
+            self._post.scheduler.mail_bytes -= self._copied_bytes
+        for receiver, messages, size in self._left:
+            gap.add_for(receiver, messages, size)
+        self._end()
 
     def describe(self) -> dict[str, Any]:
         """See `sbus.fair.Entry`."""
