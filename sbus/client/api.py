@@ -41,6 +41,7 @@ unknown.
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -48,6 +49,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeV
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
 from sbus.client.identity import check_name
 from sbus.client.losses import Lost
+from sbus.client.options import ConnectOptions
 from sbus.client.questions import CallingWaiter
 from sbus.client.responding import Handler, Request, Responder
 from sbus.client.watches import Watch
@@ -80,6 +82,8 @@ _MOST_NAMES = 2
 """Names for which replies are received: the client's own, and the one before."""
 _MAX_ERROR = 1000
 """Characters of an error's text that are sent to the requester."""
+_LOSS_LOG_INTERVAL = 10.0
+"""Seconds between two log lines about packets that were too long."""
 _MAX_REPLY_KEY = 1024
 """Bytes in the longest key that a reply is published to."""
 
@@ -116,7 +120,10 @@ class ClientApi(ABC, Generic[Sub]):
 
     core: ClientCore
 
-    def __init__(self) -> None:
+    def __init__(self, options: ConnectOptions) -> None:
+        self._options = options
+        self.core = options.new_core(self._control_received, self._loss_received, self._make_room)
+        self._unlogged, self._log_losses_at = 0, 0.0
         self._me: bytes | None = None
         self._requests: dict[bytes, Waiter] = {}
         self._name_changes = 0
@@ -125,6 +132,14 @@ class ClientApi(ABC, Generic[Sub]):
         self._lost = 0
 
     # --- what a backend implements -----------------------------------------------------------
+
+    @abstractmethod
+    def _control_received(self, key: bytes, payload: bytes) -> None:
+        """Call ``on_control``."""
+
+    @abstractmethod
+    def _make_room(self, size: int) -> None:
+        """Receive, and send, packets of up to `size` bytes from now on."""
 
     @abstractmethod
     def send(self, packets: list[bytes]) -> None:
@@ -431,12 +446,30 @@ class ClientApi(ABC, Generic[Sub]):
         """
         return self._lost
 
-    def _count_lost(self, lost: Lost) -> None:
+    def _loss_received(self, lost: Lost) -> None:
+        """Count a loss, and report it in its place, or log it for an application that does not ask."""
         self._lost += lost.messages or 0
+        if self._options.on_lost is not None:
+            self._place_loss(lost)
+            return
+        now = time.monotonic()
+        self._unlogged += 1
+        if now >= self._log_losses_at:
+            self.warn(
+                f"lost, as longer than this client's buffer: packets: {self._unlogged}, the last one of {lost.bytes} "
+                "bytes; connect with max_packet= (--max-packet) the limit of the bus"
+            )
+            self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
 
     @abstractmethod
-    def _loss_received(self, lost: Lost) -> None:
-        """Count a loss, and report it in its place."""
+    def _place_loss(self, lost: Lost) -> None:
+        """Have ``on_lost`` called, in the place of the loss among the messages."""
+
+    def warn(self, text: str) -> None:
+        """Log a warning for the operator of this program."""
+        from logging import getLogger
+
+        getLogger(LOGGER).warning(text)
 
     # --- losing the connection ---------------------------------------------------------------
 

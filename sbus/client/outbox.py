@@ -13,10 +13,8 @@ from sbus.protocol.bundles import pack
 from sbus.protocol.packets import MSG
 from sbus.syscalls.batch import BATCH, send_packets
 
-__all__ = ["BUNDLED_READ_LIMIT", "Outbox", "read_limit", "send_limit", "send_some"]
+__all__ = ["Outbox", "send_limit", "send_some"]
 
-BUNDLED_READ_LIMIT = 8
-"""Packets read with one system call from a server that sends bundles, each of which holds many messages."""
 _MAX_BUNDLES = 8
 """Bundles sent with one system call."""
 _MAX_BUNDLED = 2048
@@ -113,14 +111,6 @@ class Outbox:
         waiters, self._waiters = self._waiters, deque()
         for _, waiter in waiters:
             waiter.set_exception(error)
-
-
-def read_limit(bundle_limit: int) -> int:
-    """Return how many packets to read at once.
-
-    :param bundle_limit: bytes in the longest bundle; 0 if the server sends none.
-    """
-    return BUNDLED_READ_LIMIT if bundle_limit else BATCH
 
 
 def send_limit(bundle_limit: int) -> int:

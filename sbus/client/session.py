@@ -64,12 +64,10 @@ class Session(ClientApi[Sub]):
     """Exceptions of callbacks that are logged and do not end the connection."""
 
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
-        super().__init__()
+        super().__init__(options)
         self.address = find_address(address)
-        self.core = options.new_core(self._control_received, self._loss_received)
         self.outbox = Outbox()
         self.outbox.extend(self.core.resync_packets())
-        self._options = options
         self._backoff = options.backoff
         self._immediate_writes = BATCH  # lone writes left to send at once, see `_write`
         self._turn_writes = 0  # writes deferred to the end of this turn
@@ -242,8 +240,7 @@ class Session(ClientApi[Sub]):
         if self._options.on_control is not None:
             self.call_user(self._options.on_control, key, payload)
 
-    def _loss_received(self, lost: Lost) -> None:
-        self._count_lost(lost)
+    def _place_loss(self, lost: Lost) -> None:
         sinks = self.core.sinks()
         place_loss(
             lost,

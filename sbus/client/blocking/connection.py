@@ -57,11 +57,12 @@ from sbus.client.connecting import (
     describe_loss,
     find_address,
     is_absent,
+    larger_reader,
 )
 from sbus.client.core import Batch
 from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
-from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
+from sbus.client.outbox import Outbox, send_limit, send_some
 from sbus.errors import ConnectError, Disconnected, PacketTooLong, TimedOut
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
@@ -69,7 +70,7 @@ from sbus.protocol.notices import LOST
 from sbus.protocol.packets import CMSG, MSG, build
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import PacketReader
-from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, max_sendable
+from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, grow_send_buffer, max_sendable
 
 __all__ = ["BlockingConnection"]
 
@@ -94,11 +95,9 @@ class BlockingConnection(ClientApi[Sub]):
     """
 
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
-        super().__init__()
+        super().__init__(options)
         self.address = find_address(address)
-        self.core = options.new_core(self._control_received, self._loss_received)
-        self._options = options
-        self._reader = PacketReader(options.buffer_size)
+        self._reader = PacketReader(options.receive_size)
         self._batch = Batch([])  # what was received; a callback that reads on continues it
         self._callback_errors: deque[Exception] = deque()
         self._outbox = Outbox()  # what to send before any message
@@ -313,7 +312,7 @@ class BlockingConnection(ClientApi[Sub]):
         if was_lost:
             return _PACKET_OVERHEAD  # what the caller waits for may have come while the client reconnected
         try:
-            packets, ended = self._reader.read(sock, read_limit(self.core.bundle_limit))
+            packets, ended = self._reader.read(sock, self.core.next_read())
         except OSError as e:
             self._connection_lost(describe_loss(e))
         else:
@@ -344,8 +343,7 @@ class BlockingConnection(ClientApi[Sub]):
     def _keepers(self) -> list[LossKeeper]:
         """Return the subscriptions of the application."""
 
-    def _loss_received(self, lost: Lost) -> None:
-        self._count_lost(lost)
+    def _place_loss(self, lost: Lost) -> None:
         place_loss(lost, self._keepers(), lambda lost: self._call_user(self.report_lost, lost))
 
     def report_lost(self, lost: Lost) -> None:
@@ -418,6 +416,11 @@ class BlockingConnection(ClientApi[Sub]):
                 if self._backoff is None or not is_absent(error) or (left is not None and pause > left):
                     raise
             time.sleep(pause)
+
+    def _make_room(self, size: int) -> None:
+        self._reader = larger_reader(self._reader, size)
+        if self._sock is not None and size > self.core.max_packet:
+            self.core.can_send(grow_send_buffer(self._sock, size))
 
     def _attach(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -248,8 +248,9 @@ class Bus(Session[Subscription]):
         sock = transport.getHandle()
         if max_sendable(sock) < self._options.buffer_size:  # an endpoint from the application may not know of bundles
             grow_send_buffer(sock, self._options.buffer_size)
-        transport.ensure_max_packet(self._options.buffer_size)
+        transport.ensure_max_packet(self._options.receive_size)
         self.core.connected(max_sendable(sock))
+        self._read_first(transport)
         self._set_reading(not self._above_high_water)
 
     def packets_received(self, packets: list[bytes]) -> None:
@@ -257,9 +258,23 @@ class Bus(Session[Subscription]):
         had_bundles = self.core.bundle_limit
         self._receive_packets(packets)
         transport = self._transport
+        if transport is not None and self.core.first_reads:
+            self._read_first(transport)
         if transport is not None and self.core.bundle_limit and not had_bundles:
             transport.start_bundling(self.core.bundle_limit)
             transport.flush()
+
+    def _read_first(self, transport: PacketTransport) -> None:
+        """Read the next packet alone, as long as the server's limit may be among the packets."""
+        if self.core.next_read() == 1:
+            transport.begin_alone()
+
+    def _make_room(self, size: int) -> None:
+        transport = self._transport
+        if transport is not None:
+            transport.ensure_max_packet(size)
+            if size > self.core.max_packet:
+                self.core.can_send(grow_send_buffer(transport.getHandle(), size))
 
     def connection_lost(self, protocol: BusProtocol, why: str) -> None:
         """See `sbus.client.tx.protocol.Session`."""
@@ -278,6 +293,10 @@ class Bus(Session[Subscription]):
         """See `sbus.client.session.Session`."""
         failure = error if isinstance(error, Failure) else Failure(error)
         self._log.failure("an sbus callback failed", failure=failure)
+
+    def warn(self, text: str) -> None:
+        """See `sbus.client.api.ClientApi.warn`."""
+        self._log.warn("{text}", text=text)
 
     def handler_failed(self, error: Exception) -> None:
         """See `sbus.client.api.ClientApi.handler_failed`."""

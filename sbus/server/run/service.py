@@ -37,7 +37,7 @@ from sbus.server.run.arguments import (
 from sbus.server.run.sockets import Sockets
 from sbus.syscalls.batch import COMPILED
 from sbus.syscalls.descriptors import descriptor_limit
-from sbus.syscalls.sockets import grow_send_buffer
+from sbus.syscalls.sockets import LONGEST_PACKET, OVERHEAD, grow_send_buffer
 
 __all__ = ["BusFactory", "BusService"]
 
