@@ -34,7 +34,7 @@ from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.outbox import send_limit, send_some
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, QueuedWatch
-from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
+from sbus.errors import Closed, ConnectError, Disconnected, PacketTooLong, TimedOut
 from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 
@@ -110,7 +110,7 @@ async def connect(address: str | os.PathLike[str] | None = None, **options: Unpa
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, on_gap, on_lost, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -123,7 +123,8 @@ class Bus(Session[Subscription]):
 
     `close`, or the end of ``async with``, closes it.
 
-    Every wait may be cancelled; packets written before are still sent.
+    Every wait may be cancelled. A message whose `publish` is cancelled is not sent, unless it has left already; of
+    `publish_many` all are sent once one has left. Packets written before are still sent.
     """
 
     _callback_errors = (Exception, asyncio.CancelledError)
@@ -144,16 +145,35 @@ class Bus(Session[Subscription]):
 
     async def publish(self, key: bytes | str, payload: bytes = b"") -> None:
         self._check_open()
-        self._write([self.core.publish(key, payload)])
+        try:
+            packets = [self.core.publish(key, payload)]
+        except PacketTooLong:
+            packets = await self._longer(lambda: [self.core.publish(key, payload)])
+        self._write(packets)
         if len(self.outbox):
-            await self.wait_drained()
+            await self._sent(1)
 
     async def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
         self._check_open()
-        packets = self.core.publish_many(messages)
+        messages = list(messages)
+        try:
+            packets = self.core.publish_many(messages)
+        except PacketTooLong:
+            packets = await self._longer(lambda: self.core.publish_many(messages))
         if packets:
             self._write(packets)
-            await self.wait_drained()
+            if len(self.outbox):
+                await self._sent(len(packets))
+
+    async def _sent(self, count: int) -> None:
+        """Wait until the last `count` packets have been sent; take them back if the caller gives up before."""
+        waiter = _Waiter()
+        pending = self.outbox.wait(waiter, count)
+        try:
+            await waiter
+        except BaseException:
+            self.outbox.cancel(pending)
+            raise
 
     async def whoami(self, timeout: float | None = None) -> bytes:
         return await self._run(self._whoami(), timeout)

@@ -49,7 +49,6 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeV
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
 from sbus.client.identity import check_name
 from sbus.client.losses import Lost
-from sbus.client.options import ConnectOptions
 from sbus.client.questions import CallingWaiter
 from sbus.client.responding import Handler, Request, Responder
 from sbus.client.watches import Watch
@@ -120,30 +119,26 @@ class ClientApi(ABC, Generic[Sub]):
 
     core: ClientCore
 
-    def __init__(self, options: ConnectOptions) -> None:
-        self._options = options
-        self.core = options.new_core(self._control_received, self._loss_received, self._make_room)
-        self._unlogged, self._log_losses_at = 0, 0.0
+    def __init__(self) -> None:
         self._me: bytes | None = None
         self._requests: dict[bytes, Waiter] = {}
         self._name_changes = 0
         self._replies: list[Sub] = []  # the newest last; replies to the name before it may be on their way
         self._replies_to: bytes | None = None
         self._lost = 0
+        self._unlogged, self._log_losses_at = 0, 0.0
 
     # --- what a backend implements -----------------------------------------------------------
 
     @abstractmethod
-    def _control_received(self, key: bytes, payload: bytes) -> None:
-        """Call ``on_control``."""
-
-    @abstractmethod
-    def _make_room(self, size: int) -> None:
-        """Receive, and send, packets of up to `size` bytes from now on."""
-
-    @abstractmethod
     def send(self, packets: list[bytes]) -> None:
         """Send packets, in order, after those that are already waiting."""
+
+    def _take_back(self, packet: bytes) -> None:
+        """Do not send a packet that was handed to `send`, if it has not left yet."""
+
+    def _make_room(self, size: int) -> None:
+        """Receive, and send, packets of up to `size` bytes from now on."""
 
     @abstractmethod
     def waiter(self) -> AwaitableWaiter:
@@ -310,6 +305,15 @@ class ClientApi(ABC, Generic[Sub]):
         self.send(self.core.whoami(waiter))
         return await waiter
 
+    async def _longer(self, build: Callable[[], list[bytes]]) -> list[bytes]:
+        """Return the packets that `build` makes, which were too long for all that was known of the server's limit.
+
+        :raises sbus.errors.PacketTooLong: if that is known, and they are too long.
+        """
+        if self.core.may_learn_limit:
+            await self._fence()
+        return build()
+
     async def _fence(self) -> None:
         waiter = self.waiter()
         self.send(self.core.fence(waiter))
@@ -342,11 +346,15 @@ class ClientApi(ABC, Generic[Sub]):
                 self.send(self.core.unsubscribe(self._replies.pop(0)))
         token = os.urandom(16).hex().encode()
         waiter = self._requests[token] = self.waiter()
+        packet = b""
         try:
             packet = self.core.publish(key, b"%b%b%b\0%b" % (me, _REPLY, token, payload))
             on_count = CallingWaiter(lambda count: _fail_if_none(count, key, waiter))
             self.send([packet, *self.core.probe_request(key, on_count)])
             reply = await waiter
+        except BaseException:
+            self._take_back(packet)  # given up means not sent, if it has not left yet
+            raise
         finally:
             del self._requests[token]
         if not reply.startswith(b"+"):
@@ -446,12 +454,15 @@ class ClientApi(ABC, Generic[Sub]):
         """
         return self._lost
 
-    def _loss_received(self, lost: Lost) -> None:
-        """Count a loss, and report it in its place, or log it for an application that does not ask."""
+    def _count_lost(self, lost: Lost) -> None:
         self._lost += lost.messages or 0
-        if self._options.on_lost is not None:
-            self._place_loss(lost)
-            return
+
+    @abstractmethod
+    def _loss_received(self, lost: Lost) -> None:
+        """Count a loss, and report it in its place; log it for an application without ``on_lost``."""
+
+    def _log_loss(self, lost: Lost) -> None:
+        """Log a packet that was longer than the buffer: the first one at once, others in sums."""
         now = time.monotonic()
         self._unlogged += 1
         if now >= self._log_losses_at:
@@ -460,10 +471,6 @@ class ClientApi(ABC, Generic[Sub]):
                 "bytes; connect with max_packet= (--max-packet) the limit of the bus"
             )
             self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
-
-    @abstractmethod
-    def _place_loss(self, lost: Lost) -> None:
-        """Have ``on_lost`` called, in the place of the loss among the messages."""
 
     def warn(self, text: str) -> None:
         """Log a warning for the operator of this program."""

@@ -22,6 +22,10 @@ go out at once; the next is held until the end of the turn. If others joined it,
 turn goes at once; if none did, another 64 do. A deferred turn is flushed early once it holds as many bytes as the
 largest bundle, as waiting longer gains nothing. While the socket is full, packets gather in the outbox anyway.
 
+*While there is no bus*, messages wait in the outbox, up to ``reconnect_buffer`` bytes; what is published beyond raises
+an error. What was given up, by a cancellation or a timeout, is taken out of the outbox again, unless some of its packets
+have left. There is no limit while there is a bus: its back-pressure is the caller's to wait for.
+
 *Reconnecting.* When the connection is lost, the outbox is rebuilt: first the packets that restore settings and
 subscriptions, then the unsent messages. Only then do pending calls fail, because their callers may use the client at
 once. `_reconnect_loop` connects, then sends a fence. A connection counts only when that fence returns: a server that
@@ -47,6 +51,7 @@ from sbus.client.outbox import Outbox
 from sbus.client.subscription import QueuedSubscription, QueuedWatch, Readers
 from sbus.errors import Closed, ConnectError, Disconnected
 from sbus.protocol.bundles import MAX_BUNDLE
+from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH
 
@@ -54,6 +59,7 @@ __all__ = ["Session"]
 
 Sub = TypeVar("Sub", bound=QueuedSubscription)
 W = TypeVar("W", bound=QueuedWatch)
+_MESSAGE = MSG + b" "
 Args = TypeVarTuple("Args")
 
 
@@ -64,8 +70,10 @@ class Session(ClientApi[Sub]):
     """Exceptions of callbacks that are logged and do not end the connection."""
 
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
-        super().__init__(options)
+        super().__init__()
+        self._options = options
         self.address = find_address(address)
+        self.core = options.new_core(self._control_received, self._loss_received, self._make_room)
         self.outbox = Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._backoff = options.backoff
@@ -195,10 +203,13 @@ class Session(ClientApi[Sub]):
             self._immediate_writes -= 1
             sent = self._try_send(packets)
             if sent < len(packets):
-                self.outbox.extend(packets[sent:])
+                self._keep(packets[sent:], has_begun=sent > 0)
                 self._flush()
             return
-        self.outbox.extend(packets)
+        if self._reconnecting:
+            self._keep(packets)
+        else:
+            self.outbox.extend(packets)
         if self._turn_writes:
             self._turn_writes += 1
             self._deferred_bytes += total_size(packets)
@@ -210,10 +221,23 @@ class Session(ClientApi[Sub]):
             self._call_soon(self._end_of_turn)
         # Otherwise the socket is full or missing; the flush that sends the queued packets sends these too.
 
+    def _keep(self, packets: list[bytes], *, has_begun: bool = False) -> None:
+        """Put packets into the outbox; without a bus, messages only as far as `reconnect_buffer` permits.
+
+        :param has_begun: whether packets that belong to them have been sent.
+        """
+        if self._reconnecting and not has_begun and packets[0].startswith(_MESSAGE):
+            self.outbox.extend_within(packets, self._options.reconnect_buffer)
+        else:
+            self.outbox.extend(packets)
+
     def _end_of_turn(self) -> None:
         self._immediate_writes = 1 if self._turn_writes > 1 else BATCH
         self._turn_writes = 0
         self._flush()
+
+    def _take_back(self, packet: bytes) -> None:
+        self.outbox.take_back(packet)
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -240,7 +264,11 @@ class Session(ClientApi[Sub]):
         if self._options.on_control is not None:
             self.call_user(self._options.on_control, key, payload)
 
-    def _place_loss(self, lost: Lost) -> None:
+    def _loss_received(self, lost: Lost) -> None:
+        self._count_lost(lost)
+        if self._options.on_lost is None:
+            self._log_loss(lost)
+            return
         sinks = self.core.sinks()
         place_loss(
             lost,

@@ -28,7 +28,7 @@ from sbus.client.core import Message, as_bytes
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.snapshots import LastValue
-from sbus.errors import Closed, Disconnected, TimedOut
+from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
 from sbus.syscalls.sockets import DONTWAIT, PEEK
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
@@ -42,7 +42,7 @@ def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Key
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, on_gap, on_lost, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -73,14 +73,23 @@ class Bus(BlockingConnection[Subscription]):
         :raises sbus.errors.TimedOut: if the socket stayed full; the message is then not sent.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
-        packet = self.core.publish(key, payload)
+        try:
+            packet = self.core.publish(key, payload)
+        except PacketTooLong:
+            timeout = 0.0 if flags & DONTWAIT else timeout
+            [packet] = self._run(self._longer(lambda: [self.core.publish(key, payload)]), timeout)
         if flags or timeout is not None:
             self._send_one(packet, flags, timeout)
         else:
             self._send_all([packet])
 
     def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
-        self._send_all(self.core.publish_many(messages))
+        messages = list(messages)
+        try:
+            packets = self.core.publish_many(messages)
+        except PacketTooLong:
+            packets = self._run(self._longer(lambda: self.core.publish_many(messages)), None)
+        self._send_all(packets)
 
     # --- receiving ---------------------------------------------------------------------------
 

@@ -95,8 +95,10 @@ class BlockingConnection(ClientApi[Sub]):
     """
 
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
-        super().__init__(options)
+        super().__init__()
+        self._options = options
         self.address = find_address(address)
+        self.core = options.new_core(self._control_received, self._loss_received, self._make_room)
         self._reader = PacketReader(options.receive_size)
         self._batch = Batch([])  # what was received; a callback that reads on continues it
         self._callback_errors: deque[Exception] = deque()
@@ -145,6 +147,9 @@ class BlockingConnection(ClientApi[Sub]):
         self._outbox.extend(packets)
         self._drain(self._deadline)
 
+    def _take_back(self, packet: bytes) -> None:
+        self._outbox.take_back(packet)
+
     def _send_all(self, packets: list[bytes]) -> None:
         """Send messages, however long it takes, or until the deadline of `limit`."""
         position = 0
@@ -153,7 +158,7 @@ class BlockingConnection(ClientApi[Sub]):
                 self._drain(self._limit)
             sock = self._connected(self._limit)
             if sock is None:
-                self._outbox.extend(packets[position:])
+                self._outbox.extend_within(packets[position:], self._options.reconnect_buffer)
                 return
             if self._expects_bundle_reply and len(packets) > 1:
                 self._read_bundle_reply(sock)
@@ -343,7 +348,11 @@ class BlockingConnection(ClientApi[Sub]):
     def _keepers(self) -> list[LossKeeper]:
         """Return the subscriptions of the application."""
 
-    def _place_loss(self, lost: Lost) -> None:
+    def _loss_received(self, lost: Lost) -> None:
+        self._count_lost(lost)
+        if self._options.on_lost is None:
+            self._log_loss(lost)
+            return
         place_loss(lost, self._keepers(), lambda lost: self._call_user(self.report_lost, lost))
 
     def report_lost(self, lost: Lost) -> None:

@@ -30,7 +30,7 @@ from sbus.client.subscription import QueuedSubscription, QueuedWatch
 from sbus.client.tx.producer import Producer, ProducerAdapter
 from sbus.client.tx.protocol import BusFactory, BusProtocol
 from sbus.client.tx.waiter import DeferredWaiter, DoneWaiter
-from sbus.errors import Closed, ConnectError, Disconnected, TimedOut, UsageError
+from sbus.errors import Closed, ConnectError, Disconnected, PacketTooLong, TimedOut, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import Multiplexer
@@ -86,7 +86,7 @@ def connect(
     :param address: path or abstract address of the bus, or an endpoint, or the string of one (``seqpacket:PATH``); by
         default the result of `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, on_gap, on_lost, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_control.
     :returns: a Deferred that fires with the bus, or fails with `sbus.errors.ConnectError`, which contains the reason
         and the remedy.
     """
@@ -97,7 +97,8 @@ def connect(
 class Bus(Session[Subscription]):
     """A connection to a bus, made by `connect`.
 
-    Every Deferred may be cancelled; packets written before are still sent.
+    Every Deferred may be cancelled. A message is not sent if the Deferred of its `publish` is cancelled, unless it has
+    left already; of `publish_many` all are sent once one has left. Packets written before are still sent.
     """
 
     _log = Logger(namespace="sbus.client")
@@ -133,15 +134,43 @@ class Bus(Session[Subscription]):
 
     def publish(self, key: bytes | str, payload: bytes = b"") -> defer.Deferred[None]:
         self._check_open()
-        self._write([self.core.publish(key, payload)])
-        return self.wait_drained()
+        try:
+            packets = [self.core.publish(key, payload)]
+        except PacketTooLong:
+            return self._publish_longer(lambda: [self.core.publish(key, payload)])
+        return self._publish(packets)
 
     def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> defer.Deferred[None]:
         self._check_open()
-        packets = self.core.publish_many(messages)
+        messages = list(messages)
+        try:
+            packets = self.core.publish_many(messages)
+        except PacketTooLong:
+            return self._publish_longer(lambda: self.core.publish_many(messages))
+        return self._publish(packets)
+
+    def _publish(self, packets: list[bytes]) -> defer.Deferred[None]:
         if packets:
             self._write(packets)
-        return self.wait_drained()
+        if not len(self.outbox):
+            return self.wait_drained()
+        waiter = DoneWaiter(lambda: self.outbox.cancel(pending))
+        pending = self.outbox.wait(waiter, len(packets))
+        return waiter.deferred
+
+    def _publish_longer(self, build: Callable[[], list[bytes]]) -> defer.Deferred[None]:
+        """Publish what is too long for all that is known, once the server's limit is known.
+
+        :raises sbus.errors.PacketTooLong: if it is known.
+        """
+        if not self.core.may_learn_limit:
+            build()
+
+        async def publish() -> None:
+            await self._fence()
+            await self._publish(build())
+
+        return defer.Deferred.fromCoroutine(publish())
 
     def whoami(self, timeout: float | None = None) -> defer.Deferred[bytes]:
         return self._run(self._whoami(), timeout)
