@@ -34,7 +34,7 @@ from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.outbox import send_limit, send_some
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, QueuedWatch
-from sbus.errors import Closed, ConnectError, Disconnected, PacketTooLong, TimedOut
+from sbus.errors import Closed, ConnectError, Disconnected, Forked, PacketTooLong, TimedOut
 from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 
@@ -406,6 +406,14 @@ class Bus(Session[Subscription]):
             self._stop_writing()
             self._sock.close()
             self._sock, self._write_failed = None, False
+
+    def forked(self, error: Forked) -> None:
+        """See `sbus.client.session.Session`."""
+        super().forked(error)
+        for copy in (self._sock, self._hangup):
+            if copy is not None:
+                copy.close()
+        self._sock = self._hangup = self._task = None
 
     def _sleep(self, seconds: float) -> Awaitable[None]:
         return asyncio.sleep(seconds)

@@ -45,11 +45,12 @@ from typing import TypeVar, TypeVarTuple
 from sbus.client.api import ClientApi, State
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
+from sbus.client.forks import leave_to_parent
 from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
 from sbus.client.subscription import QueuedSubscription, QueuedWatch, Readers
-from sbus.errors import Closed, ConnectError, Disconnected
+from sbus.errors import Closed, ConnectError, Disconnected, Forked
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
@@ -86,6 +87,7 @@ class Session(ClientApi[Sub]):
         self._reconnecting = False
         self._closing = False
         self._error: Exception | None = None
+        leave_to_parent(self)
 
     # --- what a backend implements -----------------------------------------------------------
 
@@ -362,6 +364,13 @@ class Session(ClientApi[Sub]):
     def close_now(self) -> None:
         """End without sending the outbox."""
         self._end(Closed("the connection to the bus was closed here"))
+
+    def forked(self, error: Forked) -> None:
+        """Give the connection up in a forked child; the parent's loop and waiters are left alone."""
+        self._error = error
+        for subscription in self.core.sinks():
+            assert isinstance(subscription, QueuedSubscription)
+            subscription.forked(error)
 
     def _end(self, error: Exception) -> None:
         if self._error is not None:

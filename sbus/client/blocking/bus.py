@@ -25,10 +25,11 @@ from sbus.client.blocking.subscription import Subscription
 from sbus.client.blocking.waiting import deadline_in
 from sbus.client.blocking.watch import Watch
 from sbus.client.core import Message, as_bytes
+from sbus.client.forks import leave_to_parent
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.snapshots import LastValue
-from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
+from sbus.errors import Closed, Disconnected, Forked, PacketTooLong, TimedOut
 from sbus.syscalls.sockets import DONTWAIT, PEEK
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
@@ -60,6 +61,7 @@ class Bus(BlockingConnection[Subscription]):
         super().__init__(address, options)
         self._messages = MessageQueue()
         self._last_delivered: list[Message] | None = None
+        leave_to_parent(self)
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -221,11 +223,24 @@ class Bus(BlockingConnection[Subscription]):
         return sock
 
     def close(self) -> None:
-        """Close; iteration over the bus and its subscriptions ends."""
+        """Close; iteration over the bus and its subscriptions ends.
+
+        Another thread may call it, and a signal handler: a call that waits raises `sbus.errors.Closed` then.
+        """
         if self._error is None:
             self._error = Closed("the connection to the bus was closed here")
-        self._detach()
+        self._wake_and_detach()
         self._batch.take()  # callbacks get no more
+
+    def forked(self, error: Forked) -> None:
+        """Give the connection up in a forked child; what was received is the parent's to read."""
+        self._error = error
+        self._detach()
+        self._batch.take()
+        self._messages.refill(())
+        for sink in self.core.sinks():
+            if isinstance(sink, Subscription):
+                sink.forked()
 
     def __enter__(self) -> Self:
         return self

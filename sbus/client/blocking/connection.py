@@ -36,6 +36,7 @@ all of it is in force. ``on_gap`` is called then.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -83,6 +84,8 @@ _MESSAGE = MSG + b" "
 _RECEIPT = build(CMSG, LOST, b"")
 _PACKET_OVERHEAD = 512
 """Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
+_CLOSE_LOOK = 0.1
+"""Seconds between two looks, in the pauses of reconnecting, whether another thread has closed the connection."""
 _MEMORY_RETRY = 0.05
 """Seconds until the next attempt to send after the kernel ran out of memory."""
 
@@ -108,6 +111,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._limit: float | None = None  # of the block of `limit` under way
         self._sock: socket.socket | None = None
         self._expects_bundle_reply = False
+        self._is_polling = False
         self._error: Disconnected | None = None  # why the connection has ended
         self._backoff = options.backoff
         self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` is called
@@ -220,6 +224,8 @@ class BlockingConnection(ClientApi[Sub]):
         except BlockingIOError:
             return 0
         except OSError as e:
+            if self._error is not None:
+                raise self._error from None  # closed in another thread
             if e.errno in (errno.EPIPE, errno.ECONNRESET):
                 self._connection_lost(describe_loss(e), self._read_rest(sock))
             elif e.errno in (errno.ENOBUFS, errno.ENOMEM):
@@ -241,8 +247,36 @@ class BlockingConnection(ClientApi[Sub]):
             pass  # nothing is here yet, or the connection is lost, which the next send finds out
 
     def _wait_writable(self, sock: socket.socket, deadline: float | None) -> None:
-        if (deadline is not None and time.monotonic() >= deadline) or not poll_socket(sock, select.POLLOUT, deadline):
+        if (deadline is not None and time.monotonic() >= deadline) or not self._poll(sock, select.POLLOUT, deadline):
             raise TimedOut("the socket stayed full")
+
+    def _poll(self, sock: socket.socket, events: int, deadline: float | None) -> bool:
+        """Wait for the socket, as `poll_socket` does, or until `close` is called in another thread.
+
+        :raises sbus.errors.Closed: in that case.
+        """
+        self._is_polling = True  # from here on `close` wakes this thread, and leaves the descriptor open
+        try:
+            is_ready = self._error is not None or poll_socket(sock, events, deadline)
+        finally:
+            self._is_polling = False
+            if self._error is not None:
+                self._detach()
+        if self._error is not None:
+            raise self._error
+        return is_ready
+
+    def _wake_and_detach(self) -> None:
+        """Close the socket; a thread that waits for it wakes up and closes it itself.
+
+        A descriptor that was closed under a poll would leave it waiting, and could be another file's by then.
+        """
+        sock = self._sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        if not self._is_polling:
+            self._detach()
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -280,7 +314,7 @@ class BlockingConnection(ClientApi[Sub]):
         taken = self._read_ready(deadline)
         if not taken:
             sock = self._sock
-            if sock is not None and not poll_socket(sock, select.POLLIN, deadline):
+            if sock is not None and not self._poll(sock, select.POLLIN, deadline):
                 raise TimedOut("nothing has come in time")
         return taken
 
@@ -460,6 +494,9 @@ class BlockingConnection(ClientApi[Sub]):
 
         :param rest: packets received and not dispatched yet.
         """
+        if self._error is not None:
+            self._detach()
+            return  # closed in another thread
         rest = unbundle(rest or [])
         self.core.extensions.take_farewell(rest)
         error = self.core.extensions.connection_lost(why, self.address)
@@ -499,7 +536,10 @@ class BlockingConnection(ClientApi[Sub]):
     def _try_to_connect(self, deadline: float | None) -> None:
         """Make one attempt to connect, when the next one is due."""
         until = self._next_attempt if deadline is None else min(self._next_attempt, deadline)
-        time.sleep(max(0.0, until - time.monotonic()))
+        while self._error is None and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _CLOSE_LOOK))
+        if self._error is not None:
+            return
         if time.monotonic() < self._next_attempt:
             raise TimedOut("there is no connection yet")
         self._next_attempt = time.monotonic() + next(self._delays)

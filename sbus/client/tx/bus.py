@@ -30,7 +30,7 @@ from sbus.client.subscription import QueuedSubscription, QueuedWatch
 from sbus.client.tx.producer import Producer, ProducerAdapter
 from sbus.client.tx.protocol import BusFactory, BusProtocol
 from sbus.client.tx.waiter import DeferredWaiter, DoneWaiter
-from sbus.errors import Closed, ConnectError, Disconnected, PacketTooLong, TimedOut, UsageError
+from sbus.errors import Closed, ConnectError, Disconnected, Forked, PacketTooLong, TimedOut, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import Multiplexer
@@ -419,6 +419,13 @@ class Bus(Session[Subscription]):
         self._attached = False
         if transport is not None:
             transport.abortConnection()
+
+    def forked(self, error: Forked) -> None:
+        """See `sbus.client.session.Session`."""
+        super().forked(error)
+        transport, self._protocol, self._attached = self._transport, None, False
+        if transport is not None:
+            transport.getHandle().close()
 
     def _sleep(self, seconds: float) -> defer.Deferred[None]:
         pause: defer.Deferred[None] = deferLater(self._reactor, seconds)
