@@ -27,15 +27,14 @@ from sbus.client.connecting import (
     connect_once,
     describe_loss,
     is_absent,
-    larger_reader,
 )
 from sbus.client.core import Message, as_bytes
+from sbus.client.inlet import Inlet
 from sbus.client.options import ConnectOptions, Keywords
-from sbus.client.outbox import send_limit, send_some
+from sbus.client.outbox import read_limit, send_limit, send_some
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, QueuedWatch
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, PacketTooLong, TimedOut
-from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
@@ -132,7 +131,7 @@ class Bus(Session[Subscription]):
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__(address, options)
         self._loop = asyncio.get_running_loop()
-        self._reader = PacketReader(options.receive_size)
+        self._reader = Inlet(self.core, options.receive_size)
         self._sock: socket.socket | None = None
         self._hangup: select.epoll | None = None
         self._writing = False
@@ -294,11 +293,12 @@ class Bus(Session[Subscription]):
             await asyncio.sleep(BACKLOG_RETRY)
         self._sock = sock
         self.core.connected(max_sendable(sock))
+        self._reader.connected()
         self._set_reading(not self._above_high_water)
         self._flush()
 
     def _make_room(self, size: int) -> None:
-        self._reader = larger_reader(self._reader, size)
+        self._reader.make_room(size)
         if self._sock is not None and size > self.core.max_packet:
             self.core.can_send(grow_send_buffer(self._sock, size))
 
@@ -342,7 +342,7 @@ class Bus(Session[Subscription]):
     def _readable(self) -> None:
         assert self._sock is not None
         try:
-            packets, ended = self._reader.read(self._sock, self.core.next_read())
+            packets, ended = self._reader.read(self._sock, read_limit(self.core.bundle_limit))
         except OSError as e:
             self._disconnected(describe_loss(e))
             return
@@ -393,7 +393,7 @@ class Bus(Session[Subscription]):
         packets, ended = [b""], False
         while self._sock is sock and packets and not ended:
             try:
-                packets, ended = self._reader.read(sock, self.core.next_read())
+                packets, ended = self._reader.read(sock)
             except OSError:
                 break
             self._receive_packets(packets)

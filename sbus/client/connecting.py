@@ -38,7 +38,6 @@ from dataclasses import dataclass
 from sbus.client import lookup
 from sbus.errors import AddressError, ConnectError
 from sbus.syscalls import addresses
-from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = [
@@ -140,11 +139,6 @@ def connect_blocking(address: str, max_packet: int, timeout: float | None) -> so
             raise ConnectError(backlog_full(address))
         time.sleep(BACKLOG_RETRY)
     return sock
-
-
-def larger_reader(reader: PacketReader, size: int) -> PacketReader:
-    """Return a reader for packets of `size` bytes: this one, if its buffers are large enough."""
-    return reader if size <= reader.max_packet else PacketReader(size)
 
 
 def is_absent(error: ConnectError) -> bool:

@@ -20,10 +20,9 @@ The core knows four things:
   (`sbus.client.questions`). A plain ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too.
 * **What goes beyond the original protocol** (`sbus.client.extensions`), which a server may ignore.
 
-*The longest packet.* A server whose limit is above that of the original says so in its answer to ``bye/on``. That is
-among the first packets that a connection receives, so the first reads take one packet each (`ClientCore.next_read`):
-a message read together with the answer would find buffers that are too short. A packet longer than the buffer is a
-loss, as if the server had reported it, at its place among the messages.
+*The longest packet.* A server whose limit is above that of the original says so in its answer to ``bye/on``
+(`sbus.client.inlet`). A packet that is still longer than the buffer is a loss, as if the server had reported it, at its
+place among the messages.
 
 Invariants:
 
@@ -66,15 +65,12 @@ from sbus.protocol.controls import (
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, SecretKey
 from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, Truncated, build
 from sbus.routing.runs import build_messages
-from sbus.syscalls.batch import BATCH
 from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "as_bytes", "find_dialect"]
 
 _MAX_LIMIT_DIGITS = 9
 """Digits of the largest limit that is believed (just under 1 GB)."""
-_BUNDLED_READ = 8
-"""Packets read with one system call from a server that sends bundles, each of which holds many messages."""
 _OWN_CONTROLS = {
     BUNDLE: "connect with bundles=True, or bundles=False",
     BYE: "see ConnectionLost.reason",
@@ -134,7 +130,7 @@ class ClientCore:
     """The state of one client; see the theory of operation above.
 
     :param dialect: the revision of the protocol that the server speaks.
-    :param max_packet: bytes in the longest packet to send; None for the server's limit.
+    :param max_packet: bytes in the longest packet that the server takes, unless it says so itself.
     :param on_control: called with (key, payload) of control messages that the core does not handle.
     :param bundles: ask the server for bundles, if the dialect has them.
     :param bye: ask the server to give the reason before it disconnects this client, if the dialect has that.
@@ -145,14 +141,13 @@ class ClientCore:
     :ivar on_name_change: called when the server says that this client's name has changed, after `observe_name`.
     :ivar max_packet: bytes in the longest packet that can be sent on this connection.
     :ivar bundle_limit: bytes in the longest bundle that may be sent; 0 while none may.
-    :ivar first_reads: reads of one packet that are left, until the server's limit must have come.
     :ivar extensions: what was asked beyond the original protocol.
     """
 
     def __init__(
         self,
         dialect: Dialect = CURRENT,
-        max_packet: int | None = None,
+        max_packet: int = DEFAULT_MAX_PACKET,
         on_control: Callable[[bytes, bytes], object] | None = None,
         *,
         bundles: bool = False,
@@ -164,11 +159,10 @@ class ClientCore:
         self.dialect = dialect
         self.bundle_limit = 0
         self._given_max_packet = max_packet
-        self._server_max_packet: int | None = None  # what the server has said, on this connection or the one before
-        self.max_packet = self._max_sendable = max_packet or DEFAULT_MAX_PACKET
+        self._server_max_packet = 0  # what the server has said, on this connection or the one before
+        self.max_packet = self._max_sendable = max_packet
         self._make_room = make_room
         self._on_truncated = on_truncated
-        self.first_reads = 0
         self.on_control = on_control
         self.on_name_change: Callable[[], object] | None = None
         self._choices = Choices()  # without the patterns, which the dispatcher has: see `snapshot`
@@ -334,7 +328,6 @@ class ClientCore:
         self._max_sendable = max_sendable
         self._ids = _own_ids()
         self.extensions.connected(has_subscriptions=any(True for _ in self.sinks()))
-        self.first_reads = len({BUNDLE_ON, BYE_ON}.intersection(self._choices.controls))
         self._limit()
 
     def can_send(self, max_sendable: int) -> None:
@@ -343,15 +336,22 @@ class ClientCore:
         self._limit()
 
     def _limit(self) -> None:
-        """Set `max_packet`: the application's limit and the socket's bound the server's."""
-        limit = self._server_max_packet or self._given_max_packet or DEFAULT_MAX_PACKET
-        self.max_packet = min(limit, self._given_max_packet or limit, self._max_sendable)
+        self.max_packet = min(self._server_max_packet or self._given_max_packet, self._max_sendable)
+
+    @property
+    def asks_limit(self) -> bool:
+        """Whether the server is asked for its limit."""
+        return BYE_ON in self._choices.controls
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether the server has answered that."""
+        return "bye" in self.extensions.answered
 
     @property
     def may_learn_limit(self) -> bool:
         """Whether the server may still say that longer packets than `max_packet` can be sent."""
-        asked = BYE_ON in self._choices.controls and self._given_max_packet is None
-        return asked and "bye" not in self.extensions.answered
+        return self.asks_limit and not self.has_limit
 
     def snapshot(self) -> Choices:
         """Return what this client has chosen so far: settings in force, watched keys and patterns."""
@@ -399,32 +399,21 @@ class ClientCore:
         """Process received packets: messages for sinks, replies for waiters."""
         self.process(Batch(self.extensions.mark_gap(packets)))
 
-    def next_read(self) -> int:
-        """Return how many packets to read with one system call."""
-        if self.first_reads:
-            self.first_reads -= 1
-            return 1
-        return _BUNDLED_READ if self.bundle_limit else BATCH
-
     def _receive_truncated(self, packet: Truncated) -> None:
         self._on_truncated(lost_of(packet))
 
     def _learn_limit(self, payload: bytes) -> None:
         """Note the server's answer to ``bye/on``: the longest packet, if it is longer than usual."""
-        self.first_reads = 0
-        self._server_max_packet = int(payload) if _is_limit(payload) else None
-        self._expect(self._server_max_packet or 0)
+        self._server_max_packet = int(payload) if _is_limit(payload) else 0
+        if self._server_max_packet:
+            self._make_room(min(self._server_max_packet, LONGEST_PACKET))
         self._limit()
-
-    def _expect(self, size: int) -> None:
-        if size:
-            self._make_room(min(size, LONGEST_PACKET))
 
     def _receive_control(self, key: bytes, payload: bytes) -> None:
         if key == BYE_ON and BYE_ON in self._choices.controls:
             self._learn_limit(payload)
         if key == BUNDLE_ON and BUNDLE_ON in self._choices.controls and _is_limit(payload):
-            self._expect(int(payload))
+            self._make_room(min(int(payload), LONGEST_PACKET))
             self.bundle_limit = min(int(payload), self._max_sendable)
             self.extensions.answered.add("bundle")
         elif not self.extensions.handle(key, payload) and not self._name_received(key) and self.on_control is not None:
@@ -465,9 +454,9 @@ class ClientCore:
             return "put a file's path in it: no socket takes more"
         if self.max_packet == self._max_sendable:
             return "raise the kernel's limit of send buffers (net.core.wmem_max)"
-        if self.max_packet == self._given_max_packet:
-            return "raise this client's limit (max_packet, --max-packet), if the bus takes more"
-        return "have the operator raise the limit of the bus (--max-packet)"
+        if self._server_max_packet or not self.asks_limit:
+            return "have the operator raise the limit of the bus (--max-packet)"
+        return "raise the limit at the server, and here if it does not say it (max_packet, --max-packet)"
 
 
 def _is_limit(payload: bytes) -> bool:

@@ -28,7 +28,17 @@ from sbus.client.dispatch import Message
 from sbus.protocol.notices import LOST
 from sbus.protocol.packets import CMSG, Truncated, build
 
-__all__ = ["GAP", "LossKeeper", "LossMark", "Lost", "MessageQueue", "format_lost", "lost_of", "parse_lost", "place_loss"]
+__all__ = [
+    "GAP",
+    "LossKeeper",
+    "LossMark",
+    "Lost",
+    "MessageQueue",
+    "format_lost",
+    "lost_of",
+    "parse_lost",
+    "place_loss",
+]
 
 GAP = build(CMSG, LOST, b"? ? ? reconnect")
 """The receipt for the time without a connection. The library puts it before the first packets of the next one."""

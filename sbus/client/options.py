@@ -23,7 +23,7 @@ class ServiceKeywords(TypedDict, total=False):
     """
 
     dialect: str
-    max_packet: int | None
+    max_packet: int
     bundles: bool
     timeout: float | None
     reconnect_buffer: int
@@ -43,9 +43,8 @@ class ConnectOptions:
     """How to connect to a bus, and what to do when the connection is lost.
 
     :ivar dialect: ``current``, or ``early`` for servers of the protocol's first revision.
-    :ivar max_packet: bytes in the longest packet to send; None for the server's limit. A server says in its first
-        answer if that is above 409,600 bytes; give the limit of a server that does not: one of the early dialect, or
-        an older one.
+    :ivar max_packet: bytes in the longest packet, of a server that does not say that itself. One whose limit is above
+        409,600 bytes does, and is believed; the early dialect and older servers do not (``--max-packet``).
     :ivar bundles: negotiate :doc:`bundles </bundles>` with the server, and use them if it has them.
     :ivar timeout: seconds to retry while the server's backlog is full and, with `reconnect`, while there is no server;
         None for no limit.
@@ -62,7 +61,7 @@ class ConnectOptions:
     """
 
     dialect: str = "current"
-    max_packet: int | None = None
+    max_packet: int = DEFAULT_MAX_PACKET
     bundles: bool = True
     timeout: float | None = 30.0
     reconnect: bool | Backoff = False
@@ -73,7 +72,7 @@ class ConnectOptions:
 
     def __post_init__(self) -> None:
         find_dialect(self.dialect)
-        if self.max_packet is not None and self.max_packet < 1:
+        if self.max_packet < 1:
             raise UsageError(f"max_packet={self.max_packet}: give the server's limit in bytes (409600 by default)")
         if self.reconnect_buffer < 1:
             raise UsageError(f"reconnect_buffer={self.reconnect_buffer}: give a number of bytes above 0")
@@ -81,8 +80,7 @@ class ConnectOptions:
     @property
     def buffer_size(self) -> int:
         """Bytes that the send buffer must hold at first: the longest packet or, if longer, a bundle."""
-        longest = DEFAULT_MAX_PACKET if self.max_packet is None else self.max_packet
-        return max(longest, MAX_BUNDLE) if self.bundles else longest
+        return max(self.max_packet, MAX_BUNDLE) if self.bundles else self.max_packet
 
     @property
     def receive_size(self) -> int:

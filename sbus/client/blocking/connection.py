@@ -58,19 +58,18 @@ from sbus.client.connecting import (
     describe_loss,
     find_address,
     is_absent,
-    larger_reader,
 )
 from sbus.client.core import Batch
+from sbus.client.inlet import Inlet
 from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
-from sbus.client.outbox import Outbox, send_limit, send_some
+from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
 from sbus.errors import ConnectError, Disconnected, PacketTooLong, TimedOut
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
 from sbus.protocol.notices import LOST
 from sbus.protocol.packets import CMSG, MSG, build
 from sbus.routing.runs import total_size
-from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, grow_send_buffer, max_sendable
 
 __all__ = ["BlockingConnection"]
@@ -102,7 +101,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._options = options
         self.address = find_address(address)
         self.core = options.new_core(self._control_received, self._loss_received, self._make_room)
-        self._reader = PacketReader(options.receive_size)
+        self._reader = Inlet(self.core, options.receive_size)
         self._batch = Batch([])  # what was received; a callback that reads on continues it
         self._callback_errors: deque[Exception] = deque()
         self._outbox = Outbox()  # what to send before any message
@@ -351,7 +350,7 @@ class BlockingConnection(ClientApi[Sub]):
         if was_lost:
             return _PACKET_OVERHEAD  # what the caller waits for may have come while the client reconnected
         try:
-            packets, ended = self._reader.read(sock, self.core.next_read())
+            packets, ended = self._reader.read(sock, read_limit(self.core.bundle_limit))
         except OSError as e:
             self._connection_lost(describe_loss(e))
         else:
@@ -461,7 +460,7 @@ class BlockingConnection(ClientApi[Sub]):
             time.sleep(pause)
 
     def _make_room(self, size: int) -> None:
-        self._reader = larger_reader(self._reader, size)
+        self._reader.make_room(size)
         if self._sock is not None and size > self.core.max_packet:
             self.core.can_send(grow_send_buffer(self._sock, size))
 
@@ -469,6 +468,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._sock = sock
         self._expects_bundle_reply = self._options.bundles
         self.core.connected(max_sendable(sock))
+        self._reader.connected()
 
     def _detach(self) -> None:
         if self._sock is not None:

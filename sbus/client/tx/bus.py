@@ -24,6 +24,7 @@ from twisted.python.failure import Failure
 from sbus.client.api import Inbox
 from sbus.client.connecting import Backoff, backlog_full, describe_connect_error, find_address, is_absent
 from sbus.client.core import Message, as_bytes
+from sbus.client.inlet import FIRST_READS
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, QueuedWatch
@@ -35,7 +36,7 @@ from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.sockets import grow_send_buffer, max_sendable
+from sbus.syscalls.sockets import LONGEST_PACKET, grow_send_buffer, max_sendable
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
 
@@ -127,6 +128,8 @@ class Bus(Session[Subscription]):
         self._protocol: BusProtocol | None = None  # the newest one, connected or not
         self._attached = False
         self._pause: defer.Deferred[Any] | None = None  # of `_reconnect_loop`
+        self._receive_size = options.receive_size
+        self._first_left = 0  # batches that are read into the largest buffers, as in `sbus.client.inlet`
         self._end_waiters: list[defer.Deferred[None]] = []
         self._producer: ProducerAdapter | None = None
 
@@ -277,9 +280,10 @@ class Bus(Session[Subscription]):
         sock = transport.getHandle()
         if max_sendable(sock) < self._options.buffer_size:  # an endpoint from the application may not know of bundles
             grow_send_buffer(sock, self._options.buffer_size)
-        transport.ensure_max_packet(self._options.receive_size)
+        self._receive_size = self._options.receive_size
+        self._first_left = FIRST_READS
+        transport.limit_packets(LONGEST_PACKET)
         self.core.connected(max_sendable(sock))
-        self._read_first(transport)
         self._set_reading(not self._above_high_water)
 
     def packets_received(self, packets: list[bytes]) -> None:
@@ -287,21 +291,19 @@ class Bus(Session[Subscription]):
         had_bundles = self.core.bundle_limit
         self._receive_packets(packets)
         transport = self._transport
-        if transport is not None and self.core.first_reads:
-            self._read_first(transport)
+        if transport is not None and self._first_left:
+            self._first_left = 0 if self.core.has_limit else self._first_left - 1
+            if not self._first_left:
+                transport.limit_packets(self._receive_size)
         if transport is not None and self.core.bundle_limit and not had_bundles:
             transport.start_bundling(self.core.bundle_limit)
             transport.flush()
 
-    def _read_first(self, transport: PacketTransport) -> None:
-        """Read the next packet alone, as long as the server's limit may be among the packets."""
-        if self.core.next_read() == 1:
-            transport.begin_alone()
-
     def _make_room(self, size: int) -> None:
         transport = self._transport
         if transport is not None:
-            transport.ensure_max_packet(size)
+            self._receive_size = max(size, self._receive_size)
+            transport.limit_packets(self._receive_size)
             if size > self.core.max_packet:
                 self.core.can_send(grow_send_buffer(transport.getHandle(), size))
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zope.interface.verify import verifyObject
 
-from sbus.client.outbox import Outbox, send_limit, send_some
+from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
 from sbus.client.tx import protocol
 from sbus.interfaces import IPacketQueue
 from sbus.protocol.bundles import MAX_BUNDLE, unbundle
@@ -202,4 +202,5 @@ def test_socket_that_takes_no_bundle_so_long(ours_and_theirs: tuple[socket.socke
 
 def test_limits() -> None:
     """With bundles, fewer packets are read at once, since each has many messages, and more are sent."""
-    assert send_limit(0) == BATCH < send_limit(MAX_BUNDLE)
+    assert read_limit(0) == send_limit(0) == BATCH
+    assert read_limit(MAX_BUNDLE) < BATCH < send_limit(MAX_BUNDLE)
