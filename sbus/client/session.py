@@ -22,9 +22,9 @@ go out at once; the next is held until the end of the turn. If others joined it,
 turn goes at once; if none did, another 64 do. A deferred turn is flushed early once it holds as many bytes as the
 largest bundle, as waiting longer gains nothing. While the socket is full, packets gather in the outbox anyway.
 
-*While there is no bus*, messages wait in the outbox, up to ``reconnect_buffer`` bytes; what is published beyond raises
-an error. What was given up, by a cancellation or a timeout, is taken out of the outbox again, unless some of its packets
-have left. There is no limit while there is a bus: its back-pressure is the caller's to wait for.
+*While there is no bus*, messages wait in the outbox, up to ``reconnect_buffer`` bytes; a `publish` beyond that raises
+an error. A message that its caller has given up, by a cancellation or a timeout, is taken out of the outbox again,
+unless some of its packets have left. There is no limit while there is a bus, as callers wait for its back-pressure.
 
 *Reconnecting.* When the connection is lost, the outbox is rebuilt: first the packets that restore settings and
 subscriptions, then the unsent messages. Only then do pending calls fail, because their callers may use the client at

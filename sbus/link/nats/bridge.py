@@ -113,6 +113,7 @@ class Bridge:
             reconnect=True,
             timeout=None,
             max_packet=settings.max_packet,
+            reconnect_buffer=settings.queue_bytes,
             on_control=self._control_received,
             on_lost=self._loss_received,
             on_gap=self._bus_replaced,
