@@ -18,7 +18,7 @@ from sbus.syscalls.sockets import LONGEST_PACKET
 __all__ = ["FIRST_READS", "Inlet"]
 
 FIRST_READS = 2
-"""Reads that may have the answer to ``bye/on``: before it, a server that answers can only send that to ``bundle/on``."""
+"""Reads that may have the answer to ``bye/on``: before it, a server can only send the one to ``bundle/on``."""
 
 
 class Inlet:
