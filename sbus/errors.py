@@ -50,6 +50,7 @@ __all__ = [
     "ListenError",
     "NobodyListens",
     "PacketTooLong",
+    "PatternWarning",
     "PluginError",
     "RequestFailed",
     "SbusError",
@@ -136,6 +137,10 @@ class Violation(SbusError):
 
     def __reduce__(self) -> tuple[type[Violation], tuple[ViolationReason]]:
         return Violation, (self.reason,)
+
+
+class PatternWarning(UserWarning):
+    """A pattern that can match no key, or that has other systems' wildcards; it is allowed, and likely a mistake."""
 
 
 class UsageError(SbusError):

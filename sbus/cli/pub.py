@@ -22,7 +22,7 @@ from sbus.cli.types import BYTES, RATE, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, UsageError, ViolationReason
 
-__all__ = ["pub", "read_payload"]
+__all__ = ["longest_packet", "pub", "read_payload"]
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BATCH_MESSAGES = 64
@@ -109,10 +109,10 @@ def pub(
         if key is None:
             batches = ([message] for message in _json_messages(stream))
         elif lines:
-            batches = ([(key, line)] for line in _lines(stream, target.max_packet))
+            batches = ([(key, line)] for line in _lines(stream, longest_packet(bus, deadline.left)))
         else:
             if file is not None or payload == b"-":
-                payload = read_payload(stream, target.max_packet)
+                payload = read_payload(stream, longest_packet(bus, deadline.left))
             message = (key, payload or b"")
             batches = _repeated(message, 1 if repeat is None else repeat, 1 if rate else _BATCH_MESSAGES)
         limiter = _RateLimiter(bus, rate, deadline)
@@ -122,6 +122,13 @@ def pub(
             deadline.check()
         if not no_wait:
             bus.fence(deadline.left)
+
+
+def longest_packet(bus: Bus, timeout: float | None) -> int:
+    """Return the bytes in the longest packet that the server takes; it is asked if it has not said so yet."""
+    if bus.core.may_learn_limit:
+        bus.fence(timeout)
+    return bus.core.max_packet
 
 
 def _wait_for_subscriber(bus: Bus, key: bytes, deadline: Deadline) -> None:
@@ -199,7 +206,7 @@ def _lines(stream: BufferedReader, limit: int) -> Iterator[bytes]:
 
 def _too_long(fact: str, remedy: str) -> PacketTooLong:
     return PacketTooLong(
-        f"{ViolationReason.PACKET_TOO_LONG.value}: {fact}; {remedy}, or raise the limit here and at the server "
+        f"{ViolationReason.PACKET_TOO_LONG.value}: {fact}; {remedy}, or have the operator raise the limit of the bus "
         "(--max-packet)"
     )
 

@@ -41,7 +41,9 @@ unknown.
 from __future__ import annotations
 
 import os
+import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -52,7 +54,7 @@ from sbus.client.losses import Lost
 from sbus.client.questions import CallingWaiter
 from sbus.client.responding import Handler, Request, Responder
 from sbus.client.watches import Watch
-from sbus.errors import NobodyListens, RequestFailed, UsageError, Violation
+from sbus.errors import NobodyListens, PatternWarning, RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
     ECHO_OFF,
     ECHO_ON,
@@ -75,6 +77,8 @@ Result: TypeAlias = T | Awaitable[T]
 
 LOGGER = "sbus.client"
 """The name of the logger (`logging`) of the blocking and the asyncio client."""
+_WILDCARDS = frozenset(b"*#>+")
+"""Bytes of wildcards here and in other systems."""
 _REPLY = b"/sbus/reply/"
 _PROOF = b"/sbus/proof"
 _MOST_NAMES = 2
@@ -257,6 +261,24 @@ class ClientApi(ABC, Generic[Sub]):
         it asks for one; call `fence` first for ``bundle``, ``bye`` and ``receipts``.
         """
         return frozenset(self.core.extensions.answered)
+
+    # --- patterns ----------------------------------------------------------------------------
+
+    def _hint(self, pattern: bytes | str) -> None:
+        """Warn of a pattern that most likely means something else than its author believes."""
+        pattern = as_bytes(pattern, "pattern")
+        if not _WILDCARDS.isdisjoint(pattern):
+            from sbus.protocol.explain import hints
+
+            for line in hints([pattern], self.core.dialect):
+                self.advise(line)
+
+    def advise(self, text: str) -> None:
+        """Warn the author of the program, at the line that called the library."""
+        frame, level = sys._getframe(), 1
+        while frame.f_back is not None and frame.f_globals["__name__"].startswith("sbus.client."):
+            frame, level = frame.f_back, level + 1
+        warnings.warn(text, PatternWarning, stacklevel=level)
 
     # --- settings ----------------------------------------------------------------------------
 

@@ -167,6 +167,7 @@ class Session(ClientApi[Sub]):
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
         self._check_open()
+        self._hint(pattern)
         subscription = self._make_subscription(callback)
         self.send(self.core.subscribe(pattern, subscription, last=last))
         return subscription

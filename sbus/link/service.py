@@ -29,6 +29,7 @@ from sbus.client.connecting import Backoff, describe_connect_error
 from sbus.daemon.service import Service
 from sbus.flood.fifo import FifoQueue
 from sbus.link.core import LinkCore, Side
+from sbus.protocol.explain import hints
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
@@ -213,12 +214,15 @@ class LinkService(Service):
         self._timer: IDelayedCall | None = None
         self._reports = [("", 0.0), ("", 0.0)]
         self._stopped: defer.Deferred[None] | None = None
+        self._listed = (*(out := tuple(out)), *(into := tuple(into)))
         self.core = LinkCore(self, out, into, secrets=secrets)
 
     # --- the service -------------------------------------------------------------------------
 
     def startService(self) -> None:
         """Connect to both buses."""
+        for line in hints(self._listed):
+            self.log(line)
         super().startService()
         for side in Side:
             self._connect_after(side, next(self._delays[side]))

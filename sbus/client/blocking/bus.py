@@ -105,6 +105,7 @@ class Bus(BlockingConnection[Subscription]):
         :param last: get the last values of matching keys first, as far as the server keeps them.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
+        self._hint(pattern)
         subscription = Subscription(self, callback)
         self.send(self.core.subscribe(pattern, subscription, last=last))
         return subscription
