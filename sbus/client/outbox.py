@@ -68,7 +68,7 @@ class Outbox:
         self._sent = 0
         self._holes = 0
         self._waiters: deque[Pending] = deque()
-        self._size = 0  # bytes, as of the positions `_measured`
+        self._size = 0  # bytes of messages, as of the positions `_measured`
         self._measured = (0, 0)
 
     def __len__(self) -> int:
@@ -85,13 +85,13 @@ class Outbox:
         self._added += len(packets)
 
     def extend_within(self, packets: list[bytes], limit: int) -> None:
-        """Add packets while there is no connection.
+        """Add messages while there is no connection.
 
-        :param limit: bytes that may wait.
+        :param limit: bytes of messages that may wait.
         :raises BufferFull: if they would be more; nothing is added then.
         """
         if self._measured != (self._sent, self._added):
-            self._size = sum(map(len, self._packets))
+            self._size = sum(len(packet) for packet in self._packets if packet.startswith(_MESSAGE))
         size = self._size + total_size(packets)
         if size > limit:
             raise BufferFull(
