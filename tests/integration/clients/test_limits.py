@@ -30,7 +30,7 @@ async def test_raised_limit_is_learnt(backend: Backend, bus: StartBus) -> None:
     await other.fence()
     await one.publish_many([("k", LONG), ("k", b"short")])
     assert [len(payload) for payload in await sub.take(3)] in ([900_000, 900_000, 5], [900_000, 5])
-    with pytest.raises(PacketTooLong, match="the limit is 1000000; .*the operator raise the limit of the bus"):
+    with pytest.raises(PacketTooLong, match=r"the limit is 1000000; .*the operator raise the limit of the bus"):
         await one.publish("k", bytes(1_000_000))
     assert other.raw.lost == 0
 
