@@ -21,6 +21,7 @@ from sbus.cli.streams import name_of, open_input
 from sbus.cli.types import BYTES, RATE, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, UsageError, ViolationReason
+from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["longest_packet", "pub", "read_payload"]
 
@@ -189,7 +190,7 @@ def read_payload(stream: BufferedReader, limit: int) -> bytes:
     """
     payload = stream.read(limit + 1)
     if len(payload) > limit:
-        raise _too_long(f"{name_of(stream)} has more than {limit} bytes", "publish it in parts (see --lines)")
+        raise _too_long(f"{name_of(stream)} has more than {limit} bytes", "publish it in parts (see --lines)", limit)
     return payload
 
 
@@ -200,15 +201,14 @@ def _lines(stream: BufferedReader, limit: int) -> Iterator[bytes]:
             return
         line = line.removesuffix(b"\n")
         if len(line) > limit:
-            raise _too_long(f"line {number} of {name_of(stream)} has more than {limit} bytes", "split it")
+            raise _too_long(f"line {number} of {name_of(stream)} has more than {limit} bytes", "split it", limit)
         yield line
 
 
-def _too_long(fact: str, remedy: str) -> PacketTooLong:
-    return PacketTooLong(
-        f"{ViolationReason.PACKET_TOO_LONG.value}: {fact}; {remedy}, or have the operator raise the limit of the bus "
-        "(--max-packet)"
-    )
+def _too_long(fact: str, remedy: str, limit: int) -> PacketTooLong:
+    if limit < LONGEST_PACKET:  # beyond, no bus delivers it
+        remedy += ", or have the operator raise the limit of the bus (--max-packet)"
+    return PacketTooLong(f"{ViolationReason.PACKET_TOO_LONG.value}: {fact}; {remedy}")
 
 
 _MAX_CATCH_UP = 0.1
