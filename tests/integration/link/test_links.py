@@ -273,7 +273,6 @@ def test_requests_go_on_with_a_new_link(tree: StartBus) -> None:
             ask()
 
 
-@both_shapes
 def test_message_too_long_for_the_other_bus(tree: StartBus) -> None:
     """A message that the other bus does not take is lost, counted and logged with its size; the link stays up."""
     root = tree("root", None, "--max-packet=1000000")
@@ -291,7 +290,6 @@ def test_message_too_long_for_the_other_bus(tree: StartBus) -> None:
     assert leaf.log.count("linked to root") == 1
 
 
-@both_shapes
 def test_long_messages_between_buses_with_raised_limits(tree: StartBus) -> None:
     """A link learns the limits of its buses: messages of up to these cross both ways."""
     root = tree("root", None, "--max-packet=1000000")
