@@ -28,10 +28,10 @@ DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CURRENT, E
 class _CommandBus(Bus):
     """A connection of a command, whose warnings are lines on standard error like every other."""
 
-    def warn(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         click.echo(f"sbus: {text}", err=True)
 
-    def advise(self, text: str) -> None:
+    def _advise(self, text: str) -> None:
         click.echo(f"sbus: {text}", err=True)
 
 

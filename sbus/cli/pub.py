@@ -23,7 +23,7 @@ from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, UsageError, ViolationReason
 from sbus.syscalls.sockets import LONGEST_PACKET
 
-__all__ = ["longest_packet", "pub", "read_payload"]
+__all__ = ["pub", "read_payload"]
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BATCH_MESSAGES = 64
@@ -110,10 +110,10 @@ def pub(
         if key is None:
             batches = ([message] for message in _json_messages(stream))
         elif lines:
-            batches = ([(key, line)] for line in _lines(stream, longest_packet(bus, deadline.left)))
+            batches = ([(key, line)] for line in _lines(stream, bus, deadline))
         else:
             if file is not None or payload == b"-":
-                payload = read_payload(stream, longest_packet(bus, deadline.left))
+                payload = read_payload(stream, bus, deadline.left)
             message = (key, payload or b"")
             batches = _repeated(message, 1 if repeat is None else repeat, 1 if rate else _BATCH_MESSAGES)
         limiter = _RateLimiter(bus, rate, deadline)
@@ -123,13 +123,6 @@ def pub(
             deadline.check()
         if not no_wait:
             bus.fence(deadline.left)
-
-
-def longest_packet(bus: Bus, timeout: float | None) -> int:
-    """Return the bytes in the longest packet that the server takes; it is asked if it has not said so yet."""
-    if bus.core.may_learn_limit:
-        bus.fence(timeout)
-    return bus.core.max_packet
 
 
 def _wait_for_subscriber(bus: Bus, key: bytes, deadline: Deadline) -> None:
@@ -182,27 +175,43 @@ def _repeated(
         yield batch[: count - start]
 
 
-def read_payload(stream: BufferedReader, limit: int) -> bytes:
+def read_payload(stream: BufferedReader, bus: Bus, timeout: float | None) -> bytes:
     """Read a payload to its end.
 
-    :param limit: the number of bytes that it may have.
-    :raises PacketTooLong: if it has more.
+    :raises PacketTooLong: if it has more bytes than a packet.
     """
-    payload = stream.read(limit + 1)
-    if len(payload) > limit:
-        raise _too_long(f"{name_of(stream)} has more than {limit} bytes", "publish it in parts (see --lines)", limit)
-    return payload
+    payload, limit = b"", bus.core.max_packet
+    while len(payload) <= limit:
+        more = stream.read(limit + 1 - len(payload))
+        if not more:
+            return payload
+        payload += more
+        if len(payload) > limit:
+            limit = _longest_packet(bus, timeout)
+    raise _too_long(f"{name_of(stream)} has more than {limit} bytes", "publish it in parts (see --lines)", limit)
 
 
-def _lines(stream: BufferedReader, limit: int) -> Iterator[bytes]:
+def _lines(stream: BufferedReader, bus: Bus, deadline: Deadline) -> Iterator[bytes]:
+    limit = bus.core.max_packet
     for number in itertools.count(1):
         line = stream.readline(limit + 2)
         if not line:
             return
+        if len(line.removesuffix(b"\n")) > limit:
+            limit = _longest_packet(bus, deadline.left)
+            if not line.endswith(b"\n"):
+                line += stream.readline(limit + 2 - len(line))
         line = line.removesuffix(b"\n")
         if len(line) > limit:
             raise _too_long(f"line {number} of {name_of(stream)} has more than {limit} bytes", "split it", limit)
         yield line
+
+
+def _longest_packet(bus: Bus, timeout: float | None) -> int:
+    """Return the bytes in the longest packet that the server takes; it is asked if it has not said so yet."""
+    if bus.core.may_learn_limit:
+        bus.fence(timeout)
+    return bus.core.max_packet
 
 
 def _too_long(fact: str, remedy: str, limit: int) -> PacketTooLong:

@@ -10,7 +10,7 @@ import click
 from sbus.cli.deadline import Deadline
 from sbus.cli.numbers import CommandWithNumbers
 from sbus.cli.options import Target, connection_options, pass_target
-from sbus.cli.pub import longest_packet, read_payload
+from sbus.cli.pub import read_payload
 from sbus.cli.streams import open_input
 from sbus.cli.types import BYTES, SECONDS
 
@@ -52,7 +52,7 @@ def request(target: Target, key: bytes, payload: bytes | None, file: BinaryIO | 
         raise click.UsageError("PAYLOAD and --file exclude each other.")
     with target.connect(timeout=timeout) as bus:
         if file is not None or payload == b"-":
-            payload = read_payload(open_input(file, Deadline(None)), longest_packet(bus, timeout))
+            payload = read_payload(open_input(file, Deadline(None)), bus, timeout)
         answer = bus.request(key, payload or b"", timeout)
     output = sys.stdout.buffer
     output.write(answer)

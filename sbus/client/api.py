@@ -271,9 +271,9 @@ class ClientApi(ABC, Generic[Sub]):
             from sbus.protocol.explain import hints
 
             for line in hints([pattern], self.core.dialect):
-                self.advise(line)
+                self._advise(line)
 
-    def advise(self, text: str) -> None:
+    def _advise(self, text: str) -> None:
         """Warn the author of the program, at the line that called the library."""
         frame, level = sys._getframe(), 1
         while frame.f_back is not None and frame.f_globals["__name__"].startswith("sbus.client."):
@@ -488,13 +488,13 @@ class ClientApi(ABC, Generic[Sub]):
         now = time.monotonic()
         self._unlogged += 1
         if now >= self._log_losses_at:
-            self.warn(
+            self._warn(
                 f"lost, as longer than this client's buffer: packets: {self._unlogged}, the last one of {lost.bytes} "
                 "bytes; connect with max_packet= (--max-packet) the limit of the bus"
             )
             self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
 
-    def warn(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         """Log a warning for the operator of this program."""
         from logging import getLogger
 

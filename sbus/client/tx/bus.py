@@ -325,8 +325,8 @@ class Bus(Session[Subscription]):
         failure = error if isinstance(error, Failure) else Failure(error)
         self._log.failure("an sbus callback failed", failure=failure)
 
-    def warn(self, text: str) -> None:
-        """See `sbus.client.api.ClientApi.warn`."""
+    def _warn(self, text: str) -> None:
+        """See `sbus.client.api.ClientApi._warn`."""
         self._log.warn("{text}", text=text)
 
     def handler_failed(self, error: Exception) -> None:

@@ -107,7 +107,7 @@ async def test_long_message_is_logged(backend: Backend, directory: Path) -> None
     said: list[str] = []
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address)
-        client.raw.warn = said.append
+        client.raw._warn = said.append
         await client.subscribe("k", lambda message: None)
         peer = await raised_peer(server, b"CMSG bye/on\0")
         await exchange(client, peer, b"MSG k\0", *[b"MSG k\0".ljust(600_000, b"x")] * 3)
