@@ -33,6 +33,7 @@ import socket
 import struct
 import time
 
+from sbus.protocol.packets import Truncated
 from sbus.syscalls.sockets import DONTWAIT
 
 __all__ = ["EMPTY_FRAME", "HEADER", "LARGEST_READ", "READ_SIZE", "FrameReader", "frame"]
@@ -127,7 +128,7 @@ class FrameReader:
             while at + HEADER.size <= size:
                 (length,) = HEADER.unpack_from(view, at)
                 if not 0 < length <= self.max_packet:
-                    packets.append(b"" if length else EMPTY_FRAME)
+                    packets.append(Truncated.of(length, bytes(view[at + 4 : at + 8])) if length else EMPTY_FRAME)
                     self._has_ended = True
                     at = size
                     break

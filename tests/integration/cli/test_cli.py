@@ -253,6 +253,22 @@ def test_pub_max_packet(shared: Bus) -> None:
         assert "the limit is 64" in failure(shared, *arguments, "x" * 60, status=2)
 
 
+def test_raised_limit(bus: StartBus) -> None:
+    """On a bus with a raised limit, commands that are not told of it publish and print longer messages."""
+    server = bus("--max-packet=1M")  # as far as a socket takes: 32 bytes less
+    long = b"x" * 1_000_000
+    with Sbus(server, "sub", "--raw", "--count", "4", "--verbose", "t/") as running:
+        running.wait_subscribed()
+        sbus(server, "pub", "t/1", "-", stdin=long)
+        sbus(server, "pub", "--lines", "t/2", stdin=b"short\n" + long + b"\n" + long)
+        status, output, _ = running.end()
+    assert (status, output) == (0, long + b"short" + 2 * long)
+    for words in (["t/x", "-"], ["--lines", "t/x"]):
+        error = failure(server, "pub", *words, stdin=bytes(1 << 20), status=2)
+        assert "has more than 1048544 bytes" in error
+        assert "--max-packet" not in error  # nobody can raise that
+
+
 def test_pub_confirms(shared: Bus) -> None:
     """If the server rejects a message, pub fails, unless it was started with --no-wait."""
     with fake_server() as (address, listener):
