@@ -201,6 +201,7 @@ class Archive:
                 self.upkeep.stop()
             with contextlib.suppress(OSError):  # the lake is gone: the next start reports what is there then
                 self._note_done_batches()
+                self._lake.table.state.adopt_checkpoint()
         finally:
             self._writing.__exit__(None, None, None)
 
@@ -240,6 +241,7 @@ class Archive:
         if done <= self._done and time.monotonic() < self._retry_at:
             return
         if done > self._done:
+            self._lake.table.state.adopt_checkpoint()
             self._checkpoint.sync(done)
         before = self._checkpoint.offsets(self._done)
         for batch in range(self._done + 1, done + 1):

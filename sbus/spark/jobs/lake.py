@@ -27,7 +27,6 @@ from sbus.journal.clock import DAY, HOUR, as_utc
 from sbus.journal.schema import COLUMN_NAMES
 from sbus.lake.merge import Limits, iter_rows
 from sbus.lake.opening import open_table
-from sbus.lake.state import make_directories
 from sbus.lake.table import Hour, Table
 from sbus.spark.datasource.scan import schema
 
@@ -57,6 +56,7 @@ class Lake:
     :param directory: the directory; a job that writes makes it if it is missing.
     :param format: the table format of a new lake; None: the one that the lake has, or ``parquet``.
     :param state: the directory of the lake's state, for a lake in object storage.
+    :param mode: the permissions of new files; None: those of the lake, and ``0600`` in a new one.
     :raises sbus.errors.LakeError: if the lake has another format.
     """
 
@@ -66,8 +66,10 @@ class Lake:
         *,
         format: str | None = None,
         state: str | os.PathLike[str] | None = None,
+        mode: int | None = None,
     ) -> None:
         self.table = open_table(os.fspath(directory), format=format, state=state)
+        self.table.state.mode = mode
         self.location = self.table.location
         """The directory, or the URL."""
         self.checkpoint = self.table.state.checkpoint
@@ -86,7 +88,7 @@ class Lake:
         state = self.table.state
         refusal = f"{self.location}: another job writes to this lake: stop it, or name another lake"
         with state.locked("lock", refusal):
-            make_directories(self._staging)
+            state.make_directories(self._staging)
             if not (self.checkpoint / "offsets").exists() and self.table.files():
                 raise LakeError(
                     f"{self.location}: it has rows, but nothing says from where ({self.checkpoint} is missing): "
@@ -94,6 +96,8 @@ class Lake:
                 )
             for left in self._staging.iterdir():
                 shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
+            state.apply_mode()
+            state.make_checkpoint()
             yield
 
     def identity(self) -> str:
