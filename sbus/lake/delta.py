@@ -40,6 +40,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import time
 import urllib.parse
@@ -47,7 +48,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -83,6 +84,8 @@ _SCHEMA = pa.schema(
 _STATISTICS = ("journal", "seq", "time", "kind")
 _OWNER = "sbus.lake"
 """The property of the table that has the ID of the lake."""
+_UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|\\")
+"""What the ``deltalake`` package takes for a part of a URL in a path, however it is written."""
 _LAST_CHECKPOINT = "_last_checkpoint"
 """The file of the log that names its last summary."""
 _BLOCK = 8 << 20
@@ -110,6 +113,11 @@ class DeltaLake(Table):
         self._credentials = credentials
         self.location = location.rstrip("/")
         self._is_local = "://" not in location
+        if self._is_local and (found := _UNREADABLE.search(location)):
+            raise LakeError(
+                f"{location}: a Delta table cannot have a path with {found[0]}, which the library for Delta decodes: "
+                "choose another path, or a lake of --format=parquet"
+            )
         if state is None:
             state = Path(location) / "_sbus" if self._is_local else _default_state(self.location)
         self.state = State(state)
@@ -278,9 +286,22 @@ class DeltaLake(Table):
                 str(entry.get("sbus", entry["operation"])),
                 str(entry.get("note", "")),
             )
-            for entry in self._table().history()
+            for entry in self._commits()
         ]
         return sorted(found, key=lambda event: event.version or 0)
+
+    def _commits(self) -> Iterator[dict[str, Any]]:
+        """Yield what the log says of each commit that it still has."""
+        table = self._table()
+        if not self._is_local:
+            yield from table.history()
+            return
+        # The library finds none in a directory whose path has a "#" or a "?".
+        for path in self._log.glob("*.json"):
+            if path.stem.isdecimal():
+                for line in path.read_bytes().splitlines():
+                    if entry := json.loads(line).get("commitInfo"):
+                        yield {"version": path.stem, **entry}
 
     # --- reading --------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from sbus.lake.merge import Limits, iter_rows
 from sbus.lake.opening import open_table
 from sbus.lake.table import Hour, Table
 from sbus.spark.datasource.scan import schema
+from sbus.spark.jobs.paths import AS_THEY_ARE, url
 
 __all__ = ["Lake"]
 
@@ -134,7 +135,7 @@ class Lake:
         with _settings(rows.sparkSession):
             placed.write.partitionBy("date", "hour").option("maxRecordsPerFile", 0).option(
                 "mapreduce.fileoutputcommitter.marksuccessfuljobs", "false"
-            ).options(**_ENCODINGS).parquet(str(staged))
+            ).options(**_ENCODINGS).parquet(url(staged))
         self.table.commit(batch, staged)
 
     # --- reading ------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class Lake:
         """Read files of the lake; Spark itself cannot reach object storage without jars that are not on PyPI."""
         columns = schema(raw_keys=False)
         if "://" not in self.location:
-            return spark.read.schema(columns).parquet(*paths)
+            return spark.read.schema(columns).options(**AS_THEY_ARE).parquet(*map(url, paths))
         table = self.table
         names = spark.createDataFrame([(path.removeprefix(f"{self.location}/"),) for path in paths], "name string")
         tasks = min(len(paths), 4 * spark.sparkContext.defaultParallelism)
