@@ -23,6 +23,7 @@ __all__ = ["explain", "starting"]
 
 _NOISE = re.compile(rb"WARNING: Using incubator modules: .*\n")
 _CAUSES = (
+    re.compile(r"^Error occurred during initialization of VM\n(.*)$", re.MULTILINE),
     re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE),
     re.compile(r"^Exception in thread \S+ (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE),
     re.compile(r"^(?:Error|Exception|Unrecognized|Invalid|Could not|Failed)\b.*$", re.MULTILINE),

@@ -76,9 +76,8 @@ def put_right(master: str) -> Iterator[list[str]]:
             os.environ.pop("SPARK_LOCAL_HOSTNAME", None)
             if python := before.get("PYSPARK_PYTHON"):
                 _check_python(python)
-        yield sorted(
-            name for name in before.keys() - {"PYSPARK_PYTHON"} if _VARIABLES.match(name) and name in os.environ
-        )
+        left = before.keys() & os.environ.keys() - {"PYSPARK_PYTHON"}
+        yield sorted(filter(_VARIABLES.match, left))
     finally:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
