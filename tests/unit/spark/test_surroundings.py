@@ -177,8 +177,7 @@ def test_a_directory_where_programs_may_be_executed(tmp_path: Path, monkeypatch:
         (
             "Error occurred during initialization of VM\nToo small maximum heap\n",
             ["JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"],
-            "Error occurred during initialization of VM: Too small maximum heap: unset what is of another installation: "
-            "JAVA_TOOL_OPTIONS, _JAVA_OPTIONS",
+            "Too small maximum heap: unset what is of another installation: JAVA_TOOL_OPTIONS, _JAVA_OPTIONS",
         ),
         ("line\nlast line\n\n", [], "last line"),
         ("", [], "its JVM has ended"),
