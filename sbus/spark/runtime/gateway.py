@@ -1,7 +1,7 @@
 """Start the JVM, and report a failure in one line, with the remedy where one is known.
 
-What the JVM writes to standard error while it starts is kept back: if it starts, the text goes to standard error, and
-all that it writes later; if it does not, the line that names the cause becomes the error.
+What the JVM writes while it starts is kept back: if it starts, the text goes where it was meant to go, and so does all
+that it writes later; if it does not, the line that names the cause becomes the error.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _CAUSES = (
     re.compile(r"^Error occurred during initialization of VM\n(.*)$", re.MULTILINE),
     re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE),
     re.compile(r"^Exception in thread \S+ (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE),
+    re.compile(r" ERROR [\w.$]+: (.*)$", re.MULTILINE),
     re.compile(r"^(?:Error|Exception|Unrecognized|Invalid|Could not|Failed)\b.*$", re.MULTILINE),
 )
 _REMEDIES = (
@@ -35,8 +36,8 @@ _REMEDIES = (
     (r"local dir|No space left", "set SPARK_LOCAL_DIRS to a directory of this user with room"),
     (r"reserve enough space|insufficient memory|heap size", "choose another --conf spark.driver.memory"),
 )
-_END_TIMEOUT = 10.0
-"""Seconds for a JVM that has ended to let go of its output; a child of it may keep it."""
+_END_TIMEOUT = 3.0
+"""Seconds for a JVM that fails to end, and to let go of its output."""
 
 
 @contextlib.contextmanager
@@ -51,27 +52,32 @@ def starting(conf: Mapping[str, str], variables: Sequence[str]) -> Iterator[None
         with translate_errors():
             yield
         return
-    reader, writer = os.pipe()
-    output = _Output(reader)
+    # The launcher's errors are on standard error, those of a JVM with wrong options on standard output.
+    outputs = {"stdout": _Output(1), "stderr": _Output(2)}
     try:
         try:
             settings = SparkConf(loadDefaults=False).setAll(list(conf.items()))
-            gateway = launch_gateway(settings, {"stderr": writer})  # type: ignore[no-untyped-call]
+            writers = {name: output.writer for name, output in outputs.items()}
+            gateway = launch_gateway(settings, writers)  # type: ignore[no-untyped-call]
         finally:
-            os.close(writer)
+            for output in outputs.values():
+                os.close(output.writer)
         SparkContext._ensure_initialized(gateway=gateway)
         with translate_errors():
             yield
-    except PySparkException:
-        raise SparkError(explain(output.end(), variables)) from None
-    except OSError as e:
-        output.end()
+    except FileNotFoundError as e:
         raise SparkError(f"Spark does not start: {e.filename}: {e.strerror}{_unset(variables)}") from None
-    except SparkError as e:
-        output.drop()
+    except (PySparkException, OSError, SparkError) as e:
+        texts = [output.end() for output in outputs.values()]
+        if None not in texts:
+            raise SparkError(explain("".join(filter(None, texts)), variables)) from None
         raise SparkError(f"{e}{_remedy(str(e))}") from e
     else:
-        output.forward()
+        for output in outputs.values():
+            output.forward()
+    finally:
+        for output in outputs.values():
+            output.drop()
 
 
 def explain(text: str, variables: Sequence[str]) -> str:
@@ -99,10 +105,15 @@ def _unset(variables: Sequence[str]) -> str:
 
 
 class _Output:
-    """What the JVM writes to standard error: kept, then forwarded or dropped."""
+    """What the JVM writes to one of its outputs: kept, then forwarded or dropped.
 
-    def __init__(self, reader: int) -> None:
-        self._reader = reader
+    :param target: the descriptor to forward it to.
+    :ivar writer: the end of a pipe for the JVM; the caller closes it.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._reader, self.writer = os.pipe()
         self._lock = threading.Lock()
         self._kept: list[bytes] | None = []
         self._is_dropped = False
@@ -116,27 +127,28 @@ class _Output:
                     if self._kept is not None:
                         self._kept.append(data)
                     elif not self._is_dropped:
-                        _write(data)
+                        self._write(data)
 
-    def end(self) -> str:
-        """Wait for the end of the JVM, and return what it has written."""
+    def end(self) -> str | None:
+        """Return what the JVM has written, if it has ended or is about to end; None if it lives."""
         self._thread.join(_END_TIMEOUT)
-        with self._lock:
-            return b"".join(self._kept or ()).decode(errors="replace")
+        if self._thread.is_alive():
+            return None
+        return b"".join(self._kept or ()).decode(errors="replace")
 
     def forward(self) -> None:
         """Write what there is, and from now on what comes."""
         with self._lock:
-            _write(_NOISE.sub(b"", b"".join(self._kept or ())))
+            self._write(_NOISE.sub(b"", b"".join(self._kept or ())))
             self._kept = None
 
     def drop(self) -> None:
-        """Write nothing, now or later."""
+        """Write nothing, now or later, unless it is forwarded."""
         with self._lock:
-            self._kept, self._is_dropped = None, True
+            if self._kept is not None:
+                self._kept, self._is_dropped = None, True
 
-
-def _write(data: bytes) -> None:
-    with contextlib.suppress(OSError):  # standard error is closed
-        while data:
-            data = data[os.write(2, data) :]
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            while data:
+                data = data[os.write(self._target, data) :]
