@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -334,3 +336,20 @@ def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_pat
     assert lake.read(spark, datetime(2027, 1, 1)).count() == 0
     with pytest.raises(LakeError, match="it is empty: run sbus spark archive"):
         Lake(tmp_path / "nowhere").read(spark)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_an_archive_by_root_leaves_the_lake_to_its_owner(spark, new_journal, tmp_path):
+    """All that root's archive writes to a lake of another user, with Spark's checkpoint, belongs to that user."""
+    journal = new_journal(clock=Clock(MIDNIGHT))
+    journal.append(messages(10))
+    journal.sync()
+    lake = tmp_path / "lake"
+    lake.mkdir(0o750)
+    for path in (lake, Path(journal.directory)):
+        os.chown(path, 12345, 12346)
+    put_away(spark, [journal.directory], lake)
+    assert len(archived(lake)) == 10
+    for path in (lake, *lake.rglob("*"), *(Path(journal.directory) / "consumers").rglob("*")):
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346), path
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files(lake)} == {0o640}
