@@ -1,9 +1,9 @@
-"""Start ``twistd``, ``sbusd`` and ``sbus`` in forks of a process that has imported them: most of their CPU time is saved.
+"""Run ``twistd``, ``sbusd`` and ``sbus`` as forks of a process that has imported them, which saves most CPU time.
 
 The child is a process like any other: it has its own arguments, environment, directory, umask and standard streams,
 runs the installed script, and ends as the script ends, short of taking its modules apart. Only the imports are those of
-its parent, which imports what the scripts need and does nothing else. A test about how a process starts (what Python itself reads in the environment, or
-descriptors that it inherits) starts Python itself; so do all tests while coverage is measured.
+its parent, which imports what the scripts need and does nothing else. A test about how a process starts (what Python
+itself reads in the environment) starts Python itself; so do all tests while coverage is measured.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _import_all() -> None:
     import sbus.recorder.twistd
     import sbus.server.run.sbusd
     import sbus.server.run.service
-    import sbus.server.run.twistd  # noqa: F401
+    import sbus.server.run.twistd
 
     list(getPlugins(IServiceMaker))
     commands, context = sbus.cli.main.cli, click.Context(sbus.cli.main.cli)
