@@ -124,27 +124,24 @@ def run(
     timeout: float,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a script of Python's to its end, as `subprocess.run` does with ``capture_output``."""
-    ours, theirs = zip(*((os.pipe(), os.pipe(), os.pipe())), strict=True)
-    theirs, ours = (ours[0], *theirs[1:]), (theirs[0], *ours[1:])
-    try:
-        child = _Child([os.fsdecode(word) for word in command], Path(cwd).resolve(), env, theirs, pass_fds)
-    except BaseException:
-        for descriptor in ours:
-            os.close(descriptor)
-        raise
-    finally:
-        for descriptor in theirs:
-            os.close(descriptor)
-    with open(ours[1], "rb") as output, open(ours[2], "rb") as errors, ThreadPoolExecutor(2) as readers:
-        both = [readers.submit(file.read) for file in (output, errors)]
+    (given, into), (output, out), (errors, err) = os.pipe(), os.pipe(), os.pipe()
+    with open(into, "wb", buffering=0) as stdin_file, open(output, "rb") as stdout, open(errors, "rb") as stderr:
         try:
-            with open(ours[0], "wb") as given, contextlib.suppress(BrokenPipeError):
-                given.write(stdin)
-                given.flush()
-            status = child.wait(timeout)
+            words = [os.fsdecode(word) for word in command]
+            child = _Child(words, Path(cwd).resolve(), env, (given, out, err), pass_fds)
         finally:
-            child.kill()
-        return subprocess.CompletedProcess(command, status, both[0].result(), both[1].result())
+            for descriptor in (given, out, err):
+                os.close(descriptor)
+        with ThreadPoolExecutor(2) as readers:
+            both = [readers.submit(file.read) for file in (stdout, stderr)]
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    stdin_file.write(stdin)
+                stdin_file.close()
+                status = child.wait(timeout)
+            finally:
+                child.kill()
+            return subprocess.CompletedProcess(command, status, both[0].result(), both[1].result())
 
 
 @functools.cache
@@ -208,8 +205,8 @@ def _leave() -> None:
 def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
     """Become a script."""
     command, cwd, env, numbers, umask = json.loads(request)
-    # First out of the way of each other's numbers.
-    for number, descriptor in zip(numbers, [fcntl.fcntl(d, fcntl.F_DUPFD, 1000) for d in descriptors], strict=True):
+    free = max(numbers) + 1  # first out of the way of each other's numbers
+    for number, descriptor in zip(numbers, [fcntl.fcntl(d, fcntl.F_DUPFD, free) for d in descriptors], strict=True):
         os.dup2(descriptor, number)
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in numbers:
