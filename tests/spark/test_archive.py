@@ -217,6 +217,7 @@ def test_consumers_that_cannot_be_read_stop_nothing(new_journal, tmp_path, caplo
     assert consumers(journals[1].directory) == {"archive": 0}
 
 
+@pytest.mark.slow
 def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_journal, tmp_path, caplog, monkeypatch):
     """A journal that cannot be written is archived, with one warning that its retention keeps the rows.
 
@@ -237,6 +238,7 @@ def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_jo
         assert consumers(journal.directory) == {"archive": 10}
 
 
+@pytest.mark.slow
 def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_path):
     """For a missing journal or deleted rows, the job ends with an error that names the option to go on."""
     lake = tmp_path / "lake"
@@ -266,6 +268,7 @@ def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_pa
     ]
 
 
+@pytest.mark.slow
 def test_a_damaged_batch_does_not_stop_the_archive(spark, new_journal, tmp_path):
     """64 damaged bytes end the job, and cost their batch alone if loss is allowed; a row in the lake counts it."""
     journal = new_journal(clock=Clock(MIDNIGHT))
@@ -302,6 +305,7 @@ def test_another_lake_under_the_same_name(new_journal, tmp_path):
     assert consumers(journal.directory) == {"archive": 0, "two": 0}
 
 
+@pytest.mark.slow
 def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
     """With several tasks, all rows of an hour are in one file, in order."""
     journals = [new_journal(name, clock=Clock(MIDNIGHT)) for name in ("one", "two")]
@@ -320,6 +324,7 @@ def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
         assert found == sorted(found)
 
 
+@pytest.mark.slow
 def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_path):
     """Spark does not open the files of other hours; the rows have the columns of a journal."""
     journal = new_journal(clock=Clock(MIDNIGHT))

@@ -24,8 +24,8 @@ from typing import IO, Any
 import pytest
 
 from sbus.syscalls.polling import is_readable
-from tests.support import ROOT
-from tests.support.harness import OTHER_USER, TIMEOUT, WHOAMI, Bus, Client, name_of, wait_end
+from tests.support import ROOT, nursery
+from tests.support.harness import OTHER_USER, TIMEOUT, WHOAMI, Bus, Client, can_fork, name_of, wait_end
 from tests.support.servers import StartBus
 
 DOCS = ROOT / "docs"
@@ -100,9 +100,11 @@ def sbus(
     bus: Bus | None, *arguments: str | bytes | Path, stdin: bytes = b"", status: int = 0, **env: str
 ) -> tuple[bytes, str]:
     """Run ``sbus`` to its end; return standard output and standard error."""
-    done = subprocess.run(
-        [*command("sbus"), *arguments], input=stdin, capture_output=True, timeout=TIMEOUT, env=environment(bus, **env)
-    )
+    line, environ = [*command("sbus"), *arguments], environment(bus, **env)
+    if len(command("sbus")) == 1 and can_fork(env):
+        done = nursery.run(line, stdin=stdin, timeout=TIMEOUT, env=environ)
+    else:
+        done = subprocess.run(line, input=stdin, capture_output=True, timeout=TIMEOUT, env=environ)
     assert done.returncode == status, (done.stdout, done.stderr.decode())
     return done.stdout, done.stderr.decode()
 
