@@ -1,5 +1,6 @@
 # make run     set everything up, then run the bus in the foreground
 # make test    set everything up, then run the tests      (ARGS="tests/unit -x": arguments for pytest)
+# make test-all   run everything: slow tests too, and all examples of property tests, about 15 minutes; before a release
 # make coverage   run the tests in plain Python and report which code they reach; fails below a room's gate
 # make lint    check style, types, architecture and news fragments   (BASE=origin/main: branch to compare with)
 # make format  reformat the source the way lint expects
@@ -15,7 +16,7 @@
 # make clean   remove everything that the other targets created
 #
 # Variables for the bus:     SOCKET=/path/of/sbus.sock   OPTIONS="--dialect=early ..." (see: twistd sbus --help)
-# Variables for the set-up:  PYTHON=python3.12   SBUS_EXTENSION=auto|yes|no   CC=clang
+# Variables for the set-up:  PYTHON=python3.12   SBUS_EXTENSION=auto|yes|no   CC=clang   SBUS_WHEEL=/path/of/a.whl
 
 BASE ?= origin/main
 OPTIONS ?=
@@ -29,7 +30,7 @@ sources := Makefile pyproject.toml setup.py tools/setup-venv tools/can-compile \
 	$(wildcard sbus/*.p[xy][xd] sbus/*/*.p[xy][xd] sbus/*/*/*.p[xy][xd])
 
 .NOTPARALLEL:
-.PHONY: help run test web test-web coverage lint format bench bench-clients bench-micro bench-attacks docs dist setup clean
+.PHONY: help run test test-all web test-web coverage lint format bench bench-clients bench-micro bench-attacks docs dist setup clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -58,6 +59,11 @@ workers := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 # A test that hangs fails after 300 seconds. Of a process that has ended, pytest-xdist would wait for its tests.
 test: $(ready)-test
 	.venv/bin/python -m pytest --numprocesses=$(workers) --max-worker-restart=0 --timeout=300 $(ARGS)
+
+# Some of these start several Java machines each: no more at once than processors.
+test-all: $(ready)-test
+	.venv/bin/python -m pytest --numprocesses=auto --max-worker-restart=0 --timeout=1200 -m "slow or not slow" \
+		--hypothesis-profile=thorough $(ARGS)
 
 # The page of `sbus web`. The licences are written last.
 page := sbus/web/static/THIRD-PARTY.txt

@@ -10,9 +10,11 @@
      │   ├─ PacketTooLong    a message that does not fit a packet
      │   └─ PluginError      a component that is not installed, or a name that is taken twice
      ├─ ListenError          the server cannot listen on the address (the text has the remedy)
+     ├─ BufferFull           nothing more can wait for a connection to the bus
      ├─ ConnectError         the client cannot connect (the text has the remedy)
      ├─ Disconnected         the connection is gone; everything that waited for it fails with this
      │   ├─ Closed           this program closed the connection
+     │   ├─ Forked           the connection is that of the process that this one was forked from
      │   └─ ConnectionLost   the server closed the connection, or it broke (has a CloseReason or None)
      ├─ JournalError         a journal cannot be read or written (the text has the path and the remedy)
      │   ├─ JournalLocked    another recorder is writing it
@@ -33,11 +35,13 @@ import enum
 
 __all__ = [
     "AddressError",
+    "BufferFull",
     "CloseReason",
     "Closed",
     "ConnectError",
     "ConnectionLost",
     "Disconnected",
+    "Forked",
     "InvalidKey",
     "JournalError",
     "JournalLocked",
@@ -46,6 +50,7 @@ __all__ = [
     "ListenError",
     "NobodyListens",
     "PacketTooLong",
+    "PatternWarning",
     "PluginError",
     "RequestFailed",
     "SbusError",
@@ -135,6 +140,10 @@ class Violation(SbusError):
         return Violation, (self.reason,)
 
 
+class PatternWarning(UserWarning):
+    """A pattern that can match no key, or that has other systems' wildcards; it is allowed, and likely a mistake."""
+
+
 class UsageError(SbusError):
     """A request for something that does not exist or is not allowed.
 
@@ -173,6 +182,10 @@ class ConnectError(SbusError):
     """The client cannot connect to a bus; the text gives the cause and the remedy."""
 
 
+class BufferFull(SbusError):
+    """A message that was not sent: nothing more can wait for a connection to the bus (``reconnect_buffer``)."""
+
+
 class Disconnected(SbusError):
     """The connection to the bus is gone.
 
@@ -182,6 +195,10 @@ class Disconnected(SbusError):
 
 class Closed(Disconnected):
     """This program closed the connection."""
+
+
+class Forked(Disconnected):
+    """The connection is that of the process that this one was forked from; each process needs its own."""
 
 
 class ConnectionLost(Disconnected):

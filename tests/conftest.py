@@ -1,12 +1,15 @@
-"""Settings for all tests: property tests, signals, tests that need Java, and the distribution over processes."""
+"""Settings for all tests: property tests, signals, tests that need Java, samples, the distribution over processes."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterable
 
 import pytest
@@ -15,11 +18,12 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from sbus.errors import UsageError
+from tests.support import ROOT
 
 pytest_plugins = ["tests.support.servers", "tests.support.journals"]
 
 # Other load on the machine must not fail a property test.
-settings.register_profile("sbus", deadline=None, max_examples=30)
+settings.register_profile("sbus", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.load_profile("sbus")
 
@@ -34,6 +38,12 @@ def _hangups() -> None:
     """Give processes that tests start the usual SIGHUP, even below nohup; this process goes on ignoring it."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)  # exec(2) resets a handler, but not SIG_IGN
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample", type=int, metavar="N", help="of the slow tests and the property tests, run one in N, by the commit"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -101,9 +111,33 @@ def _by_length(items: Iterable[pytest.Item], known: dict[str, float]) -> list[py
     return [item for scope in sorted(groups, key=seconds, reverse=True) for item in groups[scope]]
 
 
+@functools.cache
+def _commit() -> str:
+    """Return the commit, so that a sample is the same for all processes and whoever repeats it."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "none"
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    one_in = config.getoption("sample")
+    return f"sample: one in {one_in} of the slow tests and property tests, of commit {_commit()}" if one_in else None
+
+
+def _is_sampled(item: pytest.Item, one_in: int) -> bool:
+    """Return whether a test is in the sample: `make test` leaves it out, or has fewer examples of it."""
+    is_property = item.get_closest_marker("hypothesis") is not None
+    if not is_property and item.get_closest_marker("slow") is None:
+        return False
+    return zlib.crc32(f"{_commit()} {item.nodeid}".encode()) % one_in == 0
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests that need Java where there is none, and start long files first where several processes share them."""
+    if one_in := config.getoption("sample"):
+        left_out = [item for item in items if not _is_sampled(item, one_in)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_sampled(item, one_in)]
     spark = [
         item
         for item in items

@@ -7,9 +7,8 @@ import sys
 import click
 
 from sbus.cli.messages import FORMAT_HELP, MessageFormat, ReceivedMessage, message_options
-from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
+from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Nothing, escape
-from sbus.cli.patterns import warn_of_impossible
 from sbus.cli.types import BYTES, SECONDS
 from sbus.client.core import Message
 from sbus.errors import UsageError
@@ -44,7 +43,6 @@ def get(target: Target, patterns: tuple[bytes, ...], message_format: MessageForm
     none.
     """
     show = message_format.printer()
-    warn_of_impossible(patterns, DIALECTS[target.dialect])
     values: dict[bytes, Message] = {}
 
     def keep(message: Message) -> None:

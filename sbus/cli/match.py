@@ -9,7 +9,7 @@ from sbus.cli.output import escape
 from sbus.cli.patterns import show_mismatch
 from sbus.cli.types import BYTES
 from sbus.errors import InvalidKey, SbusError, Violation
-from sbus.protocol.explain import explain
+from sbus.protocol.explain import explain, hint, never_matches
 
 __all__ = ["match"]
 
@@ -54,6 +54,9 @@ def match(ctx: click.Context, pattern: bytes, keys: tuple[bytes, ...], quiet: bo
             text = "\n  ".join(lines)
         if not quiet:
             click.echo(text)
+    why = None if matches_all or quiet else hint(pattern, DIALECTS[dialect])
+    if why is not None and why != never_matches(pattern, DIALECTS[dialect]):  # the reasons above say that already
+        click.echo(f"hint: {why}")
     ctx.exit(0 if matches_all else 1)
 
 

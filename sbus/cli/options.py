@@ -11,8 +11,9 @@ from click.shell_completion import CompletionItem
 
 from sbus.cli.deadline import Deadline
 from sbus.cli.types import Size
-from sbus.client.blocking import Bus, connect
+from sbus.client.blocking import Bus
 from sbus.client.connecting import find_address, is_absent
+from sbus.client.options import ConnectOptions
 from sbus.errors import ConnectError, TimedOut
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
@@ -24,13 +25,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CURRENT, EARLY)}
 
 
+class _CommandBus(Bus):
+    """A connection of a command, whose warnings are lines on standard error like every other."""
+
+    def _warn(self, text: str) -> None:
+        click.echo(f"sbus: {text}", err=True)
+
+    def _advise(self, text: str) -> None:
+        click.echo(f"sbus: {text}", err=True)
+
+
 @dataclass(slots=True)
 class Target:
     """The bus to use, and how to talk to it.
 
     :ivar socket: the value of ``--socket``, or None.
     :ivar dialect: the name of the protocol's revision.
-    :ivar max_packet: bytes in the longest packet.
+    :ivar max_packet: bytes in the longest packet, unless the server says so itself.
     """
 
     socket: str | None = None
@@ -47,7 +58,10 @@ class Target:
         :param settings: further settings, as for `sbus.client.blocking.connect`.
         :raises sbus.errors.ConnectError: with the reason and the remedy.
         """
-        return connect(self.address, dialect=self.dialect, max_packet=self.max_packet, **settings)
+        options = ConnectOptions(dialect=self.dialect, max_packet=self.max_packet, **settings)
+        bus = _CommandBus(self.address, options)
+        bus._open()
+        return bus
 
     def connect_by(self, deadline: Deadline, **settings: Any) -> Bus:
         """Connect to the bus until a deadline; without one, as long as `connect` tries.
@@ -110,7 +124,7 @@ def connection_options(command: F) -> F:
             metavar="SIZE",
             expose_value=False,
             callback=_store,
-            help=f"Longest packet, as set on the server, such as 1M.  [default: {DEFAULT_MAX_PACKET}]",
+            help=f"Longest packet, where the server does not say it, such as 512K.  [default: {DEFAULT_MAX_PACKET}]",
         ),
     )
     for option in reversed(options):

@@ -17,13 +17,11 @@ __all__ = ["RECORDED_PATTERN", "show_mismatch", "warn_of_impossible"]
 
 
 def warn_of_impossible(patterns: Iterable[bytes], dialect: Dialect = CURRENT) -> None:
-    """Report patterns that no key can match on standard error; they are allowed, and useless."""
-    from sbus.cli.output import escape
-    from sbus.protocol.explain import never_matches
+    """Report patterns that no key can match, or with other systems' wildcards, on standard error; they are allowed."""
+    from sbus.protocol.explain import hints
 
-    for pattern in patterns:
-        if why := never_matches(pattern, dialect):
-            click.echo(f"sbus: the pattern {escape(pattern)}: {why}", err=True)
+    for line in hints(patterns, dialect):
+        click.echo(f"sbus: {line}", err=True)
 
 
 def show_mismatch(pattern: bytes, key: bytes, mismatch: Mismatch) -> list[str]:

@@ -21,6 +21,7 @@ from sbus.cli.streams import name_of, open_input
 from sbus.cli.types import BYTES, RATE, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, UsageError, ViolationReason
+from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["pub", "read_payload"]
 
@@ -109,10 +110,10 @@ def pub(
         if key is None:
             batches = ([message] for message in _json_messages(stream))
         elif lines:
-            batches = ([(key, line)] for line in _lines(stream, target.max_packet))
+            batches = ([(key, line)] for line in _lines(stream, bus, deadline))
         else:
             if file is not None or payload == b"-":
-                payload = read_payload(stream, target.max_packet)
+                payload = read_payload(stream, bus, deadline.left)
             message = (key, payload or b"")
             batches = _repeated(message, 1 if repeat is None else repeat, 1 if rate else _BATCH_MESSAGES)
         limiter = _RateLimiter(bus, rate, deadline)
@@ -174,34 +175,49 @@ def _repeated(
         yield batch[: count - start]
 
 
-def read_payload(stream: BufferedReader, limit: int) -> bytes:
+def read_payload(stream: BufferedReader, bus: Bus, timeout: float | None) -> bytes:
     """Read a payload to its end.
 
-    :param limit: the number of bytes that it may have.
-    :raises PacketTooLong: if it has more.
+    :raises PacketTooLong: if it has more bytes than a packet.
     """
-    payload = stream.read(limit + 1)
-    if len(payload) > limit:
-        raise _too_long(f"{name_of(stream)} has more than {limit} bytes", "publish it in parts (see --lines)")
-    return payload
+    payload, limit = b"", bus.core.max_packet
+    while len(payload) <= limit:
+        more = stream.read(limit + 1 - len(payload))
+        if not more:
+            return payload
+        payload += more
+        if len(payload) > limit:
+            limit = _longest_packet(bus, timeout)
+    raise _too_long(f"{name_of(stream)} has more than {limit} bytes", "publish it in parts (see --lines)", limit)
 
 
-def _lines(stream: BufferedReader, limit: int) -> Iterator[bytes]:
+def _lines(stream: BufferedReader, bus: Bus, deadline: Deadline) -> Iterator[bytes]:
+    limit = bus.core.max_packet
     for number in itertools.count(1):
         line = stream.readline(limit + 2)
         if not line:
             return
+        if len(line.removesuffix(b"\n")) > limit:
+            limit = _longest_packet(bus, deadline.left)
+            if not line.endswith(b"\n"):
+                line += stream.readline(limit + 2 - len(line))
         line = line.removesuffix(b"\n")
         if len(line) > limit:
-            raise _too_long(f"line {number} of {name_of(stream)} has more than {limit} bytes", "split it")
+            raise _too_long(f"line {number} of {name_of(stream)} has more than {limit} bytes", "split it", limit)
         yield line
 
 
-def _too_long(fact: str, remedy: str) -> PacketTooLong:
-    return PacketTooLong(
-        f"{ViolationReason.PACKET_TOO_LONG.value}: {fact}; {remedy}, or raise the limit here and at the server "
-        "(--max-packet)"
-    )
+def _longest_packet(bus: Bus, timeout: float | None) -> int:
+    """Return the bytes in the longest packet that the server takes; it is asked if it has not said so yet."""
+    if bus.core.may_learn_limit:
+        bus.fence(timeout)
+    return bus.core.max_packet
+
+
+def _too_long(fact: str, remedy: str, limit: int) -> PacketTooLong:
+    if limit < LONGEST_PACKET:  # beyond, no bus delivers it
+        remedy += ", or have the operator raise the limit of the bus (--max-packet)"
+    return PacketTooLong(f"{ViolationReason.PACKET_TOO_LONG.value}: {fact}; {remedy}")
 
 
 _MAX_CATCH_UP = 0.1

@@ -12,7 +12,7 @@ Invariants:
 
 * Until the message is sent, any doubt (an option, a key with ``!``, an unusual address, a long message, a
   failed connect) returns False. The whole command then starts from the beginning, and words the error. What was read
-  from standard input until then is in `unread`, where the whole command reads first.
+  from standard input until then is in `sbus.cli.unread`, where the whole command reads first.
 * Once the message is sent it is never sent again. A failure from there on goes through the same code as in the whole
   command, which is imported for it.
 * A test compares what the server receives, what the user sees and the exit status with those of the whole command.
@@ -27,6 +27,7 @@ import _socket as socket  # the module in Python imports five times as much
 import errno
 import os
 
+from sbus.cli.unread import unread
 from sbus.client.lookup import find_default
 
 TYPE_CHECKING = False
@@ -34,10 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
-__all__ = ["publish", "unread"]
-
-unread = bytearray()
-"""What was read from standard input, and is still to be read by others."""
+__all__ = ["publish"]
 
 _BYE_ON = b"CMSG bye/on"
 _WHOAMI = b"CMSG !/cred/whoami"

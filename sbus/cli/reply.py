@@ -11,9 +11,8 @@ from contextlib import contextmanager
 import click
 
 from sbus.cli.deadline import wait_readable
-from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
+from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import escape
-from sbus.cli.patterns import warn_of_impossible
 from sbus.cli.types import BYTES, COUNT, SECONDS
 from sbus.client.responding import Request
 from sbus.errors import RequestFailed, SbusError
@@ -66,7 +65,6 @@ def reply(
     """
     if lines and timeout is not None:
         raise click.UsageError("--timeout is for a COMMAND that runs for each request: leave out --lines.")
-    warn_of_impossible([pattern], DIALECTS[target.dialect])
     answered = 0
 
     def handle(request: Request) -> bytes:

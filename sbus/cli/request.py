@@ -50,9 +50,9 @@ def request(target: Target, key: bytes, payload: bytes | None, file: BinaryIO | 
     """
     if payload is not None and file is not None:
         raise click.UsageError("PAYLOAD and --file exclude each other.")
-    if file is not None or payload == b"-":
-        payload = read_payload(open_input(file, Deadline(None)), target.max_packet)
     with target.connect(timeout=timeout) as bus:
+        if file is not None or payload == b"-":
+            payload = read_payload(open_input(file, Deadline(None)), bus, timeout)
         answer = bus.request(key, payload or b"", timeout)
     output = sys.stdout.buffer
     output.write(answer)

@@ -26,7 +26,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, BinaryIO
 
-from sbus.cli import quick
+from sbus.cli.unread import unread
 from sbus.syscalls.polling import is_readable, is_writable
 
 if TYPE_CHECKING:
@@ -166,11 +166,11 @@ class _Source(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        if self._fd == 0 and quick.unread:
+        if self._fd == 0 and unread:
             view = memoryview(buffer).cast("B")
-            part = bytes(quick.unread[: len(view)])
+            part = bytes(unread[: len(view)])
             view[: len(part)] = part
-            del quick.unread[: len(part)]
+            del unread[: len(part)]
             return len(part)
         while True:
             while not is_readable(self._fd, self._deadline.left):

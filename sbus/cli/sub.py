@@ -10,9 +10,8 @@ import click
 
 from sbus.cli.deadline import Deadline, wait_readable
 from sbus.cli.messages import FORMAT_HELP, MessageFormat, Printer, ReceivedMessage, message_options
-from sbus.cli.options import DIALECTS, Target, connection_options, pass_target
+from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import escape, pluralize
-from sbus.cli.patterns import warn_of_impossible
 from sbus.cli.types import BYTES, COUNT, SECONDS
 from sbus.client.blocking import Bus
 from sbus.client.connecting import is_absent
@@ -88,7 +87,6 @@ def sub(
     the key is printed as \\x20.
     """
     show = message_format.printer()
-    warn_of_impossible(patterns, DIALECTS[target.dialect])
     deadline = Deadline(timeout, "subscribing")
 
     def on_gap(error: Exception) -> None:

@@ -16,6 +16,7 @@ from sbus.cli.output import escape
 from sbus.distribution import needs
 from sbus.errors import UsageError
 from sbus.journal import clock
+from sbus.ownership import growing, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,19 +75,10 @@ def open_writer(path: str | None, *, grows: bool = False) -> Iterator[Writer]:
         raise UsageError(f"--output {path}: name a file that ends with {', '.join(_FORMATS)}")
     if grows and kind is _Parquet:
         raise UsageError(f"--output {path}: a Parquet file cannot grow: use .csv or .json with --live")
-    written = path if grows else f"{path}.tmp"
-    try:
-        with open(written, "ab" if grows else "wb") as file:
-            writer = kind(file)
-            yield writer
-            writer.close()
-        if not grows:
-            os.replace(written, path)
-    except BaseException:
-        if not grows:
-            with contextlib.suppress(OSError):  # the file may not exist, and the first error is the one to report
-                os.unlink(written)
-        raise
+    with growing(path) if grows else replacing(path) as file:
+        writer = kind(file)
+        yield writer
+        writer.close()
 
 
 class _Terminal:

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
-from sbus.daemon.values import duration, size
+from sbus.daemon.values import duration, mode, size
 from sbus.errors import UsageError
 from sbus.journal import clock
+from sbus.ownership import check_file_mode
 
-__all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Size", "Speed", "Time"]
+__all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Mode", "Size", "Speed", "Time"]
 
 BYTES = os.fsencode
 """A key, a pattern or a payload: the argument byte for byte, whatever its encoding."""
@@ -102,6 +103,17 @@ class Size(click.ParamType[int]):
         if self.maximum is not None and number > self.maximum:
             self.fail(f"{value!r} is more than {self.maximum} bytes", param, ctx)
         return number
+
+
+class Mode(click.ParamType[int]):
+    """Permissions of files, in octal; their owner must be able to read and write."""
+
+    name = "mode"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        return check_file_mode(mode(value))
 
 
 class Time(click.ParamType[datetime]):

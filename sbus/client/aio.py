@@ -29,13 +29,13 @@ from sbus.client.connecting import (
     is_absent,
 )
 from sbus.client.core import Message, as_bytes
+from sbus.client.inlet import Inlet
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.outbox import read_limit, send_limit, send_some
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, QueuedWatch
-from sbus.errors import Closed, ConnectError, Disconnected, TimedOut
-from sbus.syscalls.batch import PacketReader
-from sbus.syscalls.sockets import max_sendable
+from sbus.errors import Closed, ConnectError, Disconnected, Forked, PacketTooLong, TimedOut
+from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
 
@@ -109,7 +109,7 @@ async def connect(address: str | os.PathLike[str] | None = None, **options: Unpa
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, on_gap, on_lost, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -122,7 +122,8 @@ class Bus(Session[Subscription]):
 
     `close`, or the end of ``async with``, closes it.
 
-    Every wait may be cancelled; packets written before are still sent.
+    Every wait may be cancelled. A message whose `publish` is cancelled is not sent, unless it has left already; of
+    `publish_many` all are sent once one has left. Packets written before are still sent.
     """
 
     _callback_errors = (Exception, asyncio.CancelledError)
@@ -130,7 +131,7 @@ class Bus(Session[Subscription]):
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__(address, options)
         self._loop = asyncio.get_running_loop()
-        self._reader = PacketReader(options.buffer_size)
+        self._reader = Inlet(self.core, options.receive_size)
         self._sock: socket.socket | None = None
         self._hangup: select.epoll | None = None
         self._writing = False
@@ -143,16 +144,35 @@ class Bus(Session[Subscription]):
 
     async def publish(self, key: bytes | str, payload: bytes = b"") -> None:
         self._check_open()
-        self._write([self.core.publish(key, payload)])
+        try:
+            packets = [self.core.publish(key, payload)]
+        except PacketTooLong:
+            packets = await self._longer(lambda: [self.core.publish(key, payload)])
+        self._write(packets)
         if len(self.outbox):
-            await self.wait_drained()
+            await self._sent(1)
 
     async def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
         self._check_open()
-        packets = self.core.publish_many(messages)
+        messages = list(messages)
+        try:
+            packets = self.core.publish_many(messages)
+        except PacketTooLong:
+            packets = await self._longer(lambda: self.core.publish_many(messages))
         if packets:
             self._write(packets)
-            await self.wait_drained()
+            if len(self.outbox):
+                await self._sent(len(packets))
+
+    async def _sent(self, count: int) -> None:
+        """Wait until the last `count` packets have been sent; take them back if the caller gives up before."""
+        waiter = _Waiter()
+        pending = self.outbox.wait(waiter, count)
+        try:
+            await waiter
+        except BaseException:
+            self.outbox.cancel(pending)
+            raise
 
     async def whoami(self, timeout: float | None = None) -> bytes:
         return await self._run(self._whoami(), timeout)
@@ -273,8 +293,14 @@ class Bus(Session[Subscription]):
             await asyncio.sleep(BACKLOG_RETRY)
         self._sock = sock
         self.core.connected(max_sendable(sock))
+        self._reader.connected()
         self._set_reading(not self._above_high_water)
         self._flush()
+
+    def _make_room(self, size: int) -> None:
+        self._reader.make_room(size)
+        if self._sock is not None and size > self.core.max_packet:
+            self.core.can_send(grow_send_buffer(self._sock, size))
 
     def _try_send(self, packets: list[bytes]) -> int:
         if self._sock is None or self._write_failed:
@@ -380,6 +406,14 @@ class Bus(Session[Subscription]):
             self._stop_writing()
             self._sock.close()
             self._sock, self._write_failed = None, False
+
+    def forked(self, error: Forked) -> None:
+        """See `sbus.client.session.Session`."""
+        super().forked(error)
+        for copy in (self._sock, self._hangup):
+            if copy is not None:
+                copy.close()
+        self._sock = self._hangup = self._task = None
 
     def _sleep(self, seconds: float) -> Awaitable[None]:
         return asyncio.sleep(seconds)

@@ -41,6 +41,9 @@ unknown.
 from __future__ import annotations
 
 import os
+import sys
+import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -51,7 +54,7 @@ from sbus.client.losses import Lost
 from sbus.client.questions import CallingWaiter
 from sbus.client.responding import Handler, Request, Responder
 from sbus.client.watches import Watch
-from sbus.errors import NobodyListens, RequestFailed, UsageError, Violation
+from sbus.errors import NobodyListens, PatternWarning, RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
     ECHO_OFF,
     ECHO_ON,
@@ -74,12 +77,16 @@ Result: TypeAlias = T | Awaitable[T]
 
 LOGGER = "sbus.client"
 """The name of the logger (`logging`) of the blocking and the asyncio client."""
+_WILDCARDS = frozenset(b"*#>+")
+"""Bytes of wildcards here and in other systems."""
 _REPLY = b"/sbus/reply/"
 _PROOF = b"/sbus/proof"
 _MOST_NAMES = 2
 """Names for which replies are received: the client's own, and the one before."""
 _MAX_ERROR = 1000
 """Characters of an error's text that are sent to the requester."""
+_LOSS_LOG_INTERVAL = 10.0
+"""Seconds between two log lines about packets that were too long."""
 _MAX_REPLY_KEY = 1024
 """Bytes in the longest key that a reply is published to."""
 
@@ -123,12 +130,19 @@ class ClientApi(ABC, Generic[Sub]):
         self._replies: list[Sub] = []  # the newest last; replies to the name before it may be on their way
         self._replies_to: bytes | None = None
         self._lost = 0
+        self._unlogged, self._log_losses_at = 0, 0.0
 
     # --- what a backend implements -----------------------------------------------------------
 
     @abstractmethod
     def send(self, packets: list[bytes]) -> None:
         """Send packets, in order, after those that are already waiting."""
+
+    def _take_back(self, packet: bytes) -> None:
+        """Do not send a packet that was handed to `send`, if it has not left yet."""
+
+    def _make_room(self, size: int) -> None:
+        """Receive, and send, packets of up to `size` bytes from now on."""
 
     @abstractmethod
     def waiter(self) -> AwaitableWaiter:
@@ -248,6 +262,24 @@ class ClientApi(ABC, Generic[Sub]):
         """
         return frozenset(self.core.extensions.answered)
 
+    # --- patterns ----------------------------------------------------------------------------
+
+    def _hint(self, pattern: bytes | str) -> None:
+        """Warn of a pattern that most likely means something else than its author believes."""
+        pattern = as_bytes(pattern, "pattern")
+        if not _WILDCARDS.isdisjoint(pattern):
+            from sbus.protocol.explain import hints
+
+            for line in hints([pattern], self.core.dialect):
+                self._advise(line)
+
+    def _advise(self, text: str) -> None:
+        """Warn the author of the program, at the line that called the library."""
+        frame, level = sys._getframe(), 1
+        while frame.f_back is not None and frame.f_globals["__name__"].startswith("sbus.client."):
+            frame, level = frame.f_back, level + 1
+        warnings.warn(text, PatternWarning, stacklevel=level)
+
     # --- settings ----------------------------------------------------------------------------
 
     def control(self, key: bytes | str, payload: bytes | None = None) -> None:
@@ -295,6 +327,15 @@ class ClientApi(ABC, Generic[Sub]):
         self.send(self.core.whoami(waiter))
         return await waiter
 
+    async def _longer(self, build: Callable[[], list[bytes]]) -> list[bytes]:
+        """Return the packets that `build` makes, which were too long for all that was known of the server's limit.
+
+        :raises sbus.errors.PacketTooLong: if that is known, and they are too long.
+        """
+        if self.core.may_learn_limit:
+            await self._fence()
+        return build()
+
     async def _fence(self) -> None:
         waiter = self.waiter()
         self.send(self.core.fence(waiter))
@@ -327,11 +368,15 @@ class ClientApi(ABC, Generic[Sub]):
                 self.send(self.core.unsubscribe(self._replies.pop(0)))
         token = os.urandom(16).hex().encode()
         waiter = self._requests[token] = self.waiter()
+        packet = b""
         try:
             packet = self.core.publish(key, b"%b%b%b\0%b" % (me, _REPLY, token, payload))
             on_count = CallingWaiter(lambda count: _fail_if_none(count, key, waiter))
             self.send([packet, *self.core.probe_request(key, on_count)])
             reply = await waiter
+        except BaseException:
+            self._take_back(packet)  # given up means not sent, if it has not left yet
+            raise
         finally:
             del self._requests[token]
         if not reply.startswith(b"+"):
@@ -436,7 +481,24 @@ class ClientApi(ABC, Generic[Sub]):
 
     @abstractmethod
     def _loss_received(self, lost: Lost) -> None:
-        """Count a loss, and report it in its place."""
+        """Count a loss, and report it in its place; log it for an application without ``on_lost``."""
+
+    def _log_loss(self, lost: Lost) -> None:
+        """Log a packet that was longer than the buffer: the first one at once, others in sums."""
+        now = time.monotonic()
+        self._unlogged += 1
+        if now >= self._log_losses_at:
+            self._warn(
+                f"lost, as longer than this client's buffer: packets: {self._unlogged}, the last one of {lost.bytes} "
+                "bytes; connect with max_packet= (--max-packet) the limit of the bus"
+            )
+            self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
+
+    def _warn(self, text: str) -> None:
+        """Log a warning for the operator of this program."""
+        from logging import getLogger
+
+        getLogger(LOGGER).warning(text)
 
     # --- losing the connection ---------------------------------------------------------------
 

@@ -20,6 +20,10 @@ The core knows four things:
   (`sbus.client.questions`). A plain ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too.
 * **What goes beyond the original protocol** (`sbus.client.extensions`), which a server may ignore.
 
+*The longest packet.* A server whose limit is above that of the original says so in its answer to ``bye/on``
+(`sbus.client.inlet`). A packet that is still longer than the buffer is a loss, as if the server had reported it, at its
+place among the messages.
+
 Invariants:
 
 * A waiter is completed exactly once: by its reply, or, after `ClientCore.disconnected`, by the backend. `disconnected`
@@ -42,7 +46,7 @@ from dataclasses import replace
 from sbus.client.choices import Choices
 from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter
 from sbus.client.extensions import Extensions
-from sbus.client.losses import Lost
+from sbus.client.losses import Lost, lost_of
 from sbus.client.watches import MAX_WATCHED_KEY, Watch
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, Violation, ViolationReason
 from sbus.protocol.controls import (
@@ -59,13 +63,14 @@ from sbus.protocol.controls import (
     WHOAMI,
 )
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, SecretKey
-from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, build
+from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, Truncated, build
 from sbus.routing.runs import build_messages
+from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "as_bytes", "find_dialect"]
 
 _MAX_LIMIT_DIGITS = 9
-"""Digits of the largest bundle limit that is believed (just under 1 GB)."""
+"""Digits of the largest limit that is believed (just under 1 GB)."""
 _OWN_CONTROLS = {
     BUNDLE: "connect with bundles=True, or bundles=False",
     BYE: "see ConnectionLost.reason",
@@ -125,12 +130,14 @@ class ClientCore:
     """The state of one client; see the theory of operation above.
 
     :param dialect: the revision of the protocol that the server speaks.
-    :param max_packet: bytes in the longest packet that the server takes.
+    :param max_packet: bytes in the longest packet that the server takes, unless it says so itself.
     :param on_control: called with (key, payload) of control messages that the core does not handle.
     :param bundles: ask the server for bundles, if the dialect has them.
     :param bye: ask the server to give the reason before it disconnects this client, if the dialect has that.
     :param on_lost: called with each loss that the server reports, in its place among the messages; None: do not ask
         for such reports.
+    :param on_truncated: called with each packet that was too long to receive, in its place.
+    :param make_room: called with the bytes in the longest packet that may come and may be sent, once that is known.
     :ivar on_name_change: called when the server says that this client's name has changed, after `observe_name`.
     :ivar max_packet: bytes in the longest packet that can be sent on this connection.
     :ivar bundle_limit: bytes in the longest bundle that may be sent; 0 while none may.
@@ -146,18 +153,23 @@ class ClientCore:
         bundles: bool = False,
         bye: bool = False,
         on_lost: Callable[[Lost], object] | None = None,
+        on_truncated: Callable[[Lost], object] = lambda _: None,
+        make_room: Callable[[int], object] = lambda _: None,
     ) -> None:
         self.dialect = dialect
-        self.max_packet = max_packet
         self.bundle_limit = 0
-        self._configured_max_packet = self._max_sendable = max_packet
+        self._given_max_packet = max_packet
+        self._server_max_packet = 0  # what the server has said, on this connection or the one before
+        self.max_packet = self._max_sendable = max_packet
+        self._make_room = make_room
+        self._on_truncated = on_truncated
         self.on_control = on_control
         self.on_name_change: Callable[[], object] | None = None
         self._choices = Choices()  # without the patterns, which the dispatcher has: see `snapshot`
         for key, wanted in ((BUNDLE_ON, bundles), (BYE_ON, bye), (RECEIPTS_ON, on_lost is not None)):
             if wanted and dialect.control:
                 self._choices = self._choices.with_control(key)
-        self._dispatcher = Dispatcher(dialect, self._receive_control)
+        self._dispatcher = Dispatcher(dialect, self._receive_control, self._receive_truncated)
         self.extensions = Extensions(on_lost, self._set_intercept, self._dispatcher.sinks_for)
         self._ids = _own_ids()  # at the time of connecting
         self.process = self._dispatcher.process
@@ -316,7 +328,30 @@ class ClientCore:
         self._max_sendable = max_sendable
         self._ids = _own_ids()
         self.extensions.connected(has_subscriptions=any(True for _ in self.sinks()))
-        self.max_packet = min(self._configured_max_packet, max_sendable)
+        self._limit()
+
+    def can_send(self, max_sendable: int) -> None:
+        """Note that the socket can send longer packets now."""
+        self._max_sendable = max_sendable
+        self._limit()
+
+    def _limit(self) -> None:
+        self.max_packet = min(self._server_max_packet or self._given_max_packet, self._max_sendable)
+
+    @property
+    def asks_limit(self) -> bool:
+        """Whether the server is asked for its limit."""
+        return BYE_ON in self._choices.controls
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether the server has answered that."""
+        return "bye" in self.extensions.answered
+
+    @property
+    def may_learn_limit(self) -> bool:
+        """Whether the server may still say that longer packets than `max_packet` can be sent."""
+        return self.asks_limit and not self.has_limit
 
     def snapshot(self) -> Choices:
         """Return what this client has chosen so far: settings in force, watched keys and patterns."""
@@ -364,8 +399,21 @@ class ClientCore:
         """Process received packets: messages for sinks, replies for waiters."""
         self.process(Batch(self.extensions.mark_gap(packets)))
 
+    def _receive_truncated(self, packet: Truncated) -> None:
+        self._on_truncated(lost_of(packet))
+
+    def _learn_limit(self, payload: bytes) -> None:
+        """Note the server's answer to ``bye/on``: the longest packet, if it is longer than usual."""
+        self._server_max_packet = int(payload) if _is_limit(payload) else 0
+        if self._server_max_packet:
+            self._make_room(min(self._server_max_packet, LONGEST_PACKET))
+        self._limit()
+
     def _receive_control(self, key: bytes, payload: bytes) -> None:
+        if key == BYE_ON and BYE_ON in self._choices.controls:
+            self._learn_limit(payload)
         if key == BUNDLE_ON and BUNDLE_ON in self._choices.controls and _is_limit(payload):
+            self._make_room(min(int(payload), LONGEST_PACKET))
             self.bundle_limit = min(int(payload), self._max_sendable)
             self.extensions.answered.add("bundle")
         elif not self.extensions.handle(key, payload) and not self._name_received(key) and self.on_control is not None:
@@ -396,9 +444,19 @@ class ClientCore:
         if len(packet) > self.max_packet:
             raise PacketTooLong(
                 f"{ViolationReason.PACKET_TOO_LONG.value}: {len(packet)} bytes, and the limit is {self.max_packet}; "
-                "send it in parts, or raise the limit here and at the server (--max-packet)"
+                f"send it in parts, or {self._longer_packets()}"
             )
         return packet
+
+    def _longer_packets(self) -> str:
+        """Return what permits packets longer than `max_packet`."""
+        if self.max_packet >= LONGEST_PACKET:
+            return "put a file's path in it: no socket takes more"
+        if self.max_packet == self._max_sendable:
+            return "raise the kernel's limit of send buffers (net.core.wmem_max)"
+        if self._server_max_packet or not self.asks_limit:
+            return "have the operator raise the limit of the bus (--max-packet)"
+        return "raise the limit at the server, and here if it does not say it (max_packet, --max-packet)"
 
 
 def _is_limit(payload: bytes) -> bool:

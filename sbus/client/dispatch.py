@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
-from sbus.protocol.packets import CMSG, MSG
+from sbus.protocol.packets import CMSG, MSG, Truncated
 from sbus.routing.cache import RouteCache
 from sbus.routing.route import Route
 from sbus.routing.runs import next_messages
@@ -94,12 +94,19 @@ class Dispatcher:
 
     :param dialect: the revision of the protocol, which says how keys match patterns.
     :param on_control: called with the key and the payload of each control message.
+    :param on_truncated: called in the place of each packet that was longer than the buffer.
     :ivar intercept: sees each packet first, if it is not None; returns whether the packet is dealt with.
     """
 
-    def __init__(self, dialect: Dialect, on_control: Callable[[bytes, bytes], object]) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        on_control: Callable[[bytes, bytes], object],
+        on_truncated: Callable[[Truncated], object],
+    ) -> None:
         self._dialect = dialect
         self._on_control = on_control
+        self._on_truncated = on_truncated
         self._sinks: dict[bytes, list[Sink]] = {}
         self._index: PatternIndex[Sink] = PatternIndex(dialect)
         self._cache: RouteCache[Sink] = RouteCache(dialect)
@@ -217,6 +224,8 @@ class Dispatcher:
                 sink.deliver(messages)
         elif verb == CMSG:
             self._on_control(key, payload)
+        elif isinstance(packet, Truncated):
+            self._on_truncated(packet)
         # Ignore other packets: a newer server may send kinds that this client does not know.
 
     def sinks_for(self, key: bytes) -> tuple[Sink, ...]:

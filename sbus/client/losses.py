@@ -26,9 +26,19 @@ from typing import NamedTuple, Protocol
 
 from sbus.client.dispatch import Message
 from sbus.protocol.notices import LOST
-from sbus.protocol.packets import CMSG, build
+from sbus.protocol.packets import CMSG, Truncated, build
 
-__all__ = ["GAP", "LossKeeper", "LossMark", "Lost", "MessageQueue", "format_lost", "parse_lost", "place_loss"]
+__all__ = [
+    "GAP",
+    "LossKeeper",
+    "LossMark",
+    "Lost",
+    "MessageQueue",
+    "format_lost",
+    "lost_of",
+    "parse_lost",
+    "place_loss",
+]
 
 GAP = build(CMSG, LOST, b"? ? ? reconnect")
 """The receipt for the time without a connection. The library puts it before the first packets of the next one."""
@@ -145,6 +155,11 @@ def place_loss(lost: Lost, keepers: Iterable[LossKeeper], on_lost: Callable[[Los
     mark = LossMark.of(lost)
     for keeper in keepers:
         keeper.keep(mark)
+
+
+def lost_of(packet: Truncated) -> Lost:
+    """Return the loss of a packet that was longer than this end's buffer."""
+    return Lost(1 if packet.is_message else None, packet.size, None, "too-large")
 
 
 def format_lost(lost: Lost) -> bytes:

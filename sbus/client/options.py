@@ -26,6 +26,7 @@ class ServiceKeywords(TypedDict, total=False):
     max_packet: int
     bundles: bool
     timeout: float | None
+    reconnect_buffer: int
     on_gap: Callable[[Exception], object] | None
     on_lost: Callable[[Lost], object] | None
     on_control: Callable[[bytes, bytes], object] | None
@@ -42,16 +43,21 @@ class ConnectOptions:
     """How to connect to a bus, and what to do when the connection is lost.
 
     :ivar dialect: ``current``, or ``early`` for servers of the protocol's first revision.
-    :ivar max_packet: bytes in the longest packet; give the server's limit (``--max-packet``).
+    :ivar max_packet: bytes in the longest packet, of a server that does not say that itself. One whose limit is above
+        409,600 bytes does, and is believed; the early dialect and older servers do not (``--max-packet``).
     :ivar bundles: negotiate :doc:`bundles </bundles>` with the server, and use them if it has them.
     :ivar timeout: seconds to retry while the server's backlog is full and, with `reconnect`, while there is no server;
         None for no limit.
     :ivar reconnect: reconnect and subscribe again when the connection is lost; a `Backoff` sets the pauses.
+    :ivar reconnect_buffer: with `reconnect`, bytes of messages that may wait for a connection; `publish` raises
+        `sbus.errors.BufferFull` beyond.
     :ivar on_gap: called with the reason once a connection has been replaced; messages may have been missed.
     :ivar on_lost: called with each `Lost` that the server reports, in its place among the messages (see
-        `sbus.client.losses`); without it the client does not ask for such reports.
+        `sbus.client.losses`), and with each message that was longer than this client's buffer; without it the client
+        does not ask for such reports, and logs messages that were too long.
     :ivar on_control: called with (key, payload) of control messages that the client does not handle itself.
-    :raises sbus.errors.UsageError: if there is no such dialect, or if `max_packet` is not positive.
+    :raises sbus.errors.UsageError: if there is no such dialect, or if `max_packet` or `reconnect_buffer` is not
+        positive.
     """
 
     dialect: str = "current"
@@ -59,6 +65,7 @@ class ConnectOptions:
     bundles: bool = True
     timeout: float | None = 30.0
     reconnect: bool | Backoff = False
+    reconnect_buffer: int = 2 << 20
     on_gap: Callable[[Exception], object] | None = None
     on_lost: Callable[[Lost], object] | None = None
     on_control: Callable[[bytes, bytes], object] | None = None
@@ -67,22 +74,35 @@ class ConnectOptions:
         find_dialect(self.dialect)
         if self.max_packet < 1:
             raise UsageError(f"max_packet={self.max_packet}: give the server's limit in bytes (409600 by default)")
+        if self.reconnect_buffer < 1:
+            raise UsageError(f"reconnect_buffer={self.reconnect_buffer}: give a number of bytes above 0")
 
     @property
     def buffer_size(self) -> int:
-        """Bytes that buffers must hold: the longest packet or, if longer, a bundle."""
+        """Bytes that the send buffer must hold at first: the longest packet or, if longer, a bundle."""
         return max(self.max_packet, MAX_BUNDLE) if self.bundles else self.max_packet
+
+    @property
+    def receive_size(self) -> int:
+        """Bytes of the longest packet to receive at first, whatever may be sent."""
+        return max(self.buffer_size, DEFAULT_MAX_PACKET)
 
     @property
     def backoff(self) -> Backoff | None:
         """The pauses between attempts to reconnect; None if the client does not reconnect."""
         return Backoff() if self.reconnect is True else (self.reconnect or None)
 
-    def new_core(self, on_control: Callable[[bytes, bytes], object], on_lost: Callable[[Lost], object]) -> ClientCore:
+    def new_core(
+        self,
+        on_control: Callable[[bytes, bytes], object],
+        on_lost: Callable[[Lost], object],
+        make_room: Callable[[int], object],
+    ) -> ClientCore:
         """Return the state of a new client.
 
         :param on_control: called in place of the option of that name, if that is given.
-        :param on_lost: likewise.
+        :param on_lost: likewise; it is called in any case with what was too long to receive.
+        :param make_room: see `ClientCore`.
         """
         return ClientCore(
             find_dialect(self.dialect),
@@ -91,4 +111,6 @@ class ConnectOptions:
             bundles=self.bundles,
             bye=True,
             on_lost=self.on_lost and on_lost,
+            on_truncated=on_lost,
+            make_room=make_room,
         )

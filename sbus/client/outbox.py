@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import socket
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
+from operator import attrgetter
 
 from sbus.client.dispatch import Waiter
+from sbus.errors import BufferFull
 from sbus.protocol.bundles import pack
 from sbus.protocol.packets import MSG
+from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH, send_packets
 
-__all__ = ["BUNDLED_READ_LIMIT", "Outbox", "read_limit", "send_limit", "send_some"]
+__all__ = ["BUNDLED_READ_LIMIT", "Outbox", "Pending", "read_limit", "send_limit", "send_some"]
 
 BUNDLED_READ_LIMIT = 8
 """Packets read with one system call from a server that sends bundles, each of which holds many messages."""
@@ -21,7 +25,29 @@ _MAX_BUNDLES = 8
 """Bundles sent with one system call."""
 _MAX_BUNDLED = 2048
 """Packets offered at once to fill these bundles."""
+_MOST_HOLES = 1024
+"""Packets that were taken back, beside as many as there are others, that may be left in the queue."""
 _MESSAGE = MSG + b" "
+
+
+class Pending:
+    """Packets that somebody waits for to be sent.
+
+    :ivar end: the position behind the last one.
+    :ivar count: how many of them can be taken back together; 0 if some have been sent.
+    """
+
+    __slots__ = ("count", "end", "waiter")
+
+    def __init__(self, end: int, count: int, waiter: Waiter) -> None:
+        self.end = end
+        self.count = count
+        self.waiter = waiter
+
+    def complete(self) -> None:
+        """Complete the waiter: they have been sent."""
+        self.count = 0
+        self.waiter.set_result(b"")
 
 
 class Outbox:
@@ -29,18 +55,24 @@ class Outbox:
 
     Waiters are completed when the packets added before them have been handed to the kernel. Positions count packets
     since the connection was made, so a waiter is due once `_sent` reaches its position.
+
+    A packet that is taken back leaves a hole, the empty packet, so that no position changes. The holes are removed
+    before packets are taken to be sent.
     """
 
-    __slots__ = ("_added", "_packets", "_sent", "_waiters")
+    __slots__ = ("_added", "_holes", "_measured", "_packets", "_sent", "_size", "_waiters")
 
     def __init__(self) -> None:
         self._packets: deque[bytes] = deque()
         self._added = 0
         self._sent = 0
-        self._waiters: deque[tuple[int, Waiter]] = deque()
+        self._holes = 0
+        self._waiters: deque[Pending] = deque()
+        self._size = 0  # bytes of messages, as of the positions `_measured`
+        self._measured = (0, 0)
 
     def __len__(self) -> int:
-        return len(self._packets)
+        return len(self._packets) - self._holes
 
     def write(self, packet: bytes) -> None:
         """Add a packet."""
@@ -52,15 +84,72 @@ class Outbox:
         self._packets.extend(packets)
         self._added += len(packets)
 
-    def wait(self, waiter: Waiter) -> None:
-        """Complete `waiter` once every packet added so far has been handed to the kernel."""
-        if self._packets:
-            self._waiters.append((self._added, waiter))
+    def extend_within(self, packets: list[bytes], limit: int) -> None:
+        """Add messages while there is no connection.
+
+        :param limit: bytes of messages that may wait.
+        :raises BufferFull: if they would be more; nothing is added then.
+        """
+        if self._measured != (self._sent, self._added):
+            self._size = sum(len(packet) for packet in self._packets if packet.startswith(_MESSAGE))
+        size = self._size + total_size(packets)
+        if size > limit:
+            raise BufferFull(
+                f"not sent: there is no connection to the bus, and {self._size} bytes wait for one "
+                f"(reconnect_buffer={limit}): wait until it is back (on_gap), or connect with a larger reconnect_buffer"
+            )
+        self.extend(packets)
+        self._size, self._measured = size, (self._sent, self._added)
+
+    def wait(self, waiter: Waiter, count: int = 0) -> Pending:
+        """Complete `waiter` once every packet added so far has been handed to the kernel.
+
+        :param count: how many packets, the last ones, `cancel` takes back if none of them was sent.
+        """
+        pending = Pending(self._added, count, waiter)
+        if len(self):
+            self._waiters.append(pending)
         else:
-            waiter.set_result(b"")
+            pending.complete()
+        return pending
+
+    def cancel(self, pending: Pending) -> None:
+        """Wait no more, and take the packets back unless some of them have been sent."""
+        start = pending.end - pending.count
+        if start >= self._sent:
+            for at in range(start - self._sent, pending.end - self._sent):
+                self._make_hole(at)
+        pending.count = 0
+        at = bisect_left(self._waiters, pending.end, key=attrgetter("end"))
+        while at < len(self._waiters) and self._waiters[at].end == pending.end:
+            if self._waiters[at] is pending:
+                del self._waiters[at]
+                break
+            at += 1
+        self._tidy()
+
+    def take_back(self, packet: bytes) -> None:
+        """Take a packet back, unless it has been sent."""
+        for at in reversed(range(len(self._packets))):
+            if self._packets[at] is packet:
+                self._make_hole(at)
+                break
+        self._tidy()
+
+    def _make_hole(self, at: int) -> None:
+        self._size -= len(self._packets[at])
+        self._packets[at] = b""
+        self._holes += 1
+
+    def _tidy(self) -> None:
+        """Remove the holes if they are most of what is here."""
+        if self._holes > len(self) + _MOST_HOLES or not len(self):
+            self._rebuild([], bytes)
 
     def take(self, count: int) -> list[bytes]:
         """Return the next packets, at most `count`; they stay here until `ack`."""
+        if self._holes:
+            self._rebuild([], bytes)
         packets = self._packets
         return list(packets if len(packets) <= count else islice(packets, count))
 
@@ -81,23 +170,35 @@ class Outbox:
         Other packets (subscriptions, settings, questions) were meant for the lost connection; `resync` contains what
         is still in force of them.
         """
+        self._rebuild(resync, lambda packet: packet.startswith(_MESSAGE))
+
+    def _rebuild(self, first: list[bytes], is_kept: Callable[[bytes], object]) -> None:
+        """Begin to count anew: with `first`, and behind it the packets that are kept."""
         packets, waiters = self._packets, self._waiters
-        position, self._sent = self._sent, 0
-        self._packets, self._waiters = deque(resync), deque()
+        position, before = self._sent, self._sent
+        self._packets, self._waiters = deque(first), deque()
         for packet in packets:
-            while waiters and waiters[0][0] <= position:
-                self._waiters.append((len(self._packets), waiters.popleft()[1]))
+            while waiters and waiters[0].end <= position:
+                self._move(waiters.popleft(), before)
             position += 1
-            if packet.startswith(_MESSAGE):
+            if is_kept(packet):
                 self._packets.append(packet)
-        self._added = len(self._packets)
-        self._waiters.extend((self._added, waiter) for _, waiter in waiters)
+        for pending in waiters:
+            self._move(pending, before)
+        self._sent, self._added, self._holes, self._measured = 0, len(self._packets), 0, (-1, -1)
         self._complete_waiters()
+
+    def _move(self, pending: Pending, sent: int) -> None:
+        """Have somebody wait for the packets that are here now."""
+        if pending.end - pending.count < sent:
+            pending.count = 0  # the others of its packets have left
+        pending.end = len(self._packets)
+        self._waiters.append(pending)
 
     def _complete_waiters(self) -> None:
         """Complete the waiters that are due, which may add packets and wait again."""
-        while self._waiters and self._waiters[0][0] <= self._sent:
-            self._waiters.popleft()[1].set_result(b"")
+        while self._waiters and self._waiters[0].end <= self._sent:
+            self._waiters.popleft().complete()
 
     def reject_oversized(self, taken: list[bytes], at: int) -> bool:
         """Let the transport close: the core has checked sizes, so this is a bug."""
@@ -109,10 +210,11 @@ class Outbox:
     def set_exception(self, error: Exception) -> None:
         """Discard the packets and fail the waiters: there will be no further connection."""
         self._packets.clear()
-        self._sent = self._added
+        self._sent, self._holes = self._added, 0
         waiters, self._waiters = self._waiters, deque()
-        for _, waiter in waiters:
-            waiter.set_exception(error)
+        for pending in waiters:
+            pending.count = 0
+            pending.waiter.set_exception(error)
 
 
 def read_limit(bundle_limit: int) -> int:

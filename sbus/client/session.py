@@ -22,6 +22,10 @@ go out at once; the next is held until the end of the turn. If others joined it,
 turn goes at once; if none did, another 64 do. A deferred turn is flushed early once it holds as many bytes as the
 largest bundle, as waiting longer gains nothing. While the socket is full, packets gather in the outbox anyway.
 
+*While there is no bus*, messages wait in the outbox, up to ``reconnect_buffer`` bytes; a `publish` beyond that raises
+an error. A message that its caller has given up, by a cancellation or a timeout, is taken out of the outbox again,
+unless some of its packets have left. There is no limit while there is a bus, as callers wait for its back-pressure.
+
 *Reconnecting.* When the connection is lost, the outbox is rebuilt: first the packets that restore settings and
 subscriptions, then the unsent messages. Only then do pending calls fail, because their callers may use the client at
 once. `_reconnect_loop` connects, then sends a fence. A connection counts only when that fence returns: a server that
@@ -41,12 +45,14 @@ from typing import TypeVar, TypeVarTuple
 from sbus.client.api import ClientApi, State
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
+from sbus.client.forks import leave_to_parent
 from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
 from sbus.client.subscription import QueuedSubscription, QueuedWatch, Readers
-from sbus.errors import Closed, ConnectError, Disconnected
+from sbus.errors import Closed, ConnectError, Disconnected, Forked
 from sbus.protocol.bundles import MAX_BUNDLE
+from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH
 
@@ -54,6 +60,7 @@ __all__ = ["Session"]
 
 Sub = TypeVar("Sub", bound=QueuedSubscription)
 W = TypeVar("W", bound=QueuedWatch)
+_MESSAGE = MSG + b" "
 Args = TypeVarTuple("Args")
 
 
@@ -65,11 +72,11 @@ class Session(ClientApi[Sub]):
 
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__()
+        self._options = options
         self.address = find_address(address)
-        self.core = options.new_core(self._control_received, self._loss_received)
+        self.core = options.new_core(self._control_received, self._loss_received, self._make_room)
         self.outbox = Outbox()
         self.outbox.extend(self.core.resync_packets())
-        self._options = options
         self._backoff = options.backoff
         self._immediate_writes = BATCH  # lone writes left to send at once, see `_write`
         self._turn_writes = 0  # writes deferred to the end of this turn
@@ -80,6 +87,7 @@ class Session(ClientApi[Sub]):
         self._reconnecting = False
         self._closing = False
         self._error: Exception | None = None
+        leave_to_parent(self)
 
     # --- what a backend implements -----------------------------------------------------------
 
@@ -159,6 +167,7 @@ class Session(ClientApi[Sub]):
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
         self._check_open()
+        self._hint(pattern)
         subscription = self._make_subscription(callback)
         self.send(self.core.subscribe(pattern, subscription, last=last))
         return subscription
@@ -197,10 +206,13 @@ class Session(ClientApi[Sub]):
             self._immediate_writes -= 1
             sent = self._try_send(packets)
             if sent < len(packets):
-                self.outbox.extend(packets[sent:])
+                self._keep(packets[sent:], has_begun=sent > 0)
                 self._flush()
             return
-        self.outbox.extend(packets)
+        if self._reconnecting:
+            self._keep(packets)
+        else:
+            self.outbox.extend(packets)
         if self._turn_writes:
             self._turn_writes += 1
             self._deferred_bytes += total_size(packets)
@@ -212,10 +224,23 @@ class Session(ClientApi[Sub]):
             self._call_soon(self._end_of_turn)
         # Otherwise the socket is full or missing; the flush that sends the queued packets sends these too.
 
+    def _keep(self, packets: list[bytes], *, has_begun: bool = False) -> None:
+        """Put packets into the outbox; without a bus, messages only as far as `reconnect_buffer` permits.
+
+        :param has_begun: whether packets that belong to them have been sent.
+        """
+        if self._reconnecting and not has_begun and packets[0].startswith(_MESSAGE):
+            self.outbox.extend_within(packets, self._options.reconnect_buffer)
+        else:
+            self.outbox.extend(packets)
+
     def _end_of_turn(self) -> None:
         self._immediate_writes = 1 if self._turn_writes > 1 else BATCH
         self._turn_writes = 0
         self._flush()
+
+    def _take_back(self, packet: bytes) -> None:
+        self.outbox.take_back(packet)
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -244,6 +269,9 @@ class Session(ClientApi[Sub]):
 
     def _loss_received(self, lost: Lost) -> None:
         self._count_lost(lost)
+        if self._options.on_lost is None:
+            self._log_loss(lost)
+            return
         sinks = self.core.sinks()
         place_loss(
             lost,
@@ -337,6 +365,13 @@ class Session(ClientApi[Sub]):
     def close_now(self) -> None:
         """End without sending the outbox."""
         self._end(Closed("the connection to the bus was closed here"))
+
+    def forked(self, error: Forked) -> None:
+        """Give the connection up in a forked child; the parent's loop and waiters are left alone."""
+        self._error = error
+        for subscription in self.core.sinks():
+            assert isinstance(subscription, QueuedSubscription)
+            subscription.forked(error)
 
     def _end(self, error: Exception) -> None:
         if self._error is not None:

@@ -114,6 +114,11 @@ class QueuedSubscription:
         if len(self._messages) >= HIGH_WATER:
             self._owner.pause_for(self)
 
+    def forked(self, error: Exception) -> None:
+        """Forget the messages, which are the parent's to read."""
+        self._error = error
+        self._messages.refill(())
+
     def end(self, error: Exception) -> None:
         """Take no more messages; reading the rest ends with `error`."""
         if self._error is None:

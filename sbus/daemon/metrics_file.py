@@ -19,6 +19,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from sbus.errors import UsageError
+from sbus.ownership import replacing
 
 __all__ = ["MetricsFile", "counter", "gauge", "text_of"]
 
@@ -101,17 +102,8 @@ class MetricsFile:
         :raises OSError: if it cannot be written; the old file stays.
         """
         text = "".join(text_of(metric, self._labels) for metric in metrics).encode()
-        new = f"{self.path}.{os.getpid()}.new"
-        try:
-            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-            with os.fdopen(fd, "wb") as file:
-                os.fchmod(fd, 0o644)
-                file.write(text)
-            os.replace(new, self.path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(new)
-            raise
+        with replacing(self.path, 0o644) as file:
+            file.write(text)
 
     def problem(self, error: OSError) -> str:
         """Return the text of a problem that `write` had, for the log."""

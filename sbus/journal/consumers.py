@@ -21,7 +21,6 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -119,10 +118,7 @@ def advance(directory: str | os.PathLike[str], name: str, next_seq: int, *, iden
     except (FileNotFoundError, JournalError):
         pass
     identity = identity or owner
-    if not os.path.isdir(home):
-        os.makedirs(home, exist_ok=True)
-        os.chmod(home, _DIRECTORY_MODE)
-        disk.sync_directory(os.fspath(directory))
+    disk.make_directories(home, _DIRECTORY_MODE)
     tail = f', "identity": {json.dumps(identity)}' if identity else ""
     data = b'{"next": %*d%s}\n' % (_DIGITS, next_seq, tail.encode())
     try:
@@ -131,24 +127,6 @@ def advance(directory: str | os.PathLike[str], name: str, next_seq: int, *, iden
         if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not _has_length(path, len(data)):
             raise
         _overwrite(path, data)
-    if os.geteuid() == 0:
-        with contextlib.suppress(PermissionError):  # a network file system may map root to a user without rights
-            _give_to_owner(home, f"{name}.json", os.stat(directory))
-
-
-def _give_to_owner(home: str, name: str, journal: os.stat_result) -> None:
-    """Give a file that root has written to the owner of the journal.
-
-    The owner must be able to replace and remove it.
-
-    Links are not followed: the owner of the journal could make one that points to a file of another user.
-    """
-    fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.chown(fd, journal.st_uid, journal.st_gid)
-        os.chown(name, journal.st_uid, journal.st_gid, dir_fd=fd, follow_symlinks=False)
-    finally:
-        os.close(fd)
 
 
 def _has_length(path: str, length: int) -> bool:

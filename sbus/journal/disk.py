@@ -6,25 +6,42 @@ or crash (``tests/support/faults.py``). A function returns only when the whole o
 
 from __future__ import annotations
 
+import contextlib
 import os
 
-__all__ = ["create", "remove", "replace", "sync", "sync_directory", "sync_file", "truncate", "write"]
+from sbus import ownership
+
+__all__ = [
+    "create",
+    "make_directories",
+    "remove",
+    "replace",
+    "sync",
+    "sync_directory",
+    "sync_file",
+    "truncate",
+    "write",
+]
 
 
 def create(path: str, mode: int) -> int:
-    """Create a file with exactly this mode, whatever the umask.
+    """Create a file with exactly this mode, whatever the umask (`sbus.ownership.create`).
 
     :returns: its descriptor, for reading and writing.
     :raises FileExistsError: if there is such a file.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        os.fchmod(fd, mode)  # open(2) applies the umask
-    except OSError:
-        os.close(fd)
-        remove(path)
-        raise
-    return fd
+    return ownership.create(path, mode)
+
+
+def make_directories(path: str, mode: int) -> None:
+    """Make a directory and its missing parents, and sync each into its parent (`sbus.ownership.make_directory`)."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_directories(parent, mode)
+    with contextlib.suppress(FileExistsError):  # made meanwhile
+        ownership.make_directory(path, mode)
+        sync_directory(parent)
 
 
 def write(fd: int, data: bytes | memoryview, at: int) -> None:
@@ -81,13 +98,15 @@ def remove(path: str) -> None:
 def replace(path: str, data: bytes, mode: int) -> None:
     """Replace the content of a small file atomically, and sync it.
 
-    At any moment, also after a power cut, the file has its old content or the new one.
+    At any moment, also after a power cut, the file has its old content or the new one. It keeps its owner, its
+    permissions and its ACL.
 
+    :param mode: the permissions if there is no file yet.
     :raises OSError: if that fails; the file then has its old content, or the new one with a name that is not synced.
     """
     temporary = f"{path}.tmp"
     remove(temporary)
-    fd = create(temporary, mode)
+    fd = ownership.create_for(path, temporary, mode)
     try:
         try:
             write(fd, data, 0)

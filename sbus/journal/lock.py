@@ -18,14 +18,9 @@ __all__ = ["locked", "make_directory", "take_lock"]
 
 
 def make_directory(directory: str, mode: int) -> None:
-    """Make the directory of a journal, if there is none, with exactly these permissions."""
-    try:
-        os.makedirs(os.path.dirname(directory), exist_ok=True)
-        os.mkdir(directory, mode)
-    except FileExistsError:
-        return
-    os.chmod(directory, mode)  # mkdir(2) applies the umask
-    disk.sync_directory(os.path.dirname(directory))
+    """Make the directory of a journal, if there is none, with exactly these permissions; all may enter its parents."""
+    disk.make_directories(os.path.dirname(directory), 0o755)
+    disk.make_directories(directory, mode)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -242,8 +243,8 @@ class _Repair:
         """Copy what is going to be replaced into the directory `DAMAGED`."""
         home = os.path.join(self._segment.directory, DAMAGED)
         if not os.path.isdir(home):
-            os.mkdir(home, 0o700)
-            disk.sync_directory(self._segment.directory)
+            # Copies of rows are as open as the rows.
+            disk.make_directories(home, stat.S_IMODE(os.stat(self._segment.directory).st_mode))
         for suffix in (INDEX, SUMMARY):
             if os.path.exists(path := self._segment.path(suffix)):
                 with open(path, "rb") as file:
@@ -261,7 +262,7 @@ class _Repair:
         while os.path.exists(path):  # of an earlier repair
             number += 1
             path = os.path.join(home, f"{self._segment.name}{suffix}.{number}")
-        fd = disk.create(path, _FILE_MODE)
+        fd = disk.create(path, stat.S_IMODE(os.stat(self._segment.path(ARROWS)).st_mode))
         try:
             disk.write(fd, data, 0)
             disk.sync(fd)

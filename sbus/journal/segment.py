@@ -32,6 +32,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from sbus import ownership
 from sbus.errors import JournalError
 from sbus.journal import disk
 from sbus.journal.index import BATCH, HEAD, RECORD_SIZE, SYNC, Record, parse_records
@@ -101,7 +102,7 @@ class SegmentWriter:
         """
         arrows = os.open(segment.path(ARROWS), os.O_RDWR | os.O_CLOEXEC)
         try:
-            index = os.open(segment.path(INDEX), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+            index = ownership.open_or_create(segment.path(INDEX), os.O_RDWR, mode)
         except OSError:
             os.close(arrows)
             raise

@@ -33,8 +33,8 @@ import pyarrow.parquet as pq
 
 from sbus.journal.schema import Kind
 from sbus.lake.merge import Limits, sorted_rows
-from sbus.lake.state import make_directories
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
+from sbus.ownership import replacing
 
 __all__ = ["build", "clean", "update"]
 
@@ -52,7 +52,7 @@ def update(table: Table, hours: dict[Hour, list[DataFile]]) -> dict[Hour, tuple[
     :raises OSError: if the state cannot be written.
     """
     directory = table.state.directory / "cube"
-    make_directories(directory)
+    table.state.make_directories(directory)
     found = {}
     for hour, files in hours.items():
         base = _base(directory, hour, files)
@@ -91,7 +91,7 @@ def build(table: Table, files: Sequence[DataFile], directory: Path, paths: tuple
     :raises OSError: if a file cannot be written.
     """
     work = directory / f"building-{os.getpid()}"
-    make_directories(work)
+    table.state.make_directories(work)
     parts: list[pa.Table] = []
     kept = _Kept()
     try:
@@ -102,9 +102,8 @@ def build(table: Table, files: Sequence[DataFile], directory: Path, paths: tuple
             if len(parts) > 64:
                 parts = [_sum(parts)]
         for made, path in ((_sum(parts), paths[0]), (kept.table(), paths[1])):
-            part = f"{path}.{os.getpid()}.new"
-            pq.write_table(made, part, compression="zstd", store_schema=False)
-            os.replace(part, path)
+            with replacing(path, table.state.file_mode) as file:
+                pq.write_table(made, file, compression="zstd", store_schema=False)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -36,17 +36,19 @@ another one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import time
 import urllib.parse
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -60,8 +62,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from sbus.errors import LakeError, StorageError
 from sbus.journal import disk
 from sbus.lake.checkpoint import Checkpoint
-from sbus.lake.state import State, make_directories
+from sbus.lake.state import State
 from sbus.lake.table import DataFile, Event, Hour, Table
+from sbus.ownership import adopt, at, new_in
 
 __all__ = ["DeltaLake"]
 
@@ -81,6 +84,10 @@ _SCHEMA = pa.schema(
 _STATISTICS = ("journal", "seq", "time", "kind")
 _OWNER = "sbus.lake"
 """The property of the table that has the ID of the lake."""
+_UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|\\")
+"""What the ``deltalake`` package takes for a part of a URL in a path, however it is written."""
+_LAST_CHECKPOINT = "_last_checkpoint"
+"""The file of the log that names its last summary."""
 _BLOCK = 8 << 20
 """Bytes of a file that are read at a time."""
 _CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
@@ -106,9 +113,15 @@ class DeltaLake(Table):
         self._credentials = credentials
         self.location = location.rstrip("/")
         self._is_local = "://" not in location
+        if self._is_local and (found := _UNREADABLE.search(location)):
+            raise LakeError(
+                f"{location}: a Delta table cannot have a path with {found[0]}, which the library for Delta decodes: "
+                "choose another path, or a lake of --format=parquet"
+            )
         if state is None:
             state = Path(location) / "_sbus" if self._is_local else _default_state(self.location)
         self.state = State(state)
+        self._log = Path(location) / "_delta_log"
 
     def __reduce__(self) -> tuple[type[DeltaLake], tuple[str, Path, Mapping[str, str] | None]]:
         credentials = self._credentials
@@ -143,14 +156,19 @@ class DeltaLake(Table):
                 raise _unreachable(self.location, e) from None
         shutil.rmtree(staged, ignore_errors=True)
 
-    def _add(self, path: Path, hour: Hour, batch: int | None, *, data_change: bool) -> AddAction:
-        """Move or upload a file, and return the action that adds it."""
+    def _add(
+        self, path: Path, hour: Hour, batch: int | None, *, data_change: bool, old: DataFile | None = None
+    ) -> AddAction:
+        """Move or upload a file, and return the action that adds it.
+
+        :param old: a file that it replaces.
+        """
         with pq.ParquetFile(path) as parquet:
             statistics = _statistics(parquet.metadata)
         size = path.stat().st_size
         label = "compacted" if batch is None else f"{batch:010}"
         name = f"{hour.directory}/{label}-{uuid.uuid4().hex}.parquet"
-        self._put(path, name)
+        self._put(path, name, old)
         return AddAction(
             name,
             size,
@@ -160,11 +178,13 @@ class DeltaLake(Table):
             json.dumps(statistics),
         )
 
-    def _put(self, path: Path, name: str) -> None:
+    def _put(self, path: Path, name: str, old: DataFile | None) -> None:
         if self._is_local:
+            like = None if old is None else Path(self.location) / old.name
             target = Path(self.location) / name
             disk.sync_file(path)
-            make_directories(target.parent)
+            self.state.make_directories(target.parent)
+            adopt(path, at(like or target, self.state.file_mode))
             os.replace(path, target)
             disk.sync_directory(str(target.parent))
         else:
@@ -185,25 +205,34 @@ class DeltaLake(Table):
         note: str,
         transaction: Transaction,
     ) -> None:
-        table.create_write_transaction(
-            list(actions),
-            "append",
-            _SCHEMA,
-            _PARTITIONS,
-            commit_properties=CommitProperties(
-                custom_metadata={"sbus": what, "note": note}, app_transactions=[transaction]
-            ),
-        )
-        self._sync_log()
+        with self._writing_log():
+            table.create_write_transaction(
+                list(actions),
+                "append",
+                _SCHEMA,
+                _PARTITIONS,
+                commit_properties=CommitProperties(
+                    custom_metadata={"sbus": what, "note": note}, app_transactions=[transaction]
+                ),
+            )
 
-    def _sync_log(self) -> None:
-        """Sync the newest commits; the library does not."""
-        if self._is_local:
-            log = Path(self.location) / "_delta_log"
-            names = sorted(name for name in os.listdir(log) if name.endswith(".json"))
-            for name in names[-3:]:
-                disk.sync_file(log / name)
-            disk.sync_directory(str(log))
+    @contextlib.contextmanager
+    def _writing_log(self) -> Iterator[None]:
+        """Do for the files that the library writes to the log what it does not: give them their access, and sync."""
+        if not self._is_local:
+            yield
+            return
+        before = {file.name: file.inode() for file in os.scandir(self._log)}
+        # The library replaces this one file, and only adds others.
+        of_new = new_in(self._log, self.state.file_mode)
+        of_last = at(self._log / _LAST_CHECKPOINT, self.state.file_mode)
+        yield
+        new = sorted(file.name for file in os.scandir(self._log) if before.get(file.name) != file.inode())
+        for name in new:
+            with contextlib.suppress(FileNotFoundError):  # a temporary file of another process
+                adopt(self._log / name, of_last if name == _LAST_CHECKPOINT else of_new)
+                disk.sync_file(self._log / name)
+        disk.sync_directory(str(self._log))
 
     # --- rewrites -------------------------------------------------------------------------------
 
@@ -214,8 +243,11 @@ class DeltaLake(Table):
             return False
         is_loss = what != "compact"
         now = int(time.time() * 1000)
+        replaced = {file.hour: file for file in reversed(old)}
         actions: list[AddAction | RemoveAction] = [
-            self._add(path, hour, None, data_change=is_loss) for hour, paths in new.items() for path in paths
+            self._add(path, hour, None, data_change=is_loss, old=replaced.get(hour))
+            for hour, paths in new.items()
+            for path in paths
         ]
         actions += [
             RemoveAction(
@@ -241,8 +273,9 @@ class DeltaLake(Table):
         except LakeError:
             return 0
         hours = max(0, round(grace / 3600))
-        deleted = table.vacuum(hours, dry_run=False, enforce_retention_duration=False)
-        orphans = table.vacuum(_ORPHAN_HOURS, dry_run=False, enforce_retention_duration=False, full=True)
+        with self._writing_log():
+            deleted = table.vacuum(hours, dry_run=False, enforce_retention_duration=False)
+            orphans = table.vacuum(_ORPHAN_HOURS, dry_run=False, enforce_retention_duration=False, full=True)
         return len(deleted) + len(orphans)
 
     def history(self) -> list[Event]:
@@ -253,9 +286,22 @@ class DeltaLake(Table):
                 str(entry.get("sbus", entry["operation"])),
                 str(entry.get("note", "")),
             )
-            for entry in self._table().history()
+            for entry in self._commits()
         ]
         return sorted(found, key=lambda event: event.version or 0)
+
+    def _commits(self) -> Iterator[dict[str, Any]]:
+        """Yield what the log says of each commit that it still has."""
+        table = self._table()
+        if not self._is_local:
+            yield from table.history()
+            return
+        # The library finds none in a directory whose path has a "#" or a "?".
+        for path in self._log.glob("*.json"):
+            if path.stem.isdecimal():
+                for line in path.read_bytes().splitlines():
+                    if entry := json.loads(line).get("commitInfo"):
+                        yield {"version": path.stem, **entry}
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -299,18 +345,18 @@ class DeltaLake(Table):
             if DeltaTable.is_deltatable(self.location, self._options):
                 return DeltaTable(self.location, storage_options=self._options)
             if self._is_local:
-                make_directories(Path(self.location))
-            DeltaTable.create(
-                self.location,
-                _SCHEMA,
-                mode="ignore",
-                partition_by=_PARTITIONS,
-                name="sbus",
-                configuration={_OWNER: self.state.identity(self.format)},
-                raise_if_key_not_exists=False,
-                storage_options=self._options,
-            )
-            self._sync_log()
+                self.state.make_directories(self._log)
+            with self._writing_log():
+                DeltaTable.create(
+                    self.location,
+                    _SCHEMA,
+                    mode="ignore",
+                    partition_by=_PARTITIONS,
+                    name="sbus",
+                    configuration={_OWNER: self.state.identity(self.format)},
+                    raise_if_key_not_exists=False,
+                    storage_options=self._options,
+                )
             return DeltaTable(self.location, storage_options=self._options)
         except (DeltaError, OSError) as e:
             raise _unreachable(self.location, e) from None

@@ -35,7 +35,6 @@ from sbus.journal.keytext import from_text
 from sbus.journal.schema import Kind
 from sbus.lake.cube import clean
 from sbus.lake.merge import Limits, Merged, iter_rows, merge
-from sbus.lake.state import make_directories
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
 from sbus.protocol.keys import CURRENT, Dialect, matches_open
 from sbus.protocol.recorded import check_recorded
@@ -263,7 +262,7 @@ def _maintaining(table: Table) -> Iterator[Path]:
     work = table.state.directory / "work"
     with table.state.maintaining():
         shutil.rmtree(work, ignore_errors=True)
-        make_directories(work)
+        table.state.make_directories(work)
         table.vacuum(table.grace)
         try:
             yield work

@@ -23,7 +23,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from sbus.lake.state import FILE_MODE, State, make_directories
+from sbus import ownership
+from sbus.lake.state import State
 from sbus.syscalls.locks import is_locked
 
 __all__ = ["Pins"]
@@ -71,7 +72,10 @@ class Pins:
 
     def _link(self, mine: Path, name: str) -> str:
         source, target = self._lake / name, mine / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        for directory in (target.parent.parent, target.parent):
+            if not directory.is_dir():
+                with contextlib.suppress(FileExistsError):
+                    ownership.make_directory(directory, self._state.directory_mode)
         try:
             os.link(source, target)
         except FileExistsError:
@@ -87,8 +91,8 @@ class Pins:
         made = self._readers / uuid.uuid4().hex
         # Under this lock no other process takes the file for that of a reader that has ended.
         with self._state.locked("commit.lock"):
-            make_directories(made)
-            lock = os.open(f"{made}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            self._state.make_directories(made)
+            lock = ownership.create(f"{made}.lock", self._state.file_mode)
             fcntl.flock(lock, fcntl.LOCK_EX)
         _mine[self._lake] = made
         atexit.register(_forget, os.getpid(), made)
@@ -104,11 +108,16 @@ class Pins:
             for entry in sorted(self._readers.iterdir()):
                 if entry.suffix == ".lock":
                     continue
-                if is_locked(f"{entry}.lock"):
+                try:
+                    is_alive = is_locked(f"{entry}.lock")
+                except PermissionError:  # of another user, who removes it
+                    is_alive = True
+                if is_alive:
                     living += 1
                 else:
                     shutil.rmtree(entry, ignore_errors=True)
-                    Path(f"{entry}.lock").unlink(missing_ok=True)
+                    with contextlib.suppress(FileNotFoundError, PermissionError):
+                        os.unlink(f"{entry}.lock")
         return living
 
 

@@ -59,6 +59,7 @@ of directories, because the hour would be empty between them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -74,8 +75,9 @@ from sbus.journal import disk
 from sbus.journal.layout import read_object
 from sbus.lake.exchange import exchange
 from sbus.lake.pins import Pins
-from sbus.lake.state import FILE_MODE, State, make_directories
+from sbus.lake.state import State
 from sbus.lake.table import DataFile, Event, Hour, Table
+from sbus.ownership import access_of, adopt, at, create
 
 __all__ = ["PlainTable"]
 
@@ -122,7 +124,8 @@ class PlainTable(Table):
         with self.state.locked("commit.lock"):
             for name, path in files.items():
                 target = self.directory / name
-                make_directories(target.parent)
+                self.state.make_directories(target.parent)
+                adopt(path, at(target, self.state.file_mode))
                 _move(path, target)
             for name in stale:
                 disk.remove(str(self.directory / name))
@@ -148,8 +151,9 @@ class PlainTable(Table):
         return set(read_object(self._manifest_path(batch))["files"])
 
     def _write_manifest(self, batch: int, files: Collection[str]) -> None:
-        make_directories(self._batches)
-        disk.replace(self._manifest_path(batch), json.dumps({"files": sorted(files)}).encode() + b"\n", FILE_MODE)
+        self.state.make_directories(self._batches)
+        data = json.dumps({"files": sorted(files)}).encode() + b"\n"
+        disk.replace(self._manifest_path(batch), data, self.state.file_mode)
 
     # --- rewrites -------------------------------------------------------------------------------
 
@@ -166,9 +170,10 @@ class PlainTable(Table):
             if any(gone - there[hour] for hour, gone in names.items()):
                 return False
             if highest > self._read_floor():
-                disk.replace(str(self._floor), json.dumps({"batch": highest}).encode() + b"\n", FILE_MODE)
+                data = json.dumps({"batch": highest}).encode() + b"\n"
+                disk.replace(str(self._floor), data, self.state.file_mode)
             for hour, gone in names.items():
-                self._replace_hour(hour, there[hour] - gone, new[hour], max(highest, 0))
+                self._replace_hour(hour, gone, there[hour] - gone, new[hour], max(highest, 0))
         self.state.note(what, note)
         return True
 
@@ -178,16 +183,19 @@ class PlainTable(Table):
         except FileNotFoundError:
             return set()
 
-    def _replace_hour(self, hour: Hour, kept: set[str], new: Sequence[Path], batch: int) -> None:
+    def _replace_hour(self, hour: Hour, gone: set[str], kept: set[str], new: Sequence[Path], batch: int) -> None:
         place = self.directory / hour.directory
+        access = at(place / min(gone), self.state.file_mode)
         retired = self._retired / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}"
+        self.state.make_directories(self._retired)
         if not kept and not new:
-            make_directories(self._retired)
             _move(place, retired)
         else:
-            make_directories(retired)
+            retired.mkdir(0o700)
+            adopt(retired, access_of(place))
             token = uuid.uuid4().hex[:8]
             for number, path in enumerate(new):
+                adopt(path, access)
                 _move(path, retired / f"{batch:010}-{token}-{number:03}.parquet")
             for name in kept:
                 _link(place / name, retired / name)
@@ -217,7 +225,8 @@ class PlainTable(Table):
                 continue
             paths = [path for path in directory.iterdir() if path.name != _TOMBSTONE]
             if grace <= 0:
-                (directory / _TOMBSTONE).touch(FILE_MODE)
+                with contextlib.suppress(FileExistsError):
+                    os.close(create(directory / _TOMBSTONE, self.state.file_mode))
             for path in paths:
                 disk.remove(str(path))
             deleted += len(paths)

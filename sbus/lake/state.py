@@ -17,30 +17,38 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sbus import ownership
 from sbus.errors import LakeError
 from sbus.journal import disk
 from sbus.journal.layout import read_object
 from sbus.lake.checkpoint import Checkpoint
 
-__all__ = ["FILE_MODE", "State", "make_directories"]
+__all__ = ["State"]
 
-FILE_MODE = 0o600
+_NAME = "_sbus"
+"""The name of the directory in a lake that is a directory."""
 
 
 class State:
     """The state of a lake.
 
+    The permissions of its directory are those of all that is new in the lake; plain files lack those to execute them.
+
     :param directory: where it is; made when it is first written.
+    :ivar mode: the permissions of files that are asked for; None: those of a lake that is there. Those of a new one
+        are then ``0600``, but in a directory that is there and admits nobody but its group, that group may read.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.mode: int | None = None
         self.checkpoint = directory / "checkpoint"
         """The checkpoint of the archive, written by Spark."""
         self.staging = directory / "staging"
@@ -56,8 +64,8 @@ class State:
         :param refusal: the error if another process holds it; None: wait.
         :raises sbus.errors.LakeError: if another process holds the lock, and `refusal` is given.
         """
-        make_directories(self.directory)
-        lock = os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        self.make_directories(self.directory)
+        lock = ownership.open_or_create(self.directory / name, os.O_RDWR, self.file_mode)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
@@ -90,6 +98,62 @@ class State:
             checkpoint.sync(done)
         return done
 
+    # --- permissions --------------------------------------------------------------------------
+
+    @property
+    def directory_mode(self) -> int:
+        """The permissions of directories that are new in the lake."""
+        try:
+            return stat.S_IMODE(self.directory.stat().st_mode) & 0o777
+        except FileNotFoundError:
+            pass
+        if self.mode is not None:
+            return ownership.directory_mode(self.mode)
+        try:
+            prepared = stat.S_IMODE(self.directory.parent.stat().st_mode) if self.directory.name == _NAME else 0
+        except FileNotFoundError:
+            return 0o700
+        return 0o700 if prepared & 0o007 else 0o700 | prepared & 0o070
+
+    @property
+    def file_mode(self) -> int:
+        """The permissions of files that are new in the lake."""
+        return self.directory_mode & 0o666
+
+    def make_directories(self, path: Path) -> None:
+        """Make a directory of the lake and its missing parents, and sync each into its parent."""
+        disk.make_directories(str(path), self.directory_mode)
+
+    def apply_mode(self) -> None:
+        """Let what is new have the permissions that are asked for, also in a lake that is there already.
+
+        :raises OSError: if the lake belongs to another user.
+        """
+        if self.mode is None:
+            return
+        wanted = ownership.directory_mode(self.mode)
+        for directory in [self.directory, self.directory.parent] if self.directory.name == _NAME else [self.directory]:
+            found = stat.S_IMODE(directory.stat().st_mode)
+            if found & 0o777 != wanted:
+                directory.chmod(found & ~0o777 | wanted)
+
+    def make_checkpoint(self) -> None:
+        """Make the directories of the checkpoint before Spark does, so that they belong to the owner of the lake."""
+        for name in ("offsets", "commits"):
+            self.make_directories(self.checkpoint / name)
+
+    def adopt_checkpoint(self) -> None:
+        """Give what Spark has written as root to the checkpoint to the owner of the lake."""
+        if os.geteuid() or self.checkpoint.stat().st_uid == 0:
+            return
+        for directory, folders, files in os.walk(self.checkpoint):
+            for name in (*folders, *files):
+                path = os.path.join(directory, name)
+                with contextlib.suppress(FileNotFoundError):  # Spark has removed it in the meantime
+                    status = os.lstat(path)
+                    if status.st_uid == 0:
+                        ownership.adopt(path, ownership.new_in(directory, stat.S_IMODE(status.st_mode)))
+
     # --- identity -----------------------------------------------------------------------------
 
     def fields(self) -> dict[str, Any]:
@@ -116,7 +180,7 @@ class State:
             return found
         made = uuid.uuid4().hex
         data = json.dumps({"id": made, "format": format_}).encode() + b"\n"
-        disk.replace(str(self._identity), data, FILE_MODE)
+        disk.replace(str(self._identity), data, self.file_mode)
         return made
 
     # --- history ------------------------------------------------------------------------------
@@ -124,7 +188,7 @@ class State:
     def note(self, what: str, note: str) -> None:
         """Add a line to the history; after a crash the last one may be missing."""
         line = json.dumps({"time": round(time.time(), 3), "what": what, "note": note}).encode() + b"\n"
-        fd = os.open(self._history, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+        fd = ownership.open_or_create(self._history, os.O_WRONLY | os.O_APPEND, self.file_mode)
         try:
             os.write(fd, line)
         finally:
@@ -141,14 +205,3 @@ class State:
                 found = json.loads(line)
                 if isinstance(found, dict):
                     yield found
-
-
-def make_directories(path: Path) -> None:
-    """Make a directory and its missing parents, and sync each into its parent.
-
-    Only their owner can open them.
-    """
-    if not path.is_dir():
-        make_directories(path.parent)
-        path.mkdir(mode=0o700, exist_ok=True)
-        disk.sync_directory(str(path.parent))

@@ -49,7 +49,7 @@ from sbus.link.interest import Change, Interest
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, unbundle
 from sbus.protocol.notices import BYE, LOST
-from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
+from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, Truncated, build, parse
 from sbus.routing.runs import next_run
 
 __all__ = ["CLOSELY", "LOOP_RETRY", "LinkCore", "Side", "Stage", "Wire"]
@@ -60,6 +60,8 @@ LOOP_RETRY = 30.0
 """Seconds after which a link that would close a loop is tried again."""
 _REPORT_INTERVAL = 1.0
 """Seconds between two reports of losses to the bus below."""
+_LONG_INTERVAL = 60.0
+"""Seconds between two log lines about messages that were too long to cross."""
 _MAX_KEYS = 16_384
 """Keys that are remembered as free to cross."""
 _LONGEST_KEY = 256
@@ -107,6 +109,12 @@ class Wire(Protocol):
         """Bundle what is sent to a bus from now on, and take bundles from it.
 
         :param limit: bytes in the largest bundle that the bus takes.
+        """
+
+    def limit(self, side: Side, size: int) -> None:
+        """Note how long a packet to or from a bus may be.
+
+        :param size: bytes; 0 if the bus does not say.
         """
 
     def disconnect(self, side: Side, reason: str, retry: float | None) -> None:
@@ -195,6 +203,7 @@ class LinkCore:
         self.lost = [0, 0]
         self.carried = [0, 0]
         self.refused = self.left = 0
+        self._long_logged = -_LONG_INTERVAL
         self._reported = (0, 0)
         self._report_due = 0.0
         self._collapsed = [False, False]
@@ -329,6 +338,12 @@ class LinkCore:
         else:
             self.lost[side] += len(messages)
 
+    def log_long(self, why: str, now: float) -> None:
+        """Log that a message was too long to cross: at once, and then once a minute."""
+        if now >= self._long_logged + _LONG_INTERVAL:
+            self._long_logged = now
+            self._wire.log(f"a message was lost, as too long: {why}; others like it are counted")
+
     def lose(self, side: Side, count: int) -> None:
         """Count messages from one bus that could not be sent to the other."""
         self.lost[side] += count
@@ -338,7 +353,9 @@ class LinkCore:
         try:
             verb, key, payload = parse(packet)
         except Violation:
-            self.lost[side] += 1  # longer than the longest packet of this end
+            self.lose(side, 1)
+            if isinstance(packet, Truncated):
+                self.log_long(f"{self._name(side)} sent {packet.size} bytes, more than --max-packet of this link", now)
             return False
         if verb == MSG:
             return self._may_cross(side, bus, key)
@@ -381,6 +398,8 @@ class LinkCore:
         elif key == controls.BUNDLE_ON:
             if payload.isdigit() and len(payload) < 10:
                 self._wire.bundle(side, min(int(payload), MAX_BUNDLE))
+        elif key == controls.BYE_ON:
+            self._wire.limit(side, int(payload) if payload.isdigit() and len(payload) < 10 else 0)
         elif key == LOST:
             self._lost(side, bus, payload)
         elif key == BYE:

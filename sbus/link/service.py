@@ -29,11 +29,13 @@ from sbus.client.connecting import Backoff, describe_connect_error
 from sbus.daemon.service import Service
 from sbus.flood.fifo import FifoQueue
 from sbus.link.core import LinkCore, Side
+from sbus.protocol.explain import hints
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.interfaces import IPacketReceiver
 from sbus.seqpacket.transport import PacketTransport
+from sbus.syscalls.sockets import LONGEST_PACKET, grow_send_buffer
 
 __all__ = ["HIGH_WATER", "STOP_TIMEOUT", "LinkService"]
 
@@ -101,6 +103,7 @@ class _Connection:
         self._is_paused = False
         self._core = link.core
         self._known = link.core.known[side]
+        self.limit = 0  # bytes of the longest packet that the other bus takes, if this one sends longer ones
 
     def makeConnection(self, transport: ITransport) -> None:
         self.transport = cast("PacketTransport", transport)
@@ -114,6 +117,8 @@ class _Connection:
 
     def packetsReceived(self, packets: list[bytes]) -> int:
         link, side, core = self._link, self.side, self._core
+        if self.limit:
+            link.drop_long(self, packets)
         if core.is_up and link.connections[side] is self:
             total = len(packets)
             found, until = next_run(packets, 0, total, self._known)
@@ -198,6 +203,8 @@ class LinkService(Service):
         self._endpoints = tuple(
             SeqpacketClientEndpoint(reactor, address, timeout=5.0, max_packet=max_packet) for address in self._addresses
         )
+        self._max_packet = max_packet
+        self._limits = [0, 0]  # of the two buses, as far as they have said
         self._backoff = backoff or Backoff(first=0.1, factor=2.0, longest=5.0, spread=0.0)
         self.connections: list[_Connection | None] = [None, None]
         self._delays = [self._backoff.delays(), self._backoff.delays()]
@@ -207,12 +214,15 @@ class LinkService(Service):
         self._timer: IDelayedCall | None = None
         self._reports = [("", 0.0), ("", 0.0)]
         self._stopped: defer.Deferred[None] | None = None
+        self._listed = (*(out := tuple(out)), *(into := tuple(into)))
         self.core = LinkCore(self, out, into, secrets=secrets)
 
     # --- the service -------------------------------------------------------------------------
 
     def startService(self) -> None:
         """Connect to both buses."""
+        for line in hints(self._listed):
+            self.log(line)
         super().startService()
         for side in Side:
             self._connect_after(side, next(self._delays[side]))
@@ -320,6 +330,28 @@ class LinkService(Service):
         if is_due_changed or True in self.touched:
             self.flush(is_due_changed)
         return left
+
+    def limit(self, side: Side, size: int) -> None:
+        """See `sbus.link.core.Wire`."""
+        self._limits[side] = min(size, LONGEST_PACKET)
+        connection = self.connections[side]
+        if connection is not None and size and connection.transport is not None:
+            connection.transport.ensure_max_packet(self._limits[side])
+            grow_send_buffer(connection.transport.getHandle(), self._limits[side])
+        below, above = (limit or self._max_packet for limit in self._limits)
+        for each, own, other in ((self.connections[0], below, above), (self.connections[1], above, below)):
+            if each is not None:
+                each.limit = other if own > other else 0
+
+    def drop_long(self, connection: _Connection, packets: list[bytes]) -> None:
+        """Take the messages out of a batch that are longer than what the other bus takes."""
+        for at in reversed(range(len(packets))):
+            if len(packets[at]) > connection.limit and packets[at].startswith(b"MSG "):
+                size = len(packets.pop(at))
+                self.core.lose(connection.side, 1)
+                name = self._addresses[connection.side.other]
+                why = f"it has {size} bytes, and {name} takes {connection.limit} (--max-packet)"
+                self.core.log_long(why, self._reactor.seconds())
 
     def resume(self, side: Side) -> None:
         """Read from a bus again."""

@@ -80,7 +80,7 @@ def collect(
             size = _next(&cursor, &data)
             key = _key_size(data, size)
             if key < 0:
-                other = PyBytes_FromStringAndSize(data, size)
+                other = packet if begin == 0 else PyBytes_FromStringAndSize(data, size)
                 break
             new += 1
             key_bytes += key

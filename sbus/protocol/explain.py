@@ -1,15 +1,32 @@
 """Explain in words why a pattern does not match a key.
 
-`explain` reports a mismatch exactly where `sbus.protocol.keys.matches` finds no match, and how far the two agree.
+`hint` is about the pattern alone, as the libraries and the commands give it to those who subscribe. `explain` reports a
+mismatch exactly where `sbus.protocol.keys.matches` finds no match, and how far the two agree.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from sbus.protocol.keys import CURRENT, Dialect, SecretKey
 
-__all__ = ["Mismatch", "explain", "never_matches"]
+__all__ = ["Mismatch", "explain", "hint", "hints", "never_matches"]
+
+
+_BELOW = {
+    b"#": "'#' is an ordinary byte, and no wildcard",
+    b">": "'>' is an ordinary byte, and no wildcard",
+    b"**": "'**' is the same as '*', and matches to the end of one segment",
+}
+"""What the wildcards for a whole subtree, of MQTT, NATS and shells, are here."""
+_SEGMENT = {
+    b"#": "'#' is an ordinary byte, and no wildcard; '*' matches to the next {!r} or the end",
+    b">": "'>' is an ordinary byte, and no wildcard; '*' matches to the next {!r} or the end",
+    b"+": "'+' is an ordinary byte, and no wildcard; '*' matches to the next {!r} or the end",
+    b"**": "'**' is the same as '*', and matches to the next {!r} or the end; no wildcard matches several segments",
+}
+"""The same in the middle of a pattern, and MQTT's wildcard for one segment."""
 
 
 class Mismatch(NamedTuple):
@@ -61,6 +78,37 @@ def never_matches(pattern: bytes, dialect: Dialect = CURRENT) -> str | None:
                 f"so nothing is left for {rest.lstrip(b'*').decode(errors='replace')!r}; end the segment with '*'"
             )
     return None
+
+
+def hint(pattern: bytes, dialect: Dialect = CURRENT) -> str | None:
+    """Explain what a pattern with the wildcards of MQTT, NATS or a shell means here; None if it has none of them.
+
+    Such a pattern is allowed, and most likely a mistake: ``#``, ``>`` and ``+`` are ordinary bytes, and ``**`` is no
+    more than ``*``.
+    """
+    if why := never_matches(pattern, dialect):
+        return why
+    separator = dialect.separator
+    shown = separator.decode()
+    *before, last = parts = pattern.split(separator)
+    above = b"".join(part + separator for part in before).decode(errors="backslashreplace")
+    everything = f"the pattern {above!r} matches everything below" if above else "the empty pattern matches every key"
+    if last in _BELOW:
+        return f"{_BELOW[last]}; {everything}"
+    if last[-2:] in (b".>", b".#") and separator != b".":
+        other = f"{above}{last[:-2].decode(errors='backslashreplace')}{shown}".replace(".", shown)
+        return f"{_BELOW[last[-1:]]}, and '.' separates nothing; the pattern {other!r} matches everything below"
+    for part in parts:
+        if part in _SEGMENT:
+            return _SEGMENT[part].format(shown)
+    return None
+
+
+def hints(patterns: Iterable[bytes], dialect: Dialect = CURRENT) -> Iterator[str]:
+    """Yield a line for each pattern that has a `hint`."""
+    for pattern in patterns:
+        if why := hint(pattern, dialect):
+            yield f"the pattern {dialect.shown(pattern)}: {why}"
 
 
 def _explain_secret(wanted: SecretKey, secret: SecretKey) -> Mismatch | None:

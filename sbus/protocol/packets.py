@@ -27,7 +27,7 @@ from typing import NamedTuple
 from sbus.errors import Violation, ViolationReason
 from sbus.protocol.bundles import MAGIC
 
-__all__ = ["CMSG", "DEFAULT_MAX_PACKET", "DRIPPING", "MSG", "SUB", "UNSUB", "Packet", "build", "parse"]
+__all__ = ["CMSG", "DEFAULT_MAX_PACKET", "DRIPPING", "MSG", "SUB", "UNSUB", "Packet", "Truncated", "build", "parse"]
 
 MSG = b"MSG"
 SUB = b"SUB"
@@ -38,6 +38,27 @@ DEFAULT_MAX_PACKET = 409_600
 """Default limit for a packet, in bytes: the buffer size of clients of the original server."""
 DRIPPING = b"\0drip"
 """No packet: a byte stream stands for it whose peer sends packets in tiny pieces (`sbus.seqpacket.framing`)."""
+
+
+class Truncated(bytes):
+    """The empty packet in the place of one that was longer than the buffer for it; no peer can send an empty packet.
+
+    :ivar size: the bytes that the packet had.
+    :ivar is_message: whether it was a message, and not a bundle or a control message.
+    """
+
+    size: int
+    is_message: bool
+
+    @classmethod
+    def of(cls, size: int, head: bytes) -> Truncated:
+        """Return the stand-in for a packet.
+
+        :param head: its first four bytes.
+        """
+        packet = cls()
+        packet.size, packet.is_message = size, head == b"MSG "
+        return packet
 
 
 class Packet(NamedTuple):

@@ -35,11 +35,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.connecting import Backoff
+from sbus.client.core import find_dialect
 from sbus.client.losses import Lost
 from sbus.client.options import ConnectOptions
 from sbus.errors import ConnectError, Disconnected
 from sbus.journal import clock
 from sbus.protocol.controls import OBSERVER_ON
+from sbus.protocol.explain import hints
 from sbus.recorder.bus import RecorderBus
 from sbus.recorder.pressure import Pressure
 from sbus.recorder.settings import Settings
@@ -125,6 +127,8 @@ class Connection:
 
     def start(self) -> None:
         """Start connecting."""
+        for line in hints(self._settings.patterns, find_dialect(self._settings.dialect)):
+            self._log.warn("{line}", line=line)
         self._finished = defer.Deferred.fromCoroutine(self._run()).addErrback(self._sink.failed)
 
     def resume(self) -> None:

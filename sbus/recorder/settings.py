@@ -7,6 +7,7 @@ from typing import Literal
 
 from sbus.client.core import find_dialect
 from sbus.errors import UsageError
+from sbus.ownership import check_file_mode, directory_mode
 from sbus.protocol.controls import HardChoice, OrderChoice, SoftChoice
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.protocol.recorded import check_recorded
@@ -78,8 +79,7 @@ class Settings:
                 f"a buffer of {self.buffer_bytes} bytes cannot hold a batch of {self.batch_bytes} bytes: "
                 "raise --buffer-bytes or lower --batch-bytes"
             )
-        if self.mode & 0o600 != 0o600:
-            raise UsageError(f"--mode={self.mode:04o}: the owner must be able to read and write, as with 0600 and 0640")
+        check_file_mode(self.mode)
 
     @property
     def keeps_all(self) -> bool:
@@ -89,4 +89,4 @@ class Settings:
     @property
     def directory_mode(self) -> int:
         """The permissions of the directory: users who may read the files may enter it."""
-        return 0o700 | self.mode | (self.mode & 0o444) >> 2
+        return directory_mode(self.mode)

@@ -32,7 +32,7 @@ import errno
 import socket
 import struct
 
-from sbus.protocol.packets import DRIPPING
+from sbus.protocol.packets import DRIPPING, Truncated
 from sbus.syscalls.sockets import DONTWAIT
 
 __all__ = ["EMPTY_FRAME", "HEADER", "LARGEST_READ", "READ_SIZE", "FrameReader", "frame"]
@@ -134,7 +134,7 @@ class FrameReader:
             while at + HEADER.size <= size:
                 (length,) = HEADER.unpack_from(view, at)
                 if not 0 < length <= self.max_packet:
-                    packets.append(b"" if length else EMPTY_FRAME)
+                    packets.append(Truncated.of(length, bytes(view[at + 4 : at + 8])) if length else EMPTY_FRAME)
                     self._has_ended = True
                     at = size
                     break

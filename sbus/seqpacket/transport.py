@@ -360,6 +360,10 @@ class PacketTransport(Endings):
 
     # --- reading -----------------------------------------------------------------------------
 
+    def limit_packets(self, size: int) -> None:
+        """Receive packets of up to `size` bytes whole from now on; longer ones are truncated."""
+        self._reader = self._multiplexer.reader(size)
+
     def ensure_max_packet(self, size: int) -> None:
         """Receive packets of up to `size` bytes whole from now on, if the limit was lower."""
         if size > self._reader.max_packet:

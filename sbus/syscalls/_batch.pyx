@@ -11,6 +11,8 @@ from libc.errno cimport EAGAIN, ECONNRESET, EINTR, ENOMEM, errno
 from libc.stddef cimport size_t
 from libc.string cimport memset
 
+from sbus.protocol.packets import Truncated
+
 cdef extern from "sys/socket.h" nogil:
     cdef struct iovec:
         void *iov_base
@@ -116,7 +118,8 @@ cdef class PacketReader:
         clock_gettime(CLOCK_MONOTONIC_COARSE, &now)
         while most > 0 and total < self.read_bytes:
             wanted = min(most, WARY_BATCH) if now.tv_sec < self.wary_until else most
-            count = recvmmsg(fd, self.headers, <unsigned int>wanted, MSG_DONTWAIT, NULL)
+            # With MSG_TRUNC the length is that of the packet, also if it did not fit.
+            count = recvmmsg(fd, self.headers, <unsigned int>wanted, MSG_DONTWAIT | MSG_TRUNC, NULL)
             if count < 0:
                 if errno == EAGAIN or (packets and errno != EINTR):
                     break  # the kernel reports the error again
@@ -131,8 +134,8 @@ cdef class PacketReader:
                 if size == 0:
                     return packets, True
                 total += size
-                if self.headers[i].msg_hdr.msg_flags & MSG_TRUNC:
-                    packets.append(b"")
+                if size > <size_t>self.max_packet:
+                    packets.append(self._truncated(<char *>self.vectors[i].iov_base, size))
                 else:
                     packets.append(PyBytes_FromStringAndSize(<char *>self.vectors[i].iov_base, size))
             if count < wanted:
@@ -143,6 +146,9 @@ cdef class PacketReader:
         if total > LARGE:
             madvise(self.memory, self.length, MADV_DONTNEED)
         return packets, False
+
+    cdef object _truncated(self, char *data, size_t size):
+        return Truncated.of(size, PyBytes_FromStringAndSize(data, min(4, self.max_packet)))
 
     cdef int _be_wary(self) noexcept:
         cdef timespec now
@@ -168,7 +174,7 @@ cdef class PacketReader:
         if size == 0:
             return [], True
         if size > self.max_packet:
-            return [b""], False
+            return [self._truncated(self.memory, size)], False
         packet = PyBytes_FromStringAndSize(self.memory, size)
         if <size_t>size * WARY_PART >= self.read_bytes:
             self._be_wary()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
+from sbus.protocol.packets import Truncated
 from sbus.syscalls.sockets import DONTWAIT, SEND_NOW, TRUNC
 
 __all__ = ["MAX_BATCH", "PacketReader", "send_packets", "send_to_each"]
@@ -40,8 +41,8 @@ class PacketReader:
         It ends early after `read_bytes`, so that one sender of large packets does not hold up all others. The compiled
         twin reads a few packets more, or a whole batch if there was no large one within the last seconds.
 
-        A packet longer than `max_packet` becomes the empty packet. Descriptors that a peer sends along are not
-        received: recv(2) has no room for control data, so the kernel closes them.
+        A packet longer than `max_packet` becomes an empty one (`Truncated`). Descriptors that a peer sends along are
+        not received: recv(2) has no room for control data, so the kernel closes them.
 
         :param most: packets to receive at most, if fewer than a batch.
         :returns: the packets, and whether the stream ended behind them (end of file, or an empty packet).
@@ -69,7 +70,10 @@ class PacketReader:
             if not size:
                 return packets, True
             total += size
-            packets.append(bytes(self._view[:size]) if size <= self.max_packet else b"")
+            if size <= self.max_packet:
+                packets.append(bytes(self._view[:size]))
+            else:
+                packets.append(Truncated.of(size, bytes(self._view[:4])))
         return packets, False
 
 

@@ -10,8 +10,9 @@ error.
 * *A packet is one bytes object* from the read to the send; nothing copies it in between.
 * *Buffers belong to the reader*, and all sockets of a reactor share one reader for each packet size. They are mapped
   without reserving memory, and given back to the kernel after a batch of more than 4 MiB.
-* *The edges stay.* A packet that is too long for its buffer becomes the empty packet, which no peer can send. A reset
-  is reported once, before the packets that still wait, so both twins read on after it.
+* *The edges stay.* A packet that is too long for its buffer becomes an empty one that knows its length
+  (`sbus.protocol.packets.Truncated`); no peer can send an empty packet. A reset is reported once, before the packets
+  that still wait, so both twins read on after it.
 * *Descriptors that peers send along are closed by the kernel*, as the calls leave no room for them.
 * *Many sockets, one list.* `send_to_each` prepares the kernel's structures once for all sockets.
 * *One packet goes alone*: recv(2) and send(2) copy no headers, and send(2) does not yield the CPU afterwards.

@@ -15,6 +15,7 @@ from sbus.protocol.keys import PeerCredentials
 __all__ = [
     "DONTWAIT",
     "LARGEST_SEND_BUFFER",
+    "LONGEST_PACKET",
     "OVERHEAD",
     "PEEK",
     "SEND_NOW",
@@ -45,6 +46,9 @@ LARGEST_SEND_BUFFER = 1 << 20
 
 OVERHEAD = 32
 """Bytes by which the longest packet is shorter than the send buffer (``unix_dgram_sendmsg``, Linux)."""
+
+LONGEST_PACKET = LARGEST_SEND_BUFFER - OVERHEAD
+"""Bytes in the longest packet that fits the largest send buffer."""
 
 _SMALL_PACKET = 4096
 """Bytes that the kernel charges for a packet of some hundred bytes, at most."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -215,6 +217,7 @@ def test_consumers_that_cannot_be_read_stop_nothing(new_journal, tmp_path, caplo
     assert consumers(journals[1].directory) == {"archive": 0}
 
 
+@pytest.mark.slow
 def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_journal, tmp_path, caplog, monkeypatch):
     """A journal that cannot be written is archived, with one warning that its retention keeps the rows.
 
@@ -235,6 +238,7 @@ def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_jo
         assert consumers(journal.directory) == {"archive": 10}
 
 
+@pytest.mark.slow
 def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_path):
     """For a missing journal or deleted rows, the job ends with an error that names the option to go on."""
     lake = tmp_path / "lake"
@@ -264,6 +268,7 @@ def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_pa
     ]
 
 
+@pytest.mark.slow
 def test_a_damaged_batch_does_not_stop_the_archive(spark, new_journal, tmp_path):
     """64 damaged bytes end the job, and cost their batch alone if loss is allowed; a row in the lake counts it."""
     journal = new_journal(clock=Clock(MIDNIGHT))
@@ -300,6 +305,7 @@ def test_another_lake_under_the_same_name(new_journal, tmp_path):
     assert consumers(journal.directory) == {"archive": 0, "two": 0}
 
 
+@pytest.mark.slow
 def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
     """With several tasks, all rows of an hour are in one file, in order."""
     journals = [new_journal(name, clock=Clock(MIDNIGHT)) for name in ("one", "two")]
@@ -318,6 +324,7 @@ def test_many_tasks_write_one_file_an_hour(spark, new_journal, tmp_path):
         assert found == sorted(found)
 
 
+@pytest.mark.slow
 def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_path):
     """Spark does not open the files of other hours; the rows have the columns of a journal."""
     journal = new_journal(clock=Clock(MIDNIGHT))
@@ -334,3 +341,20 @@ def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_pat
     assert lake.read(spark, datetime(2027, 1, 1)).count() == 0
     with pytest.raises(LakeError, match="it is empty: run sbus spark archive"):
         Lake(tmp_path / "nowhere").read(spark)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_an_archive_by_root_leaves_the_lake_to_its_owner(spark, new_journal, tmp_path):
+    """All that root's archive writes to a lake of another user, with Spark's checkpoint, belongs to that user."""
+    journal = new_journal(clock=Clock(MIDNIGHT))
+    journal.append(messages(10))
+    journal.sync()
+    lake = tmp_path / "lake"
+    lake.mkdir(0o750)
+    for path in (lake, Path(journal.directory)):
+        os.chown(path, 12345, 12346)
+    put_away(spark, [journal.directory], lake)
+    assert len(archived(lake)) == 10
+    for path in (lake, *lake.rglob("*"), *(Path(journal.directory) / "consumers").rglob("*")):
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346), path
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files(lake)} == {0o640}

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,6 +26,8 @@ from tests.support.waiting import wait_until
 
 MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
 TIMEOUT = 60.0
+
+pytestmark = pytest.mark.slow
 
 
 def figures(path: Path) -> dict[str, float]:

@@ -72,6 +72,7 @@ def journal(new_journal):
     return journal
 
 
+@pytest.mark.slow
 def test_every_program_reads_the_same_rows(spark, journal, tmp_path):
     """Polars, DuckDB and Spark find in a Delta lake, before and after compaction, what the plain lake has; older
     versions stay readable.

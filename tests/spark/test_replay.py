@@ -89,6 +89,7 @@ def test_all_messages_in_order_byte_for_byte(spark: Any, bus: RunningBus, new_jo
     assert [gap.kind for gap in done.gaps] == ["reconnect"]
 
 
+@pytest.mark.slow
 def test_rhythm_and_pattern(spark: Any, bus: RunningBus, new_journal: Any, tmp_path: Any) -> None:
     """Only matching messages are published, none before it is due, and delays do not add up."""
     clock = _Clock()

@@ -180,6 +180,7 @@ def test_a_long_report_needs_no_spark(tmp_path, monkeypatch):
     assert 'sbus_job_success{job="report"} 1.0' in metrics.read_text()
 
 
+@pytest.mark.slow
 def test_the_start_alone_names_the_hours(tmp_path, monkeypatch):
     """With --since alone, a report has all hours from then on, and as many before them to compare with."""
     table = PlainTable(tmp_path / "lake")

@@ -157,6 +157,7 @@ def test_conditions_of_a_query(spark: SparkSession, five: JournalWriter):
         assert seqs(table(spark, five).where(query)) == expected
 
 
+@pytest.mark.slow
 def test_filters_of_queries_on_one_table(spark: SparkSession, five: JournalWriter):
     """Two queries on one DataFrame, or two parts of one query, do not affect each other."""
     frame = table(spark, five)
@@ -208,6 +209,7 @@ def test_several_journals(spark: SparkSession, new_journal: NewJournal, tmp_path
     assert frame.select("journal").distinct().count() == 3
 
 
+@pytest.mark.slow
 def test_the_size_of_tasks(spark: SparkSession, new_journal: NewJournal):
     """One task reads several small segments, several tasks divide a large one, and each row is read once."""
     journal = new_journal()
@@ -268,6 +270,7 @@ def test_positions(spark: SparkSession, five: JournalWriter):
         table(spark, five, endingOffsets='{"other": 1}')
 
 
+@pytest.mark.slow
 def test_typed_payloads(spark: SparkSession, new_journal: NewJournal):
     """Payloads come as values of a schema; a bad one is kept as it is, with the reason."""
     journal = new_journal()
@@ -290,6 +293,7 @@ def test_typed_payloads(spark: SparkSession, new_journal: NewJournal):
         table(spark, journal, payloadFormat="json")
 
 
+@pytest.mark.slow
 def test_payloads_of_messagepack(spark: SparkSession, new_journal: NewJournal):
     """MessagePack comes as values of a schema, with binary data and times of its own; a payload that is none, or of
     another type, is kept as it is, with the reason.

@@ -78,6 +78,7 @@ def record(journal: JournalWriter, *payloads: str) -> None:
     journal.sync()
 
 
+@pytest.mark.slow
 def test_what_was_missed(new_journal: NewJournal, new_query: Callable[..., Query]):
     """A restarted query reads exactly the rows since then, across new segments and a restart of the recorder."""
     journal = new_journal()
@@ -95,6 +96,7 @@ def test_what_was_missed(new_journal: NewJournal, new_query: Callable[..., Query
     assert query.run() == []
 
 
+@pytest.mark.slow
 def test_a_batch_that_failed_is_read_again(new_journal: NewJournal, new_query: Callable[..., Query]):
     """A batch that failed comes again with the same number and rows, although there are new rows."""
     journal = new_journal()

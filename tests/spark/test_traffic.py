@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import defaultdict
 from datetime import UTC, datetime
 from typing import Any
@@ -230,7 +231,7 @@ def test_what_keeps_a_file_from_being_made_is_emitted(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError("not yours")
 
-    monkeypatch.setattr(spark_output, "open", refuse, raising=False)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(PermissionError, match="not yours"), open_writer(str(tmp_path / "t.csv")):
         pass
 

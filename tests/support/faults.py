@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from sbus import ownership
 from sbus.journal import disk
 
 __all__ = ["Crash", "FaultyDisk", "let_go"]
@@ -40,7 +41,7 @@ class _File:
 
 
 class FaultyDisk:
-    """Replaces `os` in `sbus.journal.disk`: calls the real functions, but never waits for a real sync.
+    """Replaces `os` in `sbus.journal.disk` and below: calls the real functions, but never waits for a real sync.
 
     :ivar steps: the number of calls so far that changed or synced something.
     :ivar fails: called with the number and the name of each such step; raises the error of that step.
@@ -56,7 +57,7 @@ class FaultyDisk:
 
     @contextmanager
     def __call__(self) -> Iterator[FaultyDisk]:
-        with mock.patch.object(disk, "os", self):
+        with mock.patch.object(disk, "os", self), mock.patch.object(ownership, "os", self):
             yield self
 
     def __getattr__(self, name: str) -> Any:

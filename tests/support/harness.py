@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sbus.syscalls.polling import is_readable
-from tests.support.nursery import Forked
+from tests.support import nursery
 
 TIMEOUT = 20.0
 """Time limit for anything that should happen, in seconds.
@@ -65,9 +65,13 @@ def twistd() -> list[str]:
     return [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
 
 
-def can_fork() -> bool:
-    """Return whether a twistd may be a fork: not where coverage is measured, which each process begins by itself."""
-    return len(twistd()) == 2 and not any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
+def can_fork(env: Iterable[str] = ()) -> bool:
+    """Return whether a process may be a fork, given the variables that its environment changes.
+
+    It may not where coverage is measured, which each process begins by itself, nor if Python would read the variables.
+    """
+    early = any(name.startswith(("LC_", "PYTHON", "SBUS_PURE")) for name in env)
+    return len(twistd()) == 2 and not early and not any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
 
 
 def name_of(address: str | Path) -> bytes:
@@ -259,8 +263,8 @@ class Process:
         self._mark = 0
         self._changed = threading.Condition()
         self._over = False
-        self._process: subprocess.Popen[str] | Forked
-        if before or self.launcher or env or pass_fds or umask >= 0 or not can_fork():
+        self._process: subprocess.Popen[str] | nursery.Forked
+        if before or self.launcher or not can_fork(env or ()):
             self._process = subprocess.Popen(
                 self.command,
                 cwd=directory,
@@ -274,7 +278,7 @@ class Process:
                 umask=umask,
             )
         else:
-            self._process = Forked(self.command[1:], directory, environment_with({}))
+            self._process = nursery.Forked(self.command[1:], directory, environment_with(env or {}), pass_fds, umask)
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -463,19 +467,25 @@ def refusal(
     """Return the one line on standard error that explains why a bus does not start; it leaves nothing behind."""
     there = sorted(os.listdir(directory))
     where = [f"--socket={directory / 'bus' if address is None else address}"] if named else []
-    result = subprocess.run(
-        [str(part) for part in (*before, *twistd(), *flags, "sbus", *where, *options)],
-        cwd=directory,
-        env=environment_with(env or {}),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        pass_fds=pass_fds,
-        timeout=TIMEOUT,
-    )
+    command = [str(part) for part in (*before, *twistd(), *flags, "sbus", *where, *options)]
+    result: subprocess.CompletedProcess[bytes]
+    if before or not can_fork(env or ()):
+        result = subprocess.run(
+            command,
+            cwd=directory,
+            env=environment_with(env or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            pass_fds=pass_fds,
+            timeout=TIMEOUT,
+        )
+    else:
+        result = nursery.run(
+            command[1:], cwd=directory, env=environment_with(env or {}), pass_fds=pass_fds, timeout=TIMEOUT
+        )
     assert result.returncode > 0, result
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
+    assert result.stdout == b""
+    lines = result.stderr.decode().splitlines()
     assert len(lines) == 1, result.stderr
     assert "Traceback" not in lines[0]
     assert lines[0].startswith("sbus: ")

@@ -37,9 +37,8 @@ def row(journal: str, seq: int, hour: int, key: str = "a/b", payload: bytes = b"
 def archive(table: Table, batch: int, rows: Iterable[Row], *, done: bool = True) -> None:
     """Do to a lake what the archive does with a batch."""
     state = table.state
-    for log in ("offsets", "commits"):
-        (state.checkpoint / log).mkdir(parents=True, exist_ok=True)
-    state.staging.mkdir(parents=True, exist_ok=True)
+    state.make_directories(state.staging)
+    state.make_checkpoint()
     (state.checkpoint / "metadata").write_text('{"id": "1"}')
     (state.checkpoint / "offsets" / str(batch)).write_text("v1\n{}\n{}\n")
     staged = Path(tempfile.mkdtemp(dir=state.staging))

@@ -46,6 +46,9 @@ class Link:
             self._buses[side].settle()
             self.core.disconnected(side)
 
+    def limit(self, side: Side, size: int) -> None:
+        """See `sbus.link.core.Wire`: packets of any length cross here."""
+
     def pump(self) -> bool:
         """Hand over what both buses have sent; return whether there was anything."""
         is_busy = False

@@ -1,53 +1,64 @@
-"""Starts twistd in a fork of a process that has imported it already: half a second of CPU time less for each test.
+"""Run ``twistd``, ``sbusd`` and ``sbus`` as forks of a process that has imported them, which saves most CPU time.
 
-The child is a process like any other: it has its own arguments, environment, directory and standard streams, runs the
-script ``twistd``, and ends as the script ends. Only the imports are those of its parent, which imports what a twistd
-needs and does nothing else. A test about how a process starts (its environment, its descriptors, its umask) starts
-Python itself; so do all tests while coverage is measured.
+The child is a process like any other: it has its own arguments, environment, directory, umask and standard streams,
+runs the installed script, and ends as the script ends, short of taking its modules apart. Only the imports are those of
+its parent, which imports what the scripts need and does nothing else. A test about how a process starts (what Python
+itself reads in the environment) starts Python itself; so do all tests while coverage is measured.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
+import gc
 import json
 import os
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, NoReturn
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _LARGEST = 1 << 17
+_MOST_DESCRIPTORS = 100
 
 
-class Forked:
-    """A process from the nursery, with the methods of `subprocess.Popen` that the tests use.
+class _Child:
+    """A process from the nursery.
 
-    :param command: a script of Python's and its arguments.
-    :ivar stdout: the process's standard output and error.
+    :param command: an installed script of Python's, and its arguments.
+    :param streams: descriptors for its standard input, output and error.
+    :param pass_fds: more descriptors that it inherits, under the same numbers.
     """
 
-    def __init__(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
-        output, into = os.pipe()
+    def __init__(
+        self,
+        command: Sequence[str],
+        cwd: str | Path,
+        env: Mapping[str, str],
+        streams: Sequence[int],
+        pass_fds: Sequence[int] = (),
+        umask: int = -1,
+    ) -> None:
         self._ended, status = os.pipe()
         try:
-            request = json.dumps([[*command], os.fspath(cwd), {**env}]).encode()
+            request = json.dumps([[*command], os.fspath(cwd), {**env}, [0, 1, 2, *pass_fds], umask]).encode()
             nursery = _nursery()
-            socket.send_fds(nursery, [request], [into, status])
+            socket.send_fds(nursery, [request], [status, *streams, *pass_fds])
             answer = nursery.recv(100)
             assert answer, "the nursery has ended: see its error above"
             self.pid = int(answer)
         finally:
-            os.close(into)
             os.close(status)
-        self.stdout: IO[str] = os.fdopen(output, errors="backslashreplace")
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -58,7 +69,7 @@ class Forked:
         """Wait for the end; return the exit status, which is negative for a signal."""
         status = self._look(timeout)
         if status is None:
-            raise subprocess.TimeoutExpired("twistd", timeout or 0.0)
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
         return status
 
     def _look(self, timeout: float | None) -> int | None:
@@ -78,6 +89,59 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class Forked(_Child):
+    """A process without input, with the methods of `subprocess.Popen` that the tests use.
+
+    :ivar stdout: the process's standard output and error.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        cwd: str | Path,
+        env: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+        umask: int = -1,
+    ) -> None:
+        output, into = os.pipe()
+        try:
+            with open(os.devnull) as nothing:
+                super().__init__(command, cwd, env, (nothing.fileno(), into, into), pass_fds, umask)
+        finally:
+            os.close(into)
+        self.stdout: IO[str] = os.fdopen(output, errors="backslashreplace")
+
+
+def run(
+    command: Sequence[str | bytes | Path],
+    *,
+    cwd: str | Path = ".",
+    env: Mapping[str, str],
+    stdin: bytes = b"",
+    pass_fds: Sequence[int] = (),
+    timeout: float,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a script of Python's to its end, as `subprocess.run` does with ``capture_output``."""
+    (given, into), (output, out), (errors, err) = os.pipe(), os.pipe(), os.pipe()
+    with open(into, "wb", buffering=0) as stdin_file, open(output, "rb") as stdout, open(errors, "rb") as stderr:
+        try:
+            words = [os.fsdecode(word) for word in command]
+            child = _Child(words, Path(cwd).resolve(), env, (given, out, err), pass_fds)
+        finally:
+            for descriptor in (given, out, err):
+                os.close(descriptor)
+        with ThreadPoolExecutor(2) as readers:
+            both = [readers.submit(file.read) for file in (stdout, stderr)]
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    stdin_file.write(stdin)
+                stdin_file.close()
+                status = child.wait(timeout)
+            finally:
+                child.kill()
+            return subprocess.CompletedProcess(command, status, both[0].result(), both[1].result())
 
 
 @functools.cache
@@ -104,46 +168,78 @@ def _nursery() -> socket.socket:
 
 
 def _import_all() -> None:
-    """Import what a twistd imports."""
+    """Import what the scripts import."""
+    import click
     import twisted.internet.epollreactor
     import twisted.scripts.twistd  # noqa: F401
     from twisted.application.service import IServiceMaker
     from twisted.plugin import getPlugins
 
+    import sbus.cli.main
     import sbus.link.twistd
     import sbus.recorder.twistd
+    import sbus.server.run.sbusd
     import sbus.server.run.service
-    import sbus.server.run.twistd  # noqa: F401
+    import sbus.server.run.twistd
 
     list(getPlugins(IServiceMaker))
+    commands, context = sbus.cli.main.cli, click.Context(sbus.cli.main.cli)
+    for name in commands.list_commands(context):
+        if name not in ("journal", "lake", "spark"):  # they import Arrow, which few tests need
+            commands.get_command(context, name)
     assert "twisted.internet.reactor" not in sys.modules, "the children would share a reactor"
 
 
+_status: int | None = None
+"""How a child ends."""
+
+
+def _leave() -> None:
+    """End a child before the interpreter takes its modules apart, which costs more than all the rest of a short one."""
+    if _status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_status)
+
+
 def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
-    """Become a twistd."""
-    command, cwd, env = json.loads(request)
-    for number in (1, 2):
-        os.dup2(descriptors[0], number)
+    """Become a script."""
+    command, cwd, env, numbers, umask = json.loads(request)
+    free = max(numbers) + 1  # first out of the way of each other's numbers
+    for number, descriptor in zip(numbers, [fcntl.fcntl(d, fcntl.F_DUPFD, free) for d in descriptors], strict=True):
+        os.dup2(descriptor, number)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
+        if int(name) not in numbers:
             try:
                 os.close(int(name))
             except OSError:
                 continue  # it was the one that listed them
     os.chdir(cwd)
+    if umask >= 0:
+        os.umask(umask)
     os.environ.clear()
     os.environ.update(env)
     sys.argv = command
     sys.path[0] = os.path.dirname(command[0])
-    from twisted.scripts.twistd import run
-
-    sys.exit(run())
+    global _status
+    _status = 1
+    try:
+        runpy.run_path(command[0], run_name="__main__")
+        _status = 0
+    except SystemExit as e:
+        if e.code is not None and not isinstance(e.code, int):
+            raise
+        _status = e.code or 0
+    sys.exit(_status)
 
 
 def main() -> None:
     """Fork on request, and report how the children end."""
     requests = socket.socket(fileno=int(sys.argv[1]))
+    atexit.register(_leave)  # the first one is called last
     _import_all()
+    gc.collect()
+    gc.freeze()  # else the collector of each child would look at all of it, and so copy it
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -158,7 +254,7 @@ def main() -> None:
                 os.write(into, b"%d" % os.waitstatus_to_exitcode(status))
                 os.close(into)
         if requests.fileno() in ready:
-            request, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 2)
+            request, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, _MOST_DESCRIPTORS)
             if not request:
                 return
             child = os.fork()
@@ -166,9 +262,10 @@ def main() -> None:
                 requests.detach()  # all descriptors are closed
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _run(request, descriptors)
-            os.close(descriptors[0])
-            children[child] = descriptors[1]
+                _run(request, descriptors[1:])
+            children[child], *streams = descriptors
+            for descriptor in streams:
+                os.close(descriptor)
             requests.send(b"%d" % child)
 
 

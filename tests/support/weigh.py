@@ -1,4 +1,4 @@
-"""Weigh state of a bus: ``python -m tests.support.weigh KIND`` prints what was charged for it, and what RSS grew by.
+"""Weigh state of a bus: ``python -m tests.support.weigh KIND...`` prints what was charged for it, and what RSS grew by.
 
 The state is made twice, and the second time counts: the first one fills what Python keeps free.
 """
@@ -6,6 +6,7 @@ The state is made twice, and the second time counts: the first one fills what Py
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -172,14 +173,26 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def main() -> None:
-    make = KINDS[sys.argv[1]]()
+def weigh(kind: str) -> tuple[int, int]:
+    """Return what is charged for many of a kind, and what this process grows by, in bytes."""
+    make = KINDS[kind]()
     account = bus.registry.users.budget.memory
     make(0)
     gc.collect()
     before = account.held, resident()
     make(ITEMS)
-    print(account.held - before[0], resident() - before[1])
+    return account.held - before[0], resident() - before[1]
+
+
+def main() -> None:
+    """Weigh the kinds that are named, each in a process of its own."""
+    for kind in sys.argv[1:]:
+        child = os.fork()
+        if not child:
+            print(kind, *weigh(kind), flush=True)
+            os._exit(0)
+        if status := os.waitpid(child, 0)[1]:
+            sys.exit(f"{kind}: {status}")
 
 
 if __name__ == "__main__":

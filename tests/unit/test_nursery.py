@@ -1,14 +1,15 @@
-"""The processes that tests fork from one that has twistd's imports."""
+"""The processes that tests fork from one that has imported what the scripts import."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.nursery import Forked
+from tests.support.nursery import Forked, run
 
 
 def test_a_signal_may_come_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +20,57 @@ def test_a_signal_may_come_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "twistd" in process.stdout.read()
     monkeypatch.setattr(process, "poll", lambda: None)
     process.kill()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Write a script; return its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "script"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_a_script_has_its_own_streams_and_descriptors(script: Callable[[str], str], tmp_path: Path) -> None:
+    """It reads the input, writes both outputs, has the arguments and the directory, and inherits what it is passed."""
+    text = (
+        "import os, sys; print(sys.stdin.read(), sys.argv[1], os.getcwd(), os.read(%d, 9)); print(2, file=sys.stderr)"
+    )
+    reading, writing = os.pipe()
+    os.write(writing, b"passed")
+    done = run(
+        [script(text % reading), "word"], cwd=tmp_path, env=os.environ, stdin=b"in", pass_fds=[reading], timeout=20.0
+    )
+    os.close(reading)
+    os.close(writing)
+    assert done.returncode == 0
+    assert done.stdout == b"in word %b b'passed'\n" % os.fsencode(tmp_path)
+    assert done.stderr == b"2\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("sys.exit(3)", 3, b""),
+        ("sys.exit()", 0, b""),
+        ("sys.exit('why')", 1, b"why\n"),
+        ("os.kill(os.getpid(), 9)", -9, b""),
+        ("atexit.register(print, 'late', file=sys.stderr)", 0, b"late\n"),
+    ],
+)
+def test_a_script_ends_as_in_a_process_of_its_own(
+    script: Callable[[str], str], end: str, status: int, said: bytes
+) -> None:
+    """Its status, its last words and what it has registered for the end are those of Python."""
+    done = run([script(f"import atexit, os, sys; {end}")], env=os.environ, timeout=20.0)
+    assert (done.returncode, done.stdout, done.stderr) == (status, b"", said)
+
+
+def test_an_exception_is_shown(script: Callable[[str], str]) -> None:
+    """An exception ends a script with a traceback and the status 1."""
+    done = run([script("1 / 0")], env=os.environ, timeout=20.0)
+    assert done.returncode == 1
+    assert done.stderr.endswith(b"ZeroDivisionError: division by zero\n")

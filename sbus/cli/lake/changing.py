@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sbus.cli.lake.options import lake_argument, open_lake
-from sbus.cli.output import Progress, pluralize
+from sbus.cli.output import Progress, describe_os_error, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.types import Duration
 from sbus.errors import StorageError
@@ -106,7 +106,7 @@ def vacuum(location: str, state: str | None, older_than: float | None) -> None:
     still reads such a file fails; a version of a Delta table that needs it can no longer be read.
     """
     table = open_lake(location, state)
-    with table.state.maintaining():
+    with _writing(table), table.state.maintaining():
         deleted = table.vacuum(table.grace if older_than is None else older_than)
     click.echo(f"deleted {pluralize(deleted, 'file')}", err=True)
 
@@ -116,6 +116,10 @@ def _writing(table: Table) -> Iterator[None]:
     """Translate errors of the disk; an hour is changed as a whole, or not at all."""
     try:
         yield
+    except PermissionError as e:
+        raise StorageError(
+            f"{describe_os_error(e)}: run this as the owner of the lake, or as root, which leaves it to its owner"
+        ) from e
     except OSError as e:
         raise StorageError(
             f"{table.location}: it cannot be changed: {e.strerror or e}: no row is lost, and the hours that are done "

@@ -12,7 +12,7 @@ import click
 from sbus.cli.output import Progress, describe_os_error, pluralize
 from sbus.cli.spark.job import Job, StopRequest, job_options, pass_job, stop_on_signals
 from sbus.cli.spark.metrics import ArchiveMetrics
-from sbus.cli.types import COUNT, Duration, Size
+from sbus.cli.types import COUNT, Duration, Mode, Size
 from sbus.errors import JournalMissing, SparkError, StorageError
 
 if TYPE_CHECKING:
@@ -78,6 +78,14 @@ Examples:
     type=click.Choice(["parquet", "delta"]),
     help="Table format of a new lake.  [default: parquet; of a URL, delta]",
 )
+@click.option(
+    "--mode",
+    "-m",
+    type=Mode(),
+    metavar="MODE",
+    help="Permissions of new files of the lake, octal, such as 0640; users who may read them may enter the directories."
+    "  [default: as the lake has them; of a new one, 0600]",
+)
 @click.option("--no-compact", is_flag=True, help="Leave the small files of closed hours to sbus lake compact.")
 @click.option("--no-retry", is_flag=True, help="Exit at the first failure, as with --once.")
 @job_options
@@ -91,6 +99,7 @@ def archive(
     consumer: str | None,
     allow_loss: bool,
     table_format: str | None,
+    mode: int | None,
     no_compact: bool,
     no_retry: bool,
 ) -> None:
@@ -116,7 +125,7 @@ def archive(
             return Archive(
                 spark,
                 journals,
-                Lake(directory, format=table_format, state=job.state),
+                Lake(directory, format=table_format, state=job.state, mode=mode),
                 every=None if once else every,
                 max_rows=max_rows or MAX_ROWS,
                 max_bytes=max_bytes,

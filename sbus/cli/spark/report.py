@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TextIO
 
 import click
 
@@ -20,8 +18,12 @@ from sbus.cli.spark.job import Job, job_options, pass_job
 from sbus.cli.types import COUNT, Duration, Time
 from sbus.distribution import needs
 from sbus.errors import StorageError, UsageError
+from sbus.ownership import check_replaceable, replacing
 
 __all__ = ["report"]
+
+_MODE = 0o600
+"""The permissions of a new page, which its owner alone can read, because keys may reveal secrets."""
 
 
 @click.command(
@@ -127,8 +129,8 @@ def check_writable(path: str) -> None:
 
     :raises StorageError: if it cannot.
     """
-    with _beside(path) as temporary:
-        _create(temporary).close()
+    with _explained(path):
+        check_replaceable(path)
 
 
 def write(path: str, page: str) -> None:
@@ -136,31 +138,20 @@ def write(path: str, page: str) -> None:
 
     :raises StorageError: if it cannot be written; a page from before stays.
     """
-    with _beside(path) as temporary:
-        with _create(temporary) as file:
-            file.write(page)
-        os.replace(temporary, path)
+    with _explained(path), replacing(path, _MODE) as file:
+        file.write(page.encode())
 
 
 @contextlib.contextmanager
-def _beside(path: str) -> Iterator[str]:
-    """Yield the name of a temporary file beside a page; the file is removed unless it was renamed.
+def _explained(path: str) -> Iterator[None]:
+    """Translate errors of the disk.
 
     :raises StorageError: for an `OSError` in the block, with the remedy.
     """
-    temporary = f"{path}.tmp"
     try:
-        yield temporary
+        yield
     except OSError as e:
         room = "make room there, or " if e.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise StorageError(
             f"cannot write the report to {path}: {e.strerror}: {room}name another file (--output)"
         ) from e
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-
-
-def _create(path: str) -> TextIO:
-    """Create a file that only its owner can read, because keys may reveal secrets."""
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8")

@@ -25,10 +25,11 @@ from sbus.client.blocking.subscription import Subscription
 from sbus.client.blocking.waiting import deadline_in
 from sbus.client.blocking.watch import Watch
 from sbus.client.core import Message, as_bytes
+from sbus.client.forks import leave_to_parent
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.snapshots import LastValue
-from sbus.errors import Closed, Disconnected, TimedOut
+from sbus.errors import Closed, Disconnected, Forked, PacketTooLong, TimedOut
 from sbus.syscalls.sockets import DONTWAIT, PEEK
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
@@ -42,7 +43,7 @@ def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Key
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, on_gap, on_lost, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -60,6 +61,7 @@ class Bus(BlockingConnection[Subscription]):
         super().__init__(address, options)
         self._messages = MessageQueue()
         self._last_delivered: list[Message] | None = None
+        leave_to_parent(self)
 
     # --- sending -----------------------------------------------------------------------------
 
@@ -73,14 +75,23 @@ class Bus(BlockingConnection[Subscription]):
         :raises sbus.errors.TimedOut: if the socket stayed full; the message is then not sent.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
-        packet = self.core.publish(key, payload)
+        try:
+            packet = self.core.publish(key, payload)
+        except PacketTooLong:
+            timeout = 0.0 if flags & DONTWAIT else timeout
+            [packet] = self._run(self._longer(lambda: [self.core.publish(key, payload)]), timeout)
         if flags or timeout is not None:
             self._send_one(packet, flags, timeout)
         else:
             self._send_all([packet])
 
     def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
-        self._send_all(self.core.publish_many(messages))
+        messages = list(messages)
+        try:
+            packets = self.core.publish_many(messages)
+        except PacketTooLong:
+            packets = self._run(self._longer(lambda: self.core.publish_many(messages)), None)
+        self._send_all(packets)
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -94,6 +105,7 @@ class Bus(BlockingConnection[Subscription]):
         :param last: get the last values of matching keys first, as far as the server keeps them.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
+        self._hint(pattern)
         subscription = Subscription(self, callback)
         self.send(self.core.subscribe(pattern, subscription, last=last))
         return subscription
@@ -212,11 +224,24 @@ class Bus(BlockingConnection[Subscription]):
         return sock
 
     def close(self) -> None:
-        """Close; iteration over the bus and its subscriptions ends."""
+        """Close; iteration over the bus and its subscriptions ends.
+
+        Another thread may call it, and a signal handler: a call that waits raises `sbus.errors.Closed` then.
+        """
         if self._error is None:
             self._error = Closed("the connection to the bus was closed here")
-        self._detach()
+        self._wake_and_detach()
         self._batch.take()  # callbacks get no more
+
+    def forked(self, error: Forked) -> None:
+        """Give the connection up in a forked child; what was received is the parent's to read."""
+        self._error = error
+        self._detach()
+        self._batch.take()
+        self._messages.refill(())
+        for sink in self.core.sinks():
+            if isinstance(sink, Subscription):
+                sink.forked()
 
     def __enter__(self) -> Self:
         return self

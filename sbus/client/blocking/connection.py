@@ -36,6 +36,7 @@ all of it is in force. ``on_gap`` is called then.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -59,6 +60,7 @@ from sbus.client.connecting import (
     is_absent,
 )
 from sbus.client.core import Batch
+from sbus.client.inlet import Inlet
 from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
@@ -68,8 +70,7 @@ from sbus.protocol.controls import BUNDLE_ON
 from sbus.protocol.notices import LOST
 from sbus.protocol.packets import CMSG, MSG, build
 from sbus.routing.runs import total_size
-from sbus.syscalls.batch import PacketReader
-from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, max_sendable
+from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, grow_send_buffer, max_sendable
 
 __all__ = ["BlockingConnection"]
 
@@ -82,6 +83,8 @@ _MESSAGE = MSG + b" "
 _RECEIPT = build(CMSG, LOST, b"")
 _PACKET_OVERHEAD = 512
 """Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
+_CLOSE_LOOK = 0.1
+"""Seconds between two looks, in the pauses of reconnecting, whether another thread has closed the connection."""
 _MEMORY_RETRY = 0.05
 """Seconds until the next attempt to send after the kernel ran out of memory."""
 
@@ -95,10 +98,10 @@ class BlockingConnection(ClientApi[Sub]):
 
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__()
-        self.address = find_address(address)
-        self.core = options.new_core(self._control_received, self._loss_received)
         self._options = options
-        self._reader = PacketReader(options.buffer_size)
+        self.address = find_address(address)
+        self.core = options.new_core(self._control_received, self._loss_received, self._make_room)
+        self._reader = Inlet(self.core, options.receive_size)
         self._batch = Batch([])  # what was received; a callback that reads on continues it
         self._callback_errors: deque[Exception] = deque()
         self._outbox = Outbox()  # what to send before any message
@@ -107,6 +110,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._limit: float | None = None  # of the block of `limit` under way
         self._sock: socket.socket | None = None
         self._expects_bundle_reply = False
+        self._is_polling = False
         self._error: Disconnected | None = None  # why the connection has ended
         self._backoff = options.backoff
         self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` is called
@@ -146,6 +150,9 @@ class BlockingConnection(ClientApi[Sub]):
         self._outbox.extend(packets)
         self._drain(self._deadline)
 
+    def _take_back(self, packet: bytes) -> None:
+        self._outbox.take_back(packet)
+
     def _send_all(self, packets: list[bytes]) -> None:
         """Send messages, however long it takes, or until the deadline of `limit`."""
         position = 0
@@ -154,7 +161,7 @@ class BlockingConnection(ClientApi[Sub]):
                 self._drain(self._limit)
             sock = self._connected(self._limit)
             if sock is None:
-                self._outbox.extend(packets[position:])
+                self._outbox.extend_within(packets[position:], self._options.reconnect_buffer)
                 return
             if self._expects_bundle_reply and len(packets) > 1:
                 self._read_bundle_reply(sock)
@@ -216,6 +223,8 @@ class BlockingConnection(ClientApi[Sub]):
         except BlockingIOError:
             return 0
         except OSError as e:
+            if self._error is not None:
+                raise self._error from None  # closed in another thread
             if e.errno in (errno.EPIPE, errno.ECONNRESET):
                 self._connection_lost(describe_loss(e), self._read_rest(sock))
             elif e.errno in (errno.ENOBUFS, errno.ENOMEM):
@@ -237,8 +246,36 @@ class BlockingConnection(ClientApi[Sub]):
             pass  # nothing is here yet, or the connection is lost, which the next send finds out
 
     def _wait_writable(self, sock: socket.socket, deadline: float | None) -> None:
-        if (deadline is not None and time.monotonic() >= deadline) or not poll_socket(sock, select.POLLOUT, deadline):
+        if (deadline is not None and time.monotonic() >= deadline) or not self._poll(sock, select.POLLOUT, deadline):
             raise TimedOut("the socket stayed full")
+
+    def _poll(self, sock: socket.socket, events: int, deadline: float | None) -> bool:
+        """Wait for the socket, as `poll_socket` does, or until `close` is called in another thread.
+
+        :raises sbus.errors.Closed: in that case.
+        """
+        self._is_polling = True  # from here on `close` wakes this thread, and leaves the descriptor open
+        try:
+            is_ready = self._error is not None or poll_socket(sock, events, deadline)
+        finally:
+            self._is_polling = False
+            if self._error is not None:
+                self._detach()
+        if self._error is not None:
+            raise self._error
+        return is_ready
+
+    def _wake_and_detach(self) -> None:
+        """Close the socket; a thread that waits for it wakes up and closes it itself.
+
+        A descriptor that was closed under a poll would leave it waiting, and could be another file's by then.
+        """
+        sock = self._sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        if not self._is_polling:
+            self._detach()
 
     # --- receiving ---------------------------------------------------------------------------
 
@@ -276,7 +313,7 @@ class BlockingConnection(ClientApi[Sub]):
         taken = self._read_ready(deadline)
         if not taken:
             sock = self._sock
-            if sock is not None and not poll_socket(sock, select.POLLIN, deadline):
+            if sock is not None and not self._poll(sock, select.POLLIN, deadline):
                 raise TimedOut("nothing has come in time")
         return taken
 
@@ -346,6 +383,9 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _loss_received(self, lost: Lost) -> None:
         self._count_lost(lost)
+        if self._options.on_lost is None:
+            self._log_loss(lost)
+            return
         place_loss(lost, self._keepers(), lambda lost: self._call_user(self.report_lost, lost))
 
     def report_lost(self, lost: Lost) -> None:
@@ -419,10 +459,16 @@ class BlockingConnection(ClientApi[Sub]):
                     raise
             time.sleep(pause)
 
+    def _make_room(self, size: int) -> None:
+        self._reader.make_room(size)
+        if self._sock is not None and size > self.core.max_packet:
+            self.core.can_send(grow_send_buffer(self._sock, size))
+
     def _attach(self, sock: socket.socket) -> None:
         self._sock = sock
         self._expects_bundle_reply = self._options.bundles
         self.core.connected(max_sendable(sock))
+        self._reader.connected()
 
     def _detach(self) -> None:
         if self._sock is not None:
@@ -448,6 +494,9 @@ class BlockingConnection(ClientApi[Sub]):
 
         :param rest: packets received and not dispatched yet.
         """
+        if self._error is not None:
+            self._detach()
+            return  # closed in another thread
         rest = unbundle(rest or [])
         self.core.extensions.take_farewell(rest)
         error = self.core.extensions.connection_lost(why, self.address)
@@ -487,7 +536,10 @@ class BlockingConnection(ClientApi[Sub]):
     def _try_to_connect(self, deadline: float | None) -> None:
         """Make one attempt to connect, when the next one is due."""
         until = self._next_attempt if deadline is None else min(self._next_attempt, deadline)
-        time.sleep(max(0.0, until - time.monotonic()))
+        while self._error is None and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _CLOSE_LOOK))
+        if self._error is not None:
+            return
         if time.monotonic() < self._next_attempt:
             raise TimedOut("there is no connection yet")
         self._next_attempt = time.monotonic() + next(self._delays)

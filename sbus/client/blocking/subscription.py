@@ -137,6 +137,11 @@ class Subscription:
             self._own = MessageQueue(self._bus._take_shared(self))
         return self._own
 
+    def forked(self) -> None:
+        """Forget the messages, in a forked child."""
+        if self._own is not None:
+            self._own.refill(())
+
     def _is_shared(self) -> bool:
         """Return whether the messages go to the readers of the bus."""
         return self._own is None and self.callback is None

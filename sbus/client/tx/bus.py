@@ -24,18 +24,19 @@ from twisted.python.failure import Failure
 from sbus.client.api import Inbox
 from sbus.client.connecting import Backoff, backlog_full, describe_connect_error, find_address, is_absent
 from sbus.client.core import Message, as_bytes
+from sbus.client.inlet import FIRST_READS
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, QueuedWatch
 from sbus.client.tx.producer import Producer, ProducerAdapter
 from sbus.client.tx.protocol import BusFactory, BusProtocol
 from sbus.client.tx.waiter import DeferredWaiter, DoneWaiter
-from sbus.errors import Closed, ConnectError, Disconnected, TimedOut, UsageError
+from sbus.errors import Closed, ConnectError, Disconnected, Forked, PacketTooLong, TimedOut, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.sockets import grow_send_buffer, max_sendable
+from sbus.syscalls.sockets import LONGEST_PACKET, grow_send_buffer, max_sendable
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
 
@@ -86,7 +87,7 @@ def connect(
     :param address: path or abstract address of the bus, or an endpoint, or the string of one (``seqpacket:PATH``); by
         default the result of `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, on_gap, on_lost, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_control.
     :returns: a Deferred that fires with the bus, or fails with `sbus.errors.ConnectError`, which contains the reason
         and the remedy.
     """
@@ -97,7 +98,8 @@ def connect(
 class Bus(Session[Subscription]):
     """A connection to a bus, made by `connect`.
 
-    Every Deferred may be cancelled; packets written before are still sent.
+    Every Deferred may be cancelled. A message is not sent if the Deferred of its `publish` is cancelled, unless it has
+    left already; of `publish_many` all are sent once one has left. Packets written before are still sent.
     """
 
     _log = Logger(namespace="sbus.client")
@@ -126,6 +128,8 @@ class Bus(Session[Subscription]):
         self._protocol: BusProtocol | None = None  # the newest one, connected or not
         self._attached = False
         self._pause: defer.Deferred[Any] | None = None  # of `_reconnect_loop`
+        self._receive_size = options.receive_size
+        self._first_left = 0  # batches that are read into the largest buffers, as in `sbus.client.inlet`
         self._end_waiters: list[defer.Deferred[None]] = []
         self._producer: ProducerAdapter | None = None
 
@@ -133,15 +137,43 @@ class Bus(Session[Subscription]):
 
     def publish(self, key: bytes | str, payload: bytes = b"") -> defer.Deferred[None]:
         self._check_open()
-        self._write([self.core.publish(key, payload)])
-        return self.wait_drained()
+        try:
+            packets = [self.core.publish(key, payload)]
+        except PacketTooLong:
+            return self._publish_longer(lambda: [self.core.publish(key, payload)])
+        return self._publish(packets)
 
     def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> defer.Deferred[None]:
         self._check_open()
-        packets = self.core.publish_many(messages)
+        messages = list(messages)
+        try:
+            packets = self.core.publish_many(messages)
+        except PacketTooLong:
+            return self._publish_longer(lambda: self.core.publish_many(messages))
+        return self._publish(packets)
+
+    def _publish(self, packets: list[bytes]) -> defer.Deferred[None]:
         if packets:
             self._write(packets)
-        return self.wait_drained()
+        if not len(self.outbox):
+            return self.wait_drained()
+        waiter = DoneWaiter(lambda: self.outbox.cancel(pending))
+        pending = self.outbox.wait(waiter, len(packets))
+        return waiter.deferred
+
+    def _publish_longer(self, build: Callable[[], list[bytes]]) -> defer.Deferred[None]:
+        """Publish what is too long for all that is known, once the server's limit is known.
+
+        :raises sbus.errors.PacketTooLong: if it is known.
+        """
+        if not self.core.may_learn_limit:
+            build()
+
+        async def publish() -> None:
+            await self._fence()
+            await self._publish(build())
+
+        return defer.Deferred.fromCoroutine(publish())
 
     def whoami(self, timeout: float | None = None) -> defer.Deferred[bytes]:
         return self._run(self._whoami(), timeout)
@@ -248,7 +280,9 @@ class Bus(Session[Subscription]):
         sock = transport.getHandle()
         if max_sendable(sock) < self._options.buffer_size:  # an endpoint from the application may not know of bundles
             grow_send_buffer(sock, self._options.buffer_size)
-        transport.ensure_max_packet(self._options.buffer_size)
+        self._receive_size = self._options.receive_size
+        self._first_left = FIRST_READS
+        transport.limit_packets(LONGEST_PACKET)
         self.core.connected(max_sendable(sock))
         self._set_reading(not self._above_high_water)
 
@@ -257,9 +291,21 @@ class Bus(Session[Subscription]):
         had_bundles = self.core.bundle_limit
         self._receive_packets(packets)
         transport = self._transport
+        if transport is not None and self._first_left:
+            self._first_left = 0 if self.core.has_limit else self._first_left - 1
+            if not self._first_left:
+                transport.limit_packets(self._receive_size)
         if transport is not None and self.core.bundle_limit and not had_bundles:
             transport.start_bundling(self.core.bundle_limit)
             transport.flush()
+
+    def _make_room(self, size: int) -> None:
+        transport = self._transport
+        if transport is not None:
+            self._receive_size = max(size, self._receive_size)
+            transport.limit_packets(self._receive_size)
+            if size > self.core.max_packet:
+                self.core.can_send(grow_send_buffer(transport.getHandle(), size))
 
     def connection_lost(self, protocol: BusProtocol, why: str) -> None:
         """See `sbus.client.tx.protocol.Session`."""
@@ -278,6 +324,10 @@ class Bus(Session[Subscription]):
         """See `sbus.client.session.Session`."""
         failure = error if isinstance(error, Failure) else Failure(error)
         self._log.failure("an sbus callback failed", failure=failure)
+
+    def _warn(self, text: str) -> None:
+        """See `sbus.client.api.ClientApi._warn`."""
+        self._log.warn("{text}", text=text)
 
     def handler_failed(self, error: Exception) -> None:
         """See `sbus.client.api.ClientApi.handler_failed`."""
@@ -371,6 +421,13 @@ class Bus(Session[Subscription]):
         self._attached = False
         if transport is not None:
             transport.abortConnection()
+
+    def forked(self, error: Forked) -> None:
+        """See `sbus.client.session.Session`."""
+        super().forked(error)
+        transport, self._protocol, self._attached = self._transport, None, False
+        if transport is not None:
+            transport.getHandle().close()
 
     def _sleep(self, seconds: float) -> defer.Deferred[None]:
         pause: defer.Deferred[None] = deferLater(self._reactor, seconds)

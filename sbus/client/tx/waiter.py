@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
 from twisted.internet import defer
@@ -13,12 +13,15 @@ T = TypeVar("T")
 
 
 class _Waiter(Generic[T]):
-    """A waiter (`sbus.client.core.Waiter`) on a Deferred, which may be cancelled."""
+    """A waiter (`sbus.client.core.Waiter`) on a Deferred, which may be cancelled.
+
+    :param on_cancel: called when it is.
+    """
 
     __slots__ = ("deferred",)
 
-    def __init__(self) -> None:
-        self.deferred: defer.Deferred[T] = defer.Deferred()
+    def __init__(self, on_cancel: Callable[[], None] = lambda: None) -> None:
+        self.deferred: defer.Deferred[T] = defer.Deferred(lambda _: on_cancel())
 
     def set_exception(self, error: Exception) -> None:
         if not self.deferred.called:

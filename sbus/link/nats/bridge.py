@@ -44,6 +44,7 @@ from sbus.link.nats.settings import Settings
 from sbus.link.nats.state import State
 from sbus.link.nats.wanted import Wanted
 from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS, LINK_DOWN, LINK_LOST, LINK_PATH, LINK_UP
+from sbus.protocol.explain import hints
 from sbus.protocol.packets import CMSG, UNSUB, build
 
 __all__ = ["Bridge", "BusHasMaster"]
@@ -108,11 +109,14 @@ class Bridge:
         settings = self._settings
         self._failure = asyncio.get_running_loop().create_future()
         self._say_what_was_lost()
+        for line in hints((*settings.listed_out, *settings.listed_in)):
+            self._log.warn("{line}", line=line)
         bus = self._bus = await connect(
             self._address,
             reconnect=True,
             timeout=None,
             max_packet=settings.max_packet,
+            reconnect_buffer=settings.queue_bytes,
             on_control=self._control_received,
             on_lost=self._loss_received,
             on_gap=self._bus_replaced,

@@ -23,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from sbus.client.aio import Bus
+from sbus.client.core import ClientCore
 from sbus.errors import Closed, Disconnected, Violation
 from sbus.link.nats.counters import Counters
 from sbus.link.nats.sequence import LONGEST_KEY, Ledger
@@ -63,7 +64,7 @@ class Incoming:
 
     :param own_id: the identity of this bus, 32 hexadecimal digits.
     :param limit: bytes that may wait.
-    :param max_packet: length of the longest packet that the bus takes.
+    :param max_packet: length of the longest packet that the bus takes, unless it says so itself.
     :param note: called when counts have changed.
     """
 
@@ -80,6 +81,7 @@ class Incoming:
         self._own_id = own_id
         self._limit = limit
         self._max_packet = max_packet
+        self._core: ClientCore | None = None  # of the bus: it knows the limit, once there is one
         self._counters = counters
         self._note = note
         self._ledger = Ledger()
@@ -147,7 +149,7 @@ class Incoming:
             return
         counters.missed += missed
         size = len(packet)
-        if size > self._max_packet:
+        if size > (self._max_packet if self._core is None else self._core.max_packet):
             counters.in_too_large += 1
             return
         if self._bytes + size + _ENTRY_BYTES > self._limit:
@@ -179,6 +181,7 @@ class Incoming:
 
     async def run(self, bus: Bus) -> None:
         """Publish on the bus what comes, until the bus is closed."""
+        self._core = bus.core
         fencing = asyncio.ensure_future(self._confirm(bus))
         try:
             await self._pump(bus)

@@ -746,7 +746,7 @@ class BusProtocol:
 
     def _choose_bye(self, key: bytes) -> bool:
         self.settings = replace(self.settings, bye=key == controls.BYE_ON)
-        self.reply(key, b"")
+        self.reply(key, self._registry.limits.announced if self.settings.bye else b"")
         return True
 
     def _choose_receipts(self, key: bytes) -> bool:

@@ -12,6 +12,7 @@ from sbus.errors import UsageError
 from sbus.flood import MemoryAccount, QueueLimits
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.protocol.patterns import pattern_cost
+from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["MAX_REPLIES", "Limits", "cgroup_limits", "default_max_memory", "pattern_cost"]
 
@@ -83,6 +84,12 @@ class Limits:
             raise UsageError(
                 f"max_packet is {self.max_packet}: no socket sends more than {_LARGEST_PACKET} bytes at once"
             )
+
+    @property
+    def announced(self) -> bytes:
+        """What ``bye/on`` is answered: the longest packet that is delivered, if a client might not expect it."""
+        longest = min(self.max_packet, LONGEST_PACKET)
+        return b"%d" % longest if longest > DEFAULT_MAX_PACKET else b""
 
     def memory_account(self) -> tuple[MemoryAccount, int]:
         """Return a new account with the limits of memory, and the bytes set aside for the route cache."""

@@ -38,7 +38,7 @@ from sbus.server.run.arguments import (
 from sbus.server.run.sockets import Sockets
 from sbus.syscalls.batch import COMPILED
 from sbus.syscalls.descriptors import descriptor_limit
-from sbus.syscalls.sockets import grow_send_buffer
+from sbus.syscalls.sockets import LONGEST_PACKET, OVERHEAD, grow_send_buffer
 
 __all__ = ["BusFactory", "BusService"]
 
@@ -253,10 +253,10 @@ class BusService(MultiService):
         largest = _largest_packet(limits.max_packet)
         if largest < limits.max_packet:
             self.log.warn(
-                "packets of more than {largest} B cannot be passed on, although {wanted} B are allowed: the kernel "
-                "grants no larger send buffer; raise net.core.wmem_max or lower --max-packet",
+                "packets of more than {largest} B cannot be passed on, although {wanted} B are allowed: {remedy}",
                 largest=largest,
                 wanted=limits.max_packet,
+                remedy=_explain_largest(largest, limits.max_packet),
             )
 
     async def stopListening(self) -> None:
@@ -289,6 +289,16 @@ def _users_in_words(listener: Listener) -> str:
     if listener.users is None:
         return "root and the server's user" if listener.is_abstract else "all users"
     return "UID " + ", ".join(map(str, sorted(listener.users)))
+
+
+def _explain_largest(largest: int, wanted: int) -> str:
+    """Return why packets of more than `largest` bytes cannot be sent, and what to do."""
+    lower = f"set --max-packet={largest}"
+    if largest >= LONGEST_PACKET:
+        return f"a send buffer has 1 MiB at most; {lower}"
+    wmem_max = (min(wanted, LONGEST_PACKET) + OVERHEAD + 1) // 2  # the kernel doubles it (socket(7))
+    most = f" and --max-packet={LONGEST_PACKET}" if wanted > LONGEST_PACKET else ""
+    return f"the kernel grants no larger send buffer; set net.core.wmem_max={wmem_max}{most}, or {lower}"
 
 
 def _largest_packet(max_packet: int) -> int:

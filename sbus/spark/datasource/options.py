@@ -19,6 +19,7 @@ from sbus.daemon.values import duration
 from sbus.errors import UsageError
 from sbus.journal.clock import from_datetime, parse
 from sbus.journal.keytext import from_text
+from sbus.journal.layout import is_journal
 from sbus.protocol.keys import CURRENT, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.protocol.recorded import check_recorded
@@ -225,8 +226,7 @@ class _OptionReader:
         named = self.options.get("journal", "")
         if paths and named:
             self.refuse("journal", "give it or load(path), not both")
-        parts = (",".join(paths) or named).replace("\n", ",").split(",")
-        journals = tuple(path.removeprefix("file:") for path in map(str.strip, parts) if path)
+        journals = tuple(journal for line in paths or named.split("\n") for journal in _journals(line))
         if not journals:
             self.refuse(
                 "journal", "name the directory that the recorder writes to, several separated by commas, or a glob"
@@ -303,3 +303,10 @@ class _OptionReader:
             return from_datetime(parse(value))
         except ValueError:
             self.refuse(name, "use a time such as 2026-01-31T12:00:00Z (by default UTC)")
+
+
+def _journals(line: str) -> list[str]:
+    """Return the paths and globs in a line, separated by commas; a line that is the path of a journal is that alone."""
+    if is_journal(line := line.removeprefix("file:")):
+        return [line]
+    return [path.removeprefix("file:") for path in map(str.strip, line.split(",")) if path]

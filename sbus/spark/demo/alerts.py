@@ -6,6 +6,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from sbus.spark.jobs.paths import url
+
 __all__ = ["find_hot", "start"]
 
 
@@ -57,7 +59,7 @@ def start(
         find_hot(rows, limit=limit, window=window)
         .writeStream.format("sbus")
         .option("socket", socket)
-        .option("checkpointLocation", checkpoint)
+        .option("checkpointLocation", url(checkpoint))
         .outputMode("append")
         .trigger(processingTime="500 milliseconds")
         .start()

@@ -52,6 +52,7 @@ from sbus.journal.reader import JournalReader
 from sbus.lake.checkpoint import Checkpoint, Offsets
 from sbus.spark.datasource.snapshot import open_journals
 from sbus.spark.jobs.lake import Lake
+from sbus.spark.jobs.paths import url
 from sbus.spark.jobs.upkeep import Upkeep
 from sbus.spark.runtime.errors import translate_errors
 
@@ -152,7 +153,7 @@ class Archive:
             if self._every is not None:
                 reader = reader.option("maxTriggerDelay", f"{self._every:.3f}s")
             rows = reader.load()
-            writer = rows.writeStream.queryName("archive").option("checkpointLocation", str(self._lake.checkpoint))
+            writer = rows.writeStream.queryName("archive").option("checkpointLocation", url(self._lake.checkpoint))
             if self._every is None:
                 writer = writer.trigger(availableNow=True)
             else:
@@ -201,6 +202,7 @@ class Archive:
                 self.upkeep.stop()
             with contextlib.suppress(OSError):  # the lake is gone: the next start reports what is there then
                 self._note_done_batches()
+                self._lake.table.state.adopt_checkpoint()
         finally:
             self._writing.__exit__(None, None, None)
 
@@ -240,6 +242,7 @@ class Archive:
         if done <= self._done and time.monotonic() < self._retry_at:
             return
         if done > self._done:
+            self._lake.table.state.adopt_checkpoint()
             self._checkpoint.sync(done)
         before = self._checkpoint.offsets(self._done)
         for batch in range(self._done + 1, done + 1):

@@ -27,9 +27,9 @@ from sbus.journal.clock import DAY, HOUR, as_utc
 from sbus.journal.schema import COLUMN_NAMES
 from sbus.lake.merge import Limits, iter_rows
 from sbus.lake.opening import open_table
-from sbus.lake.state import make_directories
 from sbus.lake.table import Hour, Table
 from sbus.spark.datasource.scan import schema
+from sbus.spark.jobs.paths import AS_THEY_ARE, url
 
 __all__ = ["Lake"]
 
@@ -57,6 +57,7 @@ class Lake:
     :param directory: the directory; a job that writes makes it if it is missing.
     :param format: the table format of a new lake; None: the one that the lake has, or ``parquet``.
     :param state: the directory of the lake's state, for a lake in object storage.
+    :param mode: the permissions of new files; None: those of the lake, and ``0600`` in a new one.
     :raises sbus.errors.LakeError: if the lake has another format.
     """
 
@@ -66,8 +67,10 @@ class Lake:
         *,
         format: str | None = None,
         state: str | os.PathLike[str] | None = None,
+        mode: int | None = None,
     ) -> None:
         self.table = open_table(os.fspath(directory), format=format, state=state)
+        self.table.state.mode = mode
         self.location = self.table.location
         """The directory, or the URL."""
         self.checkpoint = self.table.state.checkpoint
@@ -86,7 +89,7 @@ class Lake:
         state = self.table.state
         refusal = f"{self.location}: another job writes to this lake: stop it, or name another lake"
         with state.locked("lock", refusal):
-            make_directories(self._staging)
+            state.make_directories(self._staging)
             if not (self.checkpoint / "offsets").exists() and self.table.files():
                 raise LakeError(
                     f"{self.location}: it has rows, but nothing says from where ({self.checkpoint} is missing): "
@@ -94,6 +97,8 @@ class Lake:
                 )
             for left in self._staging.iterdir():
                 shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
+            state.apply_mode()
+            state.make_checkpoint()
             yield
 
     def identity(self) -> str:
@@ -130,7 +135,7 @@ class Lake:
         with _settings(rows.sparkSession):
             placed.write.partitionBy("date", "hour").option("maxRecordsPerFile", 0).option(
                 "mapreduce.fileoutputcommitter.marksuccessfuljobs", "false"
-            ).options(**_ENCODINGS).parquet(str(staged))
+            ).options(**_ENCODINGS).parquet(url(staged))
         self.table.commit(batch, staged)
 
     # --- reading ------------------------------------------------------------------------------
@@ -177,7 +182,7 @@ class Lake:
         """Read files of the lake; Spark itself cannot reach object storage without jars that are not on PyPI."""
         columns = schema(raw_keys=False)
         if "://" not in self.location:
-            return spark.read.schema(columns).parquet(*paths)
+            return spark.read.schema(columns).options(**AS_THEY_ARE).parquet(*map(url, paths))
         table = self.table
         names = spark.createDataFrame([(path.removeprefix(f"{self.location}/"),) for path in paths], "name string")
         tasks = min(len(paths), 4 * spark.sparkContext.defaultParallelism)

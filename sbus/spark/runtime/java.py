@@ -5,6 +5,7 @@ If there is none, raise an error with the remedy, which Spark's own error lacks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -25,21 +26,29 @@ _REQUIRED_MODULE = "jdk.incubator.vector"
 def find_java(environ: Mapping[str, str] = os.environ) -> str:
     """Return the path of the ``java`` that Spark will run.
 
-    It is ``$JAVA_HOME/bin/java``, or else the one in ``PATH``.
+    It is ``$JAVA_HOME/bin/java`` if that can run Spark, or else the one in ``PATH``.
 
     :raises sbus.errors.UsageError: if there is no Java, or it cannot run Spark; with the remedy.
     """
+    in_path = shutil.which("java", path=environ.get("PATH", ""))
     if home := environ.get("JAVA_HOME"):
         java = os.path.join(home, "bin", "java")
-        if not os.access(java, os.X_OK):
-            raise UsageError(f"JAVA_HOME is {home}, but there is no {java}: correct it, or unset it to use PATH")
-    else:
-        found = shutil.which("java", path=environ.get("PATH"))
-        if found is None:
-            raise UsageError(f"Spark needs Java {_MIN_JAVA} or 21, and neither JAVA_HOME nor PATH has one: {_REMEDY}")
-        java = found
-    _check(java)
-    return java
+        try:
+            if not os.access(java, os.X_OK):
+                raise UsageError(f"JAVA_HOME is {home}, but there is no {java}: correct it, or unset it to use PATH")
+            _check(java)
+        except UsageError:
+            # JAVA_HOME may be of another program; the error about it is the one to report.
+            with contextlib.suppress(UsageError):
+                if in_path is not None:
+                    _check(in_path)
+                    return in_path
+            raise
+        return java
+    if in_path is None:
+        raise UsageError(f"Spark needs Java {_MIN_JAVA} or 21, and neither JAVA_HOME nor PATH has one: {_REMEDY}")
+    _check(in_path)
+    return in_path
 
 
 def _check(java: str) -> None:

@@ -8,7 +8,9 @@ caller. `register` makes the data source known to any session, and sends this pa
 
 The defaults, and why:
 
-* Java is checked first, because Spark's own error for a missing or wrong Java names no remedy.
+* Java is checked first, because Spark's own error for a missing or wrong Java names no remedy; and other surroundings
+  are put right (`sbus.spark.runtime.surroundings`). If Spark does not start all the same, the error has one line
+  (`sbus.spark.runtime.gateway`).
 * ``PYSPARK_PYTHON`` is this interpreter, because another one may lack PyArrow. On one machine, a program stands in for
   it that lets a stream survive a worker that takes long to start (`sbus.spark.runtime.early_worker`).
 * The time zone is UTC, like the times in journals: hours and dates mean the same wherever a job runs.
@@ -37,8 +39,9 @@ from pyspark.sql import SparkSession
 
 from sbus.errors import UsageError
 from sbus.spark.datasource.source import SbusDataSource
+from sbus.spark.runtime import surroundings
 from sbus.spark.runtime.early_worker import launcher
-from sbus.spark.runtime.java import find_java
+from sbus.spark.runtime.gateway import starting
 from sbus.spark.runtime.shipping import is_local, is_remote, ship, ship_to_server
 
 __all__ = ["get_session", "parse_conf", "register"]
@@ -86,6 +89,7 @@ def get_session(name: str = "sbus", *, master: str = "local[*]", conf: Mapping[s
     :param conf: settings of Spark, which take precedence over the defaults; for a session that is there, those that can
         still change.
     :raises sbus.errors.UsageError: if there is no Java that can run Spark; with the remedy.
+    :raises sbus.errors.SparkError: if Spark does not start; with the remedy where one is known.
     """
     settings = dict(conf or {})
     builder = SparkSession.builder.appName(name)
@@ -94,35 +98,37 @@ def get_session(name: str = "sbus", *, master: str = "local[*]", conf: Mapping[s
         for key, value in settings.items():
             builder = builder.config(key, value)
         return register(builder.getOrCreate())
-    find_java()
-    if "PYSPARK_PYTHON" not in os.environ:
-        os.environ["PYSPARK_PYTHON"] = _early_python() if is_local(master) else sys.executable
-    if SparkSession.getActiveSession() is None:
-        builder = builder.master(master)
-        settings = with_defaults(master, settings)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return register(builder.getOrCreate())
+    with surroundings.put_right(master) as variables:
+        os.environ.setdefault("PYSPARK_PYTHON", _early_python() if is_local(master) else sys.executable)
+        if SparkSession.getActiveSession() is None:
+            builder = builder.master(master)
+            settings = with_defaults(master, settings)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        with starting({**settings, "spark.master": master, "spark.app.name": name}, variables):
+            session = builder.getOrCreate()
+    return register(session)
 
 
 @cache
 def _early_python() -> str:
     """Return the program that stands in for this interpreter, until this process ends."""
-    directory = tempfile.mkdtemp(prefix="sbus-python-")
+    directory = tempfile.mkdtemp(prefix="sbus-python-", dir=surroundings.programs())
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return launcher(directory)
 
 
 def with_defaults(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     """Return settings of Spark, completed by the defaults for this master."""
-    defaults = dict(_DEFAULTS)
+    defaults = _DEFAULTS | surroundings.settings()
     if is_local(master):
         defaults |= _LOCAL_DEFAULTS
         defaults["spark.sql.shuffle.partitions"] = str(max(2, _cores(master)))
-    options = conf.get(_JAVA_OPTIONS, "")
-    if _LOG_OPTION not in options:
-        options = f"{_LOG_OPTION}file:{_LOG_CONFIG} {options}".strip()
-    return {**defaults, **conf, _JAVA_OPTIONS: options}
+    given = conf.get(_JAVA_OPTIONS, "")
+    options = surroundings.java_options()
+    if _LOG_OPTION not in given:
+        options.append(f"{_LOG_OPTION}file:{_LOG_CONFIG}")
+    return {**defaults, **conf, _JAVA_OPTIONS: " ".join([*options, given]).strip()}
 
 
 def _cores(master: str) -> int:

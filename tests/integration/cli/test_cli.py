@@ -24,8 +24,8 @@ from typing import IO, Any
 import pytest
 
 from sbus.syscalls.polling import is_readable
-from tests.support import ROOT
-from tests.support.harness import OTHER_USER, TIMEOUT, WHOAMI, Bus, Client, name_of, wait_end
+from tests.support import ROOT, nursery
+from tests.support.harness import OTHER_USER, TIMEOUT, WHOAMI, Bus, Client, can_fork, name_of, wait_end
 from tests.support.servers import StartBus
 
 DOCS = ROOT / "docs"
@@ -100,9 +100,11 @@ def sbus(
     bus: Bus | None, *arguments: str | bytes | Path, stdin: bytes = b"", status: int = 0, **env: str
 ) -> tuple[bytes, str]:
     """Run ``sbus`` to its end; return standard output and standard error."""
-    done = subprocess.run(
-        [*command("sbus"), *arguments], input=stdin, capture_output=True, timeout=TIMEOUT, env=environment(bus, **env)
-    )
+    line, environ = [*command("sbus"), *arguments], environment(bus, **env)
+    if len(command("sbus")) == 1 and can_fork(env):
+        done = nursery.run(line, stdin=stdin, timeout=TIMEOUT, env=environ)
+    else:
+        done = subprocess.run(line, input=stdin, capture_output=True, timeout=TIMEOUT, env=environ)
     assert done.returncode == status, (done.stdout, done.stderr.decode())
     return done.stdout, done.stderr.decode()
 
@@ -251,6 +253,22 @@ def test_pub_max_packet(shared: Bus) -> None:
     """--max-packet sets the limit of the client, before the command's name and after it."""
     for arguments in (["--max-packet=64", "pub", "t/x"], ["pub", "--max-packet=64", "t/x"]):
         assert "the limit is 64" in failure(shared, *arguments, "x" * 60, status=2)
+
+
+def test_raised_limit(bus: StartBus) -> None:
+    """On a bus with a raised limit, commands that are not told of it publish and print longer messages."""
+    server = bus("--max-packet=1M")  # as far as a socket takes: 32 bytes less
+    long = b"x" * 1_000_000
+    with Sbus(server, "sub", "--raw", "--count", "4", "--verbose", "t/") as running:
+        running.wait_subscribed()
+        sbus(server, "pub", "t/1", "-", stdin=long)
+        sbus(server, "pub", "--lines", "t/2", stdin=b"short\n" + long + b"\n" + long)
+        status, output, _ = running.end()
+    assert (status, output) == (0, long + b"short" + 2 * long)
+    for words in (["t/x", "-"], ["--lines", "t/x"]):
+        error = failure(server, "pub", *words, stdin=bytes(1 << 20), status=2)
+        assert "has more than 1048544 bytes" in error
+        assert "--max-packet" not in error  # nobody can raise that
 
 
 def test_pub_confirms(shared: Bus) -> None:

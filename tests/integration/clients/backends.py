@@ -27,6 +27,7 @@ from sbus.client import aio, blocking, tx
 from sbus.client.core import Message
 from sbus.client.session import Session
 from sbus.errors import Disconnected
+from sbus.syscalls.sockets import LONGEST_PACKET, grow_send_buffer
 from tests.support.harness import TIMEOUT, WHOAMI
 
 __all__ = [
@@ -549,6 +550,10 @@ class FakePeer:
     def send(self, *packets: bytes) -> None:
         for packet in packets:
             self._sock.send(packet)
+
+    def raise_send_buffer(self) -> None:
+        """Be able to send packets of almost a megabyte."""
+        grow_send_buffer(self._sock, LONGEST_PACKET)
 
     def close(self) -> None:
         self._sock.close()

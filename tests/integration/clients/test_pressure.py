@@ -148,7 +148,7 @@ async def fill(client: Client) -> list[asyncio.Future[None]]:
 
 
 async def test_cancelled_publish_leaves_the_order(looping: Backend, shared: Bus) -> None:
-    """Cancelling a publish ends only the wait: all messages are sent, each once, in order."""
+    """A message whose publish is cancelled while it waits is not sent; all others are, each once, in order."""
     publisher = await looping.connect(shared.address)
     with shared.client(b"k") as subscriber:
         with paused(shared.pid):
@@ -157,7 +157,9 @@ async def test_cancelled_publish_leaves_the_order(looping: Backend, shared: Bus)
         await asyncio.gather(*waiting[1::2])
         await publisher.fence()
         got = subscriber.sync()
-        assert [packet.split()[1].partition(b"\0")[2] for packet in got] == [b"%d" % i for i in range(500)]
+        numbers = [int(packet.split()[1].partition(b"\0")[2]) for packet in got]
+        left = 500 - len(waiting)
+        assert numbers == [*range(left), *range(left + 1, 500, 2)]
 
 
 CALLS: list[Callable[[Client], Any]] = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sbus.syscalls.polling import is_readable
 from tests.support.harness import TIMEOUT, Bus, Client, environment_with, twistd
 from tests.support.waiting import wait_until
 
@@ -257,7 +257,7 @@ def test_a_daemon_lets_its_caller_read_to_the_end(directory: Path, start: Start,
         os.close(writing)
     pid = int((directory / "pid").read_text())
     with open(reading, "rb", buffering=0) as output:
-        assert select.select([output], [], [], TIMEOUT)[0]
+        assert is_readable(output, TIMEOUT)
         assert output.read(100) == b""
     stop(pid)
 

@@ -271,3 +271,36 @@ def test_requests_go_on_with_a_new_link(tree: StartBus) -> None:
             while not asker.has_subscribers("ask"):
                 pass
             ask()
+
+
+def test_message_too_long_for_the_other_bus(tree: StartBus) -> None:
+    """A message that the other bus does not take is lost, counted and logged with its size; the link stays up."""
+    root = tree("root", None, "--max-packet=1000000")
+    leaf = tree("leaf", root)
+    below, above = leaf.client(b"k"), root.client(b"k")
+    with connect(str(root.address)) as publisher:
+        while not publisher.has_subscribers("k"):
+            pass
+        for size in (10, 400_000, 409_595, 900_000, 10):
+            publisher.publish("k", bytes(size))
+        publisher.fence()
+    assert [len(packet) for packet in (below.recv(), below.recv(), below.recv())] == [16, 400_006, 16]
+    assert len(above.sync()) == 5
+    leaf.wait_log("a message was lost, as too long: it has 409601 bytes")
+    assert leaf.log.count("linked to root") == 1
+
+
+def test_long_messages_between_buses_with_raised_limits(tree: StartBus) -> None:
+    """A link learns the limits of its buses: messages of up to these cross both ways."""
+    root = tree("root", None, "--max-packet=1000000")
+    leaf = tree("leaf", root, "--max-packet=1000000")
+    with connect(str(root.address)) as one, connect(str(leaf.address)) as other:
+        for publisher, subscriber in ((one, other), (other, one)):
+            subscriber.subscribe("k")
+            subscriber.fence()
+            while not publisher.has_subscribers("k"):
+                pass
+            publisher.publish("k", bytes(900_000))
+            assert len(subscriber.receive(timeout=TIMEOUT).payload) == 900_000
+            subscriber.control("echo/off")
+            subscriber.fence()

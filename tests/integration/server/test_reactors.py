@@ -1,4 +1,7 @@
-"""The transport on every reactor: one test body, run on epoll, poll, select and asyncio."""
+"""The transport on every reactor: one test body, run on epoll, poll, select and asyncio.
+
+Quick runs have everything on epoll, which twistd uses, and what depends on the reactor on each other one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from twisted.internet import error
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.protocol import Factory, connectionDone
@@ -972,5 +976,7 @@ class Listening(PacketReactorBuilder):
 
 
 for _case in (Edges, Pausing, Ends, Producing, Fairness, Listening):
-    globals().update(_case.makeTestCaseClasses())
-del _case
+    for _name, _class in _case.makeTestCaseClasses().items():
+        is_quick = _case in (Edges, Listening) or "EPoll" in _name
+        globals()[_name] = _class if is_quick else pytest.mark.slow(_class)
+del _case, _name, _class

@@ -136,7 +136,7 @@ def test_pub_imports_next_to_nothing(server: Server, payload: str) -> None:
     loaded = set(done.stdout.rpartition("loaded ")[2].split())
     assert loaded - set(bare.stdout.split()) - {"atexit"} == {
         *("sbus", "sbus.lazy", "sbus.version", "sbus.distribution"),
-        *("sbus.cli", "sbus.cli.quick", "sbus.client", "sbus.client.lookup"),
+        *("sbus.cli", "sbus.cli.quick", "sbus.cli.unread", "sbus.client", "sbus.client.lookup"),
         *("__future__", "_socket", "errno", "itertools"),
     }
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from sbus import ownership
 from sbus.cli.main import cli
 from sbus.lake.plain import PlainTable
 from tests.support.disks import filled, mounted
@@ -67,6 +70,18 @@ def test_compaction_on_a_full_disk(tmp_path):
             assert rows_of(table) == before
         assert "compacted 2 hours: 6 files into 2, 30 rows" in sbus("compact", disk / "lake")
         assert rows_of(table) == before
+
+
+@pytest.mark.parametrize("command", [("compact",), ("forget", "--key=a/"), ("prune", "--keep-days=1"), ("vacuum",)])
+def test_a_user_who_may_not(lake, command, monkeypatch):
+    """A command that this user may not run says who may."""
+
+    def refuse(path, *_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(ownership, "open_or_create", refuse)
+    text = sbus(*command, lake, status=1)
+    assert "maintenance.lock: Permission denied: run this as the owner of the lake, or as root" in text
 
 
 def test_check_finds_damage(lake):

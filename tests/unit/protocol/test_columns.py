@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from sbus.protocol import columns
 from sbus.protocol.bundles import unbundle
+from sbus.protocol.columns import Columns
+from sbus.protocol.packets import Truncated
 
 compiled: Any
 try:
@@ -129,3 +131,13 @@ def test_wrong_types() -> None:
     part = columns.Columns()
     with pytest.raises(TypeError, match="a packet is bytes, not str"):
         compiled.collect(["MSG a"], 0, 0, part.keys, part.key_ends, part.payloads, part.payload_ends, 1, 1)
+
+
+@pytest.mark.parametrize("collect", TWINS)
+def test_truncated_packet_keeps_its_length(collect: Callable[..., Any]) -> None:
+    """The stand-in for a packet that was too long is handed on as it is, in its place."""
+    columns = Columns()
+    cut = Truncated.of(600_000, b"MSG ")
+    buffers = (columns.keys, columns.key_ends, columns.payloads, columns.payload_ends)
+    assert collect([b"MSG k\0x", cut, b"MSG k\0y"], 0, 0, *buffers, 10, 1000)[2] is cut
+    assert columns.rows == 1

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbus.errors import Violation
-from sbus.protocol.explain import explain, never_matches
-from sbus.protocol.keys import CURRENT, EARLY, PeerCredentials, SecretKey, matches, matches_open
+from sbus.protocol.explain import explain, hint, never_matches
+from sbus.protocol.keys import CURRENT, EARLY, Dialect, PeerCredentials, SecretKey, matches, matches_open
 
 TEXT = st.text("ab*/.", max_size=8).map(str.encode)
 IDS = st.sampled_from(["", "0", "7"])
@@ -108,3 +108,30 @@ def test_impossible_patterns_match_nothing(pattern: bytes, key: bytes) -> None:
 def test_patterns_that_can_never_match(pattern: bytes, is_impossible: bool) -> None:
     """Nothing but ``*`` can follow a ``*`` within a segment."""
     assert (never_matches(pattern) is not None) == is_impossible
+
+
+@pytest.mark.parametrize(
+    ("pattern", "dialect", "start"),
+    [
+        (b"a/#", CURRENT, "'#' is an ordinary byte, and no wildcard; the pattern 'a/' matches everything below"),
+        (b">", CURRENT, "'>' is an ordinary byte, and no wildcard; the empty pattern matches every key"),
+        (b"a.b.>", CURRENT, "'>' is an ordinary byte, and no wildcard, and '.' separates nothing; the pattern 'a/b/'"),
+        (b"a.>", EARLY, "'>' is an ordinary byte, and no wildcard; the pattern 'a.' matches everything below"),
+        (b"+/b", CURRENT, "'+' is an ordinary byte, and no wildcard; '*' matches to the next '/'"),
+        (b"a/**", CURRENT, "'**' is the same as '*', and matches to the end of one segment; the pattern 'a/'"),
+        (b"a/**/c", CURRENT, "'**' is the same as '*', and matches to the next '/' or the end; no wildcard"),
+        (b"a/*b", CURRENT, "it can never match"),
+    ],
+)
+def test_hints(pattern: bytes, dialect: Dialect, start: str) -> None:
+    """The wildcards of MQTT, NATS and shells are explained in the words of this bus."""
+    assert (hint(pattern, dialect) or "").startswith(start)
+
+
+@given(TEXT)
+def test_a_hint_is_for_odd_patterns_alone(pattern: bytes) -> None:
+    """Each impossible pattern has a hint, and each pattern with a hint has a byte of a wildcard."""
+    if never_matches(pattern):
+        assert hint(pattern)
+    if hint(pattern):
+        assert set(pattern) & set(b"*#>+")

@@ -87,3 +87,12 @@ def test_pattern_cost_goes_by_segments(pattern):
     """What a pattern costs beyond its bytes depends on nothing but the number of its segments."""
     extra = pattern_cost(pattern, b"/") - len(pattern)
     assert extra == 256 * max(0, len(pattern.split(b"/")) - 16)
+
+
+@pytest.mark.parametrize(
+    ("max_packet", "said"),
+    [(1000, b""), (409_600, b""), (409_601, b"409601"), (1 << 20, b"1048544"), (1 << 30, b"1048544")],
+)
+def test_announced_limit(max_packet, said):
+    """A limit above what clients expect is announced, as far as a socket can deliver it."""
+    assert Limits(max_packet=max_packet).announced == said

@@ -43,10 +43,13 @@ def test_no_java(tmp_path: Path):
 
 
 def test_java_home_without_java(tmp_path: Path):
-    """A wrong JAVA_HOME is an error even if PATH has a Java, because Spark would use JAVA_HOME."""
+    """A JAVA_HOME without a Java, or with one that is too old, is passed over if PATH has one that can run Spark."""
     other = install(tmp_path / "other")
+    install(tmp_path / "old", version="11.0.2")
+    for home in ("nowhere", "old"):
+        assert find_java({"JAVA_HOME": str(tmp_path / home), "PATH": str(other.parent)}) == str(other)
     with pytest.raises(UsageError, match=r"JAVA_HOME is .*/nowhere.*unset it"):
-        find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": str(other.parent)})
+        find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": str(tmp_path / "old" / "bin")})
 
 
 @pytest.mark.parametrize("version", ["1.8.0_392", "11.0.2"])

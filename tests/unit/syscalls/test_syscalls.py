@@ -143,7 +143,24 @@ def test_truncation(helper, pair, limit):
     whole = os.urandom(limit)
     for packet in (whole, whole + b"x", whole, b"x" * 10 * limit, b"y"):
         theirs.send(packet)
-    assert reader.read(ours) == ([whole, b"", whole, b"", b"y"], False)
+    packets, ended = reader.read(ours)
+    assert (packets, ended) == ([whole, b"", whole, b"", b"y"], False)
+    assert [(packet.size, packet.is_message) for packet in packets if not packet] == [
+        (limit + 1, False),
+        (10 * limit, False),
+    ]
+
+
+@pytest.mark.parametrize("most", [1, 64])
+def test_truncated_packet_is_known(helper, pair, most):
+    """The stand-in for a packet that was too long says how long it was, and whether it was a message."""
+    ours, theirs = pair
+    reader = helper.PacketReader(10)
+    for packet in (b"MSG key\0payload", b"BNDL" + bytes(20), b"MSG k\0"):
+        theirs.send(packet)
+    packets = [packet for _ in range(3) for packet in reader.read(ours, most)[0]]
+    assert [(packet.size, packet.is_message) for packet in packets[:2]] == [(15, True), (24, False)]
+    assert packets == [b"", b"", b"MSG k\0"]
 
 
 def test_one_at_a_time(helper, pair):

@@ -179,7 +179,7 @@ class _Counts:
             f"FROM {store.READ} AS counts JOIN labelled USING (key) "
             "WHERE first >= $start AND first < $until GROUP BY ALL",
             {
-                "paths": list(self._counted.counts),
+                "paths": store.literal(self._counted.counts),
                 "start": self._windows.period.start,
                 "until": self._windows.period.end,
             },

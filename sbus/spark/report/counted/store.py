@@ -7,8 +7,9 @@ keys can be confidential. Names are stored once: other tables have numbers for k
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import duckdb
@@ -19,7 +20,7 @@ from sbus.lake.hourly import Hourly
 from sbus.spark.report.analysis.cube import Windows
 from sbus.spark.report.analysis.spans import Span
 
-__all__ = ["READ", "Database", "add_missing", "fill", "load_rows", "opened"]
+__all__ = ["READ", "Database", "add_missing", "fill", "literal", "load_rows", "opened"]
 
 Database = duckdb.DuckDBPyConnection
 
@@ -29,6 +30,11 @@ _KEYS_AT_ONCE = 1 << 16
 """Keys that are matched with a pattern at once."""
 READ = "read_parquet($paths, hive_partitioning = false)"
 """The files that the parameter `paths` names."""
+
+
+def literal(paths: Sequence[str]) -> list[str]:
+    """Return paths for DuckDB to read, which takes unescaped ones for patterns."""
+    return [re.sub(r"[*?\[]", r"[\g<0>]", path) for path in paths]
 
 
 @contextmanager
@@ -81,7 +87,7 @@ def load_rows(database: Database, counted: Hourly) -> tuple[int, int] | None:
     database.execute(
         "CREATE TABLE rows AS SELECT journal, seq, epoch_us(time) AS us, kind, "
         f"CASE WHEN kind <> 'message' THEN payload END AS payload FROM {READ}",
-        {"paths": list(counted.rows)},
+        {"paths": literal(counted.rows)},
     )
     first, last = database.execute("SELECT min(us), max(us) FROM rows").fetchall()[0]
     return None if first is None else (first, last)
@@ -97,7 +103,7 @@ def fill(database: Database, counted: Hourly, windows: Windows, wanted: Callable
     :param wanted: says of a key whether its messages count; None: all count.
     """
     period, whole = windows.period, windows.both
-    paths = {"paths": list(counted.counts)}
+    paths = {"paths": literal(counted.counts)}
     within = "first >= $start AND first < $until"
     span = {"start": whole.start, "until": whole.end}
     database.execute(

@@ -1,0 +1,8 @@
+"""The beginning of standard input, as far as the short way of ``sbus pub`` has read it (`sbus.cli.quick`)."""
+
+from __future__ import annotations
+
+__all__ = ["unread"]
+
+unread = bytearray()
+"""What was read from standard input, and is still to be read by others."""

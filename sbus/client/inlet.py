@@ -1,0 +1,63 @@
+"""Reading the packets of one connection, with buffers that grow to the server's limit.
+
+A server whose limit is above that of the original says so in its answer to ``bye/on``, which is among the first packets
+of a connection. A long message can be read by the same system call as the answer. So up to the answer, and for
+`FIRST_READS` reads at most, packets are read into buffers for the longest packet that any socket sends; most of that
+memory is never touched, and it is given back then.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from sbus.client.core import ClientCore
+from sbus.seqpacket.pacing import batch_size
+from sbus.syscalls.batch import BATCH, PacketReader
+from sbus.syscalls.sockets import LONGEST_PACKET
+
+__all__ = ["FIRST_READS", "Inlet"]
+
+FIRST_READS = 2
+"""Reads that may have the answer to ``bye/on``: before it, a server can only send the one to ``bundle/on``."""
+
+
+class Inlet:
+    """Reads the packets of a client, one connection after the other.
+
+    :param size: bytes of the longest packet to receive, as far as is known.
+    """
+
+    def __init__(self, core: ClientCore, size: int) -> None:
+        self._core = core
+        self._reader = PacketReader(size)
+        self._first: PacketReader | None = None
+        self._first_left = 0
+
+    def connected(self) -> None:
+        """Begin a new connection."""
+        asks = self._core.asks_limit and self._reader.max_packet < LONGEST_PACKET
+        self._first, self._first_left = None, FIRST_READS if asks else 0
+
+    def make_room(self, size: int) -> None:
+        """Receive packets of `size` bytes from now on."""
+        if size > self._reader.max_packet:
+            self._reader = PacketReader(size, batch_size(size))
+
+    def read(self, sock: socket.socket, most: int = BATCH) -> tuple[list[bytes], bool]:
+        """Receive a batch; see `sbus.syscalls.batch.PacketReader.read`."""
+        if self._first_left:
+            return self._read_first(sock, most)
+        return self._reader.read(sock, most)
+
+    def _read_first(self, sock: socket.socket, most: int) -> tuple[list[bytes], bool]:
+        if self._core.has_limit:
+            self._first, self._first_left = None, 0
+            return self.read(sock, most)
+        if self._first is None:
+            self._first = PacketReader(LONGEST_PACKET)
+        packets, ended = self._first.read(sock, most)
+        if packets:
+            self._first_left -= 1
+            if not self._first_left:
+                self._first = None
+        return packets, ended

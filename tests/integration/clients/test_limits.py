@@ -1,0 +1,213 @@
+"""Limits that client and server need not agree on beforehand: the longest packet, and what waits without a bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbus.client.losses import Lost
+from sbus.errors import BufferFull, Disconnected, PacketTooLong, TimedOut
+from tests.integration.clients.backends import Backend, BlockingBackend, Client, FakePeer, FakeServer, turn
+from tests.support.harness import TIMEOUT, Bus
+from tests.support.servers import StartBus
+from tests.support.waiting import paused
+
+RAISED = "--max-packet=1000000"
+LONG = b"x" * 900_000
+
+
+async def test_raised_limit_is_learnt(backend: Backend, bus: StartBus) -> None:
+    """Clients that do not know of a raised limit get longer messages, and publish them, from the first call on."""
+    server = bus(RAISED)
+    one, other = await backend.connect(server.address), await backend.connect(server.address)
+    sub = await other.subscribe("k")
+    await one.publish("k", LONG)  # nothing of this connection has been read yet
+    await other.fence()
+    await one.publish_many([("k", LONG), ("k", b"short")])
+    assert [len(payload) for payload in await sub.take(3)] in ([900_000, 900_000, 5], [900_000, 5])
+    with pytest.raises(PacketTooLong, match=r"the limit is 1000000; .*the operator raise the limit of the bus"):
+        await one.publish("k", bytes(1_000_000))
+    assert other.raw.lost == 0
+
+
+@pytest.mark.parametrize("answers", [[], [b"CMSG bundle/on\x0065536"]], ids=["plain", "bundles"])
+async def test_long_message_with_the_first_answers(backend: Backend, directory: Path, answers: list[bytes]) -> None:
+    """A long message that is read by the same call as the server's limit arrives whole."""
+    with FakeServer(directory / "fake") as server:
+        client = await backend.connect(server.address, bundles=bool(answers))
+        sub = await client.subscribe("k")
+        messages = [b"MSG k\x001", b"MSG k\0".ljust(500_000, b"x"), b"MSG k\x003"]
+        await raised_peer(server, *answers, b"CMSG bye/on\x001000000", *messages)
+        assert [len(payload) for payload in await sub.take(3)] == [1, 499_994, 1]
+        assert client.raw.core.max_packet == 1_000_000
+
+
+async def test_limit_is_learnt_again_after_a_restart(backend: Backend, bus: StartBus) -> None:
+    """A client that reconnects to a bus with another limit adopts it, a longer one and a shorter one."""
+    server = bus()
+    gaps: list[Any] = []
+    client = await backend.connect(server.address, reconnect=True, on_gap=gaps.append)
+    sub = await client.subscribe("k")
+    for option, size in ((RAISED, 900_000), ("--max-packet=500000", 490_000), (RAISED, 900_000)):
+        server.kill(signal.SIGKILL)
+        server.wait()
+        server = bus(option, "--reuse")
+        publisher = await backend.connect(server.address)
+        async with asyncio.timeout(TIMEOUT):
+            while not await publisher.has_subscribers("k"):
+                if isinstance(backend, BlockingBackend):
+                    with contextlib.suppress(Disconnected):  # it finds out in its calls
+                        await client.fence()
+                await asyncio.sleep(0.01)
+        await client.publish("k", bytes(size))
+        assert [len(payload) for payload in await sub.take(1)] == [size]
+        with pytest.raises(PacketTooLong):
+            await client.publish("k", bytes(1_000_000))
+
+
+async def raised_peer(server: FakeServer, *packets: bytes) -> FakePeer:
+    peer = await server.accept()
+    peer.raise_send_buffer()
+    peer.send(*packets)
+    return peer
+
+
+async def exchange(client: Client, peer: FakePeer, *packets: bytes) -> None:
+    """Have a client read packets, which the peer sends one by one."""
+    for packet in packets:
+        fencing = asyncio.ensure_future(client.fence())
+        await turn()
+        peer.send(packet)
+        await peer.answer()
+        await fencing
+
+
+@pytest.mark.parametrize("settings", [{}, {"bundles": False, "max_packet": 1000}])
+async def test_long_message_of_a_server_that_says_nothing(
+    backend: Backend, directory: Path, settings: dict[str, Any]
+) -> None:
+    """A message that is longer than the buffer is a loss with its size and a reason, in its place."""
+    story: list[Any] = []
+    with FakeServer(directory / "fake") as server:
+        client = await backend.connect(server.address, on_lost=story.append, **settings)
+        await client.subscribe("k", lambda message: story.append(message.payload))
+        peer = await raised_peer(server, b"CMSG bye/on\0")
+        await exchange(client, peer, b"MSG k\0one", b"MSG k\0two", b"MSG k\0".ljust(600_000, b"x"), b"MSG k\0three")
+        assert story == [b"one", b"two", Lost(1, 600_000, None, "too-large"), b"three"]
+        assert client.raw.lost == 1
+
+
+async def test_long_message_is_logged(backend: Backend, directory: Path) -> None:
+    """Without ``on_lost``, what was too long is counted, and logged once with its size."""
+    said: list[str] = []
+    with FakeServer(directory / "fake") as server:
+        client = await backend.connect(server.address)
+        client.raw._warn = said.append
+        await client.subscribe("k", lambda message: None)
+        peer = await raised_peer(server, b"CMSG bye/on\0")
+        await exchange(client, peer, b"MSG k\0", *[b"MSG k\0".ljust(600_000, b"x")] * 3)
+        assert client.raw.lost == 3
+        (line,) = said
+        assert "the last one of 600000 bytes; connect with max_packet=" in line
+
+
+async def test_long_message_in_the_early_dialect(backend: Backend, bus: StartBus) -> None:
+    """A bus of the early dialect says no limit: what is too long is a loss, unless the client knows the limit."""
+    server = bus("--dialect=early", RAISED)
+    lost: list[Lost] = []
+    early = {"dialect": "early"}
+    publisher = await backend.connect(server.address, **early, max_packet=1_000_000)
+    knows = await backend.connect(server.address, **early, max_packet=1_000_000)
+    does_not = await backend.connect(server.address, **early, on_lost=lost.append)
+    subs = [await client.subscribe("k") for client in (knows, does_not)]
+    for client in (knows, does_not):
+        for _ in range(3):
+            await client.fence()
+    await publisher.publish_many([("k", LONG), ("k", b"short")])
+    assert await subs[0].take(2) == [LONG, b"short"]
+    assert await subs[1].take(1) == [b"short"]
+    assert lost == [Lost(1, 900_006, None, "too-large")]
+
+
+async def without_bus(looping: Backend, server: Bus, **settings: Any) -> Any:
+    client = await looping.connect(server.address, reconnect=True, **settings)
+    await client.fence()
+    server.kill(signal.SIGKILL)
+    server.wait()
+    while client.raw.state != "reconnecting":
+        await turn()
+    return client
+
+
+async def test_publish_that_was_given_up_is_not_sent(looping: Backend, bus: StartBus) -> None:
+    """What is cancelled while there is no bus is not sent when it is back; the rest is, in order."""
+    server = bus()
+    client = await without_bus(looping, server)
+    calls = [asyncio.ensure_future(client.publish("k", b"%d" % number)) for number in range(9)]
+    calls.append(asyncio.ensure_future(client.publish_many([("k", b"many"), ("k", b"more")])))
+    calls.append(asyncio.ensure_future(client.publish_many([("k", b"9"), ("k", b"10")])))
+    await turn()
+    for call in (*calls[1:9:2], calls[9]):
+        call.cancel()
+    await turn()
+    server = bus("--reuse")
+    with server.client(b"k") as subscriber:
+        await asyncio.gather(*calls, return_exceptions=True)
+        await client.fence()
+        got = [packet.partition(b"\0")[2] for packet in subscriber.sync()]
+    assert got == [b"%d" % number for number in (0, 2, 4, 6, 8, 9, 10)][-len(got) :]
+
+
+async def test_what_waits_for_a_bus_is_bounded(looping: Backend, bus: StartBus) -> None:
+    """A publish past ``reconnect_buffer`` raises an error that names it; what is taken back makes room."""
+    server = bus()
+    client = await without_bus(looping, server, reconnect_buffer=10_000)
+    message = b"x" * 994  # a packet of 1000 bytes
+    waiting = [asyncio.ensure_future(client.publish("k", message)) for _ in range(10)]
+    await turn()
+    with pytest.raises(BufferFull, match=r"10000 bytes wait for one \(reconnect_buffer=10000\)"):
+        await client.publish("k", b"")
+    with pytest.raises(BufferFull):
+        await client.publish_many([("k", b""), ("k", message)])
+    await client.subscribe("other")  # the client's choices are no messages
+    waiting[3].cancel()
+    await turn()
+    again = asyncio.ensure_future(client.publish("k", message))
+    await turn()
+    assert not again.done()
+    bus("--reuse")
+    await asyncio.gather(*waiting, again, return_exceptions=True)
+    await client.fence()
+    await client.publish_many([("k", message)] * 20)  # there is no limit while there is a bus
+
+
+async def test_request_that_was_given_up_is_not_sent(backend: Backend, shared: Bus) -> None:
+    """A request that timed out before it could leave is not sent later."""
+    client = await backend.connect(shared.address)
+    await client.do(client.raw.answer_proofs)  # the name of the client is known from here on
+    with shared.client(b"ask") as responder:
+        with pytest.raises(TimedOut):
+            await client.request("ask", b"first", timeout=0.05)
+        with paused(shared.pid):
+            sent = 0
+            while sent < 2000:
+                try:
+                    await asyncio.wait_for(client.publish("fill", bytes(10_000), **quickly(backend)), 0.05)
+                except TimeoutError:
+                    break
+                sent += 1
+            assert sent < 2000
+            with pytest.raises(TimedOut):
+                await client.request("ask", b"second", timeout=0.05)
+        await client.fence()
+        asked = [packet.rpartition(b"\0")[2] for packet in responder.sync()]
+    assert asked == [b"first"]
+
+
+def quickly(backend: Backend) -> dict[str, float]:
+    return {"timeout": 0.02} if isinstance(backend, BlockingBackend) else {}

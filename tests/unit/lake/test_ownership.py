@@ -1,0 +1,194 @@
+"""Maintenance by root, and a lake for a group: owner, permissions and ACLs of all that is written."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("deltalake")
+
+from sbus.lake.cube import update
+from sbus.lake.maintenance import by_hour, compact, forget, prune
+from sbus.lake.opening import open_table
+from sbus.lake.state import State
+from sbus.lake.table import Table
+from tests.support.acls import acl, acl_of, set_acl, with_acls
+from tests.support.lakes import archive, row
+
+__all__ = ["with_acls"]
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+formats = pytest.mark.parametrize("format", ["parquet", "delta"])
+USER, GROUP, READER = 12345, 12346, 12347
+
+
+def entries(lake: Path) -> Iterator[Path]:
+    """All that is in a lake, and the lake itself."""
+    yield lake
+    yield from lake.rglob("*")
+
+
+def fill(lake: Path, format: str, batches: range = range(2)) -> Table:
+    table = open_table(str(lake), format=format)
+    for batch in batches:
+        rows = [row("j" * 32, batch * 100 + hour * 10 + n, hour, f"plant/{n}") for hour in range(3) for n in range(4)]
+        archive(table, batch, rows)
+    return table
+
+
+def adopt_checkpoint(table: Table) -> None:
+    """Do what the archive does after the batches that these tests imitate."""
+    for path in (table.state.checkpoint, *table.state.checkpoint.rglob("*"), table.state.staging):
+        os.chown(path, USER, GROUP)
+        path.chmod(0o750 if path.is_dir() else 0o640)
+
+
+def everything(table: Table, lake: Path, format: str) -> None:
+    """Do all that writes to a lake."""
+    fill(lake, format, range(2, 4))
+    table = open_table(str(lake))
+    table.state.identity(format)
+    table.pin(table.files())
+    update(table, dict(by_hour(table.files())))
+    compact(table)
+    forget(table, b"plant/1")
+    fill(lake, format, range(4, 5))
+    prune(table, 0.0, now=table.files()[0].hour.start.timestamp() + 3600)
+    with table.state.maintaining():
+        table.vacuum(0)
+    for number in range(110):  # Delta's library summarizes its log after a hundred commits
+        if format == "delta":
+            fill(lake, format, range(5 + number, 6 + number))
+
+
+@as_root
+@formats
+def test_what_root_does_to_a_lake_leaves_it_to_its_owner(tmp_path: Path, format: str) -> None:
+    """After root's maintenance all of a lake has the owner, the group and the permissions that it had."""
+    lake = tmp_path / "lake"
+    table = fill(lake, format)
+    for path in entries(lake):
+        os.chown(path, USER, GROUP)
+        path.chmod(0o750 if path.is_dir() else 0o640)
+    everything(table, lake, format)
+    adopt_checkpoint(table)
+    assert len(list(entries(lake))) > 30
+    for path in entries(lake):
+        status = path.stat()
+        assert (status.st_uid, status.st_gid) == (USER, GROUP), path
+        assert stat.S_IMODE(status.st_mode) == (0o750 if path.is_dir() else 0o640), path
+
+
+@as_root
+@formats
+def test_what_root_does_to_a_lake_keeps_its_acls(with_acls: Path, format: str) -> None:
+    """A user who was let in by ACLs can read all of the lake after root's maintenance, and root's archive."""
+    lake = with_acls / "lake"
+    table = fill(lake, format)
+    given = {True: acl(READER), False: acl(READER, own=6, other_user=4, group=4, mask=4)}
+    for path in entries(lake):
+        os.chown(path, USER, GROUP)
+        set_acl(path, given[path.is_dir()])
+        if path.is_dir():
+            set_acl(path, acl(READER), default=True)
+    everything(table, lake, format)
+    for path in entries(lake):
+        if table.state.checkpoint in (path, *path.parents):
+            continue
+        found = acl_of(path)
+        assert found is not None, path
+        if path.is_dir():
+            assert (found, acl_of(path, default=True)) == (acl(READER), acl(READER)), path
+        elif path.suffix == ".parquet" and "date=2026-01-31/hour=01" in str(path):
+            assert found in (given[False], acl(READER, own=6, mask=6)), path
+
+
+@formats
+def test_rewriting_keeps_the_permissions_of_files(tmp_path: Path, format: str) -> None:
+    """The files that compaction and forgetting write have the permissions of those that they replace."""
+    lake = tmp_path / "lake"
+    table = fill(lake, format)
+    files = {file.name for file in table.files()}
+    for name in files:
+        (lake / name).chmod(0o644)
+        (lake / name).parent.chmod(0o2755)
+    compact(table)
+    forget(table, b"plant/1")
+    found = {file.name for file in table.files()}
+    assert found
+    assert not found & files
+    for name in found:
+        assert stat.S_IMODE((lake / name).stat().st_mode) == 0o644
+        assert stat.S_IMODE((lake / name).parent.stat().st_mode) == 0o2755
+
+
+@pytest.mark.parametrize(
+    ("prepare", "mode", "directories"),
+    [
+        (None, None, 0o700),
+        (0o755, None, 0o700),
+        (0o700, None, 0o700),
+        (0o750, None, 0o750),
+        (0o2770, None, 0o770),
+        (None, 0o640, 0o750),
+        (0o2750, 0o644, 0o755),
+    ],
+)
+def test_permissions_of_a_new_lake(tmp_path: Path, prepare: int | None, mode: int | None, directories: int) -> None:
+    """A lake is its owner's alone, unless a mode is asked for or its directory was made for a group only."""
+    state = State(tmp_path / "lake" / "_sbus")
+    if prepare is not None:
+        (tmp_path / "lake").mkdir()
+        (tmp_path / "lake").chmod(prepare)
+    state.mode = mode
+    with state.locked("lock"):
+        state.apply_mode()
+    assert (state.directory_mode, state.file_mode) == (directories, directories & 0o666)
+    assert stat.S_IMODE(state.directory.stat().st_mode) & 0o777 == directories
+    assert stat.S_IMODE((state.directory / "lock").stat().st_mode) == directories & 0o666
+
+
+def test_a_mode_for_a_lake_that_is_there(tmp_path: Path) -> None:
+    """A mode that is asked for later holds for what is new from then on, also without being asked for again."""
+    lake = tmp_path / "lake"
+    table = fill(lake, "parquet")
+    before = {file.name for file in table.files()}
+    table.state.mode = 0o640
+    table.state.apply_mode()
+    fill(lake, "parquet", range(2, 3))
+    for file in table.files():
+        mode = stat.S_IMODE((lake / file.name).stat().st_mode)
+        assert mode == (0o600 if file.name in before else 0o640)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (lake, lake / "_sbus")] == [0o750, 0o750]
+
+
+def test_a_snapshot_of_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance leaves the snapshot of a reader whose lock it may not look at, and goes on."""
+    lake = tmp_path / "lake"
+    table = fill(lake, "parquet")
+    pinned = table.pin(table.files())
+
+    def refused(path: str) -> bool:
+        raise PermissionError(path)
+
+    monkeypatch.setattr("sbus.lake.pins.is_locked", refused)
+    compact(table)
+    assert all(map(os.path.exists, pinned))
+
+
+@as_root
+def test_the_checkpoint_of_an_archive_by_root_belongs_to_the_owner(tmp_path: Path) -> None:
+    """What Spark has written there as root goes to the owner of the lake."""
+    state = State(tmp_path / "lake" / "_sbus")
+    tmp_path.joinpath("lake").mkdir(0o700)
+    os.chown(tmp_path / "lake", USER, GROUP)
+    state.make_checkpoint()
+    (state.checkpoint / "offsets" / "0").write_text("v1\n")
+    (state.checkpoint / "sources" / "0").mkdir(parents=True)
+    state.adopt_checkpoint()
+    for path in (state.directory, *state.directory.rglob("*")):
+        assert (path.stat().st_uid, path.stat().st_gid) == (USER, GROUP), path
