@@ -346,7 +346,7 @@ class SubscriptionRegistry(Service):
         if user.connections or user.patterns:
             return
         lines = user.lines
-        if lines.is_empty and lines.deficit > 0:
+        if lines.is_empty and lines.deficit > 0 and not self.scheduler.is_serving(lines):
             self.users.forget(user)
             self.scheduler.forget(lines)
         else:

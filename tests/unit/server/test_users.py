@@ -118,6 +118,28 @@ def test_a_debt_outlives_the_connection():
     assert bus.connect(uid=7).protocol.user is not user
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_the_last_step_counts(in_turn):
+    """What it takes to drop a user's last patterns is its debt, too: it is not forgotten before that is paid."""
+    bus = HandTurnedBus()
+    client, other = bus.connect(uid=7), bus.connect(uid=8)
+    client.send(*(b"SUB %d" % n for n in range(3)))
+    bus.finish()
+    user = client.protocol.user
+    bus.use_up(other, 0)
+    user.lines.deficit = 0 if in_turn else 1
+    client.transport.abortConnection()
+    bus.settle()
+    if in_turn:
+        bus.registry.scheduler.clock = iter(range(0, 1 << 40, 400_000)).__next__
+        bus.turn()
+    assert not user.patterns
+    assert user.lines.deficit <= 0
+    assert bus.registry.users[7] is user
+    bus.finish()
+    assert [each.uid for each in bus.registry.users.all()] == [8]
+
+
 def test_connections_count_whatever_debts_were_paid():
     """A user that comes back while its debt is paid keeps its connections: they count for its limit."""
     bus = HandTurnedBus(limits=Limits(user_clients=2))
