@@ -23,6 +23,8 @@ from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
 
 OTHER = 2
+TICK = 100_000
+"""Nanoseconds between two looks at the clock, where the test turns the bus."""
 
 
 def notices(peer: Peer) -> list[tuple[bytes, int]]:
@@ -302,7 +304,7 @@ def test_a_thousand_keys_in_one_batch():
 
 def test_a_walk_takes_its_watchers_turns():
     """While others are active, a long walk stops when its user's time is over, and goes on in turns of that user."""
-    bus = HandTurnedBus()
+    bus = HandTurnedBus(TICK)
     watchers, one, other = watchers_of(bus, 1, 3), bus.connect(uid=2), bus.connect(uid=3)
     bus.use_up(other, 0)
     watchers[0].protocol.user.lines.deficit = QUANTUM
@@ -323,7 +325,7 @@ def test_a_walk_takes_its_watchers_turns():
 
 def test_a_watcher_without_time_holds_up_no_subscriber():
     """A user that has used up its time learns of a subscription in its turns; the subscription is there at once."""
-    bus = HandTurnedBus()
+    bus = HandTurnedBus(TICK)
     (watcher,), one, publisher = watchers_of(bus, 1, 1), bus.connect(uid=2), bus.connect(uid=3)
     bus.use_up(watcher, 1_000)
     one.send(b"SUB key/*")
@@ -342,7 +344,7 @@ class World(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bus = HandTurnedBus(credentials=Closed(AccessSettings(), None))
+        self.bus = HandTurnedBus(TICK, credentials=Closed(AccessSettings(), None))
         self.peers: list[Peer] = []
         self.watched: dict[Peer, dict[bytes, int]] = {}
         self.is_exact = False
@@ -488,7 +490,7 @@ TestWorld.settings = settings(max_examples=examples(50), stateful_step_count=40,
 @given(st.lists(st.sampled_from((b"SUB ", b"UNSUB ")), min_size=1, max_size=60), st.integers(1, 80))
 def test_churn_ends(steps, patterns):
     """However many patterns come and go before the first walk, the answers are right when the walks are done."""
-    bus = HandTurnedBus()
+    bus = HandTurnedBus(TICK)
     watcher, churner = bus.connect(), bus.connect(uid=OTHER)
     watcher.send(*(b"CMSG interest/on\0%d" % n for n in range(40)))
     bus.finish()
@@ -508,7 +510,7 @@ def test_churn_ends(steps, patterns):
 
 def test_churn_of_everything_costs_others_little():
     """While one client subscribes to everything and leaves, a watcher's answers neither flap nor take its time."""
-    bus = HandTurnedBus()
+    bus = HandTurnedBus(TICK)
     (watcher,), churner = watchers_of(bus, 1, 1), bus.connect(uid=OTHER)
     lines = watcher.protocol.user.lines
     spent = []

@@ -20,6 +20,8 @@ from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
 
 READER = 1000
+TICK = 100_000
+"""Nanoseconds between two looks at the clock, where the test turns the bus."""
 EVERYTHING = (LastValueRule(b""),)
 
 
@@ -289,7 +291,7 @@ def test_a_client_that_stops_reading_is_read_again():
 
 def test_a_snapshot_takes_turns_of_its_user():
     """A large snapshot takes several turns of its user; in between others are served."""
-    bus = HandTurnedBus(last_values=(LastValueRule(b"", keys=20_000),))
+    bus = HandTurnedBus(TICK, last_values=(LastValueRule(b"", keys=20_000),))
     one, late, other = bus.connect(uid=2), bus.connect(), bus.connect(uid=3)
     for start in range(0, 10_000, 50):
         one.send(*(b"MSG %d\0x" % n for n in range(start, start + 50)))
@@ -313,7 +315,7 @@ def test_a_snapshot_takes_turns_of_its_user():
 def test_long_keys_and_patterns_are_work_of_the_asking_user():
     """Kept keys of many segments cost who asks nothing more; a pattern of many segments takes a turn for each few keys,
     so that the bus serves others in between."""
-    bus = HandTurnedBus(last_values=EVERYTHING)
+    bus = HandTurnedBus(TICK, last_values=EVERYTHING)
     one, late, other = bus.connect(uid=2), bus.connect(), bus.connect(uid=3)
     for n in range(20):
         one.send(b"MSG %d/" % n + b"a/" * 150_000 + b"\0x")
@@ -336,7 +338,7 @@ def test_long_keys_and_patterns_are_work_of_the_asking_user():
 @pytest.mark.parametrize("how", ["hang_up", "abortConnection", "breakDown"])
 def test_a_client_leaves_while_its_snapshot_waits_for_a_turn(how):
     """Nothing stays behind of a client that disconnects in the middle."""
-    bus = HandTurnedBus(last_values=EVERYTHING)
+    bus = HandTurnedBus(TICK, last_values=EVERYTHING)
     one, late = bus.connect(uid=2), bus.connect()
     one.send(*(b"MSG %d\0x" % n for n in range(1000)))
     bus.finish()
@@ -417,7 +419,7 @@ def unbundled(packets: list[bytes]) -> list[bytes]:
 def test_no_gap_and_nothing_twice(steps, order, soft, rules, is_poor, others):
     """Publications in any order around requests: each request gets the store as it was, then each live message once,
     also if messages for the client and others of its user wait in the mail."""
-    bus = HandTurnedBus(last_values=rules)
+    bus = HandTurnedBus(TICK, last_values=rules)
     publishers = {uid: bus.connect(uid=uid) for uid in (1, 2)}
     reader: Peer = bus.connect(uid=READER)
     for _ in range(others):

@@ -13,6 +13,9 @@ from sbus.server.core.users import Users
 from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
 
+TICK = 100_000
+"""Nanoseconds between two looks at the clock, where the test turns the bus."""
+
 
 def test_a_user_is_one_for_all_its_connections():
     """Connections of one UID share a user; the last one takes it along."""
@@ -94,7 +97,7 @@ def test_a_user_is_forgotten_by_identity():
 
 def test_a_debt_outlives_the_connection():
     """A user that reconnects finds its debt, and one that does not is forgotten when the debt is paid."""
-    bus = HandTurnedBus()
+    bus = HandTurnedBus(TICK)
     debtor, other = bus.connect(uid=7), bus.connect(uid=8)
     user = debtor.protocol.user
     bus.use_up(debtor, 5_000)
@@ -121,7 +124,7 @@ def test_a_debt_outlives_the_connection():
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_the_last_step_counts(in_turn):
     """What it takes to drop a user's last patterns is its debt, too: it is not forgotten before that is paid."""
-    bus = HandTurnedBus()
+    bus = HandTurnedBus(TICK)
     client, other = bus.connect(uid=7), bus.connect(uid=8)
     client.send(*(b"SUB %d" % n for n in range(3)))
     bus.finish()
@@ -142,7 +145,7 @@ def test_the_last_step_counts(in_turn):
 
 def test_connections_count_whatever_debts_were_paid():
     """A user that comes back while its debt is paid keeps its connections: they count for its limit."""
-    bus = HandTurnedBus(limits=Limits(user_clients=2))
+    bus = HandTurnedBus(TICK, limits=Limits(user_clients=2))
     debtor = bus.connect(uid=7)
     bus.use_up(debtor, 5_000)
     debtor.transport.loseConnection()
@@ -164,7 +167,7 @@ class World(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bus = HandTurnedBus()
+        self.bus = HandTurnedBus(TICK)
         self.peers: list[Peer] = []
 
     @rule(uid=st.integers(1, 2))
