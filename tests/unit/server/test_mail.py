@@ -308,6 +308,22 @@ def test_a_service_changes_its_user_at_its_place():
     assert is_clean(bus, 0)
 
 
+@pytest.mark.parametrize("how", ["hang_up", "abortConnection"])
+def test_a_service_that_leaves_before_its_place(how):
+    """A client that is gone when its turn to become a service comes stays with its user, and nothing is left of it."""
+    bus = Bus()
+    readers, publisher = readers_of(bus, uid=0), bus.connect(uid=PUBLISHER)
+    bus.registry.scheduler.is_busy = True
+    publisher.transport.deliver(message(1))
+    readers[0].transport.deliver(b"CMSG interest/patterns", b"UNSUB k", b"CMSG observer/on")
+    getattr(readers[0].transport, how)()
+    bus.settle()
+    assert not readers[0].is_connected
+    assert [user.uid for user in bus.registry.users.all()] == [0, PUBLISHER]
+    assert (bus.registry.users[0].connections, bus.registry.users.connections) == (MANY - 1, MANY)
+    assert is_clean(bus, 0)
+
+
 def test_a_letter_that_fails_ends_its_client_alone():
     """An exception in a letter is logged, and closes the client that it was for."""
     bus = Bus()
