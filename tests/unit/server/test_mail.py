@@ -170,7 +170,7 @@ def test_few_receivers_that_wait_get_mail():
 
 
 def test_a_subscription_is_of_its_moment():
-    """Who subscribes gets no earlier message that waits; who unsubscribes, or is not there any more, gets what waits."""
+    """A newcomer gets no earlier message that waits; a receiver that unsubscribes gets those that wait for it."""
     bus = Bus()
     readers, publisher, newcomer = readers_of(bus), bus.connect(uid=PUBLISHER), bus.connect(uid=READER)
     bus.registry.scheduler.is_busy = True
@@ -294,7 +294,7 @@ def test_replies_that_wait_in_the_mail_stop_their_client():
 
 
 def test_a_service_changes_its_user_at_its_place():
-    """A client of root that becomes a service while mail waits gets that first, as root's, and is not read meanwhile."""
+    """A client of root that becomes a service while mail waits gets that first, as root's; it is not read meanwhile."""
     bus = Bus()
     readers, publisher = readers_of(bus, uid=0), bus.connect(uid=PUBLISHER)
     bus.registry.scheduler.is_busy = True
@@ -411,7 +411,11 @@ def test_messages_without_room_leave_a_gap():
 def test_a_gap_is_where_the_messages_were_lost():
     """A receipt stands after what came before the loss; after the gap, messages find room again, and follow it."""
     bus = tight_bus()
-    readers, one, two = readers_of(bus, b"SUB k", b"CMSG receipts/on"), bus.connect(uid=PUBLISHER), bus.connect(uid=OTHER)
+    readers, one, two = (
+        readers_of(bus, b"SUB k", b"CMSG receipts/on"),
+        bus.connect(uid=PUBLISHER),
+        bus.connect(uid=OTHER),
+    )
     bus.registry.scheduler.is_busy = True
     one.transport.deliver(message(1, size=4_000))
     one.transport.deliver(message(2, size=4_000))
@@ -657,7 +661,7 @@ def test_a_stop_accounts_for_everything():
 
 
 def test_entries_that_have_begun_are_dropped_from_there_on():
-    """Receivers that have got an entry do not lose it at a stop, and a publisher without echo loses nothing of its own."""
+    """Receivers that have got an entry do not lose it at a stop; a publisher without echo loses nothing of its own."""
     bus = HandTurnedBus(TICK)
     readers = readers_of(bus, count=10 * LOOK)
     publisher = bus.connect(uid=PUBLISHER)
