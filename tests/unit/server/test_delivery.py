@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sbus.errors import CloseReason
+from sbus.fair.scheduler import CROWD
 from sbus.flood import Outcome, Until
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.routing.route import Route
-from sbus.fair.scheduler import CROWD
 from sbus.server.bus.delivery import AT_ONCE, AT_ONCE_KIB, OF_OTHERS
 from sbus.server.bus.protocol import FANOUT_BUDGET
 from sbus.server.bus.registry import SubscriptionRegistry

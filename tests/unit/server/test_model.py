@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from twisted.internet import error
