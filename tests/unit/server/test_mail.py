@@ -749,7 +749,7 @@ def test_mailboxes_of_any_size(steps, tick, blocks):
 
 def test_observers_publish_after_the_entry():
     """What an observer publishes in the middle of an entry comes to each receiver after it."""
-    told = []
+    told: list[Any] = []
 
     class Telling(Observer):
         def dropped(self, client: Any, packets: int, size: int) -> None:
