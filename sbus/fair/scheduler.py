@@ -61,6 +61,7 @@ class Scheduler:
 
     __slots__ = (
         "_began",
+        "_doing",
         "_is_due",
         "_reactor",
         "_reader",
@@ -82,6 +83,7 @@ class Scheduler:
         self.clock = clock
         self._ring: OrderedDict[Lines, None] = OrderedDict()
         self._served: Lines | None = None  # whose turn it is right now
+        self._doing: Lines | None = None  # whose chore is done right now, outside of turns
         self._reader: Lines | None = None  # whose batch began before it was read
         self._is_due = False
         self._began = self._until = self._turn_ended = 0
@@ -170,6 +172,10 @@ class Scheduler:
         """Deduct time (nanoseconds) from a user's deficit."""
         lines.deficit -= min(took, LONGEST_CHARGE)
 
+    def is_serving(self, lines: Lines) -> bool:
+        """Return whether time that passes now is to be charged to a user yet."""
+        return lines is self._served or lines is self._doing
+
     def do(self, lines: Lines, chore: Entry) -> None:
         """Do a chore of a user now, as far as the user's deficit lasts, and the rest in turns."""
         if self._served is not None:
@@ -181,7 +187,12 @@ class Scheduler:
             self.add_chore(lines, chore)
             return
         began = self.clock()
-        if not chore.run(began + (lines.deficit if is_busy else ALONE)):
+        before, self._doing = self._doing, lines
+        try:
+            is_done = chore.run(began + (lines.deficit if is_busy else ALONE))
+        finally:
+            self._doing = before
+        if not is_done:
             self.add_chore(lines, chore)
         took = self.clock() - began
         self._began += took  # a batch of another user that has caused this does not pay for it

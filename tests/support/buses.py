@@ -115,6 +115,12 @@ class HandTurnedBus(Bus):
         self.reactor.turn()
         self.settle()
 
+    def finish(self) -> None:
+        """Let turns pass until nothing waits for one; no time passes for timers."""
+        while self.registry.scheduler._ring:
+            self.turn()
+        self.turn()  # what the last one has brought is sent
+
     def use_up(self, peer: Peer, work: int) -> None:
         """Have a client's user use up its time, while other users are active: the rest of its work waits for turns.
 

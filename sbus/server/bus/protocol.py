@@ -514,9 +514,10 @@ class BusProtocol:
             affordable = at + max(1, (until - began) // (copies * route.ns))
             if affordable < stop:
                 stop, is_whole = affordable, False
-        at_once = is_whole or stop - at >= BATCH
+        at_once = is_whole or began > 0 or stop - at >= BATCH
         count = registry.deliver(packets[at:stop], route, self, at_once, self._has_echo)
         if began and count:
+            registry.flush()  # to send is most of what it takes
             route.learn(count * copies, self._scheduler.clock() - began)
         return count
 

@@ -346,7 +346,7 @@ class SubscriptionRegistry(Service):
         if user.connections or user.patterns:
             return
         lines = user.lines
-        if lines.is_empty and lines.deficit > 0:
+        if lines.is_empty and lines.deficit > 0 and not self.scheduler.is_serving(lines):
             self.users.forget(user)
             self.scheduler.forget(lines)
         else:
@@ -482,14 +482,19 @@ class SubscriptionRegistry(Service):
         if not client.user.is_exempt or client.patterns or self.interest.count(client):
             return
         self.flush()  # its replies
-        if self.delivery.post(client, "service", lambda: self._enlist_late(client)):
+        if self._post_enlisting(client):
             client.wait_for_mail()
         else:
             self._enlist(client)
 
     def _enlist_late(self, client: Client) -> None:
+        if client.reason is not None or self._post_enlisting(client):  # its replies come first, too
+            return
         self._enlist(client)
         client.mail_delivered()
+
+    def _post_enlisting(self, client: Client) -> bool:
+        return self.delivery.post(client, "service", lambda: self._enlist_late(client))
 
     def _enlist(self, client: Client) -> None:
         reason = self.admission.refusal(SERVICES, self._members.count - 1)

@@ -9,23 +9,25 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason
-from sbus.flood import Until
-from sbus.protocol.keys import PeerCredentials
+from sbus.flood import QueueLimits, Until
 from sbus.server.bus.backpressure import Backpressure
 from sbus.server.bus.queue_shares import QueueShares
+from sbus.server.core.limits import Limits
 from sbus.testing import FakePacketTransport
+from tests.support.buses import Bus
 from tests.support.examples import examples
 
 TIMEOUT = 30.0
+LIMITS = QueueLimits(messages=1_000, bytes=100_000)
 ROOM, EMPTY = Until.ROOM, Until.EMPTY
 
 
 class Publisher:
     """A publisher that knows whether it is paused."""
 
-    def __init__(self, uid: int = 0) -> None:
+    def __init__(self, user: int = 0) -> None:
         self.is_paused = False
-        self.peer = PeerCredentials(1, uid, uid)
+        self.user = user
 
     def pause_publishing(self):
         self.is_paused = True
@@ -40,7 +42,7 @@ class Receiver:
 
     def __init__(self, backpressure: Backpressure | None = None, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
-        self.backpressure = backpressure or Backpressure(self.clock, TIMEOUT)
+        self.backpressure = backpressure or Backpressure(self.clock, TIMEOUT, LIMITS)
         self.disconnected_at: float | None = None
         self.transport: FakePacketTransport | None = None
 
@@ -78,46 +80,107 @@ def test_until_empty(receiver):
     assert receiver.clock.getDelayedCalls() == []
 
 
-def test_only_the_user_with_most_in_the_queue_is_held(receiver):
-    """A publisher whose user has less in the full queue than another one goes on; with most, it is held."""
+def test_only_a_user_with_more_than_its_part_of_the_queue_is_held(receiver):
+    """A publisher whose user has a fair part of the full queue at most goes on; with more, it is held."""
     flood, other = Publisher(1), Publisher(2)
-    receiver.backpressure.kept(flood, receiver, 900, 900)
-    receiver.backpressure.kept(other, receiver, 100, 1000)
+    receiver.backpressure.kept(flood, receiver, 900, 9_000, 900, 9_000)
+    receiver.backpressure.kept(other, receiver, 100, 1_000, 1_000, 10_000)
     receiver.block(other, ROOM)
     receiver.block(flood, ROOM)
     assert paused(flood, other) == [True, False]
-    receiver.backpressure.kept(other, receiver, 801, 1801)
+    receiver.backpressure.kept(other, receiver, 800, 8_000, 1_800, 18_000)
+    receiver.block(other, ROOM)
+    assert paused(flood, other) == [True, False]  # exactly its part
+    receiver.backpressure.kept(other, receiver, 1, 10, 1_801, 18_010)
     receiver.block(other, ROOM)
     assert paused(flood, other) == [True, True]
     receiver.drained(True, True)
     assert paused(flood, other) == [False, False]
-    receiver.block(other, ROOM)  # the queue was empty: nobody has less than another
+    receiver.block(other, ROOM)  # the queue was empty: nobody else has anything there
     assert paused(flood, other) == [False, True]
 
 
 def test_soft_blocking_concerns_each_publisher(receiver):
     """A receiver that blocks until it has drained does so whoever has most in its queue."""
     flood, other = Publisher(1), Publisher(2)
-    receiver.backpressure.kept(flood, receiver, 900, 900)
+    receiver.backpressure.kept(flood, receiver, 900, 900, 900, 900)
     receiver.block(other, EMPTY)
     assert paused(flood, other) == [False, True]
 
 
-@given(st.lists(st.one_of(st.tuples(st.integers(1, 3), st.integers(1, 9)), st.integers(1, 20).map(lambda n: (0, n)))))
-def test_shares_of_a_queue(plan):
-    """Beside a queue that is first in, first out, the shares are those of the bytes that wait in it."""
-    shares = QueueShares()
-    queue: list[int] = []  # the user of each byte
-    for uid, size in plan:
-        if not uid:
-            del queue[:size]
+def test_forty_equal_users_are_held_when_they_grow(receiver):
+    """Of users with equal parts none is held for what it has, and each one for the next message."""
+    users = [Publisher(number) for number in range(40)]
+    for queued, user in enumerate(users, 1):
+        receiver.backpressure.kept(user, receiver, 1, 10, queued, 10 * queued)
+    for user in users:
+        receiver.block(user, ROOM)
+    assert not any(paused(*users))
+    for queued, user in enumerate(users, 41):
+        receiver.backpressure.kept(user, receiver, 1, 10, queued, 10 * queued)
+        receiver.block(user, ROOM)
+        assert user.is_paused is (queued < 80)  # the last one has as much as each of the others
+    receiver.drained(True, False)
+    assert not any(paused(*users))
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_the_nearer_limit_counts(is_large):
+    """The parts are those of the messages or of the bytes, whichever is nearer to its limit in the queue."""
+    shares = QueueShares(QueueLimits(messages=1_000, bytes=9_999 if is_large else 1_000_000))
+    shares.add("many", 90, 900, 90, 900)
+    shares.add("large", 10, 9_000, 100, 9_900)
+    assert shares.has_more_than_fair("large") is is_large
+    assert shares.has_more_than_fair("many") is not is_large
+    assert not shares.has_more_than_fair("nothing there")
+
+
+SIZES = {1: 7, 2: 20, 3: 300}
+"""The bytes of each message of a user."""
+
+
+@given(
+    st.lists(st.one_of(st.tuples(st.integers(1, 3), st.integers(1, 9)), st.integers(1, 20).map(lambda n: (0, n)))),
+    st.builds(QueueLimits, messages=st.integers(1, 50), bytes=st.integers(1, 5_000)),
+)
+def test_shares_of_a_queue(plan, limits):
+    """Beside a queue that is first in, first out, the shares are those of what waits in it."""
+    shares = QueueShares(limits)
+    queue: list[int] = []  # the user of each message
+    for user, count in plan:
+        if not user:
+            del queue[:count]
             continue
-        queue += [uid] * size
-        shares.add(uid, size, len(queue))
-        most = max(queue.count(user) for user in (1, 2, 3))
-        assert [user for user in (1, 2, 3) if shares.has_most(user)] == [
-            user for user in (1, 2, 3) if queue.count(user) == most
-        ]
+        queue += [user] * count
+        total = sum(SIZES[each] for each in queue)
+        shares.add(user, count, count * SIZES[user], len(queue), total)
+        counts_messages = len(queue) / limits.messages >= total / limits.bytes
+        whole = len(queue) if counts_messages else total
+        users = set(queue)
+        for each in SIZES:
+            part = queue.count(each) * (1 if counts_messages else SIZES[each])
+            assert shares.has_more_than_fair(each) == (len(users) == 1 or part > whole / len(users))
+
+
+def test_a_flood_holds_no_other_user():
+    """Where a full queue of root holds one user, the messages of another one are kept, up to an equal part."""
+    bus = Bus(limits=Limits(queue_messages=100, block_timeout=TIMEOUT))
+    reader, flood, other = bus.connect(uid=0), bus.connect(uid=1), bus.connect(uid=2)
+    reader.send(b"SUB k", b"CMSG blocking/hard/block")
+    reader.stall()
+    flood.send(b"MSG k\0")
+    flood.send(*[b"MSG k\0"] * 149)
+    assert (flood.protocol.is_paused, reader.protocol.queue.messages) == (True, 101)
+    for queued in range(1, 200):
+        other.send(b"MSG k\0")
+        if other.protocol.is_paused:
+            break
+        assert reader.protocol.queue.messages == 101 + queued
+    assert queued == 102
+    reader.drain()
+    assert len(reader.take()) == 150 + queued
+    assert not any(peer.protocol.is_paused for peer in (flood, other))
+    assert bus.registry.counters.dropped == 0
 
 
 def test_until_room(receiver):
@@ -148,7 +211,7 @@ def test_blocked_in_both_ways(receiver, order):
 def test_two_receivers_block_one_publisher():
     """A publisher goes on when the last of the receivers that block it has drained, however the others end."""
     clock = Clock()
-    backpressure = Backpressure(clock, TIMEOUT)
+    backpressure = Backpressure(clock, TIMEOUT, LIMITS)
     one, two, three = (Receiver(backpressure, clock) for _ in range(3))
     publisher = Publisher()
     for each in (one, two, three):
@@ -330,7 +393,7 @@ class BackpressureMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.backpressure = Backpressure(self.clock, TIMEOUT)
+        self.backpressure = Backpressure(self.clock, TIMEOUT, LIMITS)
         self.receivers = [Receiver(self.backpressure, self.clock) for _ in range(2)]
         self.publishers = [Publisher() for _ in range(3)]
         self.waits: dict[tuple[Receiver, Publisher], Until] = {}

@@ -1,4 +1,4 @@
-"""Delivery to receivers that are no sockets, and whose messages a batch holds."""
+"""Delivery: which receivers get a message at once, receivers that are no sockets, and whose messages a batch holds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from sbus.errors import CloseReason
+from sbus.fair.scheduler import CROWD
 from sbus.flood import Outcome, Until
 from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.routing.route import Route
+from sbus.server.bus.delivery import AT_ONCE, AT_ONCE_KIB, OF_OTHERS
 from sbus.server.bus.protocol import FANOUT_BUDGET
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.limits import Limits
 from sbus.server.core.observers import Observer
-from sbus.server.core.prices import COPIES, SENDING
 from sbus.syscalls.batch import send_packets
-from tests.support.buses import Bus
+from tests.support.buses import Bus, Peer
+from tests.support.costs import calls
 from tests.support.reactors import received
 
 
@@ -154,8 +157,8 @@ def test_a_local_subscriber_that_fails_is_closed_alone():
     assert bus.registry.clients[1].number == 1
 
 
-def test_an_observer_publishes_in_the_middle_of_a_batch():
-    """The client's messages are settled in its name and the program's in none, in the order of publishing."""
+def test_what_an_observer_publishes_in_the_middle_of_a_batch():
+    """It is handled when the batch is over: the client's messages are settled in its name, the program's in none."""
 
     class Telling(Observer):
         def published(self, client: Any, key: bytes, payload: bytes | None) -> None:
@@ -169,7 +172,7 @@ def test_an_observer_publishes_in_the_middle_of_a_batch():
     publisher.send(*messages(3))
     assert publisher.protocol.is_paused
     reader.drain()
-    assert reader.take() == [b"MSG k\x000", b"MSG k\0extra", b"MSG k\x001", b"MSG k\x002"]
+    assert reader.take() == [*messages(3), b"MSG k\0extra"]
     assert reader.protocol.lost == 0
 
 
@@ -209,12 +212,7 @@ def test_a_run_for_plain_sockets(plain, rooms):
     pairs = [plain(room) for room in rooms]
     for reader, (ours, _) in zip(readers, pairs, strict=True):
         reader.transport.plain_socket = ours
-    user = publisher.protocol.user
-    before, copies = user.work_left, user.copies.work_left
     publisher.send(*messages(10))
-    price = SENDING + 10 // COPIES
-    assert user.copies.work_left == copies - len(rooms) * price
-    assert user.work_left == before - price - len(rooms) * price
     assert publisher.transport.read_limit == FANOUT_BUDGET // len(rooms)
     for reader, (_, theirs), room in zip(readers, pairs, rooms, strict=True):
         got = [] if room is None else [packet for packet in received(theirs) if packet != b"."]
@@ -232,9 +230,10 @@ def test_what_goes_through_the_queue_of_a_plain_socket(plain, subscribers):
         reader.send(b"SUB k")
         reader.transport.plain_socket, theirs = plain(10)
         ends.append(theirs)
-    receivers, delivery = tuple(reader.protocol for reader in readers), bus.registry.delivery
-    delivery.deliver(messages(1), receivers, None)
-    delivery.deliver(messages(2)[1:], receivers, None, True)
+    route: Route[Any] = Route(tuple(reader.protocol for reader in readers))
+    delivery = bus.registry.delivery
+    delivery.deliver(messages(1), route, None)
+    delivery.deliver(messages(2)[1:], route, None, True)
     assert [received(theirs) for theirs in ends] == [[]] * subscribers
     delivery.flush()
     assert [reader.take() for reader in readers] == [messages(2)] * subscribers
@@ -254,10 +253,10 @@ def test_who_observes_deliveries_sees_those_of_plain_sockets(plain, subscribers)
     for reader in readers:
         reader.send(b"SUB k")
         reader.transport.plain_socket, _ = plain(10)
-    receivers = tuple(reader.protocol for reader in readers)
-    bus.registry.delivery.deliver(messages(1), receivers, None, True)
+    route: Route[Any] = Route(tuple(reader.protocol for reader in readers))
+    bus.registry.delivery.deliver(messages(1), route, None, True)
     bus.registry.delivery.flush()
-    assert seen == [(receiver, 1, len(messages(1)[0])) for receiver in receivers]
+    assert seen == [(receiver, 1, len(messages(1)[0])) for receiver in route.receivers]
 
 
 def test_a_receiver_publishes_as_it_is_served(monkeypatch):
@@ -317,21 +316,89 @@ def test_a_receiver_that_leaves_blocks_nobody(strategy):
         assert bus.registry.users.budget.bytes == 0
 
 
-@pytest.mark.parametrize("is_loud", [False, True])
-def test_what_an_observer_publishes_takes_nothing_from_a_clients_bill(is_loud):
-    """Nobody pays for a message of the program; the client in whose run an observer publishes pays as without it."""
+# --- at once, or by mail ---------------------------------------------------------------------------
 
-    class Losses(Observer):
-        def dropped(self, client: Any, packets: int, size: int) -> None:
-            if is_loud:
-                bus.registry.publish(b"other", b"")
 
-    bus = Bus(observers=(Losses(),), limits=Limits(queue_messages=1))
-    reader, publisher = bus.connect(), bus.connect(uid=1001)
-    reader.send(b"SUB k")
-    reader.transport.capacity = 0
-    publisher.send(*messages(1))
-    before = publisher.protocol.user.work_left
-    publisher.send(b"MSG k\0" + bytes(50_000))
-    assert bus.registry.counters.dropped == 1
-    assert before - publisher.protocol.user.work_left == 60
+def readers_of(bus: Bus, uid: int, count: int) -> list[Peer]:
+    """Connect subscribers to ``k``."""
+    readers = [bus.connect(uid=uid) for _ in range(count)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    return readers
+
+
+@pytest.mark.parametrize(
+    ("uid", "count", "size", "is_at_once"),
+    [
+        (1, OF_OTHERS + 1, 0, True),
+        (2, OF_OTHERS, 0, True),
+        (2, OF_OTHERS + 1, 0, False),
+        (1, AT_ONCE + 1, 0, False),
+        (1, 8, AT_ONCE_KIB << 7, False),
+        (1, 7, AT_ONCE_KIB << 7, True),
+        (2, 2, AT_ONCE_KIB << 9, False),
+    ],
+)
+def test_who_gets_a_message_at_once(uid, count, size, is_at_once):
+    """While several users are active, the publisher copies for its own receivers, and for few of another user."""
+    bus = Bus()
+    publisher, readers = bus.connect(uid=1), readers_of(bus, uid, count)
+    bus.registry.scheduler.is_busy = True
+    packet = b"MSG k\0" + bytes(size)
+    publisher.transport.deliver(packet)
+    assert {len(reader.take()) for reader in readers} == {int(is_at_once)}
+    assert bus.registry.scheduler.mail_copies == (0 if is_at_once else count)
+    assert bus.registry.counters.routed == count
+    bus.settle()
+    assert {len(reader.take()) for reader in readers} == {int(not is_at_once)}
+    assert bus.registry.scheduler.mail_copies == 0
+    assert bus.registry.counters.routed == count
+
+
+def test_a_user_alone_needs_no_mail():
+    """While nobody else is active, all receivers of all users get a message at once, and nothing is measured."""
+    bus = Bus()
+    readers, publisher = readers_of(bus, 2, 100), bus.connect(uid=1)
+    for _ in range(CROWD + 2):  # the readers have subscribed lately
+        publisher.send(b"MSG k\0")
+    for reader in readers:
+        reader.take()
+    assert not bus.registry.scheduler.is_busy
+
+    def look() -> int:
+        raise AssertionError("nobody waits for this")
+
+    bus.registry.scheduler.clock = look
+    publisher.transport.deliver(b"MSG k\0")
+    assert {len(reader.take()) for reader in readers} == {1}
+
+
+def test_a_message_for_several_users():
+    """Each user's receivers get it one way or the other, and in the order of publishing."""
+    bus = Bus()
+    few, many, publisher = readers_of(bus, 2, 8), readers_of(bus, 3, 9), bus.connect(uid=1)
+    own = readers_of(bus, 1, 20)
+    bus.registry.scheduler.is_busy = True
+    publisher.transport.deliver(*messages(3))
+    assert [reader.take() for reader in (*few, *own)] == [messages(3)] * 28
+    assert [reader.take() for reader in many] == [[]] * 9
+    many[0].transport.deliver(b"UNSUB k")  # eight are left, and they wait for what comes before
+    publisher.transport.deliver(b"MSG k\0last")
+    assert [reader.take() for reader in many] == [[]] * 9
+    bus.settle()
+    assert [reader.take() for reader in many] == [messages(3), *[[*messages(3), b"MSG k\0last"]] * 8]
+
+
+@pytest.mark.parametrize("readers", [OF_OTHERS + 1, 400])
+def test_to_append_costs_a_publisher_the_same(readers):
+    """A message for many receivers of another user costs its publisher as much as one for nine of them (I4)."""
+    costs = []
+    for count in (OF_OTHERS + 1, readers):
+        bus = Bus()
+        readers_of(bus, 2, count)
+        publisher = bus.connect(uid=1)
+        bus.registry.scheduler.is_busy = True
+        route = bus.registry.route(b"k")
+        bus.registry.deliver(messages(1), route, publisher.protocol)
+        costs.append(calls(bus.registry.deliver, messages(1), route, publisher.protocol))
+    assert costs[0] == costs[1]

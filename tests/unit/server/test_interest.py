@@ -12,17 +12,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from zope.interface import implementer
 
 from sbus.errors import CloseReason
+from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import matches
-from sbus.server.asks import interest
 from sbus.server.asks.lingering import LINGER
+from sbus.server.asks.watched_keys import MAX_WALKS
 from sbus.server.core.credentials import AccessSettings, KernelCredentials
 from sbus.server.core.interfaces import ICredentials
 from sbus.server.core.limits import Limits
-from sbus.server.core.turns import TURN_BUDGET
-from tests.support.buses import Bus, Peer
+from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
 
 OTHER = 2
+TICK = 100_000
+"""Nanoseconds between two looks at the clock, where the test turns the bus."""
 
 
 def notices(peer: Peer) -> list[tuple[bytes, int]]:
@@ -38,8 +40,12 @@ def notices(peer: Peer) -> list[tuple[bytes, int]]:
 def settle(bus: Bus) -> None:
     """Let what lingers end, and every walk with it."""
     for _ in range(8):
-        bus.clock.advance(LINGER)
-        bus.settle()
+        if isinstance(bus, HandTurnedBus):
+            bus.turn(LINGER)
+            bus.finish()
+        else:
+            bus.clock.advance(LINGER)
+            bus.settle()
 
 
 @pytest.mark.parametrize("pattern", [b"a/b", b"a/", b"a/*", b"*/b", b"", b"*/", b"a/b*"])
@@ -76,15 +82,14 @@ def test_patterns_that_do_not_match(pattern):
     assert notices(watcher) == [(b"a/b", 0)]
 
 
-def test_a_long_key_has_a_price_and_its_memory():
-    """Watching a key of 1,024 segments is work and memory for each of them, and the end gives the memory back."""
+def test_the_memory_of_a_long_key():
+    """Watching a key of 1,024 segments takes memory for each of them, and the end gives it back."""
     bus = Bus()
     watcher = bus.connect()
     user = watcher.protocol.user
     for request in (b"CMSG interest/on\0", b"CMSG interest/off\0"):
-        user.work_left, memory = TURN_BUDGET, user.memory
+        memory = user.memory
         watcher.transport.deliver(request + b"/" * 1023)
-        assert TURN_BUDGET - user.work_left > 400
         assert abs(user.memory - memory) > 400_000
     assert user.memory < 100_000
 
@@ -272,24 +277,63 @@ def test_watched_keys_count_as_patterns():
     assert not watcher.is_connected
 
 
-def test_a_thousand_keys_in_one_batch():
-    """A change that concerns 1,000 watched keys is reported in its own batch; a larger one takes a few turns."""
-    bus = Bus()
-    watchers = [bus.connect(uid=1 + n) for n in range(4)]
+def watchers_of(bus: Bus, uid: int, count: int) -> list[Peer]:
+    """Connect clients that watch ``key/0`` to ``key/999`` each, and have got the answers."""
+    watchers = [bus.connect(uid=uid) for _ in range(count)]
     for watcher in watchers:
         for start in range(0, 1000, 50):
             watcher.send(*(b"CMSG interest/on\0key/%d" % n for n in range(start, start + 50)))
+        settle(bus)
         watcher.take()
-    one = bus.connect(uid=0)
-    watchers[0].protocol.user.work_left = TURN_BUDGET
-    for watcher in watchers[1:]:
-        watcher.send(b"CMSG interest/off")
+    return watchers
+
+
+def test_a_thousand_keys_in_one_batch():
+    """A change that concerns 1,000 watched keys is reported in its own batch, also by a user that has gone on."""
+    bus = Bus()
+    (watcher,), one = watchers_of(bus, 1, 1), bus.connect(uid=0)
+    for other in range(2, 5):
+        watchers_of(bus, other, 1)[0].send(b"CMSG interest/off")
     settle(bus)
     one.transport.deliver(b"SUB key/*")
-    assert len(notices(watchers[0])) == 1000
+    assert len(notices(watcher)) == 1000
     one.send(b"UNSUB key/*")
     settle(bus)
-    assert len(notices(watchers[0])) == 1000
+    assert len(notices(watcher)) == 1000
+
+
+def test_a_walk_takes_its_watchers_turns():
+    """While others are active, a long walk stops when its user's time is over, and goes on in turns of that user."""
+    bus = HandTurnedBus(TICK)
+    watchers, one, other = watchers_of(bus, 1, 3), bus.connect(uid=2), bus.connect(uid=3)
+    bus.use_up(other, 0)
+    watchers[0].protocol.user.lines.deficit = QUANTUM
+    one.send(b"SUB key/")
+    told = sum(len(watcher.take()) for watcher in watchers)
+    assert 0 < told < 1500
+    turns = answers = 0
+    while told < 3000:
+        one.send(b"CMSG !/cred/whoami")
+        bus.turn()
+        answers += len(one.take())
+        more = sum(len(watcher.take()) for watcher in watchers)
+        assert more < 1500
+        told, turns = told + more, turns + 1
+    assert turns > 4
+    assert answers > turns // 3
+
+
+def test_a_watcher_without_time_holds_up_no_subscriber():
+    """A user that has used up its time learns of a subscription in its turns; the subscription is there at once."""
+    bus = HandTurnedBus(TICK)
+    (watcher,), one, publisher = watchers_of(bus, 1, 1), bus.connect(uid=2), bus.connect(uid=3)
+    bus.use_up(watcher, 1_000)
+    one.send(b"SUB key/*")
+    publisher.send(b"MSG key/1\0")
+    assert one.take() == [b"MSG key/1\0"]
+    assert notices(watcher) == []
+    bus.finish()
+    assert len(notices(watcher)) == 1000
 
 
 class World(RuleBasedStateMachine):
@@ -300,8 +344,7 @@ class World(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.effort, interest.EFFORT = interest.EFFORT, 60
-        self.bus = Bus(credentials=Closed(AccessSettings(), None))
+        self.bus = HandTurnedBus(TICK, credentials=Closed(AccessSettings(), None))
         self.peers: list[Peer] = []
         self.watched: dict[Peer, dict[bytes, int]] = {}
         self.is_exact = False
@@ -316,7 +359,12 @@ class World(RuleBasedStateMachine):
         assert not registry.interest._by_key
         assert not registry.interest._lingering
         assert not registry.interest.observers
-        interest.EFFORT = self.effort
+
+    def send(self, peer: Peer, packet: bytes) -> None:
+        """Send a packet, and let turns pass until it is handled."""
+        peer.send(packet)
+        while peer.protocol.is_paused:
+            self.bus.turn()
 
     def note(self) -> None:
         """Take the answers that have come: each is a change, unless it was asked for."""
@@ -348,7 +396,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.peers)
     @rule(data=st.data(), pattern=st.sampled_from(PATTERNS), verb=st.sampled_from((b"SUB ", b"UNSUB ")))
     def subscribe(self, data, pattern: bytes, verb: bytes) -> None:
-        data.draw(st.sampled_from(self.peers)).send(verb + pattern)
+        self.send(data.draw(st.sampled_from(self.peers)), verb + pattern)
         self.note()
 
     @precondition(lambda self: self.peers)
@@ -358,7 +406,7 @@ class World(RuleBasedStateMachine):
         self.note()
         is_new = key not in self.watched[peer]
         self.watched[peer][key] = -1
-        peer.send(b"CMSG interest/on\0" + key)
+        self.send(peer, b"CMSG interest/on\0" + key)
         self.note()
         value = self.watched[peer][key]
         assert value == self.expected(peer, key) or (value == 1 and not is_new)
@@ -369,21 +417,27 @@ class World(RuleBasedStateMachine):
         peer = data.draw(st.sampled_from(self.peers))
         self.note()
         self.watched[peer].pop(key, None)
-        peer.send(b"CMSG interest/off\0" + key)
+        self.send(peer, b"CMSG interest/off\0" + key)
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data())
     def unwatch_all(self, data) -> None:
         peer = data.draw(st.sampled_from(self.peers))
-        peer.send(b"CMSG interest/off")
+        self.send(peer, b"CMSG interest/off")
         self.note()
         self.watched[peer].clear()
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data(), setting=st.sampled_from((b"echo/on", b"echo/off", b"observer/on", b"observer/off")))
     def configure(self, data, setting: bytes) -> None:
-        data.draw(st.sampled_from(self.peers)).send(b"CMSG " + setting)
+        self.send(data.draw(st.sampled_from(self.peers)), b"CMSG " + setting)
         self.note()
+
+    @precondition(lambda self: self.peers)
+    @rule(data=st.data(), work=st.integers(0, 2_000))
+    def use_up(self, data, work: int) -> None:
+        """Have walks of a user wait, from the first one on."""
+        self.bus.use_up(data.draw(st.sampled_from(self.peers)), work)
 
     @precondition(lambda self: self.peers)
     @rule(data=st.data())
@@ -400,7 +454,7 @@ class World(RuleBasedStateMachine):
     def probe(self, data, key: bytes) -> None:
         peer = data.draw(st.sampled_from(self.peers))
         self.note()
-        peer.send(b"CMSG probe\0" + key)
+        self.send(peer, b"CMSG probe\0" + key)
         (answer,) = [packet for packet in peer.take() if packet.startswith(b"CMSG probe\0")]
         count, _, of = answer.removeprefix(b"CMSG probe\0").partition(b" ")
         assert of == key
@@ -410,8 +464,7 @@ class World(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.0, LINGER / 2, LINGER)))
     def time(self, seconds: float) -> None:
-        self.bus.clock.advance(seconds)
-        self.bus.settle()
+        self.bus.turn(seconds)
         self.note()
 
     @rule()
@@ -436,43 +489,42 @@ TestWorld.settings = settings(max_examples=examples(50), stateful_step_count=40,
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from((b"SUB ", b"UNSUB ")), min_size=1, max_size=60), st.integers(1, 80))
 def test_churn_ends(steps, patterns):
-    """However many patterns come and go faster than walks end, the answers are right once it stops."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interest, "EFFORT", 50)
-        bus = Bus()
-        watcher, churner = bus.connect(), bus.connect(uid=OTHER)
-        watcher.send(*(b"CMSG interest/on\0%d" % n for n in range(40)))
-        some = itertools.cycle([b"%d*" % n for n in range(patterns)])
-        churner.transport.deliver(*(verb + next(some) for verb in steps * 5))
-        for _ in range(30):
-            settle(bus)
-        answers = dict(notices(watcher))
-        live = churner.protocol.patterns
-        for n in range(40):
-            assert answers[b"%d" % n] == any(matches(pattern, b"%d" % n) for pattern in live)
+    """However many patterns come and go before the first walk, the answers are right when the walks are done."""
+    bus = HandTurnedBus(TICK)
+    watcher, churner = bus.connect(), bus.connect(uid=OTHER)
+    watcher.send(*(b"CMSG interest/on\0%d" % n for n in range(40)))
+    bus.finish()
+    some = itertools.cycle([b"%d*" % n for n in range(patterns)])
+    for at in range(0, 5 * len(steps), 10):
+        bus.use_up(watcher, 1_000)
+        churner.send(*(verb + next(some) for verb in (steps * 5)[at : at + 10]))
+        for walk in bus.registry.interest._watched.values():
+            assert len(walk.walks) <= MAX_WALKS
+    for _ in range(30):
+        settle(bus)
+    answers = dict(notices(watcher))
+    live = churner.protocol.patterns
+    for n in range(40):
+        assert answers[b"%d" % n] == any(matches(pattern, b"%d" % n) for pattern in live)
 
 
 def test_churn_of_everything_costs_others_little():
-    """While one client subscribes to everything and leaves, a watcher's answers neither flap nor cost it its turn."""
-    bus = Bus()
-    watcher, churner = bus.connect(), bus.connect(uid=OTHER)
-    for start in range(0, 1000, 50):
-        watcher.send(*(b"CMSG interest/on\0key/%d" % n for n in range(start, start + 50)))
-    watcher.take()
-    settle(bus)
-    watcher.protocol.user.work_left = TURN_BUDGET
-    for _ in range(50):
-        churner.send(*[b"SUB ", b"UNSUB "] * 30)
-        bus.clock.advance(LINGER / 10)
-    assert len(notices(watcher)) == 1000
-    spent = TURN_BUDGET - watcher.protocol.user.work_left
-    watcher.protocol.user.work_left = TURN_BUDGET
-    for _ in range(50):
-        churner.send(*[b"SUB ", b"UNSUB "] * 30)
-        bus.clock.advance(LINGER / 10)
-    assert notices(watcher) == []
-    assert spent > 0
-    assert watcher.protocol.user.work_left > TURN_BUDGET // 2
+    """While one client subscribes to everything and leaves, a watcher's answers neither flap nor take its time."""
+    bus = HandTurnedBus(TICK)
+    (watcher,), churner = watchers_of(bus, 1, 1), bus.connect(uid=OTHER)
+    lines = watcher.protocol.user.lines
+    spent = []
+    for _ in range(2):
+        lines.deficit = least = QUANTUM
+        for _ in range(50):
+            churner.send(*[b"SUB ", b"UNSUB "] * 30)
+            least = min(least, lines.deficit)
+            bus.turn(LINGER / 10)
+        bus.finish()
+        spent.append(QUANTUM - least)
+        spent.append(len(notices(watcher)))
+    assert spent[0] > 0
+    assert spent[1:] == [1000, 0, 0]
 
 
 def test_one_notice_of_each_key_waits():
@@ -502,18 +554,3 @@ def test_one_notice_of_each_key_waits():
     assert len(got) <= 400
     assert watcher.protocol.on_room == ()
     assert not watcher.protocol.is_paused
-
-
-def test_notices_are_part_of_the_effort():
-    """One turn of the reactor makes about a thousand notices, however many watched keys a subscription concerns."""
-    bus = Bus()
-    watchers = [bus.connect() for _ in range(3)]
-    for at, watcher in enumerate(watchers):
-        for start in range(0, 1000, 50):
-            watcher.send(*(b"CMSG interest/on\0k/%d/%d" % (at, n) for n in range(start, start + 50)))
-            watcher.take()
-    bus.connect(uid=2).transport.deliver(b"SUB k/")
-    told = sum(len(watcher.take()) for watcher in watchers)
-    assert 900 < told < 1300
-    bus.settle()
-    assert sum(len(watcher.take()) for watcher in watchers) == 3000 - told

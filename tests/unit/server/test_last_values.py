@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import CloseReason, UsageError
+from sbus.fair.lines import QUANTUM
 from sbus.protocol.bundles import MAGIC, unbundle
 from sbus.protocol.keys import matches
 from sbus.server.asks.last_values import VALUE_OVERHEAD, LastValueRule, LastValues, parse_rule
 from sbus.server.core.limits import Limits
-from sbus.server.core.turns import TURN_BUDGET
-from tests.support.buses import Bus, Peer
+from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
 
 READER = 1000
+TICK = 100_000
+"""Nanoseconds between two looks at the clock, where the test turns the bus."""
 EVERYTHING = (LastValueRule(b""),)
 
 
@@ -163,7 +165,7 @@ def test_unkept_keys_stay_on_the_fast_path():
     one = bus.connect()
     one.send(b"SUB *", b"MSG a\0", b"MSG kept/a\0x", b"MSG kept/b\0x")
     assert bus.registry.fast_path
-    assert bus.registry.routes[b"a"] == (one.protocol,)
+    assert bus.registry.routes[b"a"].receivers == (one.protocol,)
     assert bus.registry.routes[b"kept/a"] is bus.registry.routes[b"kept/b"]
 
 
@@ -251,7 +253,6 @@ def test_snapshots_are_no_work_of_the_garbage_collector():
         assert len([each for each in tuples if not kept.isdisjoint(map(id, each))]) < 10
         late.drain()
         for _ in range(100):
-            late.protocol.user.work_left = TURN_BUDGET
             late.send(b"CMSG last\x001*")
         assert late.take().count(done(b"1*")) == 100
         assert gc.collect() < 100
@@ -288,56 +289,68 @@ def test_a_client_that_stops_reading_is_read_again():
     assert one.take() == [b"MSG said\0later"]
 
 
-def test_a_snapshot_is_work_of_its_user():
+def test_a_snapshot_takes_turns_of_its_user():
     """A large snapshot takes several turns of its user; in between others are served."""
-    bus = Bus(last_values=(LastValueRule(b"", keys=20_000),))
+    bus = HandTurnedBus(TICK, last_values=(LastValueRule(b"", keys=20_000),))
     one, late, other = bus.connect(uid=2), bus.connect(), bus.connect(uid=3)
     for start in range(0, 10_000, 50):
-        one.protocol.user.work_left = TURN_BUDGET
         one.send(*(b"MSG %d\0x" % n for n in range(start, start + 50)))
-    late.transport.deliver(b"CMSG last\0*")
-    assert len(late.transport.written) <= TURN_BUDGET // 2  # the routes that the subscription touches are work, too
-    other.transport.deliver(b"CMSG !/cred/whoami")
-    assert len(other.take()) == 1
-    while bus.registry.turns._waiting:
-        bus.settle()
-    assert late.take() == [*(b"MSG %d\0x" % n for n in range(10_000)), done(b"*")]
+        bus.finish()
+    bus.use_up(other, 0)
+    late.send(b"CMSG last\0*")
+    turns = answers = 0
+    got: list[bytes] = []
+    while not got or got[-1] != done(b"*"):
+        other.send(b"CMSG !/cred/whoami")
+        bus.turn()
+        answers += len(other.take())
+        more = late.take()
+        assert len(more) <= 2_000
+        got, turns = got + more, turns + 1
+    assert got == [*(b"MSG %d\0x" % n for n in range(10_000)), done(b"*")]
+    assert turns > 20
+    assert answers >= turns // 3
 
 
 def test_long_keys_and_patterns_are_work_of_the_asking_user():
-    """Kept keys of many segments cost who asks nothing more; a pattern of many segments costs its user a turn for each
-    few keys, so that the bus serves others in between."""
-    bus = Bus(last_values=EVERYTHING)
-    one, late = bus.connect(uid=2), bus.connect()
+    """Kept keys of many segments cost who asks nothing more; a pattern of many segments takes a turn for each few keys,
+    so that the bus serves others in between."""
+    bus = HandTurnedBus(TICK, last_values=EVERYTHING)
+    one, late, other = bus.connect(uid=2), bus.connect(), bus.connect(uid=3)
     for n in range(20):
-        one.protocol.user.work_left = TURN_BUDGET
         one.send(b"MSG %d/" % n + b"a/" * 150_000 + b"\0x")
+        bus.finish()
     began = time.process_time()
     for n in range(20):
-        late.protocol.user.work_left = TURN_BUDGET
         late.send(b"CMSG last\0%d/b" % n)
+        bus.finish()
     assert time.process_time() - began < 1  # splitting the keys takes 4 s
     assert late.take() == [done(b"%d/b" % n) for n in range(20)]
-    late.protocol.user.work_left = TURN_BUDGET
-    late.transport.deliver(b"CMSG last\0" + (pattern := b"0/" + b"a/" * 3000))
-    assert bus.registry.turns._waiting
-    assert not late.transport.written[1:]
-    while bus.registry.turns._waiting:
-        bus.settle()
-    assert late.take()[1:] == [done(pattern)]
+    late.send(b"CMSG last\0" + (pattern := b"0/" + b"a/" * 3000))
+    turns = 0
+    while done(pattern) not in late.take():
+        bus.use_up(other, 0)
+        bus.turn()
+        turns += 1
+    assert turns > 3
 
 
-def test_a_client_leaves_while_its_snapshot_waits_for_a_turn():
+@pytest.mark.parametrize("how", ["hang_up", "abortConnection", "breakDown"])
+def test_a_client_leaves_while_its_snapshot_waits_for_a_turn(how):
     """Nothing stays behind of a client that disconnects in the middle."""
-    bus = Bus(last_values=EVERYTHING)
+    bus = HandTurnedBus(TICK, last_values=EVERYTHING)
     one, late = bus.connect(uid=2), bus.connect()
     one.send(*(b"MSG %d\0x" % n for n in range(1000)))
-    late.protocol.user.work_left = 10
-    late.transport.deliver(b"CMSG last\0")
-    assert bus.registry.turns._waiting
-    late.transport.hang_up()
+    bus.finish()
+    late.send(b"CMSG last\0")
+    assert late.protocol.user.lines.chores
+    getattr(late.transport, how)()
     bus.settle()
-    assert not bus.registry.turns._waiting
+    bus.finish()
+    late.transport.end()
+    bus.settle()
+    bus.finish()
+    assert not values(bus)._images
     assert len(bus.registry.users) == 1
 
 
@@ -401,13 +414,18 @@ def unbundled(packets: list[bytes]) -> list[bytes]:
     st.sampled_from([b"queue", b"block", b"latest", b"discard"]),
     st.sampled_from([(LastValueRule(b"s/", keys=2, bytes=60), LastValueRule(b"*", bytes=40)), EVERYTHING]),
     st.booleans(),
+    st.sampled_from([0, 8]),
 )
-def test_no_gap_and_nothing_twice(steps, order, soft, rules, is_poor):
-    """Publications in any order around requests: each request gets the store as it was, then each live message once."""
-    bus = Bus(last_values=rules)
+def test_no_gap_and_nothing_twice(steps, order, soft, rules, is_poor, others):
+    """Publications in any order around requests: each request gets the store as it was, then each live message once,
+    also if messages for the client and others of its user wait in the mail."""
+    bus = HandTurnedBus(TICK, last_values=rules)
     publishers = {uid: bus.connect(uid=uid) for uid in (1, 2)}
     reader: Peer = bus.connect(uid=READER)
+    for _ in range(others):
+        bus.connect(uid=READER).send(b"SUB ")
     reader.send(b"CMSG order/" + order, b"CMSG blocking/soft/" + soft)
+    bus.finish()
     reader.take()
     model = Model(rules)
     subscribed: list[bytes] = []
@@ -422,31 +440,30 @@ def test_no_gap_and_nothing_twice(steps, order, soft, rules, is_poor):
                 model.publish(key, packet, uid)
                 if any(matches(pattern, key) for pattern in subscribed):
                     expected[-1].append(packet)
-                    if reader.protocol._snapshot is None and soft != b"queue":
+                    if (others or reader.protocol._snapshot is None) and soft != b"queue":
                         optional[packet] += 1
+                publishers[uid].protocol.user.lines.deficit = QUANTUM
                 publishers[uid].send(packet)
             elif step[0] == "stall":
                 reader.stall()
             elif step[0] == "drain":
                 reader.drain(step[1])
             elif step[0] == "turn":
-                reader.protocol.user.work_left = min(reader.protocol.user.work_left, 1 if is_poor else TURN_BUDGET)
-                bus.settle()
+                if is_poor:
+                    bus.use_up(reader, 1)
+                bus.turn()
             elif not reader.protocol.is_paused and reader.protocol._snapshot is None:
-                bus.settle()  # a client that was paused is read again soon, and not at once
                 pattern = step[1]
                 subscribed.append(pattern)
                 snapshot = [packet for key, packet, _, _ in model.values if matches(pattern, key)]
                 expected += [[*snapshot, done(pattern)], []]
-                reader.transport.deliver(b"CMSG last\0" + pattern)
-                if reader.protocol._is_waiting:
-                    bus.settle()  # the request is handled in a later turn of the reader's user
+                reader.send(b"CMSG last\0" + pattern)
+                while reader.protocol._is_waiting:
+                    bus.turn()
     except Tied:
         return
     reader.drain()
-    bus.settle()
-    while bus.registry.turns._waiting:
-        bus.settle()
+    bus.finish()
     got = reader.take()
     for number, part in enumerate(expected):
         if number % 2:

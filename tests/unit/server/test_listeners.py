@@ -232,8 +232,8 @@ class TestAdmission:
         bus = Bus()
         protocol, _ = self.connect(bus, Listener("app"))
         assert protocol.listener.name == "app"
-        assert protocol.snapshot()["listener"] == "app"
-        assert bus.connect().protocol.snapshot()["listener"] == "main"
+        assert protocol.describe()["listener"] == "app"
+        assert bus.connect().protocol.describe()["listener"] == "main"
 
 
 def test_the_admin_socket_from_systemd():

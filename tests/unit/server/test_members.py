@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from sbus.protocol.keys import PeerCredentials
 from sbus.server.bus.members import Members
 from sbus.server.core.listeners import MAIN, Listener
 
 LIMIT = 3
 SIDECAR = 77
-
-
 SMALL = Listener("small", max_clients=1)
 
 
-def client(pid: int, listener: Listener) -> Any:
-    return SimpleNamespace(
-        peer=SimpleNamespace(pid=pid),
-        user=SimpleNamespace(uid=1),
-        number=0,
-        listener=listener,
-        close=lambda reason: None,
-    )
+class User:
+    """A user that is nothing but its clients."""
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+        self.clients: dict[Any, None] = {}
+
+
+class Client:
+    """A client that is nothing but a number."""
+
+    def __init__(self, pid: int, listener: Listener, user: User) -> None:
+        self.peer = PeerCredentials(pid, user.uid, 100)
+        self.user = user
+        self.number = 0
+        self.listener = listener
 
 
 class MembersMachine(RuleBasedStateMachine):
@@ -36,15 +42,16 @@ class MembersMachine(RuleBasedStateMachine):
         super().__init__()
         self.members = Members(LIMIT)
         self.members.sidecar = SIDECAR
+        self.users = [User(1), User(2)]
         self.ordinary: list[Any] = []
         self.sidecars: list[Any] = []
         self.numbers: list[int] = []
         self.empty: list[Any] = []
         self.gone: list[Any] = []
 
-    @rule(is_sidecar=st.booleans(), listener=st.sampled_from([MAIN, SMALL]))
-    def come(self, is_sidecar, listener):
-        new = client(SIDECAR if is_sidecar else 5, listener)
+    @rule(is_sidecar=st.booleans(), listener=st.sampled_from([MAIN, SMALL]), of=st.integers(0, 1))
+    def come(self, is_sidecar, listener, of):
+        new: Any = Client(SIDECAR if is_sidecar else 5, listener, self.users[of])
         is_full = listener is SMALL and any(each.listener is SMALL for each in self.ordinary)
         assert self.members.has_room(new.peer.pid, listener) == (
             is_sidecar or (len(self.ordinary) < LIMIT and not is_full)
@@ -70,6 +77,13 @@ class MembersMachine(RuleBasedStateMachine):
             self.empty = [each for each in self.empty if not each.called]
             self.gone = [each for each in self.gone if not each.called]
 
+    @rule(data=st.data(), to=st.integers(0, 1))
+    def change_user(self, data, to):
+        if self.ordinary:
+            one = data.draw(st.sampled_from(self.ordinary))
+            before, one.user = one.user, self.users[to]
+            self.members.recount(one, before)
+
     @rule()
     def wait_until_empty(self):
         self.empty.append(self.members.when_empty())
@@ -92,6 +106,14 @@ class MembersMachine(RuleBasedStateMachine):
     def numbers_count_up(self):
         assert self.numbers == list(range(1, len(self.numbers) + 1))
         assert set(self.members.clients) == {one.number for one in self.ordinary + self.sidecars}
+
+    @invariant()
+    def users_know_their_clients(self):
+        for each in self.users:
+            clients = {one.number for one in self.ordinary + self.sidecars if one.user is each}
+            assert {one.number for one in each.clients} == clients
+            at_small = sum(one.user is each and one.listener is SMALL for one in self.ordinary)
+            assert self.members._of_user_at["small", each.uid] == at_small
 
 
 TestMembers = MembersMachine.TestCase

@@ -101,17 +101,42 @@ def test_packets_that_are_kept_are_charged():
     assert bus.registry.users[UID].memory == reader.protocol.memory() + CLIENT_MEMORY
 
 
-def test_packets_of_a_peer_that_left_are_charged():
-    """The transport reads what a paused peer left behind, and reports it; the charge for what was kept is replaced."""
-    bus = bus_with()
-    peer = bus.connect(uid=UID)
-    assert peer.transport.on_kept is not None
-    peer.transport.on_kept([b"12345", b"1"])
-    assert peer.protocol.memory() == CLIENT_MEMORY + 6 + 2 * KEPT_PACKET
-    peer.transport.on_kept([b"1"])
-    assert peer.protocol.memory() == CLIENT_MEMORY + 1 + KEPT_PACKET
-    peer.send(b"SUB a")  # all is handled
-    assert peer.protocol.memory() == CLIENT_MEMORY + price(b"a")
+def test_mail_is_charged_to_its_receivers_user():
+    """Messages that wait for a user's receivers are its memory, once however many receivers, until they have come."""
+    for receivers in (9, 20):
+        bus = bus_with()
+        readers, publisher = [bus.connect(uid=7) for _ in range(receivers)], bus.connect(uid=UID)
+        for reader in readers:
+            reader.send(b"SUB k")
+        user = bus.registry.users[7]
+        before, of_publisher = user.memory, publisher.protocol.memory()
+        publisher.transport.deliver(message(b"k", 1_000))
+        first = user.memory - before
+        assert 1_006 < first < 2_000
+        publisher.transport.deliver(message(b"k", 1_000))  # it joins
+        assert user.memory - before == first + 1_006
+        assert bus.registry.users[UID].memory == of_publisher
+        bus.settle()
+        assert [len(reader.take()) for reader in readers] == [2] * receivers
+        assert user.memory == before
+
+
+def test_mail_takes_a_part_of_its_users_memory():
+    """Mail holds a thirty-second of its user's memory at most; beyond that, messages of others are lost, and told."""
+    bus = bus_with(user_memory=32 * 100_000)
+    readers, publisher = [bus.connect(uid=7) for _ in range(9)], bus.connect(uid=UID)
+    for reader in readers:
+        reader.send(b"SUB k")
+    user = bus.registry.users[7]
+    before = user.memory
+    for _ in range(60):
+        publisher.transport.deliver(message(b"k", 5_000))
+    assert 40_000 < user.lines.bytes <= 100_000
+    bus.settle()
+    lost = bus.registry.counters.dropped
+    assert 0 < lost < 9 * 60
+    assert sum(len(reader.take()) for reader in readers) == 9 * 60 - lost
+    assert user.memory == before
 
 
 def test_the_kernel_is_asked_where_buffers_matter():
@@ -237,6 +262,28 @@ def test_no_more_than_needed_is_shed():
     assert len(gone) in (2, 3)
     assert all(peer.protocol.peer.uid == 1 for peer in gone)
     assert account.held == (13 - len(gone)) * each <= 300_000
+
+
+class Counted(BusProtocol):
+    """A connection that knows how often it was weighed."""
+
+    weighed = 0
+
+    def memory(self) -> int:
+        self.weighed += 1
+        return super().memory()
+
+
+def test_only_the_largest_users_clients_are_weighed():
+    """To shed clients costs nothing for those of users who hold less, however many they are."""
+    bus = bus_with(max_memory=16 * 60_000)
+    idle = [bus.connect(uid=1, make=Counted) for _ in range(40)]
+    large = [bus.connect(uid=2, make=Counted) for _ in range(3)]
+    for number, peer in enumerate(large):
+        large_patterns(peer, b"%02d" % number, 450)
+    assert [peer.is_connected for peer in large] == [True, True, False]
+    assert {peer.protocol.weighed for peer in idle if isinstance(peer.protocol, Counted)} == {0}
+    assert all(peer.is_connected for peer in idle)
 
 
 def test_kept_packets_shed_at_once():
@@ -423,12 +470,12 @@ class Account(RuleBasedStateMachine):
             assert isinstance(client, BusProtocol)
             users[client.user] = users.get(client.user, 0) + client.memory()
             assert client.pattern_memory == sum(map(price, client.patterns))
-            waiting = client.queue.snapshot()["packets"]
+            waiting = client.queue.describe()["packets"]
             backlog = client.queue._price * len(waiting) + sum(len(packet) + REPLY * reply for reply, packet in waiting)
             if client.queue._backlog is not None:
                 backlog += client.queue._backlog.ranked * RANKED  # of messages that were about to be sent
             assert client.queue.memory == (backlog if client.queue.is_congested else 0)
-        for left in set(registry._leaving.receivers).difference(registry.clients.values()):
+        for left in set(registry._departures.receivers).difference(registry.clients.values()):
             users[left.user] = users.get(left.user, 0) + left.pattern_memory
         assert {user: user.memory for user in users} == users
         account = registry.users.budget.memory

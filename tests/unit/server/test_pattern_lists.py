@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbus.server.asks import pattern_lists
-from tests.support.buses import Bus, Peer
+from sbus.server.core.limits import Limits
+from tests.support.buses import Bus, HandTurnedBus, Peer
 
 ASK = b"CMSG interest/patterns"
 END = b"CMSG interest/patterns\0"
@@ -123,6 +123,27 @@ def test_patterns_that_come_and_go_do_not_pile_up():
     assert picture.patterns == set()
 
 
+def test_patterns_that_change_while_they_are_counted():
+    """So many patterns that to count them takes several turns of the reactor, and some that come and go meanwhile."""
+    bus = HandTurnedBus(limits=Limits(user_patterns=100_000))
+    peers = [bus.connect() for _ in range(40)]
+    for at, peer in enumerate(peers):
+        for number in range(1_000):
+            bus.registry.subscribe(peer.protocol, b"%d/%d" % (at, number))
+    root = bus.connect(uid=0)
+    root.send(ASK)
+    assert bus.registry._pattern_lists._uncounted
+    for at in (0, 39):  # of a client that has been counted, and of one that has not
+        bus.registry.unsubscribe(peers[at].protocol, b"%d/7" % at)
+        bus.registry.subscribe(peers[at].protocol, b"new/%d" % at)
+    picture = Picture(root)
+    while not picture.is_complete or bus.registry.scheduler._ring:
+        bus.turn()
+        picture.update()
+    assert picture.patterns == {pattern for peer in peers for pattern in peer.protocol.patterns}
+    assert len(picture.patterns) == 40_000
+
+
 class World(RuleBasedStateMachine):
     """Clients subscribe, observe and leave, and listeners come, stall and read."""
 
@@ -130,14 +151,12 @@ class World(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.at_once, pattern_lists._COUNTED_AT_ONCE = pattern_lists._COUNTED_AT_ONCE, 2
         self.bus = Bus()
         self.peers: list[Peer] = []
         self.pictures: dict[Peer, Picture] = {}
         self.is_exact = False
 
     def teardown(self) -> None:
-        pattern_lists._COUNTED_AT_ONCE = self.at_once
         for peer in self.peers:
             peer.transport.hang_up()
         for _ in range(4):

@@ -14,6 +14,7 @@ from sbus.protocol import bundles
 from sbus.protocol.keys import EARLY
 from sbus.server.bus import protocol
 from sbus.server.bus.backpressure import Backpressure
+from sbus.server.bus.protocol import MAX_RUN
 from sbus.server.core.credentials import AccessSettings
 from sbus.server.core.limits import Limits
 from sbus.server.core.observers import Observer
@@ -583,8 +584,8 @@ def test_whose_messages_a_blocking_receiver_keeps(monkeypatch):
     """What a congested receiver keeps is noted by publisher, as long as it may block that one."""
     noted = []
 
-    def note(self, publisher, receiver, size, queued):
-        noted.append((publisher, size))
+    def note(self, publisher, receiver, *figures):
+        noted.append((publisher, figures))
 
     monkeypatch.setattr(Backpressure, "kept", note)
     bus = Bus()
@@ -595,7 +596,7 @@ def test_whose_messages_a_blocking_receiver_keeps(monkeypatch):
     noted.clear()
     publisher.send(message("k", bytes(94)))
     stranger.send(message("k", bytes(94)))
-    assert noted == [(publisher.protocol, 100)]
+    assert noted == [(publisher.protocol, (1, 100, 2, 111))]
 
 
 def test_counters_balance():
@@ -910,7 +911,6 @@ def bundle(*packets: bytes) -> bytes:
 
 def test_a_bundle_behind_the_question_is_sent_in_slices(monkeypatch):
     """However much is read with the question, what it brings is sent on before it is more than a slice."""
-    monkeypatch.setattr(protocol, "MAX_RUN", 10)
     bus = Bus(limits=Limits(queue_messages=3))
     reader, publisher = bus.connect(capacity=0), bus.connect()
     reader.send(b"SUB k")
@@ -923,9 +923,9 @@ def test_a_bundle_behind_the_question_is_sent_in_slices(monkeypatch):
 
     deliver = bus.registry.deliver
     monkeypatch.setattr(bus.registry, "deliver", lambda packets, *more: watched(packets, *more[:2]))
-    publisher.send(b"MSG k\0", b"CMSG bundle/on", bundle(*[b"MSG k\0"] * 95))
-    assert longest <= 10
-    assert (reader.protocol.queue.messages, bus.registry.counters.dropped) == (3, 93)
+    publisher.send(b"MSG k\0", b"CMSG bundle/on", bundle(*[b"MSG k\0"] * 3 * MAX_RUN))
+    assert longest <= MAX_RUN
+    assert (reader.protocol.queue.messages, bus.registry.counters.dropped) == (3, 3 * MAX_RUN - 2)
 
 
 def test_asking_for_bundles_again_and_again_costs_no_more_each_time(monkeypatch):

@@ -1,0 +1,569 @@
+"""Departure: the end of a client, in four steps; afterwards nothing of it is charged, routed or referred to."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbus.errors import CloseReason
+from sbus.fair.lines import QUANTUM
+from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.server.asks.last_values import LastValueRule
+from sbus.server.bus.delivery import OF_OTHERS
+from sbus.server.bus.protocol import BusProtocol
+from sbus.server.core.limits import Limits
+from sbus.server.core.observers import Observer
+from tests.support.buses import Bus, HandTurnedBus, Peer
+from tests.support.examples import examples
+
+TICK = QUANTUM // 5
+LEAVER, OTHER = 7, 8
+WAYS = ["end", "hang_up", "abortConnection", "close"]
+
+
+class Referred(BusProtocol):
+    """A connection that can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
+
+
+def leaver(bus: Bus, count: int, uid: int = LEAVER) -> Peer:
+    """Connect a client with `count` patterns, one of which is ``k``."""
+    peer = bus.connect(uid=uid, make=Referred)
+    for number in range(count - 1):
+        bus.registry.subscribe(peer.protocol, b"%d/*" % number)
+    bus.registry.subscribe(peer.protocol, b"k")
+    return peer
+
+
+def contend(bus: HandTurnedBus, peer: Peer) -> None:
+    """Have others be active, and a client's user have the time of one turn."""
+    bus.use_up(peer, -QUANTUM // 1_000)
+
+
+def look_ups(bus: Bus) -> list[bytes]:
+    """Return a list to which each key is added that is looked up from now on."""
+    index, keys = bus.registry.router.index, list[bytes]()
+    look_up = index.look_up
+
+    def counted(key: bytes, secret: SecretKey | None) -> Any:
+        keys.append(key)
+        return look_up(key, secret)
+
+    setattr(index, "look_up", counted)  # noqa: B010
+    return keys
+
+
+def leave(peer: Peer, how: str) -> None:
+    """End a connection in one of `WAYS`."""
+    if how == "close":
+        peer.protocol.close(CloseReason.VIOLATION)
+    else:
+        getattr(peer.transport, how)()
+
+
+# --- the four steps ------------------------------------------------------------------------------
+
+
+def test_the_steps_of_an_end():
+    """Input stops; at its place in the mail the client gets its farewell; its patterns go in turns; then it is gone."""
+    events: list[str] = []
+
+    class Closed(Observer):
+        def closed(self, client: Any, reason: CloseReason) -> None:
+            events.append(reason.name)
+
+    bus = HandTurnedBus(TICK, observers=(Closed(),))
+    peer, publisher = leaver(bus, 200), bus.connect(uid=OTHER)
+    others = [leaver(bus, 1) for _ in range(OF_OTHERS)]
+    peer.send(b"CMSG bye/on", b"CMSG receipts/on")
+    peer.take()
+    contend(bus, publisher)
+    peer.protocol.user.lines.deficit = 0
+    publisher.send(b"MSG k\x001")
+    peer.protocol.close(CloseReason.VIOLATION, "because")
+    peer.send(b"MSG k\0never")
+    publisher.send(b"MSG k\x002")
+    assert peer.is_connected
+    assert peer.take() == []
+    assert peer.protocol.user.patterns == 200 + OF_OTHERS
+    while peer.is_connected:  # the first message is delivered, and then the letter of the end is opened
+        bus.turn()
+    first, last = peer.take()[0], peer.take()
+    assert (first, last) == (b"MSG k\x001", [])
+    assert peer.protocol.number not in bus.registry.clients
+    assert peer.protocol.patterns
+    bus.finish()
+    assert peer.protocol.patterns == {}
+    assert events == ["VIOLATION"]
+    assert [other.take() for other in others] == [[b"MSG k\x001", b"MSG k\x002"]] * OF_OTHERS
+    assert bus.registry.counters.published == 2
+
+
+def test_few_patterns_go_at_once():
+    """A client whose user has time for all leaves nothing behind when its connection is lost."""
+    bus = Bus()
+    peer = leaver(bus, 200)
+    peer.transport.hang_up()
+    for _ in range(3):
+        bus.clock.advance(0)
+    assert bus.registry.router.is_empty()
+    assert not bus.registry.router.muted
+    assert len(bus.registry.users) == 0
+
+
+def test_many_patterns_go_in_turns():
+    """Messages of others flow between two turns, the client gets and loses nothing, and its user pays."""
+    bus = HandTurnedBus(TICK)
+    peer, other = leaver(bus, 640), bus.connect(uid=OTHER)
+    other.send(b"SUB k", b"MSG k\0before")
+    bus.finish()
+    assert (peer.take(), other.take()) == ([b"MSG k\0before"], [b"MSG k\0before"])
+    user = peer.protocol.user
+    contend(bus, peer)
+    peer.transport.hang_up()
+    bus.settle()
+    assert not peer.is_connected
+    assert 0 < user.patterns < 640
+    turns = 0
+    while user.patterns:
+        assert len(bus.registry.users) == 2
+        other.protocol.user.lines.deficit = QUANTUM
+        other.send(b"MSG k\0meanwhile", b"MSG 7/x\0")
+        assert other.take() == [b"MSG k\0meanwhile"]
+        before = user.patterns
+        bus.turn()
+        assert before - user.patterns < 200
+        turns += 1
+    assert turns > 3
+    assert (user.match_cost.steps, user.pattern_bytes) == (0, 0)
+    bus.finish()
+    assert len(bus.registry.users) == 1
+    assert (bus.registry.counters.dropped, bus.registry.counters.routed) == (0, 2 + turns)
+    assert peer.take() == []
+    other.send(b"UNSUB k")
+    assert bus.registry.router.is_empty()
+
+
+def test_routes_to_a_client_that_leaves_stay_in_the_cache():
+    """A client that leaves with many patterns makes others look nothing up again, and no message is lost for it."""
+    bus = HandTurnedBus(TICK)
+    peer, other = leaver(bus, 640), bus.connect(uid=OTHER)
+    other.send(b"SUB other", b"MSG k\0", b"MSG other\0")
+    bus.finish()
+    keys = look_ups(bus)
+    contend(bus, peer)
+    peer.transport.hang_up()
+    bus.settle()
+    assert peer.protocol.patterns
+    other.send(b"MSG k\0", b"MSG other\0")
+    assert keys == []
+    assert bus.registry.counters.dropped == 0
+
+
+def test_users_leave_side_by_side():
+    """A user with few patterns does not wait until one with many has left."""
+    bus = HandTurnedBus(TICK)
+    many, few = leaver(bus, 3_000, uid=7), leaver(bus, 20, uid=8)
+    bus.use_up(few, 0)
+    many.transport.hang_up()
+    few.transport.hang_up()
+    bus.settle()
+    while few.protocol.patterns:
+        bus.turn()
+    assert many.protocol.user.patterns > 2_000
+
+
+def test_patterns_that_are_being_dropped_make_room():
+    """What a client that has left holds is not held against a new one of its user."""
+    bus = HandTurnedBus(TICK, limits=Limits(user_patterns=640))
+    peer = leaver(bus, 640)
+    bus.use_up(peer, 10_000)
+    peer.transport.hang_up()
+    bus.settle()
+    assert peer.protocol.user.patterns == 640
+    following = bus.connect(uid=LEAVER)
+    bus.registry.subscribe(following.protocol, b"new")
+    assert following.protocol.patterns
+    assert 500 < peer.protocol.user.patterns < 640
+
+
+# --- the three ways --------------------------------------------------------------------------------
+
+
+def test_a_client_that_half_closes_gets_what_was_queued():
+    """What waits for a client that has ended its sending is sent to it, and nothing else, while its patterns go."""
+    bus = HandTurnedBus(TICK)
+    peer, other = leaver(bus, 640), bus.connect(uid=OTHER)
+    peer.stall()
+    other.send(b"MSG k\0before")
+    bus.finish()
+    contend(bus, peer)
+    peer.transport.end()
+    bus.settle()
+    assert peer.protocol.patterns
+    other.send(b"MSG k\0late")
+    bus.turn()
+    other.send(b"MSG k\0later")
+    peer.drain()
+    bus.finish()
+    assert peer.take() == [b"MSG k\0before"]
+    assert not peer.is_connected
+    assert bus.registry.router.is_empty()
+    assert [user.uid for user in bus.registry.users.all()] == [OTHER]
+    assert bus.registry.users.budget.bytes == 0
+    assert bus.registry.counters.dropped == 0
+
+
+def test_a_half_closed_client_gets_its_mail():
+    """Mail that was there before a client ended its sending is for it; what came since is not."""
+    bus = Bus()
+    peers, publisher = [leaver(bus, 1) for _ in range(OF_OTHERS + 1)], bus.connect(uid=OTHER)
+    bus.registry.scheduler.is_busy = True
+    publisher.transport.deliver(b"MSG k\x001")
+    peers[0].transport.end()
+    publisher.transport.deliver(b"MSG k\x002")
+    bus.settle()
+    assert not peers[0].is_connected
+    assert peers[0].take() == [b"MSG k\x001"]
+    assert [peer.take() for peer in peers[1:]] == [[b"MSG k\x001", b"MSG k\x002"]] * OF_OTHERS
+    assert bus.registry.counters.dropped == 0
+
+
+def test_a_client_that_shuts_down_reading_gets_no_mail():
+    """What waits for it is lost; what it sends is handled, and its patterns are dropped."""
+    bus = Bus()
+    peers, publisher = [leaver(bus, 1) for _ in range(OF_OTHERS + 1)], bus.connect(uid=OTHER)
+    bus.registry.scheduler.is_busy = True
+    publisher.transport.deliver(b"MSG k\x001")
+    peers[0].transport.breakDown()
+    bus.settle()
+    peers[0].send(b"SUB k", b"MSG k\x002")
+    assert peers[0].is_connected
+    assert peers[0].protocol.patterns == {}
+    assert peers[0].protocol.lost == 1
+    assert [peer.take() for peer in peers[1:]] == [[b"MSG k\x001", b"MSG k\x002"]] * OF_OTHERS
+
+
+def test_the_server_disconnects_a_client_with_mail():
+    """It gets what was for it before, then its last receipt and the reason; its input stops at once."""
+    bus = Bus(limits=Limits(queue_messages=2))
+    peers, publisher = [leaver(bus, 1) for _ in range(OF_OTHERS + 1)], bus.connect(uid=OTHER)
+    peer = peers[0]
+    peer.send(b"CMSG bye/on", b"CMSG receipts/on", b"CMSG echo/off")
+    peer.take()
+    bus.registry.scheduler.is_busy = True
+    publisher.transport.deliver(*(b"MSG k\0%d" % number for number in range(5)))
+    peer.transport.capacity = 1
+    peer.transport.deliver(b"nonsense", b"MSG k\0never")
+    bus.settle()
+    assert not peer.is_connected
+    message, receipt, bye = peer.take()
+    assert message == b"MSG k\x000"
+    assert receipt == b"CMSG lost\x004 28 4 disconnect"
+    assert bye.startswith(b"CMSG bye\0violation ")
+    assert peer.protocol.lost == 4 == bus.registry.counters.dropped
+    assert len(peers[1].take()) == 5
+    assert bus.registry.counters.published == 5
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_an_end_while_a_snapshot_waits(how):
+    """A client that leaves while its snapshot waits in the mail, or is on its way, gives everything back."""
+    for is_on_its_way in (False, True):
+        bus = Bus(last_values=(LastValueRule(b"k"),))
+        peers, publisher = [leaver(bus, 1) for _ in range(OF_OTHERS + 1)], bus.connect(uid=OTHER)
+        publisher.send(b"MSG k\x001")
+        peers[0].stall()
+        bus.registry.scheduler.is_busy = True
+        publisher.transport.deliver(b"MSG k\x002")
+        peers[0].transport.deliver(b"CMSG last\0k")
+        if is_on_its_way:
+            bus.settle()
+        leave(peers[0], how)
+        bus.settle()
+        peers[0].drain()
+        bus.settle()
+        assert not peers[0].is_connected
+        for peer in peers[1:]:
+            peer.transport.abortConnection()
+        publisher.transport.abortConnection()
+        bus.settle()
+        account = bus.registry.users.budget.memory
+        assert bus.registry.last_values is not None
+        assert (account.held, len(bus.registry.users)) == (bus.registry.last_values.memory, 0)
+
+
+# --- after the fourth step ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("has_mail", [False, True])
+def test_nothing_refers_to_a_client_that_has_left(how, has_mail):
+    """After its end no table, route, timer or account has anything of a client, and its objects are freed (I13)."""
+    bus = Bus(limits=Limits(block_timeout=30.0), last_values=(LastValueRule(b"kept"),))
+    registry = bus.registry
+    publisher = bus.connect(uid=OTHER)
+    others = [leaver(bus, 1) for _ in range(OF_OTHERS)]
+    publisher.send(b"MSG k\0", b"MSG kept\0x")
+    before = registry.users.budget.memory.held, registry.memory.buffers, registry.users[LEAVER].patterns
+    peer = leaver(bus, 20)
+    peer.send(b"CMSG receipts/on", b"CMSG bye/on", b"CMSG interest/on\0k", b"CMSG last\0kept", b"SUB !/cred////x")
+    peer.send(b"MSG k\0", b"CMSG blocking/hard/block")
+    peer.stall()
+    registry.scheduler.is_busy = has_mail
+    publisher.transport.deliver(b"MSG k\0waits", b"MSG kept\0y")
+    peer.transport.deliver(b"CMSG !/cred/whoami", b"CMSG probe\0k")
+    leave(peer, how)
+    bus.settle()
+    peer.drain()
+    bus.settle()
+    assert not peer.is_connected
+    bus.clock.advance(1.0)
+    bus.settle()
+    for other in others:
+        other.take()
+    publisher.send(b"MSG k\0")
+    assert [other.take() for other in others] == [[b"MSG k\0"]] * OF_OTHERS
+    protocol, queue = peer.protocol, peer.protocol.queue
+    after = registry.users.budget.memory.held, registry.memory.buffers, registry.users[LEAVER].patterns
+    assert after == before
+    assert registry.users[LEAVER].clients.keys() == {other.protocol for other in others}
+    assert not registry.users[LEAVER].blockers
+    assert (protocol.patterns, protocol.pattern_bytes, protocol.pattern_memory) == ({}, 0, 0)
+    assert (queue.messages, queue.replies, queue.memory, queue.pending) == (0, 0, 0, [])
+    assert protocol not in registry.router.muted
+    assert all(protocol not in route.receivers for route in registry.routes.values())
+    assert registry.users.budget.bytes == 0
+    freed = weakref.ref(protocol)
+    del protocol, queue, peer
+    gc.collect()
+    assert freed() is None
+
+
+def test_a_client_is_freed_without_the_garbage_collector():
+    """A client that has left is in no cycle of references of the server."""
+    bus = Bus()
+    publisher = bus.connect(uid=OTHER)
+    peer = leaver(bus, 20)
+    peer.send(b"CMSG interest/on\0k")
+    publisher.send(b"MSG k\0")
+    gc.collect()
+    gc.disable()
+    try:
+        peer.transport.abortConnection()
+        bus.settle()
+        bus.clock.advance(1.0)
+        publisher.send(b"MSG k\0")
+        freed = weakref.ref(peer.protocol)
+        peer.transport.before_read = peer.transport.may_grow = peer.transport.on_writable = None  # the fake's own
+        del peer
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+STEPS = st.tuples(
+    st.sampled_from(["publish", "publish", "ask", "stall", "drain", "leave", "leave", "turn", "come", "use up"]),
+    st.integers(0, 40),
+    st.sampled_from([*WAYS, "breakDown", "loseConnection"]),
+)
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(st.lists(STEPS, max_size=50), st.integers(1, QUANTUM * 3 // 5))
+def test_clients_end_in_any_way(steps, tick):
+    """However clients of two users end, and whatever waits for them, nothing of them is left in the end."""
+    bus = HandTurnedBus(tick, limits=Limits(block_timeout=1e9, queue_messages=10), last_values=(LastValueRule(b"k"),))
+    registry = bus.registry
+
+    def come(number: int) -> Peer:
+        peer = bus.connect(uid=1 + number % 2)
+        peer.send(b"SUB k", b"CMSG interest/on\0k", b"CMSG receipts/on", *(b"SUB %d/*" % n for n in range(number)))
+        if number % 3 == 0:
+            peer.send(b"CMSG blocking/soft/block")
+        return peer
+
+    peers = [come(number) for number in range(24)]
+    for name, who, how in steps:
+        peer = peers[who % len(peers)]
+        if name == "publish":
+            peer.send(*[b"MSG k\0%d" % who] * (1 + who % 4))
+        elif name == "ask":
+            peer.send(b"CMSG !/cred/whoami", b"CMSG last\0k")
+        elif name == "stall":
+            peer.stall()
+        elif name == "drain" and peer.is_connected:
+            peer.drain()
+        elif name == "leave" and peer.is_connected:
+            leave(peer, how)
+            bus.settle()
+        elif name == "turn":
+            bus.turn()
+        elif name == "come":
+            peers.append(come(who))
+        elif name == "use up":
+            bus.use_up(peer, 100 * who)
+        counters = registry.counters
+        assert counters.dropped == sum(each.protocol.lost for each in peers)
+    for peer in peers:
+        if peer.is_connected:
+            peer.transport.hang_up()
+    bus.settle()
+    bus.finish()
+    for _ in range(3):
+        bus.turn(1.0)
+        bus.settle()
+        bus.finish()
+    assert not any(peer.is_connected for peer in peers)
+    assert (len(registry.clients), len(registry.users)) == (0, 0)
+    assert registry.last_values is not None
+    assert registry.route(b"k").receivers == (registry.last_values,)
+    registry.router.remove(registry.last_values, b"k", None)
+    assert registry.router.is_empty()
+    assert registry.users.budget.memory.held == registry.last_values.memory
+    assert (registry.users.budget.bytes, registry.users.budget.queues, registry.memory.buffers) == (0, 0, 0)
+    assert not registry.router.muted
+    assert registry.scheduler.mail_copies == 0
+    assert registry.backpressure.held == 0
+
+
+# --- the server stops --------------------------------------------------------------------------------
+
+
+def test_stopping_looks_nothing_up():
+    """When the server stops, clients that leave do not have the routes of those that are still there looked up."""
+    bus = Bus()
+    peers = [leaver(bus, 1) for _ in range(60)]
+    for peer in peers:
+        bus.registry.subscribe(peer.protocol, b"")
+    bus.connect(uid=OTHER).send(*[b"MSG key/%d\0" % number for number in range(100)])
+    keys = look_ups(bus)
+    stopped = bus.registry.stopService()
+    bus.settle()
+    assert not bus.registry.clients
+    assert keys == []
+    assert stopped.called
+    assert bus.registry.router.is_empty()
+
+
+def test_many_patterns_do_not_delay_the_end():
+    """A server that stops drops what is left of many patterns without turns, when all clients are gone."""
+    bus = HandTurnedBus(TICK)
+    peers = [leaver(bus, 1_000) for _ in range(4)]
+    bus.use_up(peers[0], 1_000_000)
+    local = Local(bus)
+    bus.registry.router.index.subscribe(local, b"own", None, local.peer)
+    stopped = bus.registry.stopService()
+    for _ in range(40):
+        bus.settle()
+        bus.turn()
+    assert stopped.called
+    assert bus.registry.route(b"own").receivers == (local,)
+    bus.registry.router.index.unsubscribe(local, b"own", None, local.peer)
+    assert bus.registry.router.is_empty()
+    bus.registry.startService()
+    peer = bus.connect(uid=9)
+    peer.send(b"SUB k", b"MSG k\0")
+    assert peer.take() == [b"MSG k\0"]
+    assert bus.registry.routes[b"k"].receivers == (peer.protocol,)
+
+
+def test_clients_are_disconnected_in_slices():
+    """When the server stops, the closing of many clients begins in slices, and no packet of any is handled."""
+    bus = HandTurnedBus(TICK)
+    count = 1_200
+    peers = [bus.connect(uid=LEAVER) for _ in range(count)]
+    stopped = bus.registry.stopService()
+    left = []
+    while not stopped.called:
+        bus.settle()
+        for peer in (peers[0], peers[-1]):
+            peer.send(b"MSG k\0")
+        left.append(len(bus.registry.clients))
+        bus.turn()
+    assert 2 <= len(left) < 12
+    assert max(before - after for before, after in zip([count, *left], left, strict=False)) < 600
+    assert bus.registry.counters.published == 0
+    assert {client.reason for client in bus.registry.closed} == {CloseReason.SERVER_STOPPED}
+
+
+# --- subscribers of the program ----------------------------------------------------------------------
+
+
+class Local:
+    """A receiver without a queue."""
+
+    queue = None
+    transport = None
+    can_block = False
+
+    def __init__(self, bus: Bus) -> None:
+        self.peer = PeerCredentials(1, LEAVER, 7)
+        self.user = bus.registry.connect_user(self.peer)
+        self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
+        self.pattern_bytes = self.pattern_memory = self.lost = 0
+        self.got: list[bytes] = []
+
+    def enqueue(self, packets: list[bytes], may_block: bool) -> None:
+        self.got += packets
+
+    def flush(self) -> None:
+        """Nothing is sent."""
+
+    def close(self, reason: CloseReason) -> None:
+        """Nothing is connected."""
+
+
+def local_with(bus: HandTurnedBus, count: int) -> Local:
+    """Subscribe a receiver of the program to many patterns and ``k``; its user has no time left."""
+    local, other = Local(bus), bus.connect(uid=OTHER)
+    for number in range(count):
+        bus.registry.subscribe(local, b"%d/*" % number)
+    bus.registry.subscribe(local, b"k")
+    other.send(b"MSG k\0before")
+    bus.finish()
+    contend(bus, other)
+    return local
+
+
+def test_a_subscriber_of_the_program_gets_nothing_while_it_leaves():
+    """A receiver without a queue is skipped from the moment at which it leaves."""
+    bus = HandTurnedBus(TICK)
+    local, other = local_with(bus, 1_000), bus.connect(uid=OTHER)
+    bus.registry.leave(local)
+    assert local.patterns
+    other.send(b"MSG k\0late")
+    assert local.got == [b"MSG k\0before"]
+    bus.finish()
+    assert bus.registry.router.is_empty()
+    assert not bus.registry.router.muted
+
+
+def test_a_subscriber_that_comes_back():
+    """A receiver that subscribes again while its patterns are dropped has the new ones alone, and gets messages."""
+    bus = HandTurnedBus(TICK)
+    local, other = local_with(bus, 1_000), bus.connect(uid=OTHER)
+    bus.registry.leave(local)
+    bus.turn()
+    unknown = bus.registry.counters.unknown_unsubscriptions
+    bus.registry.unsubscribe(local, b"k")
+    assert bus.registry.counters.unknown_unsubscriptions == unknown + 1
+    bus.registry.subscribe(local, b"new")
+    assert list(local.patterns) == [b"new"]
+    assert bus.registry.route(b"new").receivers == (local,)
+    assert bus.registry.route(b"k").receivers == ()
+    bus.finish()
+    assert list(local.patterns) == [b"new"]
+    contend(bus, other)
+    other.send(b"MSG new\0", b"MSG k\0")
+    assert local.got == [b"MSG k\0before", b"MSG new\0"]
+    bus.registry.leave(local)
+    bus.finish()
+    assert bus.registry.router.is_empty()
+    assert local.user.memory == 0
