@@ -133,7 +133,7 @@ class InternalModules(Generated):
         yield ""
 
 
-_HEADING = re.compile(r"^Theory of operation\n[-=~]+\n+", re.MULTILINE)
+_HEADING = re.compile(r"^(?:Theory of operation\n[-=~]+|\.\. rubric:: Theory of operation)\n+", re.MULTILINE)
 
 
 def without_heading(docstring: str) -> str:

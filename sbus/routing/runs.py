@@ -15,8 +15,8 @@ Invariants:
 * A run consists of well-formed ``MSG`` packets with cached keys. Everything else ends it: another verb, a malformed
   packet, an unknown key. The caller handles that packet by itself, with the full parser and the full set of checks. So
   the fast path never has to report an error.
-* What has to see each message by itself (an observer of ``published``, a policy that restricts publishing, a publisher
-  without echo) makes the server not use runs at all.
+* What has to see each message by itself (an observer of ``published``, a policy that restricts publishing) makes the
+  server not use runs at all.
 
 The compiled twin neither copies nor hashes a key that equals the key before it; a comparison of the bytes in place
 decides. Its objects contain nothing but ``bytes``, so it takes each message out of the garbage collector's list: no

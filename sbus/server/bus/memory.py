@@ -3,10 +3,11 @@
 Theory of operation
 -------------------
 
-`sbus.flood.MemoryAccount` holds one figure for the bus and one for each user. Four kinds of state are charged, each
+`sbus.flood.MemoryAccount` holds one figure for the bus and one for each user. Five kinds of state are charged, each
 where it comes and goes, always at the same price both times:
 
 * packets and replies that wait, by their queue (`sbus.flood.send_queue`);
+* mail, to the receivers' user: its packets once, however many receivers (`sbus.server.bus.mail`);
 * patterns (`pattern_memory`) and connections (`CLIENT_MEMORY`);
 * packets that were read and cannot be handled yet, since their publisher is blocked or waits for its turn;
 * what the kernel holds of packets that the client has not read, as the kernel itself reports it (SIOCOUTQ).

@@ -10,8 +10,9 @@ of a user. Making the text of the events is charged to it as well (`Tap.charged`
 cover are delivered and counted (`Tap.missed`), but not looked at.
 
 Who lost a message: flood control reports losses by receiver, as numbers, and drops what came last. So a loss of n
-messages is that of the last n messages for that receiver before the report. A receiver that is late loses its messages
-a few turns later, which is before the events are made. A loss of older messages shows in the counters alone.
+messages is that of the last n messages for that receiver before the report. A receiver that waits for mail loses its
+messages some turns later, and the loss may be attributed to newer ones. A loss of older messages shows in the counters
+alone.
 
 What is held is bounded: `MOST_RUNS` runs, `MOST_LOSSES` losses, and what each watcher keeps. Notes live for `TICK` of
 `sbus.admin.answers`, and so do the receivers that they refer to.
