@@ -376,7 +376,7 @@ STEPS = st.tuples(
 
 
 @settings(max_examples=examples(80), deadline=None)
-@given(st.lists(STEPS, max_size=50), st.integers(1, QUANTUM * 3 // 5))
+@given(st.lists(STEPS, max_size=50), st.integers(1, TICK))
 def test_clients_end_in_any_way(steps, tick):
     """However clients of two users end, and whatever waits for them, nothing of them is left in the end."""
     bus = HandTurnedBus(tick, limits=Limits(block_timeout=1e9, queue_messages=10), last_values=(LastValueRule(b"k"),))

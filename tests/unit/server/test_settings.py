@@ -80,7 +80,7 @@ NOT_STATE = {
     "_delivery", "_registry", "_scheduler", "transport", "queue", "user",  # other objects
     "_drain_timer",  # time left
     "_fast_path", "_has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
-    "_is_loading", "_snapshot", "on_room",  # a client asks again
+    "_is_loading", "_front", "on_room",  # a client asks again
     "_held",  # released at the end of the server
     "_letters", "_mail",  # counts of entries of the mail, which is described by itself
     "_drain", "_is_blocked", "_is_waiting", "is_paused",  # found out again
