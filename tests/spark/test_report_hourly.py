@@ -177,7 +177,7 @@ def test_a_long_report_needs_no_spark(tmp_path, monkeypatch):
     # The last window is whole, and so is the first.
     assert f"{4 * (7 * 24 + 1)} messages of 4 keys" in result.output
     assert "plant/3" in page.read_text()
-    assert 'sbus_job_success{job="report"} 1.0' in metrics.read_text()
+    assert f'sbus_job_success{{job="report",lake="{tmp_path / "lake"}"}} 1.0' in metrics.read_text()
 
 
 @pytest.mark.slow
