@@ -110,5 +110,5 @@ class Route(Generic[S]):
         return self._groups is not None
 
     def learn(self, copies: int, took: int) -> None:
-        """Learn from a run how long a copy takes (nanoseconds)."""
-        self.ns = max(1, (self.ns + took // copies) // 2)
+        """Learn from a run how long a copy takes (nanoseconds); one in which the process did not run says little."""
+        self.ns = max(1, (self.ns + min(took // copies, 2 * self.ns)) // 2)
