@@ -50,7 +50,9 @@ class Scheduler:
 
     :param reactor: calls the next turn, with ``callLater(0, …)``.
     :param clock: nanoseconds.
+    :param working_time: nanoseconds that this thread has run; dearer, so only long runs look at it, to learn.
     :ivar clock: the same.
+    :ivar working_time: the same.
     :ivar is_busy: whether more than one user is active, or anything waits for a turn. If not, nothing is measured.
     :ivar last: the lines of the user who has sent the last batch; change it with `change`.
     :ivar crowd: batches until that user counts as alone, if nobody else sends.
@@ -76,11 +78,18 @@ class Scheduler:
         "mail_bytes",
         "mail_copies",
         "waited",
+        "working_time",
     )
 
-    def __init__(self, reactor: _Reactor, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(
+        self,
+        reactor: _Reactor,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        working_time: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
         self._reactor = reactor
         self.clock = clock
+        self.working_time = working_time
         self._ring: OrderedDict[Lines, None] = OrderedDict()
         self._served: Lines | None = None  # whose turn it is right now
         self._doing: Lines | None = None  # whose chore is done right now, outside of turns

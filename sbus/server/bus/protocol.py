@@ -508,17 +508,18 @@ class BusProtocol:
         self, packets: list[bytes], at: int, stop: int, route: Route[Receiver], until: int, is_whole: bool
     ) -> int:
         """Deliver a run, or what there is time for of a long one; see `Delivery.deliver`."""
-        registry, copies, began = self._registry, len(route.receivers), 0
-        if (stop - at) * copies >= LONG_RUN:
-            began = self._scheduler.clock()
-            affordable = at + max(1, (until - began) // (copies * route.ns))
+        registry, scheduler, copies = self._registry, self._scheduler, len(route.receivers)
+        is_long, began = (stop - at) * copies >= LONG_RUN, 0
+        if is_long:
+            began = scheduler.working_time()
+            affordable = at + max(1, (until - scheduler.clock()) // (copies * route.ns))
             if affordable < stop:
                 stop, is_whole = affordable, False
-        at_once = is_whole or began > 0 or stop - at >= BATCH
+        at_once = is_whole or is_long or stop - at >= BATCH
         count = registry.deliver(packets[at:stop], route, self, at_once, self._has_echo)
-        if began and count:
+        if is_long and count:
             registry.flush()  # to send is most of what it takes
-            route.learn(count * copies, self._scheduler.clock() - began)
+            route.learn(count * copies, scheduler.working_time() - began)
         return count
 
     def _learn(self, packets: list[bytes], start: int, end: int, until: int) -> bool:
