@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from sbus.daemon.metrics_file import MetricsFile, counter, gauge
 from sbus.errors import SbusError
+from sbus.metrics_file import MetricsFile, counter, gauge
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -70,7 +70,7 @@ def recorded() -> Samples:
     class Recorder:
         counters = Counters(rows=100, synced_at=NOW - 30)
 
-    from sbus.daemon.metrics_file import text_of
+    from sbus.metrics_file import text_of
 
     found |= samples("".join(map(text_of, families(cast(RecorderService, Recorder())))))
     found["up", frozenset({("job", "sbus")})] = 1
