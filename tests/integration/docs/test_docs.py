@@ -374,7 +374,7 @@ def make(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("said", CAN_BE_PROVOKED)
 def test_lines_of_errors(said: str, occupied: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A bus that cannot start reports the cause in one line, which the page on troubleshooting explains, with status 1."""
+    """A bus that cannot start reports the cause in one line of the page on troubleshooting, with status 1."""
     before = sorted(os.listdir(occupied))
     with pytest.raises(SystemExit) as end:
         make([argument.format(occupied) for argument in CAN_BE_PROVOKED[said]])
