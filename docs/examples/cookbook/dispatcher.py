@@ -20,6 +20,8 @@ from sbus.client.aio import Bus, connect
 
 JOBS = "jobs/digest"
 JOIN = "jobs/join"
+OPEN = "jobs/open"
+"""What a dispatcher publishes when it starts: workers that were there first join then."""
 WORKER = b"jobs/worker/"
 """What the key of each worker begins with."""
 MOST_JOBS = 10_000
@@ -35,6 +37,7 @@ class Dispatcher:
     async def run(self) -> None:
         joining = self.bus.subscribe(JOIN)
         self.bus.subscribe(JOBS, self.take)
+        await self.bus.publish(OPEN)
         await self.bus.fence()
         print("dispatching", flush=True)
         async for message in joining:
@@ -96,11 +99,13 @@ async def work(address: str, name: str) -> None:
             return name.encode() + b" " + await asyncio.to_thread(digest, job.payload)
 
         bus.respond(key, do)
-        with bus.watch_subscribers(JOIN) as watch:
-            async for is_there in watch:
-                if is_there:  # the dispatcher, now or after a restart
-                    await bus.publish(JOIN, key)
-                    print("joined", flush=True)
+        opened = bus.subscribe(OPEN)
+        await bus.publish(JOIN, key)
+        await bus.fence()
+        print("ready", flush=True)
+        async for _ in opened:  # a dispatcher has started; a watch would miss one that restarts within 100 ms
+            await bus.publish(JOIN, key)
+            print("joined", flush=True)
 
 
 async def ask(address: str, path: str) -> None:
