@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import os
 import re
 import shutil
@@ -388,6 +390,110 @@ def test_worker(bus: StartBus, spawn: Callable[..., Any], directory: Path) -> No
     assert client.recv().startswith(b"MSG jobs/count/failed\0wc: ")
     assert started.stop() == 0
     worker.wait()
+
+
+def test_parts(bus: StartBus, start: Start, directory: Path) -> None:
+    """A file of several packets' length arrives whole, and so does an empty one."""
+    address = bus().address
+    for size in (0, 2_000_000):
+        (directory / "large").write_bytes(os.urandom(size))
+        receiver = start("parts.py", "receive", address, "files/large", directory / "copy")
+        receiver.wait_log("^waiting$")
+        output("cookbook/parts.py", "send", address, "files/large", directory / "large")
+        assert receiver.wait() == 0, receiver.log
+        assert f"{size} bytes" in receiver.log
+        assert (directory / "copy").read_bytes() == (directory / "large").read_bytes()
+
+
+def test_parts_of_several_senders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of two senders may alternate; a message with a missing part is dropped alone, and what waits is bounded."""
+    monkeypatch.syspath_prepend(str(COOKBOOK))
+    example = importlib.import_module("parts")
+    monkeypatch.setattr(example, "PART", 4)
+
+    class Recorder:
+        def __init__(self) -> None:
+            self.parts: list[bytes] = []
+
+        def publish(self, key: str, payload: bytes) -> None:
+            self.parts.append(payload)
+
+    def split(payload: bytes) -> list[bytes]:
+        recorder = Recorder()
+        example.send_parts(recorder, "key", payload)
+        return recorder.parts
+
+    one, other = split(b"first half"), split(b"second one")
+    parts = example.Parts()
+    received = [parts.add(part) for pair in zip(one, other, strict=True) for part in pair]
+    assert received == [None] * 4 + [b"first half", b"second one"]
+    assert [parts.add(part) for part in (one[0], other[0], one[2], *other[1:])][-1] == b"second one"
+    assert parts.broken == 1
+    assert [parts.add(part) for part in (b"", b"no header", bytes(24), *one[1:])] == [None] * 5
+    for _ in range(example.MOST_MESSAGES + 1):
+        parts.add(split(b"unfinished")[0])
+    assert parts.broken == 2
+    monkeypatch.setattr(example, "MOST_BYTES", 0)
+    assert parts.add(split(b"unfinished")[0]) is None
+    assert parts.broken == 2 + example.MOST_MESSAGES + 1
+
+
+def writer_of(fifo: Path) -> int:
+    """Wait until a process reads a FIFO, and return a descriptor to write to it."""
+
+    def look() -> int | None:
+        try:
+            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return None  # nobody reads
+
+    fd = wait_until(look, lambda fd: fd is not None)
+    assert fd is not None
+    return fd
+
+
+def test_dispatcher(bus: StartBus, start: Start, directory: Path) -> None:
+    """Each job goes to one idle worker, a job of a worker that dies to another one, and errors come back."""
+    address = bus().address
+    workers = {"ann": start("dispatcher.py", "work", address, "ann")}
+    workers["ann"].wait_log("^ready$")
+    dispatcher = start("dispatcher.py", "dispatch", address)
+    dispatcher.wait_log("^dispatching$")
+    workers["ann"].wait_log("^joined$")  # although it was there first
+    fifos = [directory / "one", directory / "two"]
+    for fifo in fifos:
+        os.mkfifo(fifo)
+    asking = [start("dispatcher.py", "ask", address, fifos[0])]
+    first = writer_of(fifos[0])
+    workers["bob"] = start("dispatcher.py", "work", address, "bob")
+    workers["bob"].wait_log("^ready$")
+    asking.append(start("dispatcher.py", "ask", address, fifos[1]))
+    second = writer_of(fifos[1])  # while the first job is not done
+
+    workers["ann"].stop(signal.SIGKILL)
+    os.write(second, b"two")
+    os.close(second)
+    assert asking[1].wait() == 0
+    assert asking[1].log == f"bob {hashlib.sha256(b'two').hexdigest()}\n"
+
+    def write() -> bool:
+        try:
+            return os.write(first, b"one") == 3
+        except BrokenPipeError:
+            return False  # the new worker does not read yet
+
+    wait_until(write)
+    os.close(first)
+    assert asking[0].wait() == 0
+    assert asking[0].log == f"bob {hashlib.sha256(b'one').hexdigest()}\n"
+    assert "No such file" in run("cookbook/dispatcher.py", "ask", address, directory / "none").stderr
+
+    # The worker joins again, however soon another dispatcher starts.
+    dispatcher.stop(signal.SIGKILL)
+    start("dispatcher.py", "dispatch", address).wait_log("^dispatching$")
+    workers["bob"].wait_log("^joined$")
+    (directory / "three").write_text("three")
+    assert output("cookbook/dispatcher.py", "ask", address, directory / "three").startswith("bob ")
 
 
 # --- the tests of users ---------------------------------------------------------------------------

@@ -307,16 +307,16 @@ def test_defaults_of_options(row: list[Any]) -> None:
 
 @pytest.mark.parametrize("kind", [errors.CloseReason, errors.ViolationReason])
 def test_every_reason_is_described(kind: Any) -> None:
-    """The page on the server explains each reason that the log can give, and no other."""
-    described = [
-        name for row in rows(page("server.rst"), f"(``sbus.errors.{kind.__name__}``):") for name in literals(row[0])
-    ]
+    """The page on troubleshooting explains each reason that the log can give, and no other."""
+    table = rows(page("troubleshooting.rst"), f"(``sbus.errors.{kind.__name__}``):")
+    described = [name for row in table for name in literals(row[0])]
     assert described == [reason.name for reason in kind]
 
 
 def test_every_counter_is_described() -> None:
-    """The page on the server explains each counter, and no other."""
-    assert [literals(row[0])[0] for row in rows(page("server.rst"), "\nCounters\n")] == list(Counters().as_dict())
+    """The page on troubleshooting explains each counter, and no other."""
+    table = rows(page("troubleshooting.rst"), "\nCounters\n")
+    assert [literals(row[0])[0] for row in table] == list(Counters().as_dict())
 
 
 @pytest.fixture
@@ -356,8 +356,8 @@ CAN_BE_PROVOKED = {
 
 
 def test_lines_of_errors_are_described() -> None:
-    """The page on the server lists each line that this module provokes, and quotes only what the code says."""
-    quoted = [text for row in rows(page("server.rst"), ".. _error-lines:")[1:] for text in literals(row[0])]
+    """The page on troubleshooting lists each line that this module provokes, and quotes only what the code says."""
+    quoted = [text for row in rows(page("troubleshooting.rst"), ".. _error-lines:")[1:] for text in literals(row[0])]
     assert set(CAN_BE_PROVOKED) <= set(quoted)
     source = "".join(path.read_text() for path in (ROOT / "sbus").rglob("*.py"))
     source = re.sub(r'"\n\s+f?"', "", source)
@@ -374,7 +374,7 @@ def make(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("said", CAN_BE_PROVOKED)
 def test_lines_of_errors(said: str, occupied: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A bus that cannot start reports the cause in one line, which the page on the server explains, with status 1."""
+    """A bus that cannot start reports the cause in one line of the page on troubleshooting, with status 1."""
     before = sorted(os.listdir(occupied))
     with pytest.raises(SystemExit) as end:
         make([argument.format(occupied) for argument in CAN_BE_PROVOKED[said]])
@@ -424,7 +424,7 @@ def test_units_with_activation(directory: Path, spawn: Callable[..., Any]) -> No
 
 
 def test_log_for_programs(bus: Callable[..., Bus]) -> None:
-    """With the observer of the page on the server, each log line is a JSON object with client and reason."""
+    """With the observer of the page on troubleshooting, each log line is a JSON object with client and reason."""
     flags = ["--nodaemon", "--pidfile=", "--logger=json_log.observer"]
     started = bus_of_json_lines(bus, flags)
     with Client(started.address) as client:
