@@ -112,6 +112,11 @@ class Scheduler:
             self.is_busy = True
         self.last = lines
 
+    def press(self) -> None:
+        """Note that receivers of another user do not keep up: that user counts as active, though it sends nothing."""
+        self.crowd = CROWD
+        self.is_busy = True
+
     def count_batch(self) -> None:
         """Note that the last user has sent one more batch, while there is a crowd."""
         self.crowd -= 1

@@ -21,7 +21,7 @@ Invariants:
 * *No deferred call runs while events are handled* (`call_soon`). Closing, resuming and flushing what was written
   outside a batch are deferred, so no protocol loses a connection while it iterates over receivers.
 * *Closing is done in slices* (`close_soon`). A connection that ends costs 60 µs, and thousands can end together: after
-  5 ms the rest waits for the next turn of the reactor.
+  1 ms the rest waits for the next turn of the reactor.
 * *Hang-ups come first.* What a peer sent before it closed is read before the sockets that became ready later; their
   owner may have them leave the epoll set meanwhile (`suspend`), as the kernel would report them forever.
 * *An error in one socket reaches no other.* It is logged, and the handler's `failed` cleans up.
@@ -74,7 +74,7 @@ _SHORT_PASSES_TIME = 0.0005
 """The same once `_LONG_PASSES` passes have been made: the turn then goes on only if they were short."""
 _DEFERRED_ROUNDS: Final = range(4)
 """Rounds of deferred calls in one pass at most; a deferred call can defer another one."""
-_CLOSING_SLICE = 0.005
+_CLOSING_SLICE = 0.001
 """Seconds of closing connections in one turn of the reactor, about."""
 
 _ONLY_READ: Final = frozenset((READ,))

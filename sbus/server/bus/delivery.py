@@ -331,6 +331,7 @@ class Delivery:
                     return
             others = self._send_at_once(packets, receivers, publisher, {} if packed is None else packed)
         run: Run | None = None
+        foreign = 0
         for receiver in others:
             queue = receiver.queue
             if queue is None:
@@ -338,12 +339,15 @@ class Delivery:
             elif queue.state is not _OPEN:
                 run = run or Run(packets)
                 self._admit(receiver, queue, run, publisher)
+                foreign += publisher is not None and receiver.user is not publisher.user
             elif queue.pending:
                 queue.pending += packets
             else:
                 self.touched.append(receiver)
                 self._publisher = publisher
                 queue.pending += packets
+        if foreign > OF_OTHERS:
+            self.scheduler.press()
         if len(self.touched) > AT_ONCE:
             self.flush()
 

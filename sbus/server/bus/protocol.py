@@ -581,8 +581,10 @@ class BusProtocol:
 
     def _before_read(self) -> None:
         """Wait for a turn instead, if the user has no time left, or others of the user wait."""
-        scheduler = self._scheduler
-        if scheduler.is_busy and self.reason is None and not scheduler.may_read(self.user.lines):
+        scheduler, lines = self._scheduler, self.user.lines
+        if scheduler.last is not lines:
+            scheduler.change(lines)  # to read takes time, too, whatever comes of it
+        if scheduler.is_busy and self.reason is None and not scheduler.may_read(lines):
             self._wait_to_be_read()
 
     def _wait_to_be_read(self) -> None:

@@ -452,7 +452,7 @@ def test_closing_is_done_in_slices(reactor, multiplexer, handlers, logged, now):
 
     def step(number: int) -> None:
         done.append(number)
-        now[0] += 0.002
+        now[0] += 0.0004
         if number == 1:
             multiplexer.close_soon(step, 10)
             raise ZeroDivisionError

@@ -402,3 +402,21 @@ def test_to_append_costs_a_publisher_the_same(readers):
         bus.registry.deliver(messages(1), route, publisher.protocol)
         costs.append(calls(bus.registry.deliver, messages(1), route, publisher.protocol))
     assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize(("count", "is_busy"), [(8, False), (9, True)])
+def test_receivers_that_do_not_keep_up_make_their_user_active(count, is_busy):
+    """More than eight congested receivers of another user make that user active, although it sends nothing."""
+    bus = Bus()
+    for _ in range(count):
+        reader = bus.connect(uid=7)
+        reader.send(b"SUB k")
+        reader.stall()
+    publisher = bus.connect(uid=8)
+    bus.registry.scheduler.crowd = 0
+    bus.registry.scheduler.is_busy = False
+    publisher.send(b"MSG k\0one")
+    bus.registry.scheduler.crowd = 0
+    bus.registry.scheduler.is_busy = False
+    publisher.send(b"MSG k\0two")
+    assert bus.registry.scheduler.is_busy is is_busy
