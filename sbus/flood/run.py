@@ -13,13 +13,14 @@ class Run:
     :param packets: the messages, at least one; nobody may change the list afterwards.
     """
 
-    __slots__ = ("_newest", "_shortest", "packets", "size")
+    __slots__ = ("_is_distinct", "_newest", "_shortest", "packets", "size")
 
     def __init__(self, packets: list[bytes]) -> None:
         self.packets = packets
         self.size = total_size(packets)
         self._shortest = -1
         self._newest: Run | None = None
+        self._is_distinct = False  # whether it is known that no key comes twice
 
     def __len__(self) -> int:
         return len(self.packets)
@@ -34,7 +35,12 @@ class Run:
     @property
     def newest(self) -> Run:
         """The last message of each key, in the order in which the keys came first."""
+        if self._is_distinct:
+            return self
         if self._newest is None:
             found = newest(self.packets)
-            self._newest = self if len(found) == len(self.packets) else Run(found)
+            if len(found) == len(self.packets):
+                self._is_distinct = True  # a reference to itself would be garbage for the collector
+                return self
+            self._newest = Run(found)
         return self._newest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -27,6 +29,8 @@ def test_a_run_of_different_keys_is_its_own_newest():
     """If no key comes twice, nothing is copied."""
     run = Run([b"MSG a\0", b"MSG b\0"])
     assert run.newest is run
+    assert run.newest is run
+    assert sys.getrefcount(run) == 2  # it does not refer to itself, which only the collector would find
 
 
 @pytest.mark.parametrize("question", ["shortest", "newest"])
