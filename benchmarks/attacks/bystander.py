@@ -232,7 +232,7 @@ def bulk(stop: Stop, first: socket.socket, second: socket.socket, seconds: float
 def crowd(commands: Connection, socks: Sequence[socket.socket], topics: int) -> None:
     """Clients that each send a message to themselves, and the next one when it has come back, in one process.
 
-    Commands: ``("trips", seconds)`` and ``("bulk", seconds)``, which are the same.
+    Commands: ``("trips", seconds)`` and ``("bulk", seconds)``, which is the same without regard to the stop.
 
     :param socks: their connections.
     :param topics: see `benchmarks.attacks.attack.Crowd`.
@@ -243,15 +243,15 @@ def crowd(commands: Connection, socks: Sequence[socket.socket], topics: int) -> 
             sock.send(b"SUB by/topic/%d" % topic)
         _fence(sock)
         sock.setblocking(False)
-    _obey(commands, lambda stop, name, *arguments: rounds(stop, socks, *arguments))
+    _obey(commands, lambda stop, name, seconds: rounds(stop if name == "trips" else None, socks, seconds))
 
 
 def _own_key(number: int) -> bytes:
     return b"by/%d" % number
 
 
-def rounds(stop: Stop, socks: Sequence[socket.socket], seconds: float) -> Result:
-    """Have each client send itself one message after the other, for `seconds` or until the stop.
+def rounds(stop: Stop | None, socks: Sequence[socket.socket], seconds: float) -> Result:
+    """Have each client send itself one message after the other, for `seconds` or until the stop, if one is given.
 
     A message without an answer for `GRACE` seconds counts with this time, and the next one follows. So does one under
     way at the end.
@@ -283,7 +283,7 @@ def rounds(stop: Stop, socks: Sequence[socket.socket], seconds: float) -> Result
                 yield number
 
     with select.epoll() as poll:
-        for descriptor in (*numbers, stop.fileno()):
+        for descriptor in (*numbers, *((stop.fileno(),) if stop else ())):
             poll.register(descriptor, select.EPOLLIN)
         for number in range(len(socks)):
             send(number)
@@ -293,7 +293,7 @@ def rounds(stop: Stop, socks: Sequence[socket.socket], seconds: float) -> Result
                 send(number)
             if now - looked_at > _SILENCE:
                 looked_at = now
-                if stop.wait(0):
+                if stop is not None and stop.wait(0):
                     break
                 for number in range(len(socks)):
                     if now - sent_at[number] > GRACE:
