@@ -21,7 +21,7 @@ from sbus.server.core.observers import Observer
 from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
 
-MANY = OF_OTHERS + 1
+MANY = OF_OTHERS + 7
 READER, PUBLISHER, OTHER = 2, 1, 3
 TICK = QUANTUM // 5
 WHOAMI = b"CMSG !/cred/whoami"
@@ -388,7 +388,7 @@ def test_messages_without_room_leave_a_gap():
     the place, with the cause."""
     bus = tight_bus()
     readers, publisher = readers_of(bus, b"SUB k", b"CMSG receipts/on"), bus.connect(uid=PUBLISHER)
-    quiet = readers_of(bus, b"SUB k", uid=OTHER, count=3)
+    quiet = readers_of(bus, b"SUB k", uid=OTHER, count=OF_OTHERS)
     bus.registry.scheduler.is_busy = True
     large = [message(number, size=1_000) for number in range(30)]
     for packet in large:
@@ -398,7 +398,7 @@ def test_messages_without_room_leave_a_gap():
     bus.settle()
     (got, *others) = taken(readers)
     assert others == [got] * (MANY - 1)
-    assert taken(quiet) == [large] * 3
+    assert taken(quiet) == [large] * OF_OTHERS
     came = [packet for packet in got if packet.startswith(b"MSG")]
     lost = 30 - len(came)
     assert lost > 0
@@ -436,6 +436,27 @@ def test_a_gap_is_where_the_messages_were_lost():
         b"CMSG lost\0",
     ]
     assert [receipt[:3] for receipt in receipts(got)] == [(1, 4_007, 1), (1, 4_007, 2)]
+    assert is_clean(bus)
+
+
+def test_a_gap_takes_each_receiver_once():
+    """However many groups a gap began with, its user works for each receiver once."""
+    bus = tight_bus()
+    leaving = GAP_GROUPS + 4
+    readers = readers_of(bus, b"SUB k", b"CMSG receipts/on", count=leaving + MANY)
+    publisher = bus.connect(uid=PUBLISHER)
+    bus.registry.scheduler.is_busy = True
+    publisher.transport.deliver(message(size=4_000))
+    for number in range(leaving):
+        publisher.transport.deliver(message(size=4_000))
+        readers[number].transport.deliver(b"UNSUB k")
+    gap = lines_of(bus).mail[1]
+    assert isinstance(gap, Gap)
+    assert len(gap._groups) == GAP_GROUPS
+    bus.settle()
+    lost = [receipts(each) for each in taken(readers)]
+    assert {len(each) for each in lost} == {1}
+    assert [each[0][0] for each in lost] == [*range(1, leaving + 1), *[leaving] * MANY]
     assert is_clean(bus)
 
 
