@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from twisted.internet.task import Clock
 
+from sbus.fair import Scheduler
 from sbus.protocol.keys import CURRENT, PeerCredentials
 from sbus.routing.cost import MatchCost
 from sbus.server.bus.router import Router
@@ -43,7 +45,7 @@ def case(name: str) -> tuple[Iterator[bytes], bytes]:
 @pytest.mark.parametrize("name", CASES)
 def test_first_look_up(benchmark: Any, name: str, users: int) -> None:
     """A key is looked up; each of 1 or 16 users holds as many of the patterns as the limits allow."""
-    limit, router = Limits().max_match_steps, Router(CURRENT)
+    limit, router = Limits().max_match_steps, Router(CURRENT, Scheduler(Clock()))
     receivers = [Receiver(number) for number in range(CLIENTS)]
     patterns, key = case(name)
     tried = [(pattern, CURRENT.check(pattern)) for pattern in patterns]

@@ -142,16 +142,18 @@ class Scheduler:
         """
         if self._served is not None:
             return self._served is lines and self.clock() < self._until
+        self.note_event(lines)
+        return lines.deficit > 0 and not (lines.readers or lines.hung_up or lines.held)
+
+    def note_event(self, lines: Lines) -> None:
+        """Note that what follows is done for a socket of this user: it is charged when something else follows."""
         now = self.clock()
         if self._reader is not None:
             self._end_read(now)
-        if lines.deficit <= 0 or lines.readers or lines.hung_up or lines.held:
-            return False
         self._reader, self._began = lines, now
-        return True
 
     def _end_read(self, now: int) -> None:
-        """Charge a read that has found no packet, as of a stream socket or of a peer that has closed."""
+        """Charge an event without a batch: a read that has found no packet or was refused, room in a socket."""
         lines, self._reader = self._reader, None
         assert lines is not None
         self.charge(lines, now - self._began)
@@ -186,6 +188,11 @@ class Scheduler:
         """Deduct time (nanoseconds) from a user's deficit."""
         lines.deficit -= min(took, LONGEST_CHARGE)
 
+    def shift(self, lines: Lines, took: int) -> None:
+        """Charge a user for a part of what is done now for another one, who does not pay for that part."""
+        self._began += took
+        self.charge(lines, took)
+
     def is_serving(self, lines: Lines) -> bool:
         """Return whether time that passes now is to be charged to a user yet."""
         return lines is self._served or lines is self._doing
@@ -209,9 +216,8 @@ class Scheduler:
         if not is_done:
             self.add_chore(lines, chore)
         took = self.clock() - began
-        self._began += took  # a batch of another user that has caused this does not pay for it
         if is_busy:
-            self.charge(lines, took)
+            self.shift(lines, took)
 
     # --- what waits --------------------------------------------------------------------------
 
@@ -270,10 +276,11 @@ class Scheduler:
 
     def turn(self) -> None:
         """Serve the first user of the ring who has no debt, for one quantum."""
-        quantum = QUANTUM if self.is_contended else ALONE
+        is_contended = self.is_contended
         for _ in range(len(self._ring)):
             lines = next(iter(self._ring))
             self._ring.move_to_end(lines)
+            quantum = ALONE if not is_contended and self.last in (None, lines) else QUANTUM
             lines.deficit = min(quantum, lines.deficit + quantum)
             if lines.deficit > 0:
                 self._serve(lines)
@@ -281,13 +288,13 @@ class Scheduler:
         self._turn_ended = self.clock()
 
     def _serve(self, lines: Lines) -> None:
-        began = self.clock()
-        self._served, self._until = lines, began + lines.deficit
+        self._began = self.clock()
+        self._served, self._until = lines, self._began + lines.deficit
         try:
             lines.turn(self._until, self.clock)
         finally:
             self._served = None
-            self.charge(lines, self.clock() - began)
+            self.charge(lines, self.clock() - self._began)
             self._let_rest(lines)
 
     def _let_rest(self, lines: Lines) -> None:

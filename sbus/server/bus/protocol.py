@@ -916,9 +916,11 @@ class BusProtocol:
 
     def _writable(self, exclusive: bool) -> bool:
         """Send on: now if nobody else is active, else as a chore; see `IPacketTransport.on_writable`."""
+        scheduler = self._scheduler
+        if scheduler.is_busy:
+            scheduler.note_event(self.user.lines)
         if self._drain is not None:
             return False  # it waits already
-        scheduler = self._scheduler
         if not scheduler.is_busy and self.transport is not None and self.queue_is_arranged(ARRANGED_AT_ONCE):
             self.transport.send_on(True)
             return True

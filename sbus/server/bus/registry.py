@@ -144,7 +144,7 @@ class SubscriptionRegistry(Service):
         self._members = Members(self.limits.max_clients)
         self._owner_of = owner_of
         self.admission = Admission(self.limits, self.users)
-        self._router = Router(dialect, cache_bytes=cache_bytes)
+        self._router = Router(dialect, self.scheduler, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
         self.delivery = Delivery(
             self.counters, self._events, credentials, self._backpressure, self.scheduler, self._router.muted

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey
+from sbus.fair import Lines, Scheduler
+from sbus.protocol.keys import Dialect, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.route import Route
 from sbus.routing.trie import PatternIndex
@@ -15,8 +16,10 @@ __all__ = ["Router"]
 _REFRESHED = 256
 """Cached routes that are looked up again at once when a subscription changes; more are forgotten. They take 1 ms."""
 _REFRESHED_RECEIVERS = 8_192
-"""Receivers in these routes at most: 1 ms too. To forget the routes to more does not matter: each message costs more
-for its copies than for its look-up."""
+"""Receivers in these routes at most: 1 ms too. Routes to more are looked up when they are needed, and charged to the
+user who has changed them (row ``flip``)."""
+_BLAMED = 1_024
+"""Keys whose next look-up another user than the publisher pays for; beyond, they are forgotten."""
 _FORGOTTEN = 5_000
 """Nanoseconds to pay for a route that is forgotten for want of room: its key has to be looked up again."""
 _CHANGED = 40_000
@@ -29,6 +32,7 @@ class Router:
 
     It checks neither credentials nor limits: the registry does that before a pattern gets here.
 
+    :param scheduler: charges users for the routes of others that they change.
     :param cache_bytes: bytes of memory that the route cache may take.
     :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
     :ivar listeners: they are called for each open subscription that comes or goes.
@@ -39,8 +43,10 @@ class Router:
     :ivar routes: the cache, key → route, for hot loops; only the router changes it.
     """
 
-    def __init__(self, dialect: Dialect, *, cache_bytes: int = 64 << 20) -> None:
+    def __init__(self, dialect: Dialect, scheduler: Scheduler, *, cache_bytes: int = 64 << 20) -> None:
         self._dialect = dialect
+        self._scheduler = scheduler
+        self._changers: dict[bytes, Lines] = {}
         self._index: PatternIndex[Receiver] = PatternIndex(dialect)
         self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
         self.listeners: tuple[SubscriptionListener, ...] = ()
@@ -58,19 +64,29 @@ class Router:
         """
         route = self.routes.get(key) if len(key) <= LONGEST_KEY else None
         if route is None:
-            secret = self._dialect.check(key)
-            self.misses += 1
-            if secret is not None and self.upstream is not None and self.upstream.is_chained:
-                chained = self.upstream.receivers(key, self._look_up_secret)
-                if chained is not None:
-                    return Route(chained)
-            receivers = self._look_up(key, secret)
-            if not self._is_caching:
-                return Route(receivers)
-            route = self._cache.remember(key, secret, receivers)
-            if self._cache.overflown:
-                self.surcharge += _FORGOTTEN * self._cache.overflown
-                self._cache.overflown = 0
+            changer = self._changers.pop(key, None)
+            began = self._scheduler.clock()
+            route = self._find(key)
+            if changer is not None:
+                _ = route.groups
+                self._scheduler.shift(changer, self._scheduler.clock() - began)
+        return route
+
+    def _find(self, key: bytes) -> Route[Receiver]:
+        """Look up a key that is not in the cache."""
+        secret = self._dialect.check(key)
+        self.misses += 1
+        if secret is not None and self.upstream is not None and self.upstream.is_chained:
+            chained = self.upstream.receivers(key, self._look_up_secret)
+            if chained is not None:
+                return Route(chained)
+        receivers = self._look_up(key, secret)
+        if not self._is_caching:
+            return Route(receivers)
+        route = self._cache.remember(key, secret, receivers)
+        if self._cache.overflown:
+            self.surcharge += _FORGOTTEN * self._cache.overflown
+            self._cache.overflown = 0
         return route
 
     def _look_up(self, key: bytes, secret: SecretKey | None) -> tuple[Receiver, ...]:
@@ -87,20 +103,30 @@ class Router:
         self.surcharge += _FORGOTTEN * len(self.routes)
         self._cache.clear()
 
-    def _changed(self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
-        """Keep the cache in step with a subscription that has come or gone."""
+    def _changed(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
+        """Keep the cache in step with a receiver's subscription that has come or gone."""
         if not self.routes:
             return
+        peer = receiver.peer
         keys = self._cache.affected(pattern, secret, peer, _REFRESHED)
-        if (
-            keys is None
-            or sum(len(self.routes[key].receivers) for key in keys if key in self.routes) > _REFRESHED_RECEIVERS
-        ):
+        if keys is None:
             self.surcharge += _CHANGED * self._cache.forget(pattern, secret, peer)
+            return
+        if sum(len(self.routes[key].receivers) for key in keys if key in self.routes) > _REFRESHED_RECEIVERS:
+            self._cache.forget(pattern, secret, peer)
+            if receiver.queue is not None:
+                self._blame(keys, receiver.user.lines)
             return
         for key in keys:
             if key in self.routes:  # the cache empties itself if the new routes are too long together
                 self._cache.replace(key, self._look_up(key, self._dialect.check(key) if secret else None))
+
+    def _blame(self, keys: list[bytes], changer: Lines) -> None:
+        """Have a user pay for the next look-up of these keys, whoever needs it."""
+        if len(self._changers) > _BLAMED:
+            self._changers.clear()
+        for key in keys:
+            self._changers[key] = changer
 
     def add(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Add the subscription of a receiver to a pattern that it is not subscribed to.
@@ -108,7 +134,7 @@ class Router:
         :param secret: the result of `Dialect.check` for the pattern.
         """
         self._index.subscribe(receiver, pattern, secret, receiver.peer)
-        self._changed(pattern, secret, receiver.peer)
+        self._changed(receiver, pattern, secret)
         if self.listeners and not secret:
             for listener in self.listeners:
                 listener.added(receiver, pattern)
@@ -133,7 +159,7 @@ class Router:
     def remove(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Take an `add` back."""
         self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
-        self._changed(pattern, secret, receiver.peer)
+        self._changed(receiver, pattern, secret)
         if self.listeners and not secret:
             for listener in self.listeners:
                 listener.removed(receiver, pattern)

@@ -255,6 +255,52 @@ def test_work_makes_a_user_measured_until_it_is_done(line):
     assert machine.calls == []
 
 
+def test_a_user_with_mail_is_not_alone_while_another_one_sends():
+    """However many batches another user has sent since, turns of a user with mail are short."""
+    machine, sender, receiver = Machine(), Lines(), Lines()
+    machine.batch(sender, 1)
+    work = add(machine, receiver, "mail", QUANTUM // 4, 20)
+    assert not machine.scheduler.is_contended
+    machine.turn()
+    assert work.took == QUANTUM
+    machine.scheduler.last = receiver
+    machine.turn()
+    assert work.took > 2 * QUANTUM
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_an_event_without_a_batch_is_charged(is_refused):
+    """What is done for a socket that brings no packet, or may not be read, is its user's."""
+    machine, lines, other = Machine(), Lines(), Lines()
+    scheduler = machine.scheduler
+    scheduler.is_busy = True
+    if is_refused:
+        lines.deficit = 0
+    before = lines.deficit
+    assert scheduler.may_read(lines) is not is_refused
+    machine.now += 7
+    scheduler.note_event(other)
+    machine.now += 5
+    scheduler.may_pass()
+    assert (before - lines.deficit, QUANTUM - other.deficit) == (7, 5)
+
+
+def test_a_part_of_a_turn_can_be_shifted():
+    """Who causes work in another user's turn or batch pays for it."""
+    machine, lines, causer = Machine(), Lines(), Lines()
+    work = add(machine, lines, "chores", 100, 1)
+    assert isinstance(work, Work)
+
+    def cause() -> None:
+        machine.now += 30
+        machine.scheduler.shift(causer, 30)
+
+    work.during = cause
+    machine.settle()
+    assert QUANTUM - causer.deficit == 30
+    assert ALONE - lines.deficit == 100
+
+
 def test_a_user_can_be_taken_out():
     """A user whose server stops has no turn any more, whatever waits."""
     machine, lines = Machine(), Lines()

@@ -6,17 +6,31 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.internet.task import Clock
 
+from sbus.fair import Lines, Scheduler
+from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import CURRENT, matches
-from sbus.server.bus.router import Router
+from sbus.server.bus.router import _REFRESHED_RECEIVERS, Router
 from tests.support.strategies import PEERS, keys, may_subscribe, patterns
 
 
 class Named:
     """A receiver that is nothing but credentials."""
 
+    queue: Any = None
+
     def __init__(self, number: int) -> None:
         self.peer = PEERS[number]
+
+
+class Member(Named):
+    """A receiver of a user."""
+
+    def __init__(self, number: int, lines: Lines) -> None:
+        super().__init__(number)
+        self.user = self.queue = self
+        self.lines = lines
 
 
 class Listener:
@@ -40,7 +54,7 @@ class Listener:
 def test_routes_and_events(some_patterns, some_keys, steps):
     """After any subscriptions a key reaches those that match it, and each change of an open pattern is reported."""
     events: list[tuple[str, Any, bytes]] = []
-    router = Router(CURRENT)
+    router = Router(CURRENT, Scheduler(Clock()))
     router.listeners = (Listener(events),)
     receivers: list[Any] = [Named(number) for number in range(len(PEERS))]
     subscribed: dict[bytes, set[Any]] = {pattern: set() for pattern in some_patterns}
@@ -76,10 +90,40 @@ def test_routes_and_events(some_patterns, some_keys, steps):
 
 def test_a_router_without_listeners():
     """A router reports to nobody until it is given somebody to report to."""
-    router = Router(CURRENT)
+    router = Router(CURRENT, Scheduler(Clock()))
     one: Any = Named(0)
     router.add(one, b"a", None)
     assert router.route(b"a").receivers == (one,)
     router.remove(one, b"a", None)
     assert router.route(b"a").receivers == ()
     assert router.is_empty()
+
+
+def test_who_changes_routes_pays_for_them():
+    """The look-up of a route that was too dear to keep right is charged to the user who has changed it, once."""
+    now = 0
+
+    def clock() -> int:
+        nonlocal now
+        now += 1_000
+        return now
+
+    scheduler = Scheduler(Clock(), clock)
+    router = Router(CURRENT, scheduler)
+    changer, publisher = Lines(), Lines()
+    members: list[Any] = [Member(0, changer) for _ in range(_REFRESHED_RECEIVERS + 1)]
+    for member in members:
+        router.add(member, b"", None)
+    scheduler.is_busy = True
+    before = router.route(b"k")
+    assert changer.deficit == publisher.deficit == QUANTUM
+    router.remove(members[0], b"", None)
+    scheduler.begin(publisher)
+    found = router.route(b"k")
+    scheduler.end(publisher)
+    assert len(found.receivers) == len(before.receivers) - 1
+    assert found.has_groups
+    assert (QUANTUM - changer.deficit, QUANTUM - publisher.deficit) == (1_000, 2_000)
+    router.routes.pop(b"k")
+    router.route(b"k")
+    assert changer.deficit == QUANTUM - 1_000
