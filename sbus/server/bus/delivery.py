@@ -61,7 +61,7 @@ AT_ONCE = 512
 """Receivers of one user that get a message at once: about a millisecond."""
 AT_ONCE_KIB = 4 << 10
 """KiB of copies that are made at once, beyond the first KiB of each message."""
-OF_OTHERS = 8
+OF_OTHERS = 2
 """Receivers of another user that get a message at once, at the publisher's expense (rows ``eager-8`` and ``-16``)."""
 _ASKED = 16
 """Receivers of a user that are asked whether they may block a publisher: one user's have one answer, as a rule."""

@@ -335,8 +335,11 @@ def test_sockets_with_room_are_a_chore():
     for reader in readers:
         reader.drain()
     assert all(reader.take() == [] for reader in readers)
-    bus.turn()
-    assert 0 < sum(reader.take() == [b"MSG k\0"] * 3 for reader in readers) < 8
+    served = 0
+    while not served:  # the events have left a debt
+        bus.turn()
+        served = sum(reader.take() == [b"MSG k\0"] * 3 for reader in readers)
+    assert served < 8
     bus.finish()
     assert not any(len(reader.protocol.queue) for reader in readers)
     assert bus.registry.counters.dropped == 0
