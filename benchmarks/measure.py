@@ -34,6 +34,8 @@ def concerns(case: Case, server: Server) -> bool:
     """Return whether a server is measured in a case."""
     if server.gathers and case.variant == "unbatched":
         return False
+    if case.needs_root and os.geteuid():
+        return False
     if case.needs_priority and not _may_have_priority():
         return False
     return {

@@ -92,6 +92,11 @@ class Case:
         return f"{self.workload}/{self.variant}"
 
     @property
+    def needs_root(self) -> bool:
+        """Whether the generator connects as several users."""
+        return bool(self.settings.get("users"))
+
+    @property
     def needs_priority(self) -> bool:
         """Whether a process of the generator needs real-time priority, which not every user may have."""
         return bool(self.settings.get("first"))
@@ -160,6 +165,15 @@ def _others() -> Iterator[Workload]:
     )
     sparse = {"publishers": 1000, "rate": 20_000}
     yield Workload("sparse", "Many small publishers", (Case("sparse", "20000", Kind.SPARSE, sparse, stretch=2),))
+    publishers = {"publishers": 16, "batch": 1, "size": 32}
+    yield Workload(
+        "users",
+        "Small publishers of several users",
+        (
+            Case("users", "1", Kind.FLOW, publishers, Who.OURS),
+            Case("users", "16", Kind.FLOW, {**publishers, "users": 16}, Who.OURS),
+        ),
+    )
     yield Workload("patterns", "Growth with patterns", _series("patterns", "patterns", (10, 1000, 100_000), idle=1000))
     yield Workload("clients", "Growth with clients", _series("clients", "idle", (0, 100, 1000, 10_000), rounds=3))
     yield Workload("sizes", "Growth with size", _series("sizes", "size", (64, 512, 4096, 32_768), rounds=3))

@@ -7,6 +7,7 @@
  *
  *     wait    until a client is served; prints when that was (CLOCK_MONOTONIC)
  *     flow    `publishers` publish for `seconds`, or `limit` messages each; `subscribers` must get them all in order.
+ *             `users`: the publishers belong to so many users in turn, for which this has to be root
  *             Beside them, if asked for: idle clients (`idle`) with `patterns` patterns between them, a client that
  *             comes and goes or subscribes and unsubscribes (`churn` 1 or 2, `rate` times a second), and a pair of
  *             clients that send each other a message back and forth (`pair` 1; `first` 1: on its CPU it goes before all
@@ -36,6 +37,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/fsuid.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -43,12 +45,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST = 1024, MOST_TIMES = 1 << 18, LOOK_AT_CLOCK = 16, CHURN_COMES_AND_GOES = 1, CHURN_SUBSCRIBES = 2 };
+enum { MOST = 1024, MOST_TIMES = 1 << 18, LOOK_AT_CLOCK = 16, CHURN_COMES_AND_GOES = 1, CHURN_SUBSCRIBES = 2, FIRST_USER = 20000 };
 
 struct options options = {.size = 64, .batch = 1, .patience = 5};
 
 static struct settings {
 	double publishers, subscribers, size, batch, seconds, limit, keys, idle, patterns, churn, pair, first, rate, server;
+	double users;
 	double bundles, patience, deadline;
 } settings = {
 	.publishers = 1, .subscribers = 1, .size = 64, .batch = 1, .seconds = 1, .limit = 1e9, .keys = 1, .patterns = -1,
@@ -62,7 +65,7 @@ static const struct {
 } names[] = {
 	SETTING(publishers), SETTING(subscribers), SETTING(size), SETTING(batch), SETTING(seconds), SETTING(limit),
 	SETTING(keys), SETTING(idle), SETTING(patterns), SETTING(churn), SETTING(pair), SETTING(first), SETTING(rate),
-	SETTING(server), SETTING(bundles), SETTING(patience), SETTING(deadline),
+	SETTING(server), SETTING(users), SETTING(bundles), SETTING(patience), SETTING(deadline),
 };
 
 /* What every payload begins with; the rest of it is filler. */
@@ -314,6 +317,23 @@ static void say_last(struct link *link, const char *topic, void *payload, int pu
 	bus.flush(link);
 }
 
+/* Connect as one of the users. The server sees the effective user; for the path of the socket it is still root. */
+static struct link *open_as(int me)
+{
+	struct link *link;
+
+	if (!settings.users)
+		return bus.open();
+	if (setresuid(-1, FIRST_USER + me % (int)settings.users, -1))
+		fail("only root can connect as other users: %s", strerror(errno));
+	setfsuid(0);
+	link = bus.open();
+	if (setresuid(-1, 0, -1))
+		fail("cannot be root again: %s", strerror(errno));
+	prctl(PR_SET_PDEATHSIG, SIGKILL);  /* another user's process would not end with its parent */
+	return link;
+}
+
 static void publisher(int me)
 {
 	long limit = (long)settings.limit, keys = (long)settings.keys, sent = 0, look = 0;
@@ -323,7 +343,7 @@ static void publisher(int me)
 	double stop;
 
 	pthread_barrier_wait(&shared->subscribed);
-	link = bus.open();
+	link = open_as(me);
 	bus.settle(link);
 	topic_of(topic, me, 0);
 	pthread_barrier_wait(&shared->ready);
