@@ -111,8 +111,6 @@ class Multiplexer:
     :ivar on_fatal: called, soon, when the sockets are lost because epoll_wait(2) has failed: a process that is there
         for its sockets ends then.
     :ivar has_read: set by a socket that has read something, so that another pass follows.
-    :ivar on_pass: each is asked when the ready sockets of a pass are served, before the deferred calls, whether another
-        pass may follow in this turn of the reactor.
     :ivar contended: more than one of the sockets that are ready now has something to be read.
     :ivar pass_number: the passes before this one in the same turn of the reactor.
     :ivar accepting: the share of accepting in the work of the reactor.
@@ -139,7 +137,8 @@ class Multiplexer:
         self._closing_is_due = False
         self._dispatching = False
         self.on_fatal: Callable[[], object] | None = None
-        self.on_pass: tuple[Callable[[], bool], ...] = ()
+        self._askers: tuple[Callable[[], bool], ...] = ()
+        self._may_pass: Callable[[], bool] | None = None
         self.has_read = False
         self.contended = False
         self.pass_number = 0
@@ -217,6 +216,28 @@ class Multiplexer:
             self._epoll.close()
             self._epoll = None
             self._readers.clear()
+
+    def ask_after_pass(self, may_pass: Callable[[], bool]) -> None:
+        """Ask, when the ready sockets of a pass are served, before the deferred calls, whether another pass may follow
+        in this turn of the reactor."""
+        self._ask((*self._askers, may_pass))
+
+    def ask_no_more(self, may_pass: Callable[[], bool]) -> None:
+        """Take back an `ask_after_pass`."""
+        self._ask(tuple(asker for asker in self._askers if asker != may_pass))
+
+    def _ask(self, askers: tuple[Callable[[], bool], ...]) -> None:
+        self._askers = askers
+        if len(askers) > 1:
+            self._may_pass = self._may_all_pass
+        else:  # a loop would be much of the work of a pass
+            self._may_pass = askers[0] if askers else None
+
+    def _may_all_pass(self) -> bool:
+        may_follow = True
+        for may_pass in self._askers:  # all of them: they measure, too
+            may_follow = may_pass() and may_follow
+        return may_follow
 
     def call_soon(self, call: Callable[..., object], *args: object) -> None:
         """Call once the current events are handled, not in the middle of a batch."""
@@ -304,8 +325,8 @@ class Multiplexer:
                     handler.ready(events, exclusive)
                 except Exception:
                     self._fail(handler)
-            for may_pass in self.on_pass:
-                may_follow = may_pass() and may_follow
+            if self._may_pass is not None:
+                may_follow = self._may_pass()
             if self._deferred or self._closing:
                 self._after_events()
         finally:

@@ -184,7 +184,7 @@ class BusService(MultiService):
         """
         super().startService()
         if self._multiplexer is not None:
-            self._multiplexer.on_pass += (self.registry.scheduler.may_pass,)
+            self._multiplexer.ask_after_pass(self.registry.scheduler.may_pass)
         if not self._sockets.is_open:
             try:
                 self._sockets.open()
@@ -267,8 +267,7 @@ class BusService(MultiService):
         await self.stopListening()
         await super().stopService()
         if self._multiplexer is not None:
-            hook = self.registry.scheduler.may_pass
-            self._multiplexer.on_pass = tuple(each for each in self._multiplexer.on_pass if each != hook)
+            self._multiplexer.ask_no_more(self.registry.scheduler.may_pass)
         self._log_observer.stop()
 
     def stopService(self) -> defer.Deferred[None]:

@@ -572,13 +572,21 @@ def test_a_hook_ends_the_passes(multiplexer, handlers):
         asked.append(name)
         return asked.count(name) < passes
 
-    multiplexer.on_pass = (partial(answer, "a", 3), partial(answer, "b", 100))
+    askers = (partial(answer, "a", 3), partial(answer, "b", 100))
+    for asker in askers:
+        multiplexer.ask_after_pass(asker)
     multiplexer.doRead()
     assert asked == []
     handler.peer.send(b"one")
     multiplexer.doRead()
     assert asked == ["a", "b"] * 3
     assert len(handler.events) == 3
+    multiplexer.ask_no_more(askers[0])
+    multiplexer.doRead()
+    assert asked[6:] == ["b"] * 32
+    multiplexer.ask_no_more(askers[1])
+    multiplexer.doRead()
+    assert len(asked) == 38
 
 
 def test_hooks_are_asked_before_deferred_calls(multiplexer, handlers):
@@ -590,7 +598,7 @@ def test_hooks_are_asked_before_deferred_calls(multiplexer, handlers):
         multiplexer.call_soon(order.append, "deferred")
 
     handler.react = ready
-    multiplexer.on_pass = (lambda: order.append("pass") or True,)  # type: ignore[func-returns-value]
+    multiplexer.ask_after_pass(lambda: order.append("pass") or True)  # type: ignore[func-returns-value]
     handler.peer.send(b"one")
     multiplexer.doRead()
     assert order == ["ready", "pass", "deferred"]
