@@ -64,12 +64,13 @@ class Router:
         """
         route = self.routes.get(key) if len(key) <= LONGEST_KEY else None
         if route is None:
-            changer = self._changers.pop(key, None)
+            changer = self._changers.pop(key, None) if self._changers else None
+            if changer is None or not self._scheduler.is_busy:
+                return self._find(key)
             began = self._scheduler.clock()
             route = self._find(key)
-            if changer is not None:
-                _ = route.groups
-                self._scheduler.shift(changer, self._scheduler.clock() - began)
+            _ = route.groups
+            self._scheduler.shift(changer, self._scheduler.clock() - began)
         return route
 
     def _find(self, key: bytes) -> Route[Receiver]:

@@ -127,3 +127,7 @@ def test_who_changes_routes_pays_for_them():
     router.routes.pop(b"k")
     router.route(b"k")
     assert changer.deficit == QUANTUM - 1_000
+    scheduler.is_busy = False
+    router.remove(members[1], b"", None)
+    router.route(b"k")
+    assert changer.deficit == QUANTUM - 1_000  # nobody else is active: nobody is charged
