@@ -187,13 +187,13 @@ class SendingHalf(Endings):
         """See `sbus.seqpacket.multiplexer.Handler`."""
         self._depart(failure, list, 0.0, _DISCARDED_AT_ONCE)
 
-    def _watch(self, events: int) -> None:
+    def _poll(self, events: int) -> None:
         if events != self._events:
             self._events = events
             if self._fd >= 0:
                 self._multiplexer.modify(self._fd, events)
 
-    def _unwatch(self) -> None:
+    def _stop_polling(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._multiplexer.remove(fd)
@@ -241,13 +241,13 @@ class SendingHalf(Endings):
                 return
             queue.ack(taken, sent)
             if sent < len(taken) and len(queue):
-                self._watch_writing(self._memory_retry is None)
+                self._poll_writing(self._memory_retry is None)
                 return
             if sent < wanted and not self._events & WRITE:
                 break
         else:
             if len(queue):
-                self._watch_writing(True)  # go on in the next turn
+                self._poll_writing(True)  # go on in the next turn
                 return
         self._queue_sent()
 
@@ -258,7 +258,7 @@ class SendingHalf(Endings):
     def flush_later(self) -> None:
         """Send the queue once the socket takes packets; see `IPacketTransport`."""
         if self._is_writable():
-            self._watch_writing(True)
+            self._poll_writing(True)
         else:
             self.queue.discard_all()
 
@@ -273,7 +273,7 @@ class SendingHalf(Endings):
 
     def _queue_sent(self) -> None:
         """Go on after all that was queued was sent: let the producer produce, or end as `loseConnection` wanted."""
-        self._watch_writing(False)
+        self._poll_writing(False)
         if self._bundle_limit:
             self._send_bundle_limit = self._packing_limit()  # the answer that agrees to it is on its way
         if self._producer is not None:
@@ -392,8 +392,8 @@ class SendingHalf(Endings):
         self._memory_retry = None
         self.flush()
 
-    def _watch_writing(self, on: bool) -> None:
-        self._watch(self._events | WRITE if on else self._events & ~WRITE)
+    def _poll_writing(self, on: bool) -> None:
+        self._poll(self._events | WRITE if on else self._events & ~WRITE)
 
     def _end_writing(self, event: Event) -> None:
         """Discard the queue, stop the producer, and report the end of writing.
@@ -401,7 +401,7 @@ class SendingHalf(Endings):
         If reading has ended too, close instead.
         """
         self.move(event)
-        self._watch_writing(False)
+        self._poll_writing(False)
         self.queue.discard_all()
         if self._producer is not None:
             producer, self._producer = self._producer, None
@@ -502,7 +502,7 @@ class SendingHalf(Endings):
             if not is_open or not make_send_room(self._sock):
                 break
         if is_open and self._farewell_timer is not None:
-            self._watch(WRITE)
+            self._poll(WRITE)
         else:
             self._shut_down()
 
@@ -517,7 +517,7 @@ class SendingHalf(Endings):
             if self._farewell_timer.active():
                 self._farewell_timer.cancel()
             self._farewell_timer = None
-        self._unwatch()
+        self._stop_polling()
         with contextlib.suppress(OSError):  # the peer has left
             self._sock.shutdown(socket.SHUT_RDWR)
         self._discard_input()

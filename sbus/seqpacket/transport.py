@@ -207,7 +207,7 @@ class PacketTransport(SendingHalf):
             elif self.on_writable is None:
                 self.send_on(exclusive)
             elif not self.on_writable(exclusive):
-                self._watch_writing(False)
+                self._poll_writing(False)
         if self.read_side is _READ_OPEN:
             if events & GONE:
                 self._read_out()
@@ -298,7 +298,7 @@ class PacketTransport(SendingHalf):
         self.move(Event.END_OF_FILE)
         if packets:
             self._deliver(self._taken_apart(packets))
-        self._watch(self._events & ~READ)
+        self._poll(self._events & ~READ)
         if self.read_side is ReadSide.EOF and not self._undelivered:
             self._report_end_of_file()
 
@@ -318,13 +318,13 @@ class PacketTransport(SendingHalf):
     def _read_later(self) -> None:
         """Read again when the kernel may have memory: the packets wait in the socket."""
         if self._read_retry is None:
-            self._watch(self._events & ~READ)
+            self._poll(self._events & ~READ)
             self._read_retry = self._multiplexer.reactor.callLater(MEMORY_RETRY, self._guarded, self._retry_read)
 
     def _retry_read(self) -> None:
         self._read_retry = None
         if self.read_side is _READ_OPEN:
-            self._watch(self._events | READ)
+            self._poll(self._events | READ)
 
     def _deliver(self, packets: list[bytes]) -> None:
         taken = self._receiver.packetsReceived(packets)
@@ -346,7 +346,7 @@ class PacketTransport(SendingHalf):
         if self.read_side in _PAUSED or self.read_side is ReadSide.RESUMING:
             self._multiplexer.suspend(self._fd)
         else:
-            self._unwatch()
+            self._stop_polling()
         self._lose_writing()
 
     def _report_end_of_file(self) -> None:
@@ -359,7 +359,7 @@ class PacketTransport(SendingHalf):
     def pauseProducing(self) -> None:
         """Stop reading (`IPushProducer`); packets that were read and not taken are kept."""
         self.move(_PAUSE)
-        self._watch(self._events & ~READ)
+        self._poll(self._events & ~READ)
 
     def resumeProducing(self) -> None:
         """Read again, soon; packets that were kept are delivered first (`IPushProducer`)."""
@@ -383,12 +383,12 @@ class PacketTransport(SendingHalf):
             if self.read_side is _READ_OPEN:
                 self._read_batches(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
             if self.read_side is _READ_OPEN:
-                self._watch(self._events | READ)
+                self._poll(self._events | READ)
 
     def _resume(self) -> None:
         """Deliver what was kept; then read again, or report the end of file."""
         if self._deliver_kept():
-            self._watch(self._events | READ)
+            self._poll(self._events | READ)
 
     def _deliver_kept(self) -> bool:
         """Deliver what was kept, and report the end of file if it was read; return whether to read on."""
@@ -410,7 +410,7 @@ class PacketTransport(SendingHalf):
 
     def _stop_input(self) -> None:
         self._undelivered = None
-        self._watch(self._events & ~READ)
+        self._poll(self._events & ~READ)
 
     def close_gracefully(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
         """Close soon, so that the peer can still read what was delivered; see `IPacketTransport`."""
@@ -422,7 +422,7 @@ class PacketTransport(SendingHalf):
         is_writable = self._is_writable()
         self.move(Event.ABORT)
         self._undelivered = None
-        self._watch(0)
+        self._poll(0)
         self._departure = reason
         self._input_limit = input_limit
         self._end_soon(self._begin_farewell, farewell if is_writable else None, patience)
@@ -432,7 +432,7 @@ class PacketTransport(SendingHalf):
             return
         self.move(Event.ABORT)
         self._undelivered = None
-        self._watch(0)
+        self._poll(0)
         self._close_soon(reason)
 
     def _close_soon(self, reason: Failure) -> None:
@@ -441,7 +441,7 @@ class PacketTransport(SendingHalf):
     def _close(self, reason: Failure) -> None:
         if self.life is Life.CLOSED:
             return
-        self._unwatch()
+        self._stop_polling()
         self.move(Event.CLOSE)
         self._undelivered = None
         self.queue.discard_all()

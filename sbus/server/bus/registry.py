@@ -170,16 +170,16 @@ class SubscriptionRegistry(Service):
             flush=self.delivery.flush,
             forget_user=self._forget_user,
         )
-        self.delivery.observers = self.interest.observers
+        self.delivery.uncounted = self.interest.uncounted
         self.last_values: LastValues | None = None
         if last_values:
             self.last_values = LastValues(last_values, dialect, self.scheduler, account.charge)
             self.delivery.set_keeper(self.last_values)
-            self.interest.observers.add(self.last_values)
+            self.interest.uncounted.add(self.last_values)
             for pattern in self.last_values.listed:
                 self._router.add(self.last_values, pattern, None)
         self._pattern_lists = PatternLists(
-            self._router, self.clients, self.interest.observers, clock, self.scheduler, self.delivery.flush
+            self._router, self.clients, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
         )
         self.upstream = self._router.upstream = Upstream(
             clock,
@@ -286,7 +286,7 @@ class SubscriptionRegistry(Service):
         """Make the queue of packets on their way to a client."""
         queue = SendQueue(owner, self._queue_limits, user)
         if self._events.delivered:
-            queue.watch = lambda packets: self._delivered(client, packets)
+            queue.on_sent = lambda packets: self._delivered(client, packets)
         return queue
 
     def stall_timer(self, sample: Callable[[], object], call: Callable[[], object]) -> StallTimer:
@@ -350,7 +350,7 @@ class SubscriptionRegistry(Service):
         """Have a client's subscriptions count no more as interest, or count again."""
         if is_observer:
             self._services.enlist(client)
-        if is_observer is not (client in self.interest.observers):
+        if is_observer is not (client in self.interest.uncounted):
             self._pattern_lists.observed(client, is_observer)
             self.interest.observe(client, is_observer)
 

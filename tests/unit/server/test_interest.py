@@ -175,7 +175,7 @@ def test_observers_do_not_count():
     recorder.transport.hang_up()
     settle(bus)
     assert notices(watcher) == []
-    assert not bus.registry.interest.observers
+    assert not bus.registry.interest.uncounted
 
 
 def test_probe():
@@ -358,7 +358,7 @@ class World(RuleBasedStateMachine):
         assert registry._router.listeners == ()
         assert not registry.interest._by_key
         assert not registry.interest._lingering
-        assert not registry.interest.observers
+        assert not registry.interest.uncounted
 
     def send(self, peer: Peer, packet: bytes) -> None:
         """Send a packet, and let turns pass until it is handled."""
@@ -382,7 +382,7 @@ class World(RuleBasedStateMachine):
             matches(pattern, key)
             for peer in self.peers
             for pattern in peer.protocol.patterns
-            if peer.protocol not in registry.interest.observers
+            if peer.protocol not in registry.interest.uncounted
             and (peer is not watcher or watcher.protocol.settings.echo)
         )
 
