@@ -369,7 +369,11 @@ class Interest:
         self._steps += steps
         for table in tables:
             for receiver in table:
-                if receiver is not own and receiver not in self.uncounted:
+                if (
+                    receiver is not own
+                    and receiver not in self.uncounted
+                    and (watch.value or not self._subscriptions.is_muted(receiver))  # one that has left will linger
+                ):
                     return 1
                 self._steps += 1
         if watch.value and self._lingering:

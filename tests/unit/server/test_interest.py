@@ -193,6 +193,28 @@ def test_probe():
     assert root.take() == [b"CMSG probe\x003 a"]
 
 
+def test_subscribers_that_have_left():
+    """A subscriber that has left is not counted any more, even if its patterns have not been dropped yet."""
+    bus = HandTurnedBus(TICK)
+    before, leaver, watcher = (bus.connect(uid=uid) for uid in (5, 6, 7))
+    leaver.send(b"SUB a")
+    before.send(b"CMSG interest/on\0a")
+    bus.use_up(leaver, 5_000)
+    leaver.transport.hang_up()
+    bus.settle()
+    assert bus.registry.clients.keys() == {1, 3}
+    assert leaver.protocol.patterns
+    watcher.send(b"CMSG probe\0a", b"CMSG interest/on\0a")
+    assert watcher.take() == [b"CMSG probe\x000 a", b"CMSG interest\x000 a"]
+    before.send(b"CMSG interest/on\0a")
+    assert before.take() == [b"CMSG interest\x001 a"] * 2  # as long as interest lingers
+    bus.finish()
+    assert not leaver.protocol.patterns
+    bus.turn(LINGER)
+    bus.finish()
+    assert before.take() == [b"CMSG interest\x000 a"]
+
+
 @implementer(ICredentials)
 class Closed(KernelCredentials):
     """A policy under which nobody may publish below ``closed/``."""
