@@ -5,33 +5,35 @@ One write is one packet, and so is one ``dataReceived``.
 Theory of operation
 -------------------
 
-The multiplexer calls `ready` when the socket can be read or written. Everything else happens because the protocol
-calls a method. The states and what moves them are the table in `sbus.seqpacket.states`, the calls that end a connection
-`sbus.seqpacket.endings`; how much is read in one go is `sbus.seqpacket.pacing`; sending is `sbus.seqpacket.sending`.
-This module reads, and closes.
-
-Invariants:
-
-* *No callback runs inside another one.* Closing, resuming and reporting wait until the multiplexer has dealt with the
-  events in hand (`Multiplexer.call_soon`). A protocol that iterates over receivers never loses a connection meanwhile.
-* *A packet that was read is delivered*, unless the protocol closes the connection first. What a paused protocol does
-  not take is kept (`_undelivered`), and comes first when it resumes.
+The multiplexer calls `ready` when the socket can be read or written; everything else happens because the protocol
+calls a method. `sbus.seqpacket.states` has the states, `sbus.seqpacket.endings` the calls that end a connection,
+`sbus.seqpacket.pacing` bounds what is read in one go, and `sbus.seqpacket.sending` is the base class: the socket, and
+its sending half. This module reads, and closes.
 
 Reading and writing end separately, as the kernel ends them:
 
-* *End of file* (or an empty packet, which looks the same): everything before it is delivered first. Then the
-  connection is lost, or ``readConnectionLost`` is called if the protocol is an `IHalfCloseableProtocol`.
-* *Hang-up*: what the peer sent is read to its end at once, before sockets that are ready later have their turn.
-* *Hang-up while paused*: the peer is gone, and epoll would report its socket as ready forever. The socket leaves the
-  epoll set, and what the peer sent stays in the kernel until the protocol resumes: a message is never lost because its
-  publisher left.
+======================  ==============================================================================================
+event                   what the transport does
+======================  ==============================================================================================
+end of file, or an      It delivers everything before it. Then the connection is lost; an `IHalfCloseableProtocol` gets
+empty packet            ``readConnectionLost`` instead.
+hang-up                 It reads what the peer sent to its end at once, before sockets that are ready later.
+hang-up while paused    The socket leaves the epoll set, which would report it forever. The packets stay in the kernel
+                        until the protocol resumes, so no message is lost because its publisher left.
+the kernel has no       It reads again after 50 ms.
+memory
+======================  ==============================================================================================
 
-Tried and given up:
+Invariants:
 
-* A second read of a socket whose only packet was just read. It mostly found nothing; the multiplexer looks again
-  instead, and sees other sockets too.
-* Reading, writing and closing as a chain of three classes with about fifteen booleans. The classes shared all of
-  them, so none could be read alone.
+* *No callback runs inside another one.* Closing, resuming and reporting are deferred (`Multiplexer.call_soon`), so a
+  protocol that iterates over receivers never loses one meanwhile.
+* *A packet that was read is delivered*, unless the protocol closes the connection first. What a paused protocol does
+  not take is kept (`_undelivered`), and comes first when it resumes.
+
+Rejected: a second read of a socket whose only packet was just read (it mostly found nothing; the multiplexer looks
+again instead); three classes with about fifteen booleans (they shared all of them, so none could be read alone; the
+halves of today share the table of states).
 """
 
 from __future__ import annotations
