@@ -33,7 +33,7 @@ from sbus.client.inlet import Inlet
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.outbox import read_limit, send_limit, send_some
 from sbus.client.session import Session
-from sbus.client.subscription import QueuedSubscription, QueuedWatch
+from sbus.client.subscription import QueuedSubscription, WatchQueue
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, PacketTooLong, TimedOut
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 
@@ -86,7 +86,7 @@ class Subscription(QueuedSubscription):
         return await self._get_many()
 
 
-class Watch(QueuedWatch):
+class Watch(WatchQueue):
     """Whether anybody subscribes to a key; read it with ``async for`` or `get`.
 
     :ivar key: the key.

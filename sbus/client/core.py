@@ -9,7 +9,7 @@ touches a file descriptor, so one set of unit tests covers three libraries.
 
 The core knows four things:
 
-* **What this client has chosen** (`sbus.client.choices`): settings in force and patterns. `ClientCore.snapshot`
+* **What this client has chosen** (`sbus.client.choices`): settings in force and patterns. `ClientCore.state`
   returns them as one frozen value, and `ClientCore.resync_packets` turns that value into the first packets of every
   connection, the first one included. Nothing else is repeated. Which control messages count as settings is read from
   the table in `sbus.protocol.controls`.
@@ -353,7 +353,7 @@ class ClientCore:
         """Whether the server may still say that longer packets than `max_packet` can be sent."""
         return self.asks_limit and not self.has_limit
 
-    def snapshot(self) -> Choices:
+    def state(self) -> Choices:
         """Return what this client has chosen so far: settings in force, watched keys and patterns."""
         return replace(
             self._choices,
@@ -363,7 +363,7 @@ class ClientCore:
         )
 
     def resync_packets(self) -> list[bytes]:
-        """Return the first packets of a connection, those of `snapshot`, and expect their replies.
+        """Return the first packets of a connection, those of `state`, and expect their replies.
 
         Secret patterns with IDs that this process no longer has, as after a fork, are given up first: the server would
         disconnect the client for them.
@@ -377,7 +377,7 @@ class ClientCore:
         for sink in self.sinks():
             if sink.pattern in stale:
                 self.unsubscribe(sink)
-        choices = self.snapshot()
+        choices = self.state()
         self.extensions.restart(choices)
         return choices.packets()
 

@@ -49,7 +49,7 @@ from sbus.client.forks import leave_to_parent
 from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
-from sbus.client.subscription import QueuedSubscription, QueuedWatch, Readers
+from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
 from sbus.errors import Closed, ConnectError, Disconnected, Forked
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import MSG
@@ -59,7 +59,7 @@ from sbus.syscalls.batch import BATCH
 __all__ = ["Session"]
 
 Sub = TypeVar("Sub", bound=QueuedSubscription)
-W = TypeVar("W", bound=QueuedWatch)
+W = TypeVar("W", bound=WatchQueue)
 _MESSAGE = MSG + b" "
 Args = TypeVarTuple("Args")
 
@@ -185,7 +185,7 @@ class Session(ClientApi[Sub]):
         subscription.end(Closed("the subscription was closed here"))
         self.resume_for(subscription)
 
-    def unwatch(self, watch: QueuedWatch) -> None:
+    def unwatch(self, watch: WatchQueue) -> None:
         """End a watch."""
         if self._error is None:
             self.send(self.core.extensions.unwatch(watch))

@@ -11,7 +11,7 @@ from sbus.client.losses import LossMark, Lost, MessageQueue
 from sbus.client.watches import Watch
 from sbus.errors import Closed
 
-__all__ = ["HIGH_WATER", "LOW_WATER", "QueuedSubscription", "QueuedWatch", "Readers"]
+__all__ = ["HIGH_WATER", "LOW_WATER", "QueuedSubscription", "Readers", "WatchQueue"]
 
 HIGH_WATER = 4096
 """Unread messages of one subscription at which the client stops reading its socket."""
@@ -43,7 +43,7 @@ class Owner(Protocol):
     def unsubscribe(self, subscription: QueuedSubscription) -> None:
         """End a subscription."""
 
-    def unwatch(self, watch: QueuedWatch) -> None:
+    def unwatch(self, watch: WatchQueue) -> None:
         """End a watch."""
 
 
@@ -193,7 +193,7 @@ class QueuedSubscription:
         self.close()
 
 
-class QueuedWatch(Watch):
+class WatchQueue(Watch):
     """Whether anybody subscribes to a key: the state at first, and then each change."""
 
     def __init__(self, owner: Owner, key: bytes) -> None:

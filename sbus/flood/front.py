@@ -109,8 +109,8 @@ class Front:
                     self._owner.on_lost(outcome.losses)
         gone = min(max(sent - first, 0), second)
         if gone:
-            if self._live.watch is not None:
-                self._live.watch(self._pulled[:gone])
+            if self._live.on_sent is not None:
+                self._live.on_sent(self._pulled[:gone])
             del self._pulled[:gone]
             self._owner.on_drained(False, False)
         if behind < len(taken):

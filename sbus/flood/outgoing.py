@@ -97,13 +97,13 @@ class OutgoingQueue:
         "lost",
         "memory",
         "messages",
+        "on_sent",
         "owner",
         "pending",
         "replies",
         "settings",
         "size",
         "state",
-        "watch",
     )
 
     def __init__(self, owner: QueueOwner, limits: QueueLimits, user: UserShare) -> None:
@@ -114,7 +114,7 @@ class OutgoingQueue:
         self.replies = 0
         self.memory = 0
         self.settings: ClientSettings = DEFAULT_SETTINGS
-        self.watch: Callable[[list[bytes]], None] | None = None
+        self.on_sent: Callable[[list[bytes]], None] | None = None
         self.owner = owner
         self._limits = limits
         self._user = user
@@ -374,11 +374,11 @@ class OutgoingQueue:
         elif left:
             self.pending = left + self.pending
             self._congest(_DEAF if self.state is _DEAF else _CONGESTED)
-        if self.watch is not None and sent:
+        if self.on_sent is not None and sent:
             # Last: an observer may publish, and the queue must be as if these packets had never been in it.
             ids = set(map(id, rejected))
             if packets := [packet for packet in taken[:sent] if id(packet) not in ids]:
-                self.watch(packets)
+                self.on_sent(packets)
 
     def _ack_receipts(self, taken: list[bytes], sent: int) -> tuple[list[bytes], list[bytes], int]:
         """Settle the receipts among the packets taken.

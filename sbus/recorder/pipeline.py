@@ -90,7 +90,7 @@ class Counters:
 
 
 class Recording:
-    """Records until it is stopped (a `RecordSink` and a `ThreadListener`).
+    """Records until it is stopped (a `RecordSink` and a `WriterEvents`).
 
     :param reactor: provides timers, ``callFromThread`` and connections.
     :param journal: open for writing; closed at the end.
@@ -318,7 +318,7 @@ class Recording:
     # --- calls of the thread -------------------------------------------------------------------
 
     def job_done(self, job: Job) -> None:
-        """Implement `sbus.recorder.writer_thread.ThreadListener`."""
+        """Implement `sbus.recorder.writer_thread.WriterEvents`."""
         counters = self.counters
         if job is _SYNC:
             counters.synced_at = clock.to_seconds(clock.now())
@@ -336,7 +336,7 @@ class Recording:
             self._resume()
 
     def disk_failed(self, reason: str) -> None:
-        """Implement `sbus.recorder.writer_thread.ThreadListener`."""
+        """Implement `sbus.recorder.writer_thread.WriterEvents`."""
         if self._disk_failure is None:
             self._disk_failure = {"since": clock.now(), "reason": reason}
         self._log.error(
@@ -348,7 +348,7 @@ class Recording:
         )
 
     def disk_recovered(self) -> None:
-        """Implement `sbus.recorder.writer_thread.ThreadListener`."""
+        """Implement `sbus.recorder.writer_thread.WriterEvents`."""
         gap, self._disk_failure = self._disk_failure, None
         if self._stopping:
             return  # the stop row has the failure, and no row can follow it
@@ -362,7 +362,7 @@ class Recording:
             self._connection.resume()
 
     def thread_ended(self, lost: int, failure: Failure | None) -> None:
-        """Implement `sbus.recorder.writer_thread.ThreadListener`."""
+        """Implement `sbus.recorder.writer_thread.WriterEvents`."""
         self.counters.lost = lost
         if lost:
             self._log.error("{lost} messages were received and could not be written: they are lost", lost=lost)

@@ -33,7 +33,7 @@ from sbus.recorder.buffer import Batch
 if TYPE_CHECKING:
     from sbus.journal.writer import JournalWriter
 
-__all__ = ["Job", "JournalThread", "ThreadListener"]
+__all__ = ["Job", "JournalThread", "WriterEvents"]
 
 
 class Job(NamedTuple):
@@ -52,7 +52,7 @@ class Job(NamedTuple):
         return self.batch.rows if self.batch else 0
 
 
-class ThreadListener(Protocol):
+class WriterEvents(Protocol):
     """Is notified, in the event loop, of what the thread does."""
 
     def job_done(self, job: Job) -> None:
@@ -85,13 +85,13 @@ class JournalThread:
     :param successor: called in the thread if the journal is no longer in its place: closes it, and returns the new one
         that is there, or None if there is no place for one. After a `JournalError` or an `OSError` it is called again.
     :param retry: the seconds between two attempts of a job.
-    :param report_interval: the seconds between two calls of `ThreadListener.disk_failed` for the same job.
+    :param report_interval: the seconds between two calls of `WriterEvents.disk_failed` for the same job.
     """
 
     def __init__(
         self,
         journal: JournalWriter,
-        listener: ThreadListener,
+        listener: WriterEvents,
         call_in_loop: Callable[..., object],
         *,
         after_job: Callable[[bool], object] = lambda failed: None,

@@ -79,7 +79,7 @@ class StreamTransport(PacketTransport):
         """Send packets now, past the queue; see `IPacketTransport`."""
         sent = super().try_send(packets, cache)
         if self._unsent and self._is_writable():
-            self._watch_writing(True)
+            self._poll_writing(True)
         return sent
 
     def _send_frames(self, packets: list[bytes]) -> int:
@@ -118,7 +118,7 @@ class StreamTransport(PacketTransport):
         if self._unsent and self._send([]) is None:
             self._lose_writing()
         elif self._unsent:
-            self._watch_writing(self._memory_retry is None)
+            self._poll_writing(self._memory_retry is None)
         else:
             super()._queue_sent()
 

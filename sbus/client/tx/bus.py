@@ -27,7 +27,7 @@ from sbus.client.core import Message, as_bytes
 from sbus.client.inlet import FIRST_READS
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.session import Session
-from sbus.client.subscription import QueuedSubscription, QueuedWatch
+from sbus.client.subscription import QueuedSubscription, WatchQueue
 from sbus.client.tx.producer import Producer, ProducerAdapter
 from sbus.client.tx.protocol import BusFactory, BusProtocol
 from sbus.client.tx.waiter import DeferredWaiter, DoneWaiter
@@ -59,7 +59,7 @@ class Subscription(QueuedSubscription):
         return defer.Deferred.fromCoroutine(self._get_many())
 
 
-class Watch(QueuedWatch):
+class Watch(WatchQueue):
     """Whether anybody subscribes to a key; read it with ``async for`` or `get`.
 
     :ivar key: the key.

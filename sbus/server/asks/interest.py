@@ -50,7 +50,7 @@ from sbus.fair import Scheduler
 from sbus.protocol.keys import Dialect
 from sbus.server.asks.lingering import LINGER, Lingering
 from sbus.server.asks.watched_keys import Watch, WatchedKeys
-from sbus.server.core.interfaces import Client, ICredentials, Receiver, SubscriptionListener
+from sbus.server.core.interfaces import Client, ICredentials, PatternEvents, Receiver
 from sbus.server.core.limits import pattern_cost
 from sbus.server.core.users import User
 
@@ -79,7 +79,7 @@ _EXPIRE_AT_ONCE = 256
 class Subscriptions(Protocol):
     """All subscriptions: the part of `sbus.server.bus.router.Router` that is needed here."""
 
-    listeners: tuple[SubscriptionListener, ...]
+    listeners: tuple[PatternEvents, ...]
 
     def open_tables(self, key: bytes) -> tuple[list[dict[Receiver, int]], int]: ...
     def is_muted(self, receiver: Receiver) -> bool: ...
@@ -117,7 +117,7 @@ class Interest:
     :param notify: sends the new answer of a watch; called once for each change.
     :param flush: sends what `notify` has queued, after a timer or a turn.
     :param forget_user: called when watches of a user have ended; the user may have left since.
-    :ivar observers: receivers whose subscriptions do not count; a client becomes one with `observe`.
+    :ivar uncounted: receivers whose subscriptions do not count; a client becomes one with `observe`.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Interest:
         flush: Callable[[], None],
         forget_user: Callable[[User], None],
     ) -> None:
-        self.observers: set[Receiver] = set()
+        self.uncounted: set[Receiver] = set()
         self._subscriptions = subscriptions
         self._dialect = dialect
         self._separator = dialect.separator
@@ -231,21 +231,21 @@ class Interest:
             return 1
         tables, _ = self._subscriptions.open_tables(key)
         found: set[Receiver] = set().union(*tables)
-        found -= self.observers
+        found -= self.uncounted
         if not client.settings.echo:
             found.discard(client)
         return sum(not self._subscriptions.is_muted(receiver) for receiver in found)
 
     def observe(self, client: Client, is_observer: bool) -> None:
         """Have a client's subscriptions count no more, or count again."""
-        if is_observer is (client in self.observers):
+        if is_observer is (client in self.uncounted):
             return
         if not is_observer:
-            self.observers.discard(client)
+            self.uncounted.discard(client)
             if client.patterns:
                 self._look_up_all()
         else:
-            self.observers.add(client)
+            self.uncounted.add(client)
             if client.patterns and self._watched and self._observer_timer is None:
                 self._observer_timer = self._clock.callLater(LINGER, self._observers_changed)
 
@@ -257,20 +257,20 @@ class Interest:
 
     def left(self, receiver: Receiver) -> None:
         """Forget a receiver whose last subscription was dropped, since it has disconnected."""
-        self.observers.discard(receiver)
+        self.uncounted.discard(receiver)
 
     # --- what the router reports -------------------------------------------------------------
 
     def added(self, receiver: Receiver, pattern: bytes) -> None:
         """A subscription to an open pattern has come."""
         self._lingering.discard(receiver, pattern)
-        if receiver not in self.observers:
+        if receiver not in self.uncounted:
             self._enqueue(pattern, 0)
 
     def removed(self, receiver: Receiver, pattern: bytes) -> None:
         """A subscription to an open pattern has gone."""
         is_plain = self._is_plain(pattern)
-        if receiver in self.observers or (is_plain and pattern not in self._by_key):
+        if receiver in self.uncounted or (is_plain and pattern not in self._by_key):
             return
         early = self._lingering.add(receiver, pattern, not is_plain, self._clock.seconds())
         if early is not None:
@@ -369,7 +369,11 @@ class Interest:
         self._steps += steps
         for table in tables:
             for receiver in table:
-                if receiver is not own and receiver not in self.observers:
+                if (
+                    receiver is not own
+                    and receiver not in self.uncounted
+                    and (watch.value or not self._subscriptions.is_muted(receiver))  # one that has left will linger
+                ):
                     return 1
                 self._steps += 1
         if watch.value and self._lingering:

@@ -6,18 +6,18 @@ A *link* to another bus wants to know what the clients of this one are subscribe
 (``CMSG interest/patterns``), gets each open pattern of all other clients, a mark at the end, and from then on every
 change. Observers' patterns are left out, and so are those of subscribers inside the program.
 
-The patterns are counted while there is a listener, and only then: when the first one comes, the clients that are there
-are counted in slices. Until a client has been counted, its changes are none of the list's business.
+The list for one client is a *feed*. The patterns are counted while there is a feed, and only then: when the first one
+begins, the clients that are there are counted in slices. Until a client has been counted, its changes do not matter.
 
-Each listener has an agenda, an ordered table of patterns that may have changed for it, and a set of the patterns that
-it knows. A pattern that has gone before the listener learnt of it leaves the agenda, so that it is bounded by the
-patterns that are there or that the listener knows.
+Each feed has an agenda, an ordered table of patterns that may have changed, and a set of the patterns that its client
+knows. A pattern that has gone before the client learnt of it leaves the agenda, so that it is bounded by the patterns
+that are there or that the client knows.
 
-The patterns of the agenda are compared with the set only when the listener's queue has room: a listener that
-reads slowly gets the sum of all changes, and the server keeps a pattern once. Sending is work of the listener's user.
+The patterns of the agenda are compared with the set only when the client's queue has room: a client that reads slowly
+gets the sum of all changes, and the server keeps a pattern once. Sending is work of the client's user.
 
-Each change has a number. Numbers never fall on the way to a listener: when it gets a change with a number, it has got
-all earlier ones.
+Each change has a number. Numbers never fall in a feed: a client that gets a change with a number has got all earlier
+ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sbus.server.core.limits import MAX_REPLIES
 __all__ = ["PatternLists"]
 
 _SENT_AT_ONCE = 64
-"""Patterns that a listener gets in one step."""
+"""Patterns that are sent in one step."""
 _COUNTED_AT_ONCE = 16_384
 """Patterns that are counted in one turn of the reactor, about: 5 ms."""
 
@@ -45,13 +45,13 @@ class _Flush(Protocol):
     def __call__(self) -> None: ...
 
 
-class _Listener:
-    """A client that gets the list.
+class PatternFeed:
+    """The list for one client.
 
     :ivar agenda: the patterns that may have changed, each with the number of its last change; None is the mark.
     :ivar known: the patterns that the client knows of, each with the number by which it has learnt of it.
-    :ivar has_room: whether its queue had room when it was looked at last.
-    :ivar is_waiting: whether it stands among the chores of its user.
+    :ivar has_room: whether the client's queue had room when it was looked at last.
+    :ivar is_waiting: whether it stands among the chores of the client's user.
     """
 
     __slots__ = ("_lists", "agenda", "client", "has_room", "is_waiting", "known")
@@ -83,18 +83,18 @@ class _Listener:
 
 
 class PatternLists:
-    """The listeners of one bus, and the patterns that they get.
+    """The feeds of one bus, and the patterns that they bring.
 
     :param clients: the connected clients by their numbers.
-    :param observers: the receivers whose patterns do not count.
-    :ivar flush: sends what was queued for listeners.
+    :param uncounted: the receivers whose patterns do not count.
+    :ivar flush: sends what was queued for feeds.
     """
 
     def __init__(
         self,
         router: Subscriptions,
         clients: Mapping[int, Client],
-        observers: set[Receiver],
+        uncounted: set[Receiver],
         clock: IReactorTime,
         scheduler: Scheduler,
         flush: _Flush,
@@ -102,71 +102,71 @@ class PatternLists:
         self.flush = flush
         self._router = router
         self._clients = clients
-        self._observers = observers
+        self._uncounted = uncounted
         self._clock = clock
         self._scheduler = scheduler
-        self._listeners: dict[Receiver, _Listener] = {}
+        self._feeds: dict[Receiver, PatternFeed] = {}
         self._counts: dict[bytes, int] = {}
-        self._uncounted: dict[Receiver, None] = {}
+        self._to_count: dict[Receiver, None] = {}
         self._number = 0
         self._is_due = False
 
     def start(self, client: Client) -> None:
         """Send a client the list, and then every change; if it has asked before, begin again."""
         self.forget(client)
-        if not self._listeners:
+        if not self._feeds:
             self._router.listeners = (*self._router.listeners, self)
-            self._uncounted = dict.fromkeys(self._clients.values())
+            self._to_count = dict.fromkeys(self._clients.values())
             self._count_on()
-        listener = self._listeners[client] = _Listener(self, client)
-        listener.agenda = dict.fromkeys(self._counts, self._number)
-        client.on_room = (*client.on_room, listener.on_room)
-        if not self._uncounted:
-            listener.note(None, self._number)
-        if self._send(listener):
-            self._wait(listener)
+        feed = self._feeds[client] = PatternFeed(self, client)
+        feed.agenda = dict.fromkeys(self._counts, self._number)
+        client.on_room = (*client.on_room, feed.on_room)
+        if not self._to_count:
+            feed.note(None, self._number)
+        if self._send(feed):
+            self._wait(feed)
 
     def forget(self, client: Receiver) -> None:
-        """Forget a listener that has disconnected, or stopped reading."""
-        listener = self._listeners.pop(client, None)
-        if listener is None:
+        """End the feed of a client that has disconnected, or stopped reading."""
+        feed = self._feeds.pop(client, None)
+        if feed is None:
             return
-        hooks = listener.client.on_room
-        listener.client.on_room = tuple(hook for hook in hooks if hook != listener.on_room)
-        listener.agenda.clear()
-        listener.client.user.lines.chores.pop(listener, None)
-        if not self._listeners:
+        hooks = feed.client.on_room
+        feed.client.on_room = tuple(hook for hook in hooks if hook != feed.on_room)
+        feed.agenda.clear()
+        feed.client.user.lines.chores.pop(feed, None)
+        if not self._feeds:
             self._router.listeners = tuple(each for each in self._router.listeners if each is not self)
             self._counts = {}
-            self._uncounted = {}
+            self._to_count = {}
 
     def observed(self, client: Client, is_observer: bool) -> None:
         """A client has become an observer, or is none any more."""
-        if self._listeners and client not in self._uncounted:
+        if self._feeds and client not in self._to_count:
             for pattern, (_, secret) in client.patterns.items():
                 if secret is None:
                     self._change(client, pattern, -1 if is_observer else 1)
             self._send_all()
 
     def number_of(self, client: Client, pattern: bytes) -> int:
-        """Return the number by which a listener has learnt, or will learn, of a pattern; 0 if it does not."""
-        listener = self._listeners.get(client)
-        if listener is None:
+        """Return the number by which a client has learnt, or will learn, of a pattern; 0 if it does not."""
+        feed = self._feeds.get(client)
+        if feed is None:
             return 0
-        return listener.known.get(pattern) or listener.agenda.get(pattern, 0)
+        return feed.known.get(pattern) or feed.agenda.get(pattern, 0)
 
     def added(self, receiver: Receiver, pattern: bytes) -> None:
-        """See `sbus.server.core.interfaces.SubscriptionListener`."""
+        """See `sbus.server.core.interfaces.PatternEvents`."""
         self._changed(receiver, pattern, 1)
 
     def removed(self, receiver: Receiver, pattern: bytes) -> None:
-        """See `sbus.server.core.interfaces.SubscriptionListener`."""
+        """See `sbus.server.core.interfaces.PatternEvents`."""
         self._changed(receiver, pattern, -1)
 
     # --- counting ----------------------------------------------------------------------------
 
     def _changed(self, receiver: Receiver, pattern: bytes, by: int) -> None:
-        if receiver in self._uncounted or receiver in self._observers or not getattr(receiver, "number", 0):
+        if receiver in self._to_count or receiver in self._uncounted or not getattr(receiver, "number", 0):
             return
         self._change(receiver, pattern, by)
         self._send_all()
@@ -178,43 +178,43 @@ class PatternLists:
         else:
             del self._counts[pattern]
         if count > 2 or (count == 2 and by < 0):
-            return  # no listener sees a difference: at most one of these clients is the listener
+            return  # no feed shows a difference: at most one of these clients is its own
         self._number += 1
-        for listener in self._listeners.values():
-            if not count and pattern not in listener.known:
-                listener.agenda.pop(pattern, None)  # else patterns that come and go would pile up
-            elif listener.client is not receiver:
-                listener.note(pattern, self._number)
+        for feed in self._feeds.values():
+            if not count and pattern not in feed.known:
+                feed.agenda.pop(pattern, None)  # else patterns that come and go would pile up
+            elif feed.client is not receiver:
+                feed.note(pattern, self._number)
 
     def _count_on(self) -> None:
-        """Count the patterns of some of the clients that were there before the first listener."""
+        """Count the patterns of some of the clients that were there before the first feed."""
         left = _COUNTED_AT_ONCE
-        while self._uncounted and left > 0:
-            client = next(iter(self._uncounted))
-            del self._uncounted[client]
-            if client not in self._observers:
+        while self._to_count and left > 0:
+            client = next(iter(self._to_count))
+            del self._to_count[client]
+            if client not in self._uncounted:
                 for pattern, (_, secret) in client.patterns.items():
                     if secret is None:
                         self._change(client, pattern, 1)
             left -= 1 + len(client.patterns)
-        if self._uncounted:
+        if self._to_count:
             self._clock.callLater(0, self._count_later)
 
     def _count_later(self) -> None:
-        if self._uncounted:
+        if self._to_count:
             self._count_on()
-            if not self._uncounted:
-                for listener in self._listeners.values():
-                    listener.note(None, self._number)
+            if not self._to_count:
+                for feed in self._feeds.values():
+                    feed.note(None, self._number)
             self._send_all()
             self.flush()
 
     # --- sending -----------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        for listener in self._waiting():
-            if self._send(listener):
-                self._wait(listener)
+        for feed in self._waiting():
+            if self._send(feed):
+                self._wait(feed)
         if not self._is_due:  # a client that leaves does so outside of every batch
             self._is_due = True
             self._clock.callLater(0, self._flush_now)
@@ -223,60 +223,60 @@ class PatternLists:
         self._is_due = False
         self.flush()
 
-    def _waiting(self) -> Iterable[_Listener]:
-        return [listener for listener in self._listeners.values() if listener.agenda]
+    def _waiting(self) -> Iterable[PatternFeed]:
+        return [feed for feed in self._feeds.values() if feed.agenda]
 
-    def go_on(self, listener: _Listener, until: int) -> None:
-        """Send a listener more, in a turn of its user."""
-        if self._listeners.get(listener.client) is listener:
-            while self._send(listener) and self._scheduler.clock() < until:
+    def go_on(self, feed: PatternFeed, until: int) -> None:
+        """Send more of a feed, in a turn of its client's user."""
+        if self._feeds.get(feed.client) is feed:
+            while self._send(feed) and self._scheduler.clock() < until:
                 pass
-            if listener.has_room and listener.agenda:
-                self._wait(listener)
+            if feed.has_room and feed.agenda:
+                self._wait(feed)
             self.flush()
 
-    def go_on_soon(self, listener: _Listener) -> None:
-        """Go on in a turn: the listener's queue has room."""
-        listener.has_room = True
-        if listener.agenda:
-            self._wait(listener)
+    def go_on_soon(self, feed: PatternFeed) -> None:
+        """Go on in a turn: the client's queue has room."""
+        feed.has_room = True
+        if feed.agenda:
+            self._wait(feed)
 
-    def _wait(self, listener: _Listener) -> None:
-        if not listener.is_waiting:
-            listener.is_waiting = True
-            self._scheduler.add_chore(listener.client.user.lines, listener)
+    def _wait(self, feed: PatternFeed) -> None:
+        if not feed.is_waiting:
+            feed.is_waiting = True
+            self._scheduler.add_chore(feed.client.user.lines, feed)
 
-    def _send(self, listener: _Listener) -> bool:
-        """Send a listener some of what its agenda has, as far as its queue has room.
+    def _send(self, feed: PatternFeed) -> bool:
+        """Send some of a feed's agenda, as far as the client's queue has room.
 
         :returns: whether there is more to send, and room for it.
         """
-        client, agenda = listener.client, listener.agenda
+        client, agenda = feed.client, feed.agenda
         for _ in range(_SENT_AT_ONCE):
             if not agenda:
                 return False
-            listener.has_room = client.waiting_replies < MAX_REPLIES or self._has_flushed(listener)
-            if not listener.has_room:
+            feed.has_room = client.waiting_replies < MAX_REPLIES or self._has_flushed(feed)
+            if not feed.has_room:
                 return False  # `on_room` comes back
             pattern = next(iter(agenda))
             number = agenda.pop(pattern)
             if pattern is None:
                 client.notify(controls.INTEREST_PATTERNS, b"")
                 continue
-            own = pattern in client.patterns and client not in self._observers and client not in self._uncounted
+            own = pattern in client.patterns and client not in self._uncounted and client not in self._to_count
             is_there = self._counts.get(pattern, 0) > own
-            if is_there is not (pattern in listener.known):
+            if is_there is not (pattern in feed.known):
                 if is_there:
-                    listener.known[pattern] = number
+                    feed.known[pattern] = number
                 else:
-                    del listener.known[pattern]
+                    del feed.known[pattern]
                 client.notify(controls.INTEREST_PATTERN, b"%b %d %b" % (b"+" if is_there else b"-", number, pattern))
         return bool(agenda)
 
-    def _has_flushed(self, listener: _Listener) -> bool:
-        """Send what is queued for a listener; return whether there is room now."""
-        queue = listener.client.queue
+    def _has_flushed(self, feed: PatternFeed) -> bool:
+        """Send what is queued for a feed; return whether there is room now."""
+        queue = feed.client.queue
         if queue is None or queue.is_congested:
             return False
         self.flush()
-        return listener.client.waiting_replies < MAX_REPLIES
+        return feed.client.waiting_replies < MAX_REPLIES

@@ -77,7 +77,7 @@ class Delivery:
     :param scheduler: whose turn it is.
     :param muted: receivers without a queue that get nothing any more, although routes contain them.
     :ivar scheduler: the same.
-    :ivar observers: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
+    :ivar uncounted: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
     :ivar served: the receivers that the last run was handed to at once.
     :ivar touched: the receivers that `flush` has to see.
     """
@@ -96,10 +96,10 @@ class Delivery:
         "_most_at_once",
         "_muted",
         "_publisher",
-        "observers",
         "scheduler",
         "served",
         "touched",
+        "uncounted",
     )
 
     def __init__(
@@ -117,7 +117,7 @@ class Delivery:
         self._credentials = credentials
         self._backpressure = backpressure
         self.scheduler = scheduler
-        self.observers: Set[Receiver] = frozenset()
+        self.uncounted: Set[Receiver] = frozenset()
         self.touched: list[Receiver] = []
         self._publisher: Publisher | None = None
         self._blocking: set[Receiver] = set()
@@ -162,7 +162,7 @@ class Delivery:
             return self._deliver_halves(packets, route, publisher, has_echo)
         copies = len(receivers)
         weight = self._count(packets, copies)
-        if not copies or (self.observers and self._is_unrouted(receivers)):
+        if not copies or (self.uncounted and self._is_unrouted(receivers)):
             self._counters.unrouted += count
         if weight and weight * copies > AT_ONCE_KIB:  # nobody else is active, so there is room in every mailbox
             now, later = self._split(packets, route, publisher)
@@ -193,7 +193,7 @@ class Delivery:
         if not has_echo:
             copies = len(_without(route.receivers, publisher))
         self._count(packets, copies)
-        if not copies or (self.observers and self._is_unrouted(route.receivers)):
+        if not copies or (self.uncounted and self._is_unrouted(route.receivers)):
             self._counters.unrouted += count
         if later:
             self._post(later, packets, publisher, has_echo)
@@ -400,7 +400,7 @@ class Delivery:
         receiver.queue.pending += packets[sent:]
 
     def _is_unrouted(self, receivers: tuple[Receiver, ...]) -> bool:
-        return receivers[0] in self.observers and is_unrouted(receivers, self.observers)
+        return receivers[0] in self.uncounted and is_unrouted(receivers, self.uncounted)
 
     def touch(self, receiver: Receiver, publisher: Publisher | None) -> None:
         """Mark a receiver for `flush`: its queue has something of this publisher's batch."""

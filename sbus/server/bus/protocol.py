@@ -1,10 +1,11 @@
-"""One client's connection to the bus, as publisher and as receiver.
+"""One client's connection to the bus: how it begins, publishes and ends.
 
 .. rubric:: Theory of operation
 
-A connection has two sides that share little. As a *publisher* it gets batches of packets from its transport, and hands
-them to the registry: runs of messages whole, any other packet one by one. As a *receiver*
-(`sbus.server.core.interfaces.Receiver`) it has a queue, from which its transport sends.
+A connection has two halves that share little. The *receiver* is the base class (`sbus.server.bus.receiving`), with a
+queue from which the transport sends. The *publisher* is here: it gets batches of packets from its transport, and hands
+them to the registry, runs of messages whole and any other packet one by one. Control messages go to
+`sbus.server.bus.choices`.
 
 =====================  ============================================================================================
 batch                  what happens
@@ -20,9 +21,6 @@ A client is read unless there is a reason not to: a receiver *blocks* it; mail o
 (`wait_for_mail`); it waits to be *read* in a turn (`sbus.fair`); a snapshot is *loading*; or too many replies wait. The
 reasons are independent, and the last one to go resumes the transport.
 
-What the client gets has a place in its stream. While mail waits for it, replies, choices, snapshots and the end go into
-the mail as letters (`BusProtocol._in_order`). Replies are never dropped: past `MAX_REPLIES` the client is not read.
-
 A long run is cut to the time that is left, by what a copy on its route took before. After `MAX_RUN` packets of a
 bundle the queues are flushed, so that flood control learns of a full socket. While other clients wait to be read, a
 publisher is read in batches of about `FANOUT_BUDGET` copies.
@@ -30,9 +28,6 @@ publisher is read in batches of about `FANOUT_BUDGET` copies.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,25 +36,22 @@ from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from sbus.errors import CloseReason, Violation, ViolationReason
-from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Front, Loss, Outcome, Run, SendQueue, State
-from sbus.protocol import controls
-from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, MIN_BUNDLE_LIMIT, unbundle
-from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.errors import CloseReason, Violation
+from sbus.protocol.bundles import MAGIC, unbundle
 from sbus.protocol.notices import bye
-from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build, parse
+from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, parse
 from sbus.routing.cache import LONGEST_KEY
 from sbus.routing.route import Route
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.send_buffer import START
+from sbus.server.bus import choices
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
+from sbus.server.bus.receiving import NOBODY, ReceivingHalf
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.bus.stall import StallTimer
-from sbus.server.core.interfaces import Client, Receiver
-from sbus.server.core.limits import MAX_REPLIES
+from sbus.server.core.interfaces import Receiver
 from sbus.server.core.listeners import MAIN, Listener
-from sbus.server.core.users import User
 from sbus.syscalls.batch import BATCH
 
 __all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "LONG_RUN", "MAX_RUN", "MIN_READ", "BusProtocol"]
@@ -79,133 +71,27 @@ BYE_PATIENCE = 1.0
 """Seconds for which the last packets of a connection are tried if they do not fit the socket."""
 DISCARDED = 262_144
 """Packets of clients to discard at most if all are disconnected at once, about: a tenth of a second."""
-ARRANGED_AT_ONCE = 2_048
-"""Messages that are put in order at a time: about 2 ms."""
 MIN_DISCARDED = 64
 """Packets to discard of each client at least, however many there are."""
 
 
-class _Nobody:
-    """The owner of a queue whose client has gone."""
-
-    def on_drained(self, has_room: bool, is_empty: bool) -> None:
-        pass
-
-    def on_lost(self, losses: tuple[Loss, ...]) -> None:
-        pass
-
-
-_NOBODY = _Nobody()
-
-
-class Drain:
-    """What waits for a socket that has room again, to be sent: a chore of the receiver's user."""
-
-    __slots__ = ("_client",)
-
-    def __init__(self, client: BusProtocol) -> None:
-        self._client = client
-
-    def run(self, until: int) -> bool:
-        """See `sbus.fair.Entry`."""
-        return self._client.drain(until)
-
-    def describe(self) -> dict[str, Any]:
-        """See `sbus.fair.Entry`."""
-        return {"client": self._client.number}
-
-
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
-class BusProtocol:
+class BusProtocol(ReceivingHalf):
     """A client's connection: a `sbus.server.core.interfaces.Client`.
 
     :param listener: the socket at which the client has connected.
-    :ivar number: counts connections, from 1.
-    :ivar peer: the client's credentials, from the kernel.
-    :ivar user: the user that the client belongs to.
-    :ivar queue: the packets on their way to the client.
-    :ivar settings: the client's choices.
-    :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
-    :ivar pattern_bytes: the cost of these (`sbus.protocol.patterns.pattern_cost`).
-    :ivar pattern_memory: the memory of these (`sbus.server.bus.memory.pattern_memory`).
-    :ivar lost: messages that were dropped for the client.
-    :ivar connected_at: when the client connected, in seconds since the epoch.
-    :ivar reason: why the connection is to be closed, or was; else None.
-    :ivar is_paused: whether the client is not read from.
     """
 
-    __slots__ = (
-        "_buffer",
-        "_delivery",
-        "_drain",
-        "_drain_timer",
-        "_fast_path",
-        "_front",
-        "_has_echo",
-        "_held",
-        "_in_kernel",
-        "_is_blocked",
-        "_is_loading",
-        "_is_waiting",
-        "_kept",
-        "_letters",
-        "_mail",
-        "_registry",
-        "_scheduler",
-        "_write_closed",
-        "connected_at",
-        "is_paused",
-        "listener",
-        "lost",
-        "number",
-        "on_room",
-        "pattern_bytes",
-        "pattern_memory",
-        "patterns",
-        "peer",
-        "queue",
-        "reason",
-        "settings",
-        "transport",
-        "user",
-    )
-
-    queue: SendQueue
-    user: User
-    settings: ClientSettings
+    __slots__ = ("_drain_timer", "_fast_path", "_is_blocked", "_is_waiting", "_mail")
 
     def __init__(self, registry: SubscriptionRegistry, listener: Listener = MAIN) -> None:
-        self._registry = registry
-        self.listener = listener
-        self._delivery = registry.delivery
-        self._scheduler = registry.scheduler
-        self.transport: IPacketTransport | None = None
-        self.number = 0
-        self.on_room: tuple[Callable[[], None], ...] = ()
-        self.peer = PeerCredentials(0, 0, 0)
-        self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
-        self.pattern_bytes = 0
-        self.pattern_memory = 0
-        self.lost = 0
-        self.connected_at = time.time()
-        self.reason: CloseReason | None = None
+        super().__init__(registry, listener)
         self._fast_path = False  # not before the first batch
-        self._has_echo = True
+        self._drain_timer: StallTimer | None = None
         # Why it is not read
-        self.is_paused = False
         self._is_blocked = False
-        self._is_loading = False
         self._is_waiting = False  # for its user's turn
         self._mail = 0  # entries that have to be delivered first
-        self._letters = 0  # replies in the mail
-        self._held: list[bytes | None] = []
-        self._drain: Drain | None = None
-        self._drain_timer: StallTimer | None = None
-        self._front: Front | None = None
-        self._write_closed = False
-        self._buffer = 0
-        self._in_kernel = 0
-        self._kept = 0
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -213,53 +99,19 @@ class BusProtocol:
         """Take the transport (`IProtocol`)."""
         self.transport = transport
         self.peer = transport.credentials
-        self._join(transport, self._registry.connect_user(self.peer))
+        self._join(transport, self.registry.connect_user(self.peer))
         self.settings = self.queue.settings
         transport.may_grow = self._may_grow
         transport.before_read = self._before_read
         transport.on_writable = self._writable
         self.user.charge_memory(CLIENT_MEMORY)
         self._buffer = START + transport.partial_limit()
-        self._registry.memory.add_buffer(self.user, self._buffer)
+        self.registry.memory.add_buffer(self.user, self._buffer)
         self.connectionMade()
-
-    def _join(self, transport: IPacketTransport, user: User) -> None:
-        """Belong to a user; what is sent from now on is at its expense."""
-        self.user = user
-        self.queue = self._registry.new_queue(self, self, user)
-        transport.queue = self.queue
-
-    @property
-    def is_behind(self) -> bool:
-        """See `sbus.server.core.interfaces.Client`."""
-        return self.queue.is_congested or self._letters > 0
-
-    @property
-    def waiting_replies(self) -> int:
-        """See `sbus.server.core.interfaces.Client`."""
-        return self.queue.replies + len(self.queue.pending) + self._letters
-
-    @property
-    def is_holding(self) -> bool:
-        """See `sbus.server.core.interfaces.Client`."""
-        return len(self.queue) > 0 or self._front is not None or self.lost > 0 or self.user.lines.waits(self)
-
-    def change_user(self, user: User) -> None:
-        """See `sbus.server.core.interfaces.Client`."""
-        if self.transport is None:
-            return
-        before, memory = self.user, CLIENT_MEMORY + self._kept + self._in_kernel
-        before.blockers.pop(self, None)
-        self._join(self.transport, user)
-        self._configure_queue()
-        before.charge_memory(-memory)
-        user.charge_memory(memory)
-        self._registry.memory.add_buffer(before, -self._buffer)
-        self._registry.memory.add_buffer(user, self._buffer)
 
     def connectionMade(self) -> None:
         """Ask the registry to admit the client (`IProtocol`)."""
-        self.reason = self._registry.connected(self)
+        self.reason = self.registry.connected(self)
         if self.reason is not None:
             self._dismiss(None)
 
@@ -279,7 +131,7 @@ class BusProtocol:
         """
         if self.transport is not None:
             self._stop_input()
-            self._in_order("end", partial(self._close_gracefully, reason, detail))
+            self.in_order("end", partial(self._close_gracefully, reason, detail))
 
     def _stop_input(self) -> None:
         """Handle nothing more of the client (`sbus.server.bus.departure`)."""
@@ -292,12 +144,12 @@ class BusProtocol:
     def _close_gracefully(self, reason: CloseReason | None, detail: str) -> None:
         if self.transport is not None:
             patience = 0.0 if reason is None or reason is CloseReason.SERVER_STOPPED else BYE_PATIENCE
-            input_limit = max(MIN_DISCARDED, DISCARDED // (len(self._registry.clients) or 1))
+            input_limit = max(MIN_DISCARDED, DISCARDED // (len(self.registry.clients) or 1))
             self.transport.close_gracefully(lambda: self._farewell(reason, detail), patience, input_limit)
 
     def _farewell(self, reason: CloseReason | None, detail: str) -> list[bytes]:
         """Stop receiving, drop what waits, and return the last packets for the client."""
-        self._registry.stop_receiving(self)
+        self.registry.stop_receiving(self)
         packets = []
         if self._front is not None:
             self._front.discard_all()
@@ -306,7 +158,7 @@ class BusProtocol:
             packets.append(last)
         if reason is not None and self.settings.bye:
             text = f"{reason.value}: {detail}" if detail else reason.value
-            packets.append(bye(reason.name, text, self._registry.limits.max_packet))
+            packets.append(bye(reason.name, text, self.registry.limits.max_packet))
         return packets
 
     def readConnectionLost(self) -> None:
@@ -316,15 +168,19 @@ class BusProtocol:
             self._fast_path = False
             self.queue.can_block = False
             self.user.blockers.pop(self, None)
-            self._in_order("end", self._send_rest)
+            self.in_order("end", self._send_rest)
 
     def _send_rest(self) -> None:
         """Take no message any more, and close when all that waits is sent."""
         if self.transport is not None:
-            self._registry.stop_receiving(self)
+            self.registry.stop_receiving(self)
             if len(self.queue):
-                self._drain_timer = self._registry.stall_timer(self._progress, lambda: self._dismiss(None))
+                self._drain_timer = self.registry.stall_timer(self._progress, lambda: self._dismiss(None))
             self.transport.loseConnection()
+
+    def _progress(self) -> tuple[int, int]:
+        """What changes when the client reads."""
+        return len(self.queue), 0 if self.transport is None else self.transport.unread_bytes()
 
     def writeConnectionLost(self) -> None:
         """Drop the client's subscriptions, and handle the packets that it has sent.
@@ -333,12 +189,12 @@ class BusProtocol:
         """
         if self._is_waiting and self.transport is not None and self.transport.has_hung_up:
             self._scheduler.hang_up(self.user.lines, self)
-        self._in_order("end", self._stop_receiving)
+        self.in_order("end", self._stop_receiving)
         self._maybe_resume()
 
     def _stop_receiving(self) -> None:
         self._write_closed = True
-        self._registry.stop_receiving(self)
+        self.registry.stop_receiving(self)
         self.queue.discard_all()  # what came since the transport did
 
     def connectionLost(self, reason: Failure) -> None:
@@ -355,32 +211,21 @@ class BusProtocol:
                 self.reason = CloseReason.PEER_RESET
             else:
                 self.reason = CloseReason.SERVER_ERROR
-        self._registry.has_left(self)
+        self.registry.has_left(self)
         self.user.charge_memory(-CLIENT_MEMORY - self._kept - self._in_kernel)
         self._kept = self._in_kernel = 0
-        self._registry.memory.add_buffer(self.user, -self._buffer)
-        self._in_order("end", self._forget)
+        self.registry.memory.add_buffer(self.user, -self._buffer)
+        self.in_order("end", self._forget)
 
     def _forget(self) -> None:
         """Be in no table any more: what was for this client is lost."""
-        self._registry.stop_receiving(self)
+        self.registry.stop_receiving(self)
         self.queue.discard_all()
         assert self.reason is not None
-        self._registry.disconnected(self, self.reason)
+        self.registry.disconnected(self, self.reason)
         # These refer to this object, and it to them: only the garbage collector would free such a cycle.
-        self.queue.owner = _NOBODY
+        self.queue.owner = NOBODY
         self._drain_timer = self._drain = None
-
-    def _in_order(self, kind: str, call: Callable[[], object]) -> bool:
-        """Do something at its place in the client's stream: now, or when the mail before it is delivered.
-
-        :param kind: see `sbus.server.bus.mail.Letter`.
-        :returns: whether it was done now.
-        """
-        if self.user.lines.mail and self._delivery.post(self, kind, call):
-            return False
-        call()
-        return True
 
     def describe(self) -> dict[str, Any]:
         """Return the state of this connection as plain values, without its queued packets."""
@@ -410,7 +255,7 @@ class BusProtocol:
 
         This is `IPacketReceiver`.
         """
-        registry, scheduler, lines = self._registry, self._scheduler, self.user.lines
+        registry, scheduler, lines = self.registry, self._scheduler, self.user.lines
         total, at = len(packets), 0
         if scheduler.last is not lines:
             scheduler.change(lines)
@@ -425,7 +270,7 @@ class BusProtocol:
                     and total <= BATCH
                     and route is not None
                     and total * len(route.receivers) < LONG_RUN
-                    and (self._has_echo or self not in route.receivers)
+                    and (self.has_echo or self not in route.receivers)
                 ):
                     at = registry.deliver(packets, route, self, True)
                     if total >= MIN_READ and self.transport is not None:
@@ -443,7 +288,7 @@ class BusProtocol:
 
         :returns: see `packetsReceived`.
         """
-        registry, scheduler, lines = self._registry, self._scheduler, self.user.lines
+        registry, scheduler, lines = self.registry, self._scheduler, self.user.lines
         total = len(packets)
         if self.reason is None and not self.is_paused:
             if scheduler.is_busy and not scheduler.may_go_on(lines):
@@ -471,7 +316,7 @@ class BusProtocol:
 
         :returns: the packets, from the front, that are handled, and their number now: bundles are taken apart.
         """
-        registry, clock = self._registry, self._scheduler.clock
+        registry, clock = self.registry, self._scheduler.clock
         total = len(packets)
         is_over = False
         while at < total and not is_over and self._may_continue():
@@ -508,7 +353,7 @@ class BusProtocol:
         self, packets: list[bytes], at: int, stop: int, route: Route[Receiver], until: int, is_whole: bool
     ) -> int:
         """Deliver a run, or what there is time for of a long one; see `Delivery.deliver`."""
-        registry, scheduler, copies = self._registry, self._scheduler, len(route.receivers)
+        registry, scheduler, copies = self.registry, self._scheduler, len(route.receivers)
         is_long, began = (stop - at) * copies >= LONG_RUN, 0
         if is_long:
             began = scheduler.working_time()
@@ -516,7 +361,7 @@ class BusProtocol:
             if affordable < stop:
                 stop, is_whole = affordable, False
         at_once = is_whole or is_long or stop - at >= BATCH
-        count = registry.deliver(packets[at:stop], route, self, at_once, self._has_echo)
+        count = registry.deliver(packets[at:stop], route, self, at_once, self.has_echo)
         if is_long and count:
             registry.flush()  # to send is most of what it takes
             route.learn(count * copies, scheduler.working_time() - began)
@@ -533,7 +378,7 @@ class BusProtocol:
 
         :returns: whether the first message has a known route now.
         """
-        registry, clock = self._registry, self._scheduler.clock
+        registry, clock = self.registry, self._scheduler.clock
         routes, first = registry.routes, None
         # No slice: that, or the way to the middle of a long batch, would cost as much as a turn.
         for at in range(start, min(end, start + BATCH)):
@@ -556,7 +401,7 @@ class BusProtocol:
 
     def _pay_routing(self) -> None:
         """Pay for routes of others that have to be looked up again: that is later, in their time."""
-        router = self._registry.router
+        router = self.registry.router
         if router.surcharge:
             if self._scheduler.is_busy:
                 self.user.lines.deficit -= router.surcharge
@@ -573,7 +418,7 @@ class BusProtocol:
             self._fast_path = False
             self._kept = total_size(packets) + KEPT_PACKET * len(packets)
             self.user.charge_memory(self._kept)
-            self._registry.memory.check()
+            self.registry.memory.check()
 
     def _release_kept(self) -> None:
         self.user.charge_memory(-self._kept)
@@ -662,323 +507,26 @@ class BusProtocol:
                 return self._publish(packet, key, payload)
             if verb == SUB:
                 if not self._write_closed:
-                    self._registry.subscribe(self, key)
+                    self.registry.subscribe(self, key)
                 self._pay_routing()
             elif verb == UNSUB:
-                self._registry.unsubscribe(self, key)
+                self.registry.unsubscribe(self, key)
                 self._pay_routing()
             else:
-                self._control(key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
+                choices.handle(self, key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
         except Violation as violation:
-            if self._registry.violated(self, violation, key):
+            if self.registry.violated(self, violation, key):
                 reason = CloseReason.USER_LIMIT if violation.reason.is_user_limit else CloseReason.VIOLATION
                 self.close(reason, violation.reason.value)
         return True
 
     def _publish(self, packet: bytes, key: bytes, payload: bytes) -> bool:
-        registry = self._registry
+        registry = self.registry
         route = registry.route(key)
         self._pay_routing()
         if not registry.delivery.has_room_for(packet, route, self):
             self._wait_for_room()
             return False
         registry.check_publish(self, key, payload)
-        registry.deliver([packet], route, self, False, self._has_echo)
+        registry.deliver([packet], route, self, False, self.has_echo)
         return True
-
-    # --- control messages --------------------------------------------------------------------
-
-    def _control(self, key: bytes, payload: bytes | None) -> None:
-        """Handle a control message.
-
-        Strategies and orders are found by their selectors, the others by their group.
-
-        :param payload: what stands behind the NUL; None without a NUL.
-        """
-        registry = self._registry
-        if not registry.dialect.control:
-            raise Violation(ViolationReason.UNKNOWN_VERB)
-        if (chosen := registry.controls.apply(self.settings, key)) is not None:
-            self._apply(chosen)
-            return
-        control = controls.find(key)
-        handler = _HANDLERS.get(control.group) if control is not None else None
-        if not (handler(self, key) if handler is not None else registry.requests.handle(self, key, payload)):
-            registry.counters.unknown_controls += 1
-
-    def _whoami(self, key: bytes) -> bool:
-        self._registry.upstream.whoami(self)
-        return True
-
-    def _choose_echo(self, key: bytes) -> bool:
-        self.settings = replace(self.settings, echo=key == controls.ECHO_ON)
-        self._has_echo = self.settings.echo
-        self._registry.interest.echo_changed(self)
-        return True
-
-    def _choose_bundles(self, key: bytes) -> bool:
-        """Begin or end bundles.
-
-        A request for bundles counts as unknown if packets must be shorter than bundles.
-        """
-        transport = self.transport
-        if transport is None:
-            return False
-        wanted = key == controls.BUNDLE_ON
-        if wanted and self._registry.limits.max_packet < MIN_BUNDLE_LIMIT:
-            return False
-        self._in_order("choice", partial(self._set_bundles, key, wanted))
-        return True
-
-    def _set_bundles(self, key: bytes, wanted: bool) -> None:
-        transport = self.transport
-        if transport is None:
-            return
-        bundles = wanted and transport.start_bundling(MAX_BUNDLE) >= MIN_BUNDLE_LIMIT
-        if not bundles:
-            transport.stop_bundling()
-        self.settings = replace(self.settings, bundles=bundles)
-        self._configure_queue()
-        if bundles == wanted:
-            answer = build(CMSG, key, b"%d" % MAX_BUNDLE if bundles else b"")
-            if self._held:
-                self._held.append(answer)
-            else:
-                self._put(answer, self._registry.touch_also)
-        else:
-            self._registry.counters.unknown_controls += 1
-
-    def _choose_bye(self, key: bytes) -> bool:
-        self.settings = replace(self.settings, bye=key == controls.BYE_ON)
-        self.reply(key, self._registry.limits.announced if self.settings.bye else b"")
-        return True
-
-    def _choose_receipts(self, key: bytes) -> bool:
-        self._apply(replace(self.settings, receipts=key == controls.RECEIPTS_ON))
-        self.reply(key, b"")
-        return True
-
-    def _choose_observer(self, key: bytes) -> bool:
-        self.settings = replace(self.settings, observer=key == controls.OBSERVER_ON)
-        self._registry.observe(self, self.settings.observer)
-        self.reply(key, b"")
-        return True
-
-    def _choose_chain(self, key: bytes) -> bool:
-        self.settings = replace(self.settings, chain=key == controls.CHAIN_ON)
-        self._registry.upstream.observe_name(self, self.settings.chain)
-        self.reply(key, b"")
-        return True
-
-    def _apply(self, settings: ClientSettings) -> None:
-        """Choose what becomes of messages: from this place in the client's stream on."""
-        self.settings = settings
-        self._in_order("choice", self._configure_queue)
-
-    def _configure_queue(self) -> None:
-        """Give the queue the client's choices; behind a snapshot, each message is kept if there is room."""
-        settings = self.settings
-        self.queue.configure(settings if self._front is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
-        if self.queue.can_block and self.reason is None:
-            self.user.blockers[self] = None
-        else:
-            self.queue.can_block = False
-            self.user.blockers.pop(self, None)
-        self._registry.strategies_changed(self)
-
-    def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
-        """See `sbus.server.core.interfaces.Client`."""
-        self._is_loading = True
-        self._pause()
-        self._in_order("snapshot", partial(self._begin_snapshot, packets, on_over))
-
-    def _begin_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
-        registry, transport = self._registry, self.transport
-        if transport is None or self._write_closed or self.queue.state is State.HELD:  # nothing leaves any more
-            packets.close()
-            self._is_loading = False
-            on_over()
-            self._maybe_resume()
-            return
-        registry.flush()
-        front, self.queue = self.queue, registry.new_queue(self, self, self.user)
-        transport.queue = self._front = Front(front, packets, self.queue, self, partial(self._snapshot_over, on_over))
-        self._configure_queue()
-        registry.touch(self)
-
-    def _snapshot_over(self, on_over: Callable[[], None]) -> None:
-        on_over()
-        self._front = None
-        self._is_loading = False
-        if self.transport is not None:
-            self.transport.queue = self.queue
-        self._configure_queue()
-        if not self.queue.is_congested:
-            self._registry.drained(self, True, True)
-        if self.reason is None:
-            self._maybe_resume()
-
-    def reply(self, key: bytes, payload: bytes) -> None:
-        """See `sbus.server.core.interfaces.Client`."""
-        if self._held:
-            self._held.append(build(CMSG, key, payload))
-            if self._has_replies():
-                self._pause()
-            return
-        self._write(build(CMSG, key, payload), self._registry.touch)
-
-    def hold_replies(self) -> None:
-        """See `sbus.server.core.interfaces.Client`."""
-        self._held.append(None)
-        if self._has_replies():
-            self._pause()
-
-    def release_reply(self, key: bytes, payload: bytes) -> None:
-        """See `sbus.server.core.interfaces.Client`."""
-        self._held[0] = build(CMSG, key, payload)
-        while self._held and (packet := self._held[0]) is not None:
-            del self._held[0]
-            self._write(packet, self._registry.touch_also)
-        self._maybe_resume()
-
-    def notify(self, key: bytes, payload: bytes) -> None:
-        """See `sbus.server.core.interfaces.Client`."""
-        self._write(build(CMSG, key, payload), self._registry.touch_also)
-
-    def _write(self, packet: bytes, touch: Callable[[Client], None]) -> None:
-        if self._write_closed:
-            return
-        if self.user.lines.mail and self._delivery.post(self, "reply", partial(self._write_letter, packet)):
-            self._letters += 1
-            if self._has_replies():
-                self._pause()
-            return
-        self._put(packet, touch)
-
-    def _put(self, packet: bytes, touch: Callable[[Client], None]) -> None:
-        """Put a reply into the queue: its place in the stream has come."""
-        queue = self.queue
-        queue.write(packet)
-        if not queue.is_congested:
-            touch(self)
-        if len(queue.pending) >= MAX_REPLIES:
-            self._registry.flush()
-        if self._has_replies():
-            self._pause()
-
-    def _write_letter(self, packet: bytes) -> None:
-        self._letters -= 1
-        if not self._write_closed:
-            self._put(packet, self._registry.touch_also)
-        self._maybe_resume()
-        if not self._letters:
-            for hook in self.on_room:
-                hook()
-
-    def _has_replies(self) -> bool:
-        """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
-        replies = self.queue.replies + self._letters
-        return replies + len(self._held) > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
-
-    # --- as receiver -------------------------------------------------------------------------
-
-    @property
-    def can_block(self) -> bool:
-        """See `sbus.server.core.interfaces.Receiver`."""
-        return self.queue.can_block
-
-    @property
-    def conflated(self) -> int:
-        """See `sbus.server.core.interfaces.Client`."""
-        return self.queue.conflated
-
-    def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
-        """See `sbus.server.core.interfaces.Receiver`."""
-        return self.queue.admit(Run(packets), may_block)
-
-    def flush(self) -> None:
-        """See `sbus.server.core.interfaces.Receiver`."""
-        if self.transport is not None:
-            self.transport.flush()
-        else:
-            self.queue.discard_all()
-
-    def memory(self) -> int:
-        """See `sbus.server.core.interfaces.Holder`."""
-        return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel
-
-    def sample_kernel(self) -> None:
-        """See `sbus.server.core.interfaces.Holder`."""
-        if self.transport is not None:
-            held = self.transport.unread_bytes() + self.transport.partial_bytes()
-            self.user.charge_memory(held - self._in_kernel)
-            self._in_kernel = held
-
-    def _writable(self, exclusive: bool) -> bool:
-        """Send on: now if nobody else is active, else as a chore; see `IPacketTransport.on_writable`."""
-        scheduler = self._scheduler
-        if scheduler.is_busy:
-            scheduler.note_event(self.user.lines)
-        if self._drain is not None:
-            return False  # it waits already
-        if not scheduler.is_busy and self.transport is not None and self.queue_is_arranged(ARRANGED_AT_ONCE):
-            self.transport.send_on(True)
-            return True
-        self._drain = Drain(self)
-        scheduler.add_chore(self.user.lines, self._drain)
-        return False
-
-    def drain(self, until: int) -> bool:
-        """Send some of what waits, in the client's order; return whether that is done."""
-        transport = self.transport
-        if transport is not None and self._drain is not None:
-            while not self.queue_is_arranged(ARRANGED_AT_ONCE):
-                if self._scheduler.clock() >= until:
-                    return False
-            self._drain = None
-            transport.send_on(not self._scheduler.is_contended)
-        self._drain = None
-        return True
-
-    def queue_is_arranged(self, most: int) -> bool:
-        """Put some messages that wait into the client's order; return whether all that can are."""
-        queue = None if self.transport is None else self.transport.queue
-        try:
-            return not isinstance(queue, SendQueue | Front) or queue.put_in_order(most)
-        except Exception:  # of a plugged-in order: to send meets it again, which ends this connection and no turn
-            return True
-
-    def _may_grow(self, size: int) -> bool:
-        """Decide whether the send buffer grows."""
-        grows = self._registry.memory.may_grow(self.user, size)
-        if grows:
-            self._buffer += size
-        return grows
-
-    def _progress(self) -> tuple[int, int]:
-        """What changes when the client reads."""
-        return len(self.queue), 0 if self.transport is None else self.transport.unread_bytes()
-
-    def on_drained(self, has_room: bool, is_empty: bool) -> None:
-        """See `sbus.flood.QueueOwner`."""
-        self._registry.drained(self, has_room, is_empty)
-        if self.is_paused:
-            self._maybe_resume()
-        for hook in self.on_room:
-            hook()
-
-    def on_lost(self, losses: tuple[Loss, ...]) -> None:
-        """See `sbus.flood.QueueOwner`."""
-        self._registry.lost(self, losses)
-
-
-_HANDLERS: dict[bytes, Callable[[BusProtocol, bytes], bool]] = {
-    controls.WHOAMI: BusProtocol._whoami,
-    controls.ECHO: BusProtocol._choose_echo,
-    controls.BUNDLE: BusProtocol._choose_bundles,
-    controls.BYE: BusProtocol._choose_bye,
-    controls.RECEIPTS: BusProtocol._choose_receipts,
-    controls.OBSERVER: BusProtocol._choose_observer,
-    controls.CHAIN: BusProtocol._choose_chain,
-}
-"""What handles a control message, by its group; it returns whether the message was understood."""

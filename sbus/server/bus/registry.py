@@ -8,7 +8,9 @@ connections (`sbus.server.bus.protocol`) and the program around the bus deal wit
 `sbus.server.core.users`           the users of these clients: connections, patterns, bytes in queues
 `sbus.server.bus.admission`        the connections that a user may have, and how often
 `sbus.server.bus.memory`           the memory that clients hold, and who is shed when it is too much
-`sbus.server.bus.router`           subscriptions, and the receivers of a routing key
+`sbus.server.bus.subscriptions`    who subscribes to what: permissions, limits and charges
+`sbus.server.bus.services`         clients of root and of the server's user that become services
+`sbus.server.bus.router`           the patterns of all subscriptions, and the receivers of a routing key
 `sbus.server.bus.departure`        the subscriptions of clients that have left, dropped in turns
 `sbus.server.core.closed_clients`  the last connections that have ended, with the reasons
 `sbus.server.bus.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
@@ -20,8 +22,7 @@ connections (`sbus.server.bus.protocol`) and the program around the bus deal wit
 `sbus.server.asks.upstream`        the link to the bus's master: names, secrets and fences
 =================================  ==============================================================================
 
-The registry itself admits clients and subscriptions (it asks the credentials and checks the limits before a pattern
-reaches the router), and notifies observers.
+The registry itself admits clients, sees them off, and notifies observers.
 """
 
 from __future__ import annotations
@@ -37,10 +38,9 @@ from sbus.daemon.service import Service
 from sbus.errors import CloseReason, UsageError, Violation, ViolationReason
 from sbus.fair import Scheduler
 from sbus.flood import Loss, QueueOwner, SendQueue
-from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
+from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
-from sbus.routing.cost import MatchCost
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.interest_notices import InterestNotices
 from sbus.server.asks.last_values import LastValueRule, LastValues
@@ -53,22 +53,22 @@ from sbus.server.bus.delivery import Delivery
 from sbus.server.bus.departure import Departures
 from sbus.server.bus.mail import drop
 from sbus.server.bus.members import Members
-from sbus.server.bus.memory import MemoryGuard, pattern_memory
+from sbus.server.bus.memory import MemoryGuard
 from sbus.server.bus.router import Router
+from sbus.server.bus.services import Services
 from sbus.server.bus.stall import StallTimer
+from sbus.server.bus.subscriptions import Subscriptions
 from sbus.server.core.closed_clients import ClosedClient, ClosedClients
 from sbus.server.core.components import FloodControls
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import Client, Deliver, ICredentials, MessageTap, Receiver
-from sbus.server.core.limits import Limits, pattern_cost
+from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Events, redact
-from sbus.server.core.users import LINK, RECORDER, SERVICES, User, Users, is_exempt
+from sbus.server.core.users import LINK, RECORDER, User, Users, is_exempt
 
 __all__ = ["Counters", "SubscriptionRegistry"]
 
-_ROOM_MADE = 128
-"""Patterns of a client that has left that are dropped at once if its user needs room for a new one."""
 _DISCONNECTED_AT_ONCE = 512
 """Clients whose closing begins in one turn of the reactor when the server stops: about 6 ms."""
 
@@ -100,6 +100,8 @@ class SubscriptionRegistry(Service):
     :ivar routes: the route cache, key → route, to be read in hot loops.
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.bus.router.Router.route`.
+    :ivar subscribe: see `sbus.server.bus.subscriptions.Subscriptions.subscribe`.
+    :ivar unsubscribe: see `sbus.server.bus.subscriptions.Subscriptions.unsubscribe`.
     :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
     :ivar deliver: see `sbus.server.bus.delivery.Delivery.deliver`.
     :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
@@ -136,7 +138,11 @@ class SubscriptionRegistry(Service):
         self.scheduler = Scheduler(clock)
         self._clock = clock
         self._departures = Departures(
-            self.scheduler, clock, drop=self._drop, mute=self._mute, on_left=self._patterns_left
+            self.scheduler,
+            clock,
+            drop=lambda receiver, pattern: self._subscriptions.drop(receiver, pattern),
+            mute=self._mute,
+            on_left=self._patterns_left,
         )
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
@@ -164,16 +170,16 @@ class SubscriptionRegistry(Service):
             flush=self.delivery.flush,
             forget_user=self._forget_user,
         )
-        self.delivery.observers = self.interest.observers
+        self.delivery.uncounted = self.interest.uncounted
         self.last_values: LastValues | None = None
         if last_values:
             self.last_values = LastValues(last_values, dialect, self.scheduler, account.charge)
             self.delivery.set_keeper(self.last_values)
-            self.interest.observers.add(self.last_values)
+            self.interest.uncounted.add(self.last_values)
             for pattern in self.last_values.listed:
                 self._router.add(self.last_values, pattern, None)
         self._pattern_lists = PatternLists(
-            self._router, self.clients, self.interest.observers, clock, self.scheduler, self.delivery.flush
+            self._router, self.clients, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
         )
         self.upstream = self._router.upstream = Upstream(
             clock,
@@ -183,12 +189,28 @@ class SubscriptionRegistry(Service):
             forget_routes=self._router.forget_routes,
             number_of=self._pattern_lists.number_of,
         )
+        self._subscriptions = Subscriptions(
+            self._router,
+            self._departures,
+            self.interest,
+            self.upstream,
+            credentials,
+            self.limits,
+            dialect,
+            self.counters,
+            self._events,
+        )
+        self.subscribe = self._subscriptions.subscribe
+        self.unsubscribe = self._subscriptions.unsubscribe
+        self._services = Services(
+            self.delivery, self.interest, self.admission, self._members, self.users, self._forget_user
+        )
         self.requests = Requests(
             self.interest,
             self._pattern_lists,
             self.last_values,
             self.subscribe,
-            self.enlist,
+            self._services.enlist,
             self.limits,
             dialect,
             self.upstream,
@@ -264,7 +286,7 @@ class SubscriptionRegistry(Service):
         """Make the queue of packets on their way to a client."""
         queue = SendQueue(owner, self._queue_limits, user)
         if self._events.delivered:
-            queue.watch = lambda packets: self._delivered(client, packets)
+            queue.on_sent = lambda packets: self._delivered(client, packets)
         return queue
 
     def stall_timer(self, sample: Callable[[], object], call: Callable[[], object]) -> StallTimer:
@@ -323,6 +345,14 @@ class SubscriptionRegistry(Service):
         self.counters.user_limits += reason in _USER_LIMITS
         for notify in self._events.refused:
             notify(peer, reason, listener)
+
+    def observe(self, client: Client, is_observer: bool) -> None:
+        """Have a client's subscriptions count no more as interest, or count again."""
+        if is_observer:
+            self._services.enlist(client)
+        if is_observer is not (client in self.interest.uncounted):
+            self._pattern_lists.observed(client, is_observer)
+            self.interest.observe(client, is_observer)
 
     def leave(self, client: Receiver) -> None:
         """Drop the subscriptions of a receiver that takes no more messages (`sbus.server.bus.departure`)."""
@@ -432,145 +462,6 @@ class SubscriptionRegistry(Service):
         self.disconnect_all(sidecars=True)
         return gone.addCallback(lambda _: self._departures.finish())
 
-    # --- subscriptions -----------------------------------------------------------------------
-
-    def subscribe(self, client: Receiver, pattern: bytes) -> None:
-        """Subscribe a client; identical subscriptions are counted.
-
-        :raises Violation: if the client may not subscribe to the pattern, or has too many.
-        """
-        if client in self._departures.receivers:
-            self._departures.drop(client, len(client.patterns))  # a subscriber of the program that comes back
-        if self.upstream.is_chained:
-            pattern = self.upstream.local(pattern)
-        count, secret = client.patterns.get(pattern, (0, None))
-        if not count:
-            secret = self.dialect.check(pattern)
-            self.credentials.checkSubscription(client.peer, pattern, secret)
-            cost = pattern_cost(pattern, self.dialect.separator)
-            if len(client.patterns) + self.interest.count(client) >= self.limits.max_patterns:
-                raise Violation(ViolationReason.TOO_MANY_PATTERNS)
-            if client.pattern_bytes + cost > self.limits.max_pattern_bytes:
-                raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
-            if client.user.patterns >= self.limits.user_patterns:
-                self._check_user_patterns(client.user)
-            memory = pattern_memory(pattern, self.dialect.separator, secret)
-            if not client.user.may_hold(memory):
-                raise Violation(ViolationReason.USER_MEMORY)
-            self._add_match_cost(client.user, pattern, secret)
-            try:
-                self._router.add(client, pattern, secret)
-            except BaseException:
-                _match_cost(client.user, secret).remove(_matched(pattern, secret))
-                raise
-            client.pattern_bytes += cost
-            client.pattern_memory += memory
-            client.user.charge_memory(memory)
-            client.user.charge(1, cost)
-            if self.upstream.link is not None and secret is None:
-                self.upstream.subscribed(client, pattern)
-        client.patterns[pattern] = (count + 1, secret)
-        for notify in self._events.subscribed:
-            notify(client, redact(self.dialect, pattern))
-
-    def enlist(self, client: Client) -> None:
-        """Count a client of root or of the server's user as a service from now on, unless it holds something already.
-
-        Links, bridges, recorders and monitors say what they are before they subscribe. Together they are one user, who
-        is not exempt. A service that finds no room is disconnected.
-        """
-        if not client.user.is_exempt or client.patterns or self.interest.count(client):
-            return
-        self.flush()  # its replies
-        if self._post_enlisting(client):
-            client.wait_for_mail()
-        else:
-            self._enlist(client)
-
-    def _enlist_late(self, client: Client) -> None:
-        if client.reason is not None or self._post_enlisting(client):  # its replies come first, too
-            return
-        self._enlist(client)
-        client.mail_delivered()
-
-    def _post_enlisting(self, client: Client) -> bool:
-        return self.delivery.post(client, "service", lambda: self._enlist_late(client))
-
-    def _enlist(self, client: Client) -> None:
-        reason = self.admission.refusal(SERVICES, self._members.count - 1)
-        if reason is not None:
-            client.close(reason)
-        elif not client.is_holding:
-            before = client.user
-            client.change_user(self.users.connect(SERVICES))
-            self._members.recount(client, before)
-            self.users.disconnect(before)
-            self._forget_user(before)
-
-    def observe(self, client: Client, is_observer: bool) -> None:
-        """Have a client's subscriptions count no more as interest, or count again."""
-        if is_observer:
-            self.enlist(client)
-        if is_observer is not (client in self.interest.observers):
-            self._pattern_lists.observed(client, is_observer)
-            self.interest.observe(client, is_observer)
-
-    def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
-        """Take one subscription back; an unknown one is ignored and counted."""
-        if self.upstream.is_chained:
-            pattern = self.upstream.local(pattern)
-        count, secret = (
-            client.patterns.get(pattern, (0, None)) if client not in self._departures.receivers else (0, None)
-        )
-        if not count:
-            self.counters.unknown_unsubscriptions += 1
-            return
-        if count > 1:
-            client.patterns[pattern] = (count - 1, secret)
-        else:
-            self._drop(client, pattern)
-        for notify in self._events.unsubscribed:
-            notify(client, redact(self.dialect, pattern))
-
-    def _drop(self, client: Receiver, pattern: bytes) -> None:
-        """Remove a pattern of a client, however often the client has subscribed to it."""
-        _, secret = client.patterns.pop(pattern)
-        cost = pattern_cost(pattern, self.dialect.separator)
-        client.pattern_bytes -= cost
-        memory = pattern_memory(pattern, self.dialect.separator, secret)
-        client.pattern_memory -= memory
-        client.user.charge_memory(-memory)
-        client.user.release(1, cost)
-        _match_cost(client.user, secret).remove(_matched(pattern, secret))
-        self._router.remove(client, pattern, secret)
-        self.upstream.unsubscribed(client, pattern)
-
-    def _check_user_patterns(self, user: User) -> None:
-        """Make room for one more pattern of a user who has as many as one user may have.
-
-        :raises Violation: if there is none.
-        """
-        if not user.has_pattern_limits:
-            return
-        # What clients that have left still hold is not to be held against those that are there.
-        if (client := self._departures.of(user)) is not None:
-            self._departures.drop(client, _ROOM_MADE)
-        if user.patterns >= self.limits.user_patterns:
-            raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
-
-    def _add_match_cost(self, user: User, pattern: bytes, secret: SecretKey | None) -> None:
-        """Count the steps of a pattern for its user.
-
-        :raises Violation: if they are too many; nothing is counted then.
-        """
-        cost, matched = _match_cost(user, secret), _matched(pattern, secret)
-        before = cost.steps
-        cost.add(matched)
-        # A pattern that adds no step is never refused: a user who was exempt may have more than the limit.
-        if before < cost.steps > self.limits.max_match_steps and user.has_pattern_limits:
-            cost.remove(matched)
-            raise Violation(ViolationReason.TOO_MANY_MATCH_STEPS)
-
     # --- messages ----------------------------------------------------------------------------
 
     def check_publish(self, client: Client, key: bytes, payload: bytes) -> None:
@@ -666,12 +557,3 @@ _USER_LIMITS = frozenset(
         CloseReason.KEPT_FOR_OTHERS,
     )
 )
-
-
-def _match_cost(user: User, secret: SecretKey | None) -> MatchCost:
-    return user.secret_match_cost if secret else user.match_cost
-
-
-def _matched(pattern: bytes, secret: SecretKey | None) -> bytes:
-    """Return the part of a pattern that is matched segment by segment."""
-    return secret.rest if secret else pattern

@@ -8,7 +8,7 @@ from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.route import Route
 from sbus.routing.trie import PatternIndex
 from sbus.server.asks.upstream import Upstream
-from sbus.server.core.interfaces import Receiver, SubscriptionListener
+from sbus.server.core.interfaces import PatternEvents, Receiver
 
 __all__ = ["Router"]
 
@@ -49,7 +49,7 @@ class Router:
         self._changers: dict[bytes, Lines] = {}
         self._index: PatternIndex[Receiver] = PatternIndex(dialect)
         self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
-        self.listeners: tuple[SubscriptionListener, ...] = ()
+        self.listeners: tuple[PatternEvents, ...] = ()
         self.surcharge = 0
         self.muted: set[Receiver] = set()
         self.misses = 0

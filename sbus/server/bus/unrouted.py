@@ -14,6 +14,6 @@ from sbus.server.core.interfaces import Receiver
 __all__ = ["is_unrouted"]
 
 
-def is_unrouted(receivers: tuple[Receiver, ...], observers: Set[Receiver]) -> bool:
-    """Return whether nobody but observers is among the receivers of a message."""
-    return not receivers or (receivers[0] in observers and observers >= set(receivers))
+def is_unrouted(receivers: tuple[Receiver, ...], uncounted: Set[Receiver]) -> bool:
+    """Return whether no receiver that counts is among the receivers of a message."""
+    return not receivers or (receivers[0] in uncounted and uncounted >= set(receivers))

@@ -23,9 +23,9 @@ __all__ = [
     "ICredentialsPolicy",
     "IObserver",
     "MessageTap",
+    "PatternEvents",
     "Publisher",
     "Receiver",
-    "SubscriptionListener",
 ]
 
 
@@ -200,8 +200,8 @@ class Client(Publisher, Receiver, Holder, Protocol):
         """
 
 
-class SubscriptionListener(Protocol):
-    """Wants to know of open subscriptions."""
+class PatternEvents(Protocol):
+    """Hears of open subscriptions."""
 
     def added(self, receiver: Receiver, pattern: bytes) -> None:
         """A receiver has subscribed to an open pattern."""

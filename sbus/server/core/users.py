@@ -3,7 +3,7 @@
 There is one `User` for each UID with a connection. Fair shares of the queues are counted by user. Programs that serve
 the bus itself, such as its recorder, are users with a negative UID, which no process has: they run as root or as the
 server's user, and are not exempt as these are. The server knows those that it has started; others say what they are
-(`SubscriptionRegistry.enlist`).
+(`sbus.server.bus.services`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``/v1/events``: what happens on a bus, as Server-Sent Events. docs/admin.rst documents them.
 
 The stream is a page without an end: it makes events in pieces, and says None when it has nothing to say. A reader that
-does not keep up stops the page (`sbus.admin.answers`); the watchers then count what they have no room for.
+does not keep up stops the page (`sbus.admin.answers`); the viewers then count what they have no room for.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.interfaces import Receiver
 from sbus.server.ops.admin_status import largest_queue, status
 from sbus.server.ops.tap import Source, Tap
-from sbus.server.ops.watchers import (
+from sbus.server.ops.viewers import (
     DEEPEST,
     LONGEST_HEAD,
     LONGEST_KEY,
     MOST_KEYS,
     Flow,
-    MessageWatcher,
+    MessageViewer,
     Note,
-    TalkWatcher,
-    UnroutedWatcher,
+    TalkViewer,
+    UnroutedViewer,
 )
 
 __all__ = ["events"]
@@ -45,18 +45,18 @@ _BEGIN = ": events of sbus\nretry: 2000\n\n"
 
 def events(registry: SubscriptionRegistry, tap: Tap, asked: Asked) -> Pieces:
     """Return the pieces of a stream of events."""
-    observers = registry.interest.observers
+    uncounted = registry.interest.uncounted
     messages = talk = unrouted = None
     if "monitor" in asked.parameters:
         if not asked.is_owner:
             raise Problem(403, "only root and the server's user may see what is published: leave out monitor=")
         pattern = asked.parameters["monitor"].encode("utf-8", "surrogateescape")
-        messages = MessageWatcher(registry.dialect, pattern, asked.number("head", _DEFAULT_HEAD, 0, LONGEST_HEAD))
+        messages = MessageViewer(registry.dialect, pattern, asked.number("head", _DEFAULT_HEAD, 0, LONGEST_HEAD))
     if "talk" in asked.parameters:
-        talk = TalkWatcher(registry.dialect, asked.number("talk", 1, 0, DEEPEST))
+        talk = TalkViewer(registry.dialect, asked.number("talk", 1, 0, DEEPEST))
     if "unrouted" in asked.parameters:
         asked.number("unrouted", 1, 1, 1)
-        unrouted = UnroutedWatcher(registry.dialect, observers)
+        unrouted = UnroutedViewer(registry.dialect, uncounted)
     return _Stream(registry, tap, messages, talk, unrouted).pieces()
 
 
@@ -74,9 +74,9 @@ class _Stream:
         self,
         registry: SubscriptionRegistry,
         tap: Tap,
-        messages: MessageWatcher | None,
-        talk: TalkWatcher | None,
-        unrouted: UnroutedWatcher | None,
+        messages: MessageViewer | None,
+        talk: TalkViewer | None,
+        unrouted: UnroutedViewer | None,
     ) -> None:
         self._registry = registry
         self._tap = tap
@@ -89,13 +89,13 @@ class _Stream:
         self._counted_at = 0.0
 
     def pieces(self) -> Pieces:
-        watchers = [each for each in (self._messages, self._talk, self._unrouted) if each is not None]
+        viewers = [each for each in (self._messages, self._talk, self._unrouted) if each is not None]
         tap = self._tap
         self._missed = self._missed_talk = tap.missed
         self._counted_at = time.monotonic()
         try:
-            for watcher in watchers:
-                tap.add(watcher)
+            for viewer in viewers:
+                tap.add(viewer)
             yield _BEGIN
             due = 0.0
             while True:
@@ -108,8 +108,8 @@ class _Stream:
                     yield from tap.charged(self._counted())
                 yield None
         finally:
-            for watcher in watchers:
-                tap.remove(watcher)
+            for viewer in viewers:
+                tap.remove(viewer)
 
     def _status(self) -> Iterator[str]:
         largest = 0
@@ -122,10 +122,10 @@ class _Stream:
 
     # --- messages ----------------------------------------------------------------------------
 
-    def _message_events(self, watcher: MessageWatcher) -> Iterator[str]:
-        notes = watcher.take()
-        missed, too_late = self._tap.missed - self._missed, watcher.missed - self._too_late
-        self._missed, self._too_late = self._tap.missed, watcher.missed
+    def _message_events(self, viewer: MessageViewer) -> Iterator[str]:
+        notes = viewer.take()
+        missed, too_late = self._tap.missed - self._missed, viewer.missed - self._too_late
+        self._missed, self._too_late = self._tap.missed, viewer.missed
         if not (notes or missed or too_late):
             return
         for at in range(0, len(notes) or 1, _AT_ONCE):

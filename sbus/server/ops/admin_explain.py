@@ -21,7 +21,7 @@ from sbus.server.core.interfaces import Client, Receiver
 from sbus.server.core.observers import redact
 from sbus.server.ops.admin_lists import limit_of
 from sbus.server.ops.admin_status import STEP
-from sbus.server.ops.watchers import LONGEST_KEY
+from sbus.server.ops.viewers import LONGEST_KEY
 
 __all__ = ["explain"]
 
@@ -236,5 +236,5 @@ class _Explanation:
             "pattern": None if pattern is None else as_text(pattern[:LONGEST_KEY]),
             "is_congested": queue is not None and queue.is_congested,
             "queue_messages": 0 if queue is None else queue.messages,
-            "is_observer": receiver in self._registry.interest.observers,
+            "is_observer": receiver in self._registry.interest.uncounted,
         }

@@ -15,7 +15,7 @@ from sbus.server.core.interfaces import Client
 from sbus.server.core.observers import redact
 from sbus.server.ops.admin_lists import Best, limit_of, listed
 from sbus.server.ops.admin_status import STEP
-from sbus.server.ops.watchers import LONGEST_HEAD, LONGEST_KEY
+from sbus.server.ops.viewers import LONGEST_HEAD, LONGEST_KEY
 
 __all__ = ["last", "patterns"]
 

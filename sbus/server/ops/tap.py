@@ -3,7 +3,7 @@
 .. rubric:: Theory of operation
 
 Nobody looks: the registry's ``deliver`` is that of `sbus.server.bus.delivery`, and there is no tap. While at least one
-`Watcher` looks, ``deliver`` is `Tap.deliver`, which delivers first and then notes the run for each watcher.
+`Viewer` looks, ``deliver`` is `Tap.deliver`, which delivers first and then notes the run for each viewer.
 
 Noting has a budget: a tenth of the time that passes, and at most `BURST` at once, which is a tenth of the longest turn
 of a user. Making the text of the events is charged to it as well (`Tap.charged`). Messages that the budget does not
@@ -14,7 +14,7 @@ messages is that of the last n messages for that receiver before the report. A r
 messages some turns later, and the loss may be attributed to newer ones. A loss of older messages shows in the counters
 alone.
 
-What is held is bounded: `MOST_RUNS` runs, `MOST_LOSSES` losses, and what each watcher keeps. Notes live for `TICK` of
+What is held is bounded: `MOST_RUNS` runs, `MOST_LOSSES` losses, and what each viewer keeps. Notes live for `TICK` of
 `sbus.admin.answers`, and so do the receivers that they refer to.
 
 Rejected: a second subscription to every pattern (it would change routes, block publishers, and miss secrets and keys
@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol
 from sbus.routing.route import Route
 from sbus.server.core.interfaces import Deliver, Publisher, Receiver
 
-__all__ = ["BURST", "MOST_LOSSES", "MOST_RUNS", "SHARE", "Run", "Source", "Tap", "Watcher", "source_of"]
+__all__ = ["BURST", "MOST_LOSSES", "MOST_RUNS", "SHARE", "Run", "Source", "Tap", "Viewer", "source_of"]
 
 SHARE = 0.1
 """The part of all time that noting may take."""
@@ -71,7 +71,7 @@ class Run(NamedTuple):
     publisher: Source
 
 
-class Watcher(Protocol):
+class Viewer(Protocol):
     """Looks at what is published."""
 
     def note(self, run: Run) -> None:
@@ -103,7 +103,7 @@ class _Registry(Protocol):
 
 
 class Tap:
-    """Follows what is published as long as there are watchers.
+    """Follows what is published as long as there are viewers.
 
     :param registry: puts the tap into the way of messages, and takes it out again.
     :param clock: seconds for the budget.
@@ -114,7 +114,7 @@ class Tap:
     def __init__(self, registry: _Registry, clock: Callable[[], float] = time.perf_counter) -> None:
         self._registry = registry
         self._clock = clock
-        self._watchers: tuple[Watcher, ...] = ()
+        self._viewers: tuple[Viewer, ...] = ()
         self._deliver: Deliver | None = None
         self._left = BURST
         self._filled_at = clock()
@@ -126,16 +126,16 @@ class Tap:
         self.missed = 0
         self.seen = 0
 
-    def add(self, watcher: Watcher) -> None:
-        """Begin to note what is published for a watcher."""
-        self._watchers = (*self._watchers, watcher)
+    def add(self, viewer: Viewer) -> None:
+        """Begin to note what is published for a viewer."""
+        self._viewers = (*self._viewers, viewer)
         if self._deliver is None:
             self._deliver = self._registry.open_tap(self)
 
-    def remove(self, watcher: Watcher) -> None:
-        """Note no more for a watcher; without any, the tap is closed."""
-        self._watchers = tuple(each for each in self._watchers if each is not watcher)
-        if not self._watchers and self._deliver is not None:
+    def remove(self, viewer: Viewer) -> None:
+        """Note no more for a viewer; without any, the tap is closed."""
+        self._viewers = tuple(each for each in self._viewers if each is not viewer)
+        if not self._viewers and self._deliver is not None:
             self._registry.close_tap(self)
             self._deliver = None
             self._spans, self._losses = [], []
@@ -176,8 +176,8 @@ class Tap:
                 receivers,
                 source_of(publisher),
             )
-            for watcher in self._watchers:
-                watcher.note(run)
+            for viewer in self._viewers:
+                viewer.note(run)
             self._left -= self._clock() - now
         return done
 
@@ -187,7 +187,7 @@ class Tap:
             self._losses.append(_Loss(receiver, messages, self.seen))
 
     def charged(self, pieces: Iterator[str]) -> Iterator[str]:
-        """Yield the pieces of the watchers' events, and charge the time that making them takes."""
+        """Yield the pieces of the viewers' events, and charge the time that making them takes."""
         while True:
             began = self._clock()
             piece = next(pieces, None)
@@ -200,7 +200,7 @@ class Tap:
         """Find out who lost which of the messages noted so far; call it before the events are made."""
         now = self._clock()
         if now < self._settled_at + _SETTLED:
-            return  # for another watcher
+            return  # for another viewer
         self._settled_at = now
         spans, self._spans = self._spans, []
         losses, self._losses = self._losses, []

@@ -132,9 +132,9 @@ class Reconnecting(RuleBasedStateMachine):
     @rule()
     def reconnect(self) -> None:
         """Lose the connection; the choices stay."""
-        before = self.core.snapshot()
+        before = self.core.state()
         self.core.disconnected()
-        assert self.core.snapshot() == before
+        assert self.core.state() == before
         self.server = Server()
         for packet in self.core.resync_packets():
             self.server.handle(packet)
@@ -143,14 +143,14 @@ class Reconnecting(RuleBasedStateMachine):
     def a_new_server_learns_the_same(self) -> None:
         """The resync packets lead a new server to the state of the old one."""
         new = Server()
-        for packet in self.core.snapshot().packets():
+        for packet in self.core.state().packets():
             new.handle(packet)
         assert new.knows() == self.server.knows()
 
     @invariant()
     def counts_are_those_of_the_subscriptions(self) -> None:
         """The snapshot counts the subscriptions that have not ended."""
-        assert sum(count for _, count in self.core.snapshot().patterns) == len(list(self.core.sinks()))
+        assert sum(count for _, count in self.core.state().patterns) == len(list(self.core.sinks()))
 
 
 TestReconnecting = Reconnecting.TestCase

@@ -134,7 +134,7 @@ def test_a_socket_with_little_room() -> None:
     """A transport that takes fewer packets than wait, and sends fewer than it took, gets the rest in order."""
     seen: list[bytes] = []
     reader = Reader(b"a", b"b", b"c", snapshot=packets(b"one", b"two"))
-    reader.live.watch = seen.extend
+    reader.live.on_sent = seen.extend
     taken = reader.queue.take(2)
     assert taken == [b"a", b"b"]
     reader.queue.ack(taken, 1)

@@ -373,11 +373,11 @@ def test_more_than_a_batch():
     assert connection.lost[0] == 2 * BATCH - 1
 
 
-def test_watch():
+def test_on_sent():
     """A watcher gets exactly the packets that were sent, replies included."""
     connection = Connection()
     seen: list[bytes] = []
-    connection.queue.watch = seen.extend
+    connection.queue.on_sent = seen.extend
     connection.publish(A, B, C)
     connection.queue.write(b"reply")
     for room in (1, 0, 2, 5):
@@ -1331,7 +1331,7 @@ def test_refused(is_congested):
     """
     connection = Connection()
     seen: list[bytes] = []
-    connection.queue.watch = seen.extend
+    connection.queue.on_sent = seen.extend
     connection.publish(A, E)
     connection.queue.write(b"reply")
     connection.publish(B, C)
@@ -1353,7 +1353,7 @@ def test_refused(is_congested):
     connection.publish(E)
     taken = connection.queue.take(1)
     connection.queue.reject_oversized(taken, 0)
-    connection.queue.watch = lambda packets: pytest.fail(f"unexpected {packets}")
+    connection.queue.on_sent = lambda packets: pytest.fail(f"unexpected {packets}")
     connection.queue.ack(taken, 1)
     assert connection.lost == [2, 10]
 

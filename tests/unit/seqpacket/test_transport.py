@@ -21,7 +21,7 @@ from sbus.flood.backlogs import ORDERS, PriorityBacklog
 from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.interfaces import IPacketQueue, IPacketTransport
 from sbus.protocol.bundles import MAX_BUNDLE, BundleCache, pack, unbundle
-from sbus.seqpacket import transport as module
+from sbus.seqpacket import sending
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import BATCH, send_packets
 from sbus.syscalls.polling import is_readable
@@ -577,7 +577,7 @@ def test_what_is_written_in_one_turn_goes_in_one_batch(world, monkeypatch):
         batches.append(len(packets))
         return len(packets)
 
-    monkeypatch.setattr(module, "send_packets", send)
+    monkeypatch.setattr(sending, "send_packets", send)
     recorder = Recorder(lambda packet: recorder.transport.write(packet))
     peer = world.connect(recorder)
     for packet in numbered(50):
@@ -690,7 +690,7 @@ def test_try_send_to_many_puts_together_once(world, monkeypatch):
         limits.append(limit)
         return pack(packets, limit, most)
 
-    monkeypatch.setattr(module, "pack", counted)
+    monkeypatch.setattr(sending, "pack", counted)
     packets = numbered(10)
     cache: BundleCache = {}
     for limit in (1000, 1000, 900, 1000, 900):
@@ -707,7 +707,7 @@ def test_try_send_to_many_puts_together_once(world, monkeypatch):
 
 def test_bounded_writing(world, monkeypatch):
     """A peer that takes everything does not keep the reactor in one flush: the rest goes in the next turns."""
-    monkeypatch.setattr(module, "send_packets", lambda sock, packets: len(packets))
+    monkeypatch.setattr(sending, "send_packets", lambda sock, packets: len(packets))
     recorder = Recorder()
     world.connect(recorder)
     recorder.transport.writeSequence(numbered(9000))
@@ -979,7 +979,7 @@ def test_peer_that_leaves_in_the_middle_of_a_batch(world, monkeypatch):
             return count
         return real(sock, packets)
 
-    monkeypatch.setattr(module, "send_packets", send)
+    monkeypatch.setattr(sending, "send_packets", send)
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, ERROR)
     queue.pending += numbered(100)
@@ -1077,7 +1077,7 @@ def test_peer_that_leaves_between_two_bundles(world, monkeypatch):
         peer.close()
         return count
 
-    monkeypatch.setattr(module, "send_packets", send)
+    monkeypatch.setattr(sending, "send_packets", send)
     peer = world.connect(recorder)
     queue, receiver = flood_controlled(recorder.transport, ERROR)
     recorder.transport.start_bundling(1000)
@@ -1132,7 +1132,7 @@ def test_kernel_without_memory(world, monkeypatch, number):
         return real(sock, packets)
 
     real = send_packets
-    monkeypatch.setattr(module, "send_packets", send)
+    monkeypatch.setattr(sending, "send_packets", send)
     recorder = Recorder()
     peer = world.connect(recorder)
     recorder.transport.writeSequence(numbered(3))
@@ -1186,7 +1186,7 @@ def test_unforeseen_send_error(world, monkeypatch):
     def send(sock, packets):
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(module, "send_packets", send)
+    monkeypatch.setattr(sending, "send_packets", send)
     recorder = Recorder()
     world.connect(recorder)
     recorder.transport.write(b"one")
@@ -1222,7 +1222,7 @@ def test_closed_while_the_kernel_has_no_memory(world, monkeypatch):
     def send(sock, packets):
         raise OSError(errno.ENOBUFS, "no memory")
 
-    monkeypatch.setattr(module, "send_packets", send)
+    monkeypatch.setattr(sending, "send_packets", send)
     recorder = Recorder()
     world.connect(recorder)
     recorder.transport.write(b"one")

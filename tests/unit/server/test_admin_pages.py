@@ -17,7 +17,7 @@ from sbus.server.core.interfaces import ICredentials
 from sbus.server.core.limits import Limits
 from sbus.server.ops.admin_pages import pages
 from sbus.server.ops.tap import Tap
-from sbus.server.ops.watchers import UnroutedWatcher
+from sbus.server.ops.viewers import UnroutedViewer
 from tests.support.buses import Bus
 
 
@@ -243,7 +243,7 @@ def test_nobody_subscribed():
     other.send(b"SUB k2", b"SUB k4", b"CMSG observer/on")
     reader.send(b"SUB k3", b"SUB k4")
     publisher.send(b"CMSG echo/off", b"SUB own")
-    watcher = UnroutedWatcher(bus.registry.dialect, bus.registry.interest.observers)
+    viewer = UnroutedViewer(bus.registry.dialect, bus.registry.interest.uncounted)
     tap = Tap(bus.registry, lambda: 1.0)
     for key, unrouted in ((b"k1", 1), (b"k2", 1), (b"k3", 0), (b"k4", 0), (b"own", 1)):
         publisher.take()
@@ -252,11 +252,11 @@ def test_nobody_subscribed():
         for is_watched in (False, True):
             before = bus.registry.counters.unrouted
             if is_watched:
-                tap.add(watcher)
+                tap.add(viewer)
             publisher.send(b"MSG %b\0x" % key, b"MSG %b\0y" % key)
             assert bus.registry.counters.unrouted - before == 2 * unrouted, key
-            tap.remove(watcher)
-        assert sum(flow.messages for flow in watcher.take().values()) == 2 * unrouted
+            tap.remove(viewer)
+        assert sum(flow.messages for flow in viewer.take().values()) == 2 * unrouted
     observer.send(b"CMSG observer/off")
     before = bus.registry.counters.unrouted
     publisher.send(b"MSG k1\0")

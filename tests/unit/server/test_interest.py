@@ -175,7 +175,7 @@ def test_observers_do_not_count():
     recorder.transport.hang_up()
     settle(bus)
     assert notices(watcher) == []
-    assert not bus.registry.interest.observers
+    assert not bus.registry.interest.uncounted
 
 
 def test_probe():
@@ -191,6 +191,28 @@ def test_probe():
     assert root.take() == [b"CMSG probe\x004 a", b"CMSG probe\x000 b/c"]
     root.send(b"CMSG echo/off", b"CMSG probe\0a")
     assert root.take() == [b"CMSG probe\x003 a"]
+
+
+def test_subscribers_that_have_left():
+    """A subscriber that has left is not counted any more, even if its patterns have not been dropped yet."""
+    bus = HandTurnedBus(TICK)
+    before, leaver, watcher = (bus.connect(uid=uid) for uid in (5, 6, 7))
+    leaver.send(b"SUB a")
+    before.send(b"CMSG interest/on\0a")
+    bus.use_up(leaver, 5_000)
+    leaver.transport.hang_up()
+    bus.settle()
+    assert bus.registry.clients.keys() == {1, 3}
+    assert leaver.protocol.patterns
+    watcher.send(b"CMSG probe\0a", b"CMSG interest/on\0a")
+    assert watcher.take() == [b"CMSG probe\x000 a", b"CMSG interest\x000 a"]
+    before.send(b"CMSG interest/on\0a")
+    assert before.take() == [b"CMSG interest\x001 a"] * 2  # as long as interest lingers
+    bus.finish()
+    assert not leaver.protocol.patterns
+    bus.turn(LINGER)
+    bus.finish()
+    assert before.take() == [b"CMSG interest\x000 a"]
 
 
 @implementer(ICredentials)
@@ -358,7 +380,7 @@ class World(RuleBasedStateMachine):
         assert registry._router.listeners == ()
         assert not registry.interest._by_key
         assert not registry.interest._lingering
-        assert not registry.interest.observers
+        assert not registry.interest.uncounted
 
     def send(self, peer: Peer, packet: bytes) -> None:
         """Send a packet, and let turns pass until it is handled."""
@@ -382,7 +404,7 @@ class World(RuleBasedStateMachine):
             matches(pattern, key)
             for peer in self.peers
             for pattern in peer.protocol.patterns
-            if peer.protocol not in registry.interest.observers
+            if peer.protocol not in registry.interest.uncounted
             and (peer is not watcher or watcher.protocol.settings.echo)
         )
 

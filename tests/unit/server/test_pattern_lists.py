@@ -112,7 +112,7 @@ def test_patterns_that_come_and_go_do_not_pile_up():
     for number in range(0, 2_000, 10):
         one.send(*(verb + b"gone/%d" % n for n in range(number, number + 10) for verb in (b"SUB ", b"UNSUB ")))
         bus.settle()
-    (listener,) = bus.registry._pattern_lists._listeners.values()
+    (listener,) = bus.registry._pattern_lists._feeds.values()
     assert len(listener.agenda) <= 200
     root.drain()
     picture = Picture(root)
@@ -132,7 +132,7 @@ def test_patterns_that_change_while_they_are_counted():
             bus.registry.subscribe(peer.protocol, b"%d/%d" % (at, number))
     root = bus.connect(uid=0)
     root.send(ASK)
-    assert bus.registry._pattern_lists._uncounted
+    assert bus.registry._pattern_lists._to_count
     for at in (0, 39):  # of a client that has been counted, and of one that has not
         bus.registry.unsubscribe(peers[at].protocol, b"%d/7" % at)
         bus.registry.subscribe(peers[at].protocol, b"new/%d" % at)
@@ -226,13 +226,13 @@ class World(RuleBasedStateMachine):
     @invariant()
     def pictures_are_right(self) -> None:
         if self.is_exact:
-            observers = self.bus.registry.interest.observers
+            uncounted = self.bus.registry.interest.uncounted
             for peer, picture in self.pictures.items():
                 assert picture.is_complete
                 assert picture.patterns == {
                     pattern
                     for other in self.peers
-                    if other is not peer and other.protocol not in observers
+                    if other is not peer and other.protocol not in uncounted
                     for pattern in other.protocol.patterns
                     if not pattern.startswith(b"!")
                 }

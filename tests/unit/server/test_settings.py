@@ -10,6 +10,7 @@ from sbus.flood import ClientSettings, SendQueue
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.server.bus.protocol import BusProtocol
+from sbus.server.bus.receiving import ReceivingHalf
 from tests.support.buses import Bus
 
 
@@ -77,9 +78,9 @@ def test_the_state_of_settings():
 
 
 NOT_STATE = {
-    "_delivery", "_registry", "_scheduler", "transport", "queue", "user",  # other objects
+    "_delivery", "_scheduler", "registry", "transport", "queue", "user",  # other objects
     "_drain_timer",  # time left
-    "_fast_path", "_has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
+    "_fast_path", "has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
     "_is_loading", "_front", "on_room",  # a client asks again
     "_held",  # released at the end of the server
     "_letters", "_mail",  # counts of entries of the mail, which is described by itself
@@ -95,7 +96,7 @@ def test_the_state_of_a_connection():
     client.send(b"SUB a", b"SUB a", b"SUB !/cred////x")
     state = client.protocol.describe()
     kept = {"is_write_closed": "_write_closed"}
-    assert {kept.get(name, name) for name in state} == set(BusProtocol.__slots__) - NOT_STATE
+    assert {kept.get(name, name) for name in state} == {*ReceivingHalf.__slots__, *BusProtocol.__slots__} - NOT_STATE
     assert state == {
         "number": 1,
         "peer": (9, 7, 8),

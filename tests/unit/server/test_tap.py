@@ -14,7 +14,7 @@ from sbus.protocol.keys import CURRENT
 from sbus.server.asks.last_values import LastValueRule
 from sbus.server.ops.admin_events import events
 from sbus.server.ops.tap import BURST, MOST_LOSSES, Tap
-from sbus.server.ops.watchers import MOST_FLOWS, MOST_KEYS, MOST_NOTES, MessageWatcher, TalkWatcher, UnroutedWatcher
+from sbus.server.ops.viewers import MOST_FLOWS, MOST_KEYS, MOST_NOTES, MessageViewer, TalkViewer, UnroutedViewer
 from tests.support.buses import Bus
 
 
@@ -63,7 +63,7 @@ def iter_until_none(pieces: Iterator[str | None]) -> Iterator[str]:
 
 
 def test_nobody_looks():
-    """Without a watcher messages go straight to delivery; they do so again when the last one has gone."""
+    """Without a viewer messages go straight to delivery; they do so again when the last one has gone."""
     bus = Bus()
     registry = bus.registry
     assert registry.deliver == registry.delivery.deliver
@@ -203,11 +203,11 @@ def test_a_reader_that_does_not_read():
     bus = Bus()
     publisher = bus.connect()
     tap = Tap(bus.registry, Time())
-    messages = MessageWatcher(CURRENT, b"", 10)
-    talk = TalkWatcher(CURRENT, 1)
-    unrouted = UnroutedWatcher(CURRENT, set())
-    for watcher in (messages, talk, unrouted):
-        tap.add(watcher)
+    messages = MessageViewer(CURRENT, b"", 10)
+    talk = TalkViewer(CURRENT, 1)
+    unrouted = UnroutedViewer(CURRENT, set())
+    for viewer in (messages, talk, unrouted):
+        tap.add(viewer)
     for at in range(0, 1100, 50):
         publisher.send(*(b"MSG k%d\0" % n for n in range(at, at + 50)))
     assert (len(messages.take()), messages.missed) == (MOST_NOTES, 100)
@@ -219,7 +219,7 @@ def test_losses_are_bounded():
     """A receiver that loses message by message does not make the tap grow."""
     bus = Bus()
     tap = Tap(bus.registry, Time())
-    tap.add(TalkWatcher(CURRENT, 1))
+    tap.add(TalkViewer(CURRENT, 1))
     peer = bus.connect()
     for _ in range(MOST_LOSSES + 5):
         tap.dropped(peer.protocol, 1, 10)

@@ -1,4 +1,4 @@
-"""What the watchers of a tap keep until it is read: messages, flows between clients, and keys without subscribers.
+"""What the viewers of a tap keep until it is read: messages, flows between clients, and keys without subscribers.
 
 Each keeps a bounded number of notes. What does not fit is counted: the reader was too slow, or there was too much.
 """
@@ -21,10 +21,10 @@ __all__ = [
     "MOST_KEYS",
     "MOST_NOTES",
     "Flow",
-    "MessageWatcher",
+    "MessageViewer",
     "Note",
-    "TalkWatcher",
-    "UnroutedWatcher",
+    "TalkViewer",
+    "UnroutedViewer",
 ]
 
 MOST_NOTES = 1000
@@ -59,7 +59,7 @@ class Note(NamedTuple):
     receivers: tuple[Receiver, ...]
 
 
-class MessageWatcher:
+class MessageViewer:
     """Keeps messages whose keys match a pattern.
 
     :param pattern: an open pattern, or one that matches the addresses of secret keys, such as ``!/``.
@@ -75,7 +75,7 @@ class MessageWatcher:
         self.missed = 0
 
     def note(self, run: Run) -> None:
-        """See `sbus.server.ops.tap.Watcher`."""
+        """See `sbus.server.ops.tap.Viewer`."""
         matches = self._pattern.matches
         notes = self._notes
         for at, packet in enumerate(run.packets, run.first):
@@ -107,7 +107,7 @@ class Flow:
         self.messages = self.bytes = 0
 
 
-class TalkWatcher:
+class TalkViewer:
     """Counts messages by publisher, prefix of the key and receivers.
 
     :param depth: segments of a prefix.
@@ -121,7 +121,7 @@ class TalkWatcher:
         self.others = 0
 
     def note(self, run: Run) -> None:
-        """See `sbus.server.ops.tap.Watcher`."""
+        """See `sbus.server.ops.tap.Viewer`."""
         last: tuple[bytes, Flow | None] | None = None
         for packet in run.packets:
             prefix = self._prefix(packet[4 : packet.index(b"\0", 4)])
@@ -155,22 +155,22 @@ class TalkWatcher:
         return flows
 
 
-class UnroutedWatcher:
+class UnroutedViewer:
     """Counts messages that nobody is subscribed to (`sbus.server.bus.unrouted`).
 
-    :param observers: the receivers that do not count.
+    :param uncounted: the receivers that do not count.
     :ivar others: messages of more keys than are counted.
     """
 
-    def __init__(self, dialect: Dialect, observers: set[Receiver]) -> None:
+    def __init__(self, dialect: Dialect, uncounted: set[Receiver]) -> None:
         self._dialect = dialect
-        self._observers = observers
+        self._uncounted = uncounted
         self._keys: dict[bytes, Flow] = {}
         self.others = 0
 
     def note(self, run: Run) -> None:
-        """See `sbus.server.ops.tap.Watcher`."""
-        if not is_unrouted(run.receivers, self._observers):
+        """See `sbus.server.ops.tap.Viewer`."""
+        if not is_unrouted(run.receivers, self._uncounted):
             return
         for packet in run.packets:
             key = packet[4 : packet.index(b"\0", 4)]

@@ -1,0 +1,117 @@
+"""Choices: the control messages that change what a client gets, and how.
+
+`handle` finds a strategy or an order by its selector, and any other control message by its group: here, or among the
+questions (`sbus.server.asks.requests`). A choice that changes what is sent to the client is in force from its place in
+the client's stream on (`ReceivingHalf.in_order`); its answer is a reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from sbus.errors import Violation, ViolationReason
+from sbus.protocol import controls
+from sbus.protocol.bundles import MAX_BUNDLE, MIN_BUNDLE_LIMIT
+from sbus.protocol.packets import CMSG, build
+from sbus.server.bus.receiving import ReceivingHalf
+
+__all__ = ["handle"]
+
+
+def handle(client: ReceivingHalf, key: bytes, payload: bytes | None) -> None:
+    """Handle a control message.
+
+    :param payload: the bytes after the NUL; None without a NUL.
+    :raises Violation: if the dialect has no control messages, or as the group says.
+    """
+    registry = client.registry
+    if not registry.dialect.control:
+        raise Violation(ViolationReason.UNKNOWN_VERB)
+    if (chosen := registry.controls.apply(client.settings, key)) is not None:
+        client.choose(chosen)
+        return
+    control = controls.find(key)
+    handler = _HANDLERS.get(control.group) if control is not None else None
+    if not (handler(client, key) if handler is not None else registry.requests.handle(client, key, payload)):
+        registry.counters.unknown_controls += 1
+
+
+def _whoami(client: ReceivingHalf, key: bytes) -> bool:
+    client.registry.upstream.whoami(client)
+    return True
+
+
+def _echo(client: ReceivingHalf, key: bytes) -> bool:
+    client.settings = replace(client.settings, echo=key == controls.ECHO_ON)
+    client.has_echo = client.settings.echo
+    client.registry.interest.echo_changed(client)
+    return True
+
+
+def _bundles(client: ReceivingHalf, key: bytes) -> bool:
+    """Begin or end bundles.
+
+    A request for bundles counts as unknown if packets must be shorter than bundles.
+    """
+    if client.transport is None:
+        return False
+    wanted = key == controls.BUNDLE_ON
+    if wanted and client.registry.limits.max_packet < MIN_BUNDLE_LIMIT:
+        return False
+    client.in_order("choice", partial(_set_bundles, client, key, wanted))
+    return True
+
+
+def _set_bundles(client: ReceivingHalf, key: bytes, wanted: bool) -> None:
+    transport = client.transport
+    if transport is None:
+        return
+    bundles = wanted and transport.start_bundling(MAX_BUNDLE) >= MIN_BUNDLE_LIMIT
+    if not bundles:
+        transport.stop_bundling()
+    client.settings = replace(client.settings, bundles=bundles)
+    client.configure_queue()
+    if bundles == wanted:
+        client.answer(build(CMSG, key, b"%d" % MAX_BUNDLE if bundles else b""))
+    else:
+        client.registry.counters.unknown_controls += 1
+
+
+def _bye(client: ReceivingHalf, key: bytes) -> bool:
+    client.settings = replace(client.settings, bye=key == controls.BYE_ON)
+    client.reply(key, client.registry.limits.announced if client.settings.bye else b"")
+    return True
+
+
+def _receipts(client: ReceivingHalf, key: bytes) -> bool:
+    client.choose(replace(client.settings, receipts=key == controls.RECEIPTS_ON))
+    client.reply(key, b"")
+    return True
+
+
+def _observer(client: ReceivingHalf, key: bytes) -> bool:
+    client.settings = replace(client.settings, observer=key == controls.OBSERVER_ON)
+    client.registry.observe(client, client.settings.observer)
+    client.reply(key, b"")
+    return True
+
+
+def _chain(client: ReceivingHalf, key: bytes) -> bool:
+    client.settings = replace(client.settings, chain=key == controls.CHAIN_ON)
+    client.registry.upstream.observe_name(client, client.settings.chain)
+    client.reply(key, b"")
+    return True
+
+
+_HANDLERS: dict[bytes, Callable[[ReceivingHalf, bytes], bool]] = {
+    controls.WHOAMI: _whoami,
+    controls.ECHO: _echo,
+    controls.BUNDLE: _bundles,
+    controls.BYE: _bye,
+    controls.RECEIPTS: _receipts,
+    controls.OBSERVER: _observer,
+    controls.CHAIN: _chain,
+}
+"""The handler of a control message, by its group; it returns whether the message was understood."""

@@ -1,0 +1,452 @@
+"""The receiving half of a client's connection: its queue, and everything that goes into it.
+
+.. rubric:: Theory of operation
+
+`ReceivingHalf` is a receiver (`sbus.server.core.interfaces.Receiver`) with a queue, from which its transport sends.
+`sbus.server.bus.protocol` adds the publisher, and how a connection begins and ends.
+
+What the client gets has a place in its stream. While mail waits for it, replies, choices, snapshots and the end go into
+the mail as letters (`ReceivingHalf.in_order`).
+
+====================  =============================================================================================
+what comes            how it gets to the client
+====================  =============================================================================================
+messages              `sbus.server.bus.delivery` puts them into the queue, or past it to the socket
+replies, notices      never dropped; past `MAX_REPLIES`, in the queue and in the mail together, the client is not read
+a reply held back     leaves a place, and later replies wait behind it (`hold_replies`)
+a choice              of strategy, order, receipts or bundles is in force from its place on; any other at once
+a snapshot            a `Front` before the queue; the client is not read until the last packet has been queued
+room in the socket    sent on at once, or in turns while several users are active (`Drain`)
+====================  =============================================================================================
+
+The memory that the client holds here and in the kernel is charged to its user (`memory`).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sbus.errors import CloseReason
+from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Front, Loss, Outcome, Run, SendQueue, State
+from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.protocol.packets import CMSG, build
+from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.bus.memory import CLIENT_MEMORY
+from sbus.server.bus.registry import SubscriptionRegistry
+from sbus.server.core.interfaces import Client
+from sbus.server.core.limits import MAX_REPLIES
+from sbus.server.core.listeners import Listener
+from sbus.server.core.users import User
+
+__all__ = ["ARRANGED_AT_ONCE", "NOBODY", "Drain", "ReceivingHalf"]
+
+ARRANGED_AT_ONCE = 2_048
+"""Messages that are put in order at a time: about 2 ms."""
+
+
+class _Nobody:
+    """The owner of a queue whose client has gone."""
+
+    def on_drained(self, has_room: bool, is_empty: bool) -> None:
+        pass
+
+    def on_lost(self, losses: tuple[Loss, ...]) -> None:
+        pass
+
+
+NOBODY = _Nobody()
+
+
+class Drain:
+    """What waits for a socket that has room again, to be sent: a chore of the receiver's user."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, client: ReceivingHalf) -> None:
+        self._client = client
+
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        return self._client.drain(until)
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": self._client.number}
+
+
+class ReceivingHalf(ABC):
+    """A client's connection, as far as it receives. The other half makes it a `sbus.server.core.interfaces.Client`.
+
+    :param listener: the socket at which the client has connected.
+    :ivar registry: the bus.
+    :ivar number: counts connections, from 1.
+    :ivar peer: the client's credentials, from the kernel.
+    :ivar user: the user that the client belongs to.
+    :ivar queue: the packets on their way to the client.
+    :ivar settings: the client's choices.
+    :ivar has_echo: whether it gets its own messages, as these say.
+    :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
+    :ivar pattern_bytes: the cost of these (`sbus.protocol.patterns.pattern_cost`).
+    :ivar pattern_memory: the memory of these (`sbus.server.bus.memory.pattern_memory`).
+    :ivar lost: messages that were dropped for the client.
+    :ivar connected_at: when the client connected, in seconds since the epoch.
+    :ivar reason: why the connection is to be closed, or was; else None.
+    :ivar is_paused: whether the client is not read from.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_delivery",
+        "_drain",
+        "_front",
+        "_held",
+        "_in_kernel",
+        "_is_loading",
+        "_kept",
+        "_letters",
+        "_scheduler",
+        "_write_closed",
+        "connected_at",
+        "has_echo",
+        "is_paused",
+        "listener",
+        "lost",
+        "number",
+        "on_room",
+        "pattern_bytes",
+        "pattern_memory",
+        "patterns",
+        "peer",
+        "queue",
+        "reason",
+        "registry",
+        "settings",
+        "transport",
+        "user",
+    )
+
+    queue: SendQueue
+    user: User
+    settings: ClientSettings
+
+    def __init__(self, registry: SubscriptionRegistry, listener: Listener) -> None:
+        self.registry = registry
+        self.listener = listener
+        self._delivery = registry.delivery
+        self._scheduler = registry.scheduler
+        self.transport: IPacketTransport | None = None
+        self.number = 0
+        self.on_room: tuple[Callable[[], None], ...] = ()
+        self.peer = PeerCredentials(0, 0, 0)
+        self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
+        self.pattern_bytes = 0
+        self.pattern_memory = 0
+        self.lost = 0
+        self.connected_at = time.time()
+        self.reason: CloseReason | None = None
+        self.is_paused = False
+        self.has_echo = True
+        self._is_loading = False
+        self._letters = 0  # replies in the mail
+        self._held: list[bytes | None] = []
+        self._drain: Drain | None = None
+        self._front: Front | None = None
+        self._write_closed = False
+        # What is charged for it
+        self._buffer = 0
+        self._in_kernel = 0
+        self._kept = 0  # packets that were read, and wait to be handled
+
+    # --- the other half ----------------------------------------------------------------------
+
+    @abstractmethod
+    def close(self, reason: CloseReason, detail: str = "") -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+
+    @abstractmethod
+    def pause_publishing(self) -> None:
+        """See `sbus.server.core.interfaces.Publisher`."""
+
+    @abstractmethod
+    def resume_publishing(self) -> None:
+        """See `sbus.server.core.interfaces.Publisher`."""
+
+    @abstractmethod
+    def wait_for_mail(self) -> None:
+        """See `sbus.server.core.interfaces.Publisher`."""
+
+    @abstractmethod
+    def mail_delivered(self) -> None:
+        """See `sbus.server.core.interfaces.Publisher`."""
+
+    @abstractmethod
+    def _pause(self) -> None:
+        """Do not read from the client."""
+
+    @abstractmethod
+    def _maybe_resume(self) -> None:
+        """Read from the client again, if there is no reason left not to."""
+
+    # --- the user that pays ------------------------------------------------------------------
+
+    def _join(self, transport: IPacketTransport, user: User) -> None:
+        """Belong to a user; what is sent from now on is at its expense."""
+        self.user = user
+        self.queue = self.registry.new_queue(self, self, user)
+        transport.queue = self.queue
+
+    def change_user(self, user: User) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+        if self.transport is None:
+            return
+        before, memory = self.user, CLIENT_MEMORY + self._kept + self._in_kernel
+        before.blockers.pop(self, None)
+        self._join(self.transport, user)
+        self.configure_queue()
+        before.charge_memory(-memory)
+        user.charge_memory(memory)
+        self.registry.memory.add_buffer(before, -self._buffer)
+        self.registry.memory.add_buffer(user, self._buffer)
+
+    def memory(self) -> int:
+        """See `sbus.server.core.interfaces.Holder`."""
+        return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel
+
+    def sample_kernel(self) -> None:
+        """See `sbus.server.core.interfaces.Holder`."""
+        if self.transport is not None:
+            held = self.transport.unread_bytes() + self.transport.partial_bytes()
+            self.user.charge_memory(held - self._in_kernel)
+            self._in_kernel = held
+
+    def _may_grow(self, size: int) -> bool:
+        """Decide whether the send buffer grows."""
+        grows = self.registry.memory.may_grow(self.user, size)
+        if grows:
+            self._buffer += size
+        return grows
+
+    # --- the place in the stream -------------------------------------------------------------
+
+    def in_order(self, kind: str, call: Callable[[], object]) -> bool:
+        """Do something at its place in the client's stream: now, or when the mail before it is delivered.
+
+        :param kind: see `sbus.server.bus.mail.Letter`.
+        :returns: whether it was done now.
+        """
+        if self.user.lines.mail and self._delivery.post(self, kind, call):
+            return False
+        call()
+        return True
+
+    def choose(self, settings: ClientSettings) -> None:
+        """Choose what becomes of messages: from this place in the client's stream on."""
+        self.settings = settings
+        self.in_order("choice", self.configure_queue)
+
+    def configure_queue(self) -> None:
+        """Give the queue the client's choices; behind a snapshot, each message is kept if there is room."""
+        settings = self.settings
+        self.queue.configure(settings if self._front is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
+        if self.queue.can_block and self.reason is None:
+            self.user.blockers[self] = None
+        else:
+            self.queue.can_block = False
+            self.user.blockers.pop(self, None)
+        self.registry.strategies_changed(self)
+
+    # --- replies and notices -----------------------------------------------------------------
+
+    @property
+    def is_behind(self) -> bool:
+        """See `sbus.server.core.interfaces.Client`."""
+        return self.queue.is_congested or self._letters > 0
+
+    @property
+    def waiting_replies(self) -> int:
+        """See `sbus.server.core.interfaces.Client`."""
+        return self.queue.replies + len(self.queue.pending) + self._letters
+
+    def reply(self, key: bytes, payload: bytes) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+        if self._held:
+            self._held.append(build(CMSG, key, payload))
+            if self._has_replies():
+                self._pause()
+            return
+        self._write(build(CMSG, key, payload), self.registry.touch)
+
+    def hold_replies(self) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+        self._held.append(None)
+        if self._has_replies():
+            self._pause()
+
+    def release_reply(self, key: bytes, payload: bytes) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+        self._held[0] = build(CMSG, key, payload)
+        while self._held and (packet := self._held[0]) is not None:
+            del self._held[0]
+            self._write(packet, self.registry.touch_also)
+        self._maybe_resume()
+
+    def notify(self, key: bytes, payload: bytes) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+        self._write(build(CMSG, key, payload), self.registry.touch_also)
+
+    def _write(self, packet: bytes, touch: Callable[[Client], None]) -> None:
+        if self._write_closed:
+            return
+        if self.user.lines.mail and self._delivery.post(self, "reply", partial(self._write_letter, packet)):
+            self._letters += 1
+            if self._has_replies():
+                self._pause()
+            return
+        self._put(packet, touch)
+
+    def answer(self, packet: bytes) -> None:
+        """Put a reply into the queue, or behind the replies that are held back: its place in the stream has come."""
+        if self._held:
+            self._held.append(packet)
+        else:
+            self._put(packet, self.registry.touch_also)
+
+    def _put(self, packet: bytes, touch: Callable[[Client], None]) -> None:
+        """Put a reply into the queue: its place in the stream has come."""
+        queue = self.queue
+        queue.write(packet)
+        if not queue.is_congested:
+            touch(self)
+        if len(queue.pending) >= MAX_REPLIES:
+            self.registry.flush()
+        if self._has_replies():
+            self._pause()
+
+    def _write_letter(self, packet: bytes) -> None:
+        self._letters -= 1
+        if not self._write_closed:
+            self._put(packet, self.registry.touch_also)
+        self._maybe_resume()
+        if not self._letters:
+            for hook in self.on_room:
+                hook()
+
+    def _has_replies(self) -> bool:
+        """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
+        replies = self.queue.replies + self._letters
+        return replies + len(self._held) > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
+
+    # --- snapshots ---------------------------------------------------------------------------
+
+    def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+        self._is_loading = True
+        self._pause()
+        self.in_order("snapshot", partial(self._begin_snapshot, packets, on_over))
+
+    def _begin_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
+        registry, transport = self.registry, self.transport
+        if transport is None or self._write_closed or self.queue.state is State.HELD:  # nothing leaves any more
+            packets.close()
+            self._is_loading = False
+            on_over()
+            self._maybe_resume()
+            return
+        registry.flush()
+        front, self.queue = self.queue, registry.new_queue(self, self, self.user)
+        transport.queue = self._front = Front(front, packets, self.queue, self, partial(self._snapshot_over, on_over))
+        self.configure_queue()
+        registry.touch(self)
+
+    def _snapshot_over(self, on_over: Callable[[], None]) -> None:
+        on_over()
+        self._front = None
+        self._is_loading = False
+        if self.transport is not None:
+            self.transport.queue = self.queue
+        self.configure_queue()
+        if not self.queue.is_congested:
+            self.registry.drained(self, True, True)
+        if self.reason is None:
+            self._maybe_resume()
+
+    # --- messages ----------------------------------------------------------------------------
+
+    @property
+    def can_block(self) -> bool:
+        """See `sbus.server.core.interfaces.Receiver`."""
+        return self.queue.can_block
+
+    @property
+    def conflated(self) -> int:
+        """See `sbus.server.core.interfaces.Client`."""
+        return self.queue.conflated
+
+    @property
+    def is_holding(self) -> bool:
+        """See `sbus.server.core.interfaces.Client`."""
+        return len(self.queue) > 0 or self._front is not None or self.lost > 0 or self.user.lines.waits(self)
+
+    def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
+        """See `sbus.server.core.interfaces.Receiver`."""
+        return self.queue.admit(Run(packets), may_block)
+
+    def flush(self) -> None:
+        """See `sbus.server.core.interfaces.Receiver`."""
+        if self.transport is not None:
+            self.transport.flush()
+        else:
+            self.queue.discard_all()
+
+    def on_drained(self, has_room: bool, is_empty: bool) -> None:
+        """See `sbus.flood.QueueOwner`."""
+        self.registry.drained(self, has_room, is_empty)
+        if self.is_paused:
+            self._maybe_resume()
+        for hook in self.on_room:
+            hook()
+
+    def on_lost(self, losses: tuple[Loss, ...]) -> None:
+        """See `sbus.flood.QueueOwner`."""
+        self.registry.lost(self, losses)
+
+    # --- sending on --------------------------------------------------------------------------
+
+    def _writable(self, exclusive: bool) -> bool:
+        """Send on: now if nobody else is active, else as a chore; see `IPacketTransport.on_writable`."""
+        scheduler = self._scheduler
+        if scheduler.is_busy:
+            scheduler.note_event(self.user.lines)
+        if self._drain is not None:
+            return False  # it waits already
+        if not scheduler.is_busy and self.transport is not None and self.queue_is_arranged(ARRANGED_AT_ONCE):
+            self.transport.send_on(True)
+            return True
+        self._drain = Drain(self)
+        scheduler.add_chore(self.user.lines, self._drain)
+        return False
+
+    def drain(self, until: int) -> bool:
+        """Send some of what waits, in the client's order; return whether that is done."""
+        transport = self.transport
+        if transport is not None and self._drain is not None:
+            while not self.queue_is_arranged(ARRANGED_AT_ONCE):
+                if self._scheduler.clock() >= until:
+                    return False
+            self._drain = None
+            transport.send_on(not self._scheduler.is_contended)
+        self._drain = None
+        return True
+
+    def queue_is_arranged(self, most: int) -> bool:
+        """Put some messages that wait into the client's order; return whether all that can are."""
+        queue = None if self.transport is None else self.transport.queue
+        try:
+            return not isinstance(queue, SendQueue | Front) or queue.put_in_order(most)
+        except Exception:  # of a plugged-in order: to send meets it again, which ends this connection and no turn
+            return True

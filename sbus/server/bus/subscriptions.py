@@ -1,0 +1,162 @@
+"""Subscriptions: permitted, within the limits, and counted.
+
+A subscription reaches the router after everybody was asked: the dialect, the credentials, and the limits of the client
+and of its user. Each pattern is charged to both (`sbus.server.bus.memory.pattern_memory`), and has an end: the client
+takes it back, or leaves (`sbus.server.bus.departure`).
+"""
+
+from __future__ import annotations
+
+from sbus.errors import Violation, ViolationReason
+from sbus.protocol.keys import Dialect, SecretKey
+from sbus.routing.cost import MatchCost
+from sbus.server.asks.interest import Interest
+from sbus.server.asks.upstream import Upstream
+from sbus.server.bus.departure import Departures
+from sbus.server.bus.memory import pattern_memory
+from sbus.server.bus.router import Router
+from sbus.server.core.counters import Counters
+from sbus.server.core.interfaces import ICredentials, Receiver
+from sbus.server.core.limits import Limits, pattern_cost
+from sbus.server.core.observers import Events, redact
+from sbus.server.core.users import User
+
+__all__ = ["Subscriptions"]
+
+_ROOM_MADE = 128
+"""Patterns of a client that has left that are dropped at once if its user needs room for a new one."""
+
+
+class Subscriptions:
+    """The subscriptions of all receivers.
+
+    :param router: has the patterns of all subscriptions.
+    :param departures: the receivers that have left, which may hold patterns yet.
+    :param interest: the watched keys, which count as patterns.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        departures: Departures,
+        interest: Interest,
+        upstream: Upstream,
+        credentials: ICredentials,
+        limits: Limits,
+        dialect: Dialect,
+        counters: Counters,
+        events: Events,
+    ) -> None:
+        self._router = router
+        self._departures = departures
+        self._interest = interest
+        self._upstream = upstream
+        self._credentials = credentials
+        self._limits = limits
+        self._dialect = dialect
+        self._counters = counters
+        self._events = events
+
+    def subscribe(self, client: Receiver, pattern: bytes) -> None:
+        """Subscribe a client; identical subscriptions are counted.
+
+        :raises Violation: if the client may not subscribe to the pattern, or has too many.
+        """
+        if client in self._departures.receivers:
+            self._departures.drop(client, len(client.patterns))  # a subscriber of the program that comes back
+        if self._upstream.is_chained:
+            pattern = self._upstream.local(pattern)
+        count, secret = client.patterns.get(pattern, (0, None))
+        if not count:
+            secret = self._dialect.check(pattern)
+            self._credentials.checkSubscription(client.peer, pattern, secret)
+            cost = pattern_cost(pattern, self._dialect.separator)
+            if len(client.patterns) + self._interest.count(client) >= self._limits.max_patterns:
+                raise Violation(ViolationReason.TOO_MANY_PATTERNS)
+            if client.pattern_bytes + cost > self._limits.max_pattern_bytes:
+                raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
+            if client.user.patterns >= self._limits.user_patterns:
+                self._check_user_patterns(client.user)
+            memory = pattern_memory(pattern, self._dialect.separator, secret)
+            if not client.user.may_hold(memory):
+                raise Violation(ViolationReason.USER_MEMORY)
+            self._add_match_cost(client.user, pattern, secret)
+            try:
+                self._router.add(client, pattern, secret)
+            except BaseException:
+                _match_cost(client.user, secret).remove(_matched(pattern, secret))
+                raise
+            client.pattern_bytes += cost
+            client.pattern_memory += memory
+            client.user.charge_memory(memory)
+            client.user.charge(1, cost)
+            if self._upstream.link is not None and secret is None:
+                self._upstream.subscribed(client, pattern)
+        client.patterns[pattern] = (count + 1, secret)
+        for notify in self._events.subscribed:
+            notify(client, redact(self._dialect, pattern))
+
+    def unsubscribe(self, client: Receiver, pattern: bytes) -> None:
+        """Take one subscription back; an unknown one is ignored and counted."""
+        if self._upstream.is_chained:
+            pattern = self._upstream.local(pattern)
+        count, secret = (
+            client.patterns.get(pattern, (0, None)) if client not in self._departures.receivers else (0, None)
+        )
+        if not count:
+            self._counters.unknown_unsubscriptions += 1
+            return
+        if count > 1:
+            client.patterns[pattern] = (count - 1, secret)
+        else:
+            self.drop(client, pattern)
+        for notify in self._events.unsubscribed:
+            notify(client, redact(self._dialect, pattern))
+
+    def drop(self, client: Receiver, pattern: bytes) -> None:
+        """Remove a pattern of a client, however often the client has subscribed to it."""
+        _, secret = client.patterns.pop(pattern)
+        cost = pattern_cost(pattern, self._dialect.separator)
+        client.pattern_bytes -= cost
+        memory = pattern_memory(pattern, self._dialect.separator, secret)
+        client.pattern_memory -= memory
+        client.user.charge_memory(-memory)
+        client.user.release(1, cost)
+        _match_cost(client.user, secret).remove(_matched(pattern, secret))
+        self._router.remove(client, pattern, secret)
+        self._upstream.unsubscribed(client, pattern)
+
+    def _check_user_patterns(self, user: User) -> None:
+        """Make room for one more pattern of a user who has as many as one user may have.
+
+        :raises Violation: if there is none.
+        """
+        if not user.has_pattern_limits:
+            return
+        # What clients that have left still hold is not to be held against those that are there.
+        if (client := self._departures.of(user)) is not None:
+            self._departures.drop(client, _ROOM_MADE)
+        if user.patterns >= self._limits.user_patterns:
+            raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
+
+    def _add_match_cost(self, user: User, pattern: bytes, secret: SecretKey | None) -> None:
+        """Count the steps of a pattern for its user.
+
+        :raises Violation: if they are too many; nothing is counted then.
+        """
+        cost, matched = _match_cost(user, secret), _matched(pattern, secret)
+        before = cost.steps
+        cost.add(matched)
+        # A pattern that adds no step is never refused: a user who was exempt may have more than the limit.
+        if before < cost.steps > self._limits.max_match_steps and user.has_pattern_limits:
+            cost.remove(matched)
+            raise Violation(ViolationReason.TOO_MANY_MATCH_STEPS)
+
+
+def _match_cost(user: User, secret: SecretKey | None) -> MatchCost:
+    return user.secret_match_cost if secret else user.match_cost
+
+
+def _matched(pattern: bytes, secret: SecretKey | None) -> bytes:
+    """Return the part of a pattern that is matched segment by segment."""
+    return secret.rest if secret else pattern
