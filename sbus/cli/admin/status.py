@@ -70,9 +70,11 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _user_limits(limits: dict[str, int]) -> str:
+def _user_limits(limits: dict[str, Any]) -> str:
+    of_some = "".join(f" (UID {uid}: {most:,})" for uid, most in limits.get("clients_of", {}).items())
     return (
-        f"at most {pluralize(limits['clients'], 'client')}, {limits['accepts_per_second']:,} connections a second, "
+        f"at most {pluralize(limits['clients'], 'client')}{of_some}, "
+        f"{limits['accepts_per_second']:,} connections a second, "
         f"{pluralize(limits['patterns'], 'pattern')}, {limits['match_steps']:,} match steps, "
         f"{format_bytes(limits['memory_bytes'])} of memory"
     )

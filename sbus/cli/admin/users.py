@@ -31,7 +31,8 @@ Example:
 def users(target: Target, admin: str | None, as_json: bool) -> None:
     """List the users with a client, with their clients, patterns, queues and memory; most memory first.
 
-    The limits of one user, which "sbus status" shows, apply to those with "yes" under "limits".
+    "at most" is the number of clients that the user may have (--user-clients). The other limits of one user, which
+    "sbus status" shows, apply to those with "yes" under "limits".
     """
     found = Admin(target, admin).get("/v1/users")
     if as_json:
@@ -41,11 +42,12 @@ def users(target: Target, admin: str | None, as_json: bool) -> None:
         {
             **row,
             "name": name_of(row["uid"]),
+            "at most": row.get("clients_limit"),
             "queued": format_bytes(row["queue_bytes"]),
             "memory": format_bytes(row["memory_bytes"]),
             "limits": "none" if row["is_exempt"] else "yes",
         }
         for row in sorted(found["users"], key=lambda row: -row["memory_bytes"])
     )
-    columns = {"uid": ">", "name": "<", "clients": ">", "patterns": ">", "queues": ">", "queued": ">", "memory": ">"}
-    echo_table({**columns, "limits": "<"}, rows)
+    numbers = dict.fromkeys(("clients", "at most", "patterns", "queues", "queued", "memory"), ">")
+    echo_table({"uid": ">", "name": "<", **numbers, "limits": "<"}, rows)

@@ -9,8 +9,8 @@ that was accepted, by the user whom the kernel names:
 * *The rate.* Each user has a bucket of connections. It is filled by ``--user-accepts`` a second, and holds five
   seconds' worth. A connection that finds the bucket empty is refused. Accepting and closing it costs the server about
   15 µs; to leave it in the backlog would lock everybody out, as the kernel shows whose it is only when it is accepted.
-* *The clients of one user*: ``--user-clients``. By default that is a quarter of all places. They are those of
-  ``--max-clients``, or the descriptors (RLIMIT_NOFILE) where these are fewer.
+* *The clients of one user*: ``--user-clients``, which may name a user. By default they are 256, as
+  thousands cost everybody else: each of them is a place, and a receiver of what it subscribes to.
 * *The reserves.* The last 64 places below ``--max-clients`` and the last 64 descriptors below RLIMIT_NOFILE are kept
   for users without a connection (a quarter, if that is less). So a user, even with many subordinate UIDs, cannot lock
   out others by being there first: somebody new is refused only when 64 users have taken the reserve, with one
@@ -101,7 +101,7 @@ class Admission:
         limit: Callable[[], int] = descriptor_limit,
     ) -> None:
         self._users = users
-        self._user_clients = limits.user_clients
+        self._clients_of = limits.clients_of
         self._max_clients = limits.max_clients
         self._client_reserve = reserve(limits.max_clients)
         self._rates = AcceptRates(limits.user_accepts, clock)
@@ -134,17 +134,11 @@ class Admission:
         """
         if is_exempt(uid):
             return None
-        if connections >= self.most_user_clients():
+        if connections >= self._clients_of(uid):
             return CloseReason.TOO_MANY_USER_CLIENTS
         if connections and self._max_clients - clients <= self._client_reserve:
             return CloseReason.KEPT_FOR_OTHERS
         return None
-
-    def most_user_clients(self) -> int:
-        """Return the number of clients that one user may have."""
-        if self._user_clients is not None:
-            return self._user_clients
-        return max(1, min(self._max_clients, self._limit()) // 4)
 
     def _has_descriptors(self) -> bool:
         """Return whether more descriptors than the reserve were free before the one that was just accepted."""

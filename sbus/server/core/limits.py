@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import resource
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 
 from sbus.errors import UsageError
 from sbus.flood import MemoryAccount, QueueLimits
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.protocol.patterns import pattern_cost
+from sbus.server.core.listeners import parse_user
 from sbus.syscalls.sockets import LONGEST_PACKET
 
-__all__ = ["MAX_REPLIES", "Limits", "cgroup_limits", "default_max_memory", "pattern_cost"]
+__all__ = ["MAX_REPLIES", "Limits", "cgroup_limits", "default_max_memory", "parse_user_clients", "pattern_cost"]
 
 MAX_REPLIES = 64
 """Replies in a client's queue past which the server does not read from the client."""
@@ -32,12 +34,13 @@ _LEAST_DEFAULT = 16 << 20
 class Limits:
     """The limits of one bus.
 
-    Each option of ``twistd sbus`` with the same name sets one.
+    Each option of ``twistd sbus`` with the same name sets one; `max_match_steps` has no option.
 
     :ivar max_packet: bytes in the longest packet.
     :ivar max_clients: connections at one time.
-    :ivar user_clients: connections of one user at one time; None for a quarter of `max_clients`, or of the descriptors
-        of the process if these are fewer. Root and the server's own user have none of the limits of one user.
+    :ivar user_clients: connections of one user at one time. Root and the server's own user have none of the limits of
+        one user.
+    :ivar user_clients_of: by UID, the connections of users who may have another number of them.
     :ivar user_accepts: connections of one user that are accepted in a second, and five times that at once.
     :ivar user_patterns: patterns of all clients of one user together.
     :ivar max_patterns: different patterns of one client.
@@ -55,7 +58,8 @@ class Limits:
 
     max_packet: int = DEFAULT_MAX_PACKET
     max_clients: int = 16_384
-    user_clients: int | None = None
+    user_clients: int = 256
+    user_clients_of: Mapping[int, int] = field(default_factory=dict, hash=False)
     user_accepts: int = 200
     user_patterns: int = 32_768
     max_patterns: int = 16_384
@@ -69,15 +73,15 @@ class Limits:
     block_timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.default is None:
+        if not isinstance(self.user_clients_of, Mapping):
+            raise UsageError(f"user_clients_of is {self.user_clients_of!r}: it must be a dict from UIDs to numbers")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "user_clients_of" or (value is None and each.default is None):
                 continue
-            kinds, what = ((int, float), "number") if isinstance(field.default, float) else (int, "whole number")
-            if not isinstance(value, kinds):
-                raise UsageError(f"{field.name} is {value!r}: it must be a {what}")
-            if not value > 0:
-                raise UsageError(f"{field.name} is {value}: it must be more than 0")
+            _check(each.name, value, isinstance(each.default, float))
+        for uid, clients in self.user_clients_of.items():
+            _check(f"user_clients_of[{uid}]", clients)
         if self.max_packet < 64:
             raise UsageError(f"max_packet is {self.max_packet}: replies of the server take up to 64 bytes")
         if self.max_packet > _LARGEST_PACKET:
@@ -91,6 +95,14 @@ class Limits:
         longest = min(self.max_packet, LONGEST_PACKET)
         return b"%d" % longest if longest > DEFAULT_MAX_PACKET else b""
 
+    def clients_of(self, uid: int) -> int:
+        """Return the connections that this user may have at one time."""
+        return self.user_clients_of.get(uid, self.user_clients)
+
+    def user_clients_option(self, uid: int) -> str:
+        """Return the option that sets `clients_of` for this user, with its value."""
+        return f"--user-clients={f'{uid}=' if uid in self.user_clients_of else ''}{self.clients_of(uid)}"
+
     def memory_account(self) -> tuple[MemoryAccount, int]:
         """Return a new account with the limits of memory, and the bytes set aside for the route cache."""
         limit = default_max_memory() if self.max_memory is None else self.max_memory
@@ -102,6 +114,36 @@ class Limits:
     def queue(self) -> QueueLimits:
         """Return the limits of one client's queue."""
         return QueueLimits(self.queue_messages, self.queue_bytes)
+
+
+def _check(name: str, value: object, may_be_float: bool = False) -> None:
+    """Check one limit.
+
+    :raises UsageError: if it is no number above 0.
+    """
+    if not isinstance(value, (int, float) if may_be_float else int):
+        raise UsageError(f"{name} is {value!r}: it must be a {'number' if may_be_float else 'whole number'}")
+    if not value > 0:
+        raise UsageError(f"{name} is {value}: it must be more than 0")
+
+
+def parse_user_clients(text: str) -> tuple[int | None, int]:
+    """Parse the value of ``--user-clients``: ``256``, or ``NAME=4096`` for one user.
+
+    :returns: the user's UID, or None for all other users, and the number of clients.
+    :raises UsageError: if that is not what the text is, with the remedy.
+    """
+    user, is_named, number = text.rpartition("=")
+    option = f"--user-clients={text}"
+    clients = int(number) if re.fullmatch("[0-9]{1,9}", number, re.ASCII) else 0
+    if not clients:
+        raise UsageError(f"{option}: give a number of clients above 0, or that of one user, such as 1001=4096")
+    if not is_named:
+        return None, clients
+    uid = parse_user(user, option)
+    if uid == 0:
+        raise UsageError(f"{option}: root may have any number of clients: leave the option out")
+    return uid, clients
 
 
 # --- the default limit of memory -------------------------------------------------------------

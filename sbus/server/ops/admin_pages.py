@@ -137,6 +137,7 @@ def _users(registry: SubscriptionRegistry) -> Pieces:
         {
             "uid": user.uid,
             "clients": user.connections,
+            "clients_limit": None if user.is_exempt else registry.limits.clients_of(user.uid),
             "patterns": user.patterns,
             "queues": user.queues,
             "queue_bytes": user.queued_bytes,

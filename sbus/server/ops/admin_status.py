@@ -53,7 +53,8 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
         "memory_bytes": budget.memory.held,
         "memory_limit_bytes": budget.memory.limit,
         "limits_per_user": {
-            "clients": registry.admission.most_user_clients(),
+            "clients": registry.limits.user_clients,
+            "clients_of": {str(uid): most for uid, most in registry.limits.user_clients_of.items()},
             "accepts_per_second": registry.limits.user_accepts,
             "patterns": registry.limits.user_patterns,
             "match_steps": registry.limits.max_match_steps,

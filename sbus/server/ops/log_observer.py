@@ -15,6 +15,7 @@ from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.log_limiter import INTERVAL, LimitedLogger, LogLimiter
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
+from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Observer
 
@@ -39,6 +40,7 @@ class LogObserver(Observer):
     :param dialect: the revision of the protocol, which says how to show a key.
     :param budget: the bytes that the log may grow by; by default one of the observer's own.
     :param interval: seconds between two lines about the losses of one client.
+    :param limits: the limits of the bus, for the lines that name one.
     :param owner_of: returns the UID that a UID counts as; by default each is its own. Lines name the UID itself, but
         sums and limits go by the owner, so that a range of UIDs makes the log no longer.
     """
@@ -50,11 +52,13 @@ class LogObserver(Observer):
         budget: LogBudget | None = None,
         interval: float = INTERVAL,
         owner_of: Callable[[int], int] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._clock = clock
         self._dialect = dialect
         self._interval = interval
         self._owner_of = owner_of or _itself
+        self._limits = limits or Limits()
         self._limiter = LogLimiter(clock, globalLogPublisher, budget or LogBudget(clock.seconds))
         self._log = LimitedLogger("sbus.server", self._limiter)
         self._lost: dict[Any, list[int]] = {}
@@ -75,7 +79,7 @@ class LogObserver(Observer):
             self._log.warn(
                 "refused a connection from {peer}: {why}",
                 reason=reason.name,
-                why=reason.value,
+                why=self._why(peer, reason),
                 kind=_REFUSED[reason],
                 **self._peer_fields(peer, listener),
             )
@@ -102,7 +106,7 @@ class LogObserver(Observer):
                 "client {number} disconnected: {peer}: {why}",
                 number=client.number,
                 reason=reason.name,
-                why=reason.value,
+                why=self._why(client.peer, reason),
                 kind=_CLOSED[reason],
                 **self._peer_fields(client.peer, client.listener),
             )
@@ -149,6 +153,14 @@ class LogObserver(Observer):
             self._loss_timer.cancel()
             self._loss_timer = None
         self._limiter.stop()
+
+    def _why(self, peer: PeerCredentials, reason: CloseReason) -> str:
+        """Return a reason in words, with the limit of this user where users can have limits of their own."""
+        why = str(reason.value)
+        if reason is CloseReason.TOO_MANY_USER_CLIENTS:
+            option = self._limits.user_clients_option(self._owner_of(peer.uid))
+            return why.replace("--user-clients", option)
+        return why
 
     def _peer_fields(self, peer: PeerCredentials, listener: Listener) -> dict[str, Any]:
         at = "" if listener.name == MAIN.name else f" at {listener.name}"

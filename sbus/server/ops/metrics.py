@@ -186,13 +186,13 @@ class Metrics:
 
     def _users(self) -> Iterator[Metric | None]:
         registry = self._registry
-        limits, most_clients = registry.limits, registry.admission.most_user_clients()
+        limits = registry.limits
         at_limit = dict.fromkeys(("clients", "patterns", "memory"), 0)
         patterns = 0
         for at, user in enumerate(registry.users.all(), 1):
             patterns += user.patterns
             if not user.is_exempt:
-                at_limit["clients"] += user.connections >= most_clients
+                at_limit["clients"] += user.connections >= limits.clients_of(user.uid)
                 at_limit["patterns"] += user.patterns >= limits.user_patterns
                 at_limit["memory"] += not user.may_hold(0)
             if at % STEP == 0:

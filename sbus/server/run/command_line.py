@@ -16,7 +16,7 @@ from sbus.seqpacket.systemd import passed_names
 from sbus.server.asks.last_values import check_rules, parse_rule
 from sbus.server.bus.memory import LEAST_MAX_MEMORY, LEAST_USER_MEMORY
 from sbus.server.core.components import FloodControls, credentials_policies, find_policy
-from sbus.server.core.limits import Limits
+from sbus.server.core.limits import Limits, parse_user_clients
 from sbus.server.core.listeners import MAIN, ListenOption, check_names, parse_listen, parse_user, passed_admin
 from sbus.server.run.recorder import require_recorder, split_options
 from sbus.syscalls.addresses import default_address, parse
@@ -159,14 +159,6 @@ class Options(CommandLine):
             amount("max-clients", "clients"),
         ],
         [
-            "user-clients",
-            None,
-            None,
-            "Clients of one user connected at the same time; root and the server's user have none of the limits of one "
-            "user [default: a quarter of --max-clients]",
-            amount("user-clients", "clients"),
-        ],
-        [
             "user-accepts",
             None,
             _DEFAULTS.user_accepts,
@@ -244,13 +236,15 @@ class Options(CommandLine):
             "allow-user": usage.CompleteUsernames(),
             "group": usage.CompleteGroups(),
         },
-        multiUse=["allow-user", "last-value", "listen", "stream", "upstream-out", "upstream-in"],
+        multiUse=["allow-user", "last-value", "listen", "stream", "upstream-out", "upstream-in", "user-clients"],
     )
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self["allow-user"] = []
         self["listen"] = []
+        self["user-clients"] = _DEFAULTS.user_clients
+        self["user-clients-of"] = {}
         self["last-value"] = []
         self["upstream-out"] = []
         self["upstream-in"] = []
@@ -268,6 +262,15 @@ class Options(CommandLine):
     def opt_stream(self, socket: str) -> None:
         """A stream socket for clients without SEQPACKET, such as Node and Java; its value is as that of --listen"""
         self["listen"].append(parse_listen(socket, stream=True))
+
+    def opt_user_clients(self, clients: str) -> None:
+        """Clients of each user connected at the same time, or NAME=CLIENTS for one user; repeatable; root and the
+        server's user have none of the limits of one user [default: 256]"""
+        uid, most = parse_user_clients(clients)
+        if uid is None:
+            self["user-clients"] = most
+        else:
+            self["user-clients-of"][uid] = most
 
     def opt_last_value(self, rule: str) -> None:
         """PATTERN[,keys=N][,bytes=SIZE]: keep their last values; repeatable [default: none; keys=10000,bytes=16M]"""

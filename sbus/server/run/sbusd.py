@@ -36,7 +36,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from sbus.distribution import check_installation
@@ -66,6 +66,8 @@ A local message bus, with the command line of the original daemon.
   -u user      let only this user (name or UID) and the daemon's own connect; repeatable
   --max-memory=SIZE, --user-memory=SIZE
                as for twistd sbus, such as 64M
+  --user-clients=[NAME=]CLIENTS
+               as for twistd sbus: clients of each user, or of one; repeatable (default: 256)
   --log-level=LEVEL
                least level of events that are logged to standard error: debug, info, warn (default), error or critical
   --help       print this, and exit
@@ -90,6 +92,8 @@ class _Settings:
     users: tuple[int, ...] = ()
     max_memory: int | None = None
     user_memory: int | None = None
+    user_clients: int | None = None
+    user_clients_of: dict[int, int] = field(default_factory=dict)
     log_level: str = "warn"
 
 
@@ -117,7 +121,7 @@ def _parse(arguments: list[str]) -> _Settings:
     :raises SystemExit: after printing what ``--help`` or ``--version`` asks for.
     """
     settings = _Settings()
-    names = ["help", "version", "max-memory=", "user-memory=", "log-level="]
+    names = ["help", "version", "max-memory=", "user-memory=", "user-clients=", "log-level="]
     options, rest = getopt.getopt(arguments, "a:cfgop:ru:", names)
     if rest:
         raise getopt.GetoptError("too many arguments")
@@ -133,6 +137,8 @@ def _parse(arguments: list[str]) -> _Settings:
                 settings.max_memory = _memory("max-memory", value)
             case "--user-memory":
                 settings.user_memory = _memory("user-memory", value)
+            case "--user-clients":
+                _take_user_clients(settings, value)
             case "--log-level":
                 settings.log_level = _level(value)
             case "-a":
@@ -160,6 +166,16 @@ def _memory(option: str, text: str) -> int:
 
     least = {"max-memory": LEAST_MAX_MEMORY, "user-memory": LEAST_USER_MEMORY}
     return size(option, least[option])(text)
+
+
+def _take_user_clients(settings: _Settings, text: str) -> None:
+    from sbus.server.core.limits import parse_user_clients
+
+    uid, clients = parse_user_clients(text)
+    if uid is None:
+        settings.user_clients = clients
+    else:
+        settings.user_clients_of[uid] = clients
 
 
 def _level(text: str) -> str:
@@ -296,7 +312,12 @@ def _serve(
     bus = BusService(
         SeqpacketServerEndpoint(reactor, bound),
         KernelPolicy().make(access),
-        Limits(max_memory=settings.max_memory, user_memory=settings.user_memory),
+        Limits(
+            max_memory=settings.max_memory,
+            user_memory=settings.user_memory,
+            user_clients=Limits().user_clients if settings.user_clients is None else settings.user_clients,
+            user_clients_of=settings.user_clients_of,
+        ),
         controls=FloodControls.built_in(),
         log_budget=log_budget,
     )

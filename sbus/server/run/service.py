@@ -150,7 +150,8 @@ class BusService(MultiService):
             if isinstance(each, SeqpacketServerEndpoint):
                 each.max_packet = limits.max_packet
         self.endpoint = endpoint
-        self._log_observer = LogObserver(clock, dialect, log_budget, owner_of=owner_of)
+        self._log_observer = LogObserver(clock, dialect, log_budget, owner_of=owner_of, limits=limits)
+        self._owner_of = owner_of
         self.registry = SubscriptionRegistry(
             credentials,
             clock,
@@ -207,7 +208,7 @@ class BusService(MultiService):
         self.log.info(
             "sbus listens on {address} ({dialect} dialect, {io}); limits: packet {limits.max_packet} B, "
             "{limits.max_clients} clients, {limits.max_patterns} patterns or {limits.max_pattern_bytes} B of them a "
-            "client; a user {user_clients} clients, {limits.user_accepts} connections a second, "
+            "client; a user {limits.user_clients} clients{of_some}, {limits.user_accepts} connections a second, "
             "{limits.user_patterns} patterns, {limits.max_match_steps} match steps, memory {user_memory} B; queue "
             "{limits.queue_messages} messages or {limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, "
             "memory {memory} B, block time-out {limits.block_timeout} s",
@@ -215,7 +216,7 @@ class BusService(MultiService):
             dialect=self.registry.dialect.name,
             io="compiled batches" if COMPILED else "plain Python",
             limits=limits,
-            user_clients=self.registry.admission.most_user_clients(),
+            of_some="".join(f" (UID {uid} {most})" for uid, most in sorted(limits.user_clients_of.items())),
             memory=self.registry.users.budget.memory.limit,
             user_memory=self.registry.users.budget.memory.user_limit,
         )
@@ -236,13 +237,23 @@ class BusService(MultiService):
                 user_limit=memory.user_limit,
                 limit=memory.limit,
             )
-        if limits.user_clients is not None and limits.user_clients >= limits.max_clients:
+        user_clients = max([limits.user_clients, *limits.user_clients_of.values()])
+        if user_clients >= limits.max_clients:
             self.log.warn(
                 "one user may take the places of all clients: --user-clients is {user_clients}, and --max-clients is "
                 "{max_clients}; lower --user-clients or raise --max-clients",
-                user_clients=limits.user_clients,
+                user_clients=user_clients,
                 max_clients=limits.max_clients,
             )
+        for uid in sorted(limits.user_clients_of):
+            owner = uid if self._owner_of is None else self._owner_of(uid)
+            if owner != uid:
+                self.log.warn(
+                    "{option} has no effect, as UID {uid} counts as {owner} (--subuid-as-owner): name UID {owner}",
+                    option=limits.user_clients_option(uid),
+                    uid=uid,
+                    owner=owner,
+                )
         if descriptors <= limits.max_clients:
             self.log.warn(
                 "fewer than {max_clients} clients can connect: the process may have {descriptors} descriptors; raise "

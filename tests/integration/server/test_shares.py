@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pwd
+import re
 import resource
 import signal
 import subprocess
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.server.test_admin import ask, got
 from tests.support.harness import OTHER_USER, THIRD_USER, TIMEOUT, Bus, name_of
 
 _PROGRAM = """
@@ -117,7 +120,7 @@ def test_clients_of_one_user(as_root, bus):
     clients = [started.client(b"k", user=OTHER_USER) for _ in range(3)]
     refused = started.client(user=OTHER_USER)
     assert refused.rest() == []
-    started.wait_log(rf"refused a connection from pid {refused.pid} uid 12001 .*: its user has .*\(--user-clients\)")
+    started.wait_log(rf"refused a connection from pid {refused.pid} uid 12001 .*: its user has .*\(--user-clients=3\)")
     assert is_served(started, THIRD_USER)
     assert [is_served(started) for _ in range(5)] == [True] * 5
     packet = clients[0].msg(b"k")
@@ -190,12 +193,24 @@ def test_the_last_descriptors(bus, crowd):
     assert "Cannot accept" not in started.log
 
 
-def test_a_quarter_of_the_descriptors(bus, crowd):
-    """By default a user gets a quarter of the descriptors where these are fewer than --max-clients."""
-    started = bus("--mode=0777")
-    resource.prlimit(started.pid, resource.RLIMIT_NOFILE, (200, 200))
-    assert crowd(started, OTHER_USER[0], hold=100).served == 50
-    assert crowd(started, THIRD_USER[0], hold=10).served == 10
+def test_clients_of_users_by_default_and_by_name(bus, crowd, directory):
+    """By default a user gets 256 clients, and one that is named its own number; status, users and the log say which."""
+    admin = f"{directory}/admin"
+    options = (f"--user-clients={THIRD_USER[0]}=300", "--user-clients=daemon=2", f"--admin={admin}")
+    started = bus("--mode=0777", *options)
+    named = pwd.getpwnam("daemon").pw_uid
+    started.wait_log(rf"a user 256 clients \(UID {named} 2\) \(UID {THIRD_USER[0]} 300\), ")
+    assert crowd(started, OTHER_USER[0], hold=260).served == 256
+    started.wait_log(r"refused a connection from .* uid 12001 .*: its user has .* \(--user-clients=256\)")
+    assert crowd(started, THIRD_USER[0], hold=301).served == 300
+    started.wait_log(rf"refused .* uid {THIRD_USER[0]} .*: its user has .* \(--user-clients={THIRD_USER[0]}=300\)")
+    assert crowd(started, named, hold=3).served == 2
+    assert crowd(started, 0, hold=301).served == 301
+    assert got(admin, "/v1/status")["limits_per_user"]["clients"] == 256
+    assert got(admin, "/v1/status")["limits_per_user"]["clients_of"] == {str(named): 2, str(THIRD_USER[0]): 300}
+    most = {user["uid"]: user["clients_limit"] for user in got(admin, "/v1/users")["users"]}
+    assert most == {0: None, OTHER_USER[0]: 256, THIRD_USER[0]: 300, named: 2}
+    assert re.search(rb'sbus_users_at_limit{[^}]*limit="clients"} 3\.0', ask(admin, "/metrics")[1])
 
 
 @pytest.mark.parametrize("option", [True, False])
@@ -208,10 +223,14 @@ def test_subordinate_uids(as_root, bus, directory, option):
     mount = 'mount --bind "$0" /etc/subuid && exec "$@"'
     started = bus(
         "--mode=0777",
-        "--user-clients=2",
+        "--user-clients=1",
+        "--user-clients=12001=2",
+        "--user-clients=200000=9",
         *(["--subuid-as-owner"] if option else []),
         before=["unshare", "-m", "sh", "-c", mount, file],
     )
+    ignored = "--user-clients=200000=9 has no effect, as UID 200000 counts as 12001 (--subuid-as-owner): name UID 12001"
+    assert (ignored in started.log) is option
     clients = [started.client(user=(200_000, 5)), started.client(user=OTHER_USER)]
     assert [client.sync() for client in clients] == [[], []]
     assert is_served(started, (200_999, 5)) is not option

@@ -162,28 +162,17 @@ def test_clients_of_one_user():
     assert door.connect_often(7, 2) == [None, CLIENTS]
 
 
-def test_a_quarter_of_all_clients():
-    """By default a user may have a quarter of the clients of the bus."""
-    door = Door(max_clients=4000)
-    assert door.connect_often(7, 1000)[-1] is None
-    door.now += 60
-    assert door.connect(7) is CLIENTS
+def test_the_default_number_of_clients():
+    """By default a user may have 256 clients, however many the bus may have."""
+    assert Door().connect_often(7, 257) == [None] * 256 + [CLIENTS]
 
 
-@pytest.mark.parametrize(
-    ("limits", "files", "clients"),
-    [
-        ({}, 20_000, 4096),
-        ({}, 1024, 256),
-        ({"max_clients": 7}, 1024, 1),
-        ({"max_clients": 1}, 1024, 1),
-        ({"max_clients": 8}, 1024, 2),
-        ({"user_clients": 900}, 1024, 900),
-    ],
-)
-def test_the_size_of_a_share(limits, files, clients):
-    """One user may have a quarter of all clients or descriptors, and at least one, or what the option says."""
-    assert Door(files=files, **limits).admission.most_user_clients() == clients
+def test_clients_of_a_user_with_a_limit_of_its_own():
+    """A user who is named may have more, or fewer, clients than the others."""
+    door = Door(user_clients=3, user_clients_of={7: 5, 8: 1})
+    assert door.connect_often(7, 6) == [None] * 5 + [CLIENTS]
+    assert door.connect_often(8, 2) == [None, CLIENTS]
+    assert door.connect_often(9, 4) == [None] * 3 + [CLIENTS]
 
 
 @pytest.mark.parametrize(("places", "kept"), [(0, 0), (3, 0), (4, 1), (255, 63), (256, 64), (16_384, 64)])
@@ -230,7 +219,7 @@ def test_descriptors_that_others_take():
 
 def test_descriptors_are_seldom_counted():
     """The descriptors are counted at the first connection, and not for each one."""
-    door = Door(user_accepts=10_000)
+    door = Door(user_accepts=10_000, user_clients=2_000)
     door.connect(1)
     counted: list[int] = []
 
@@ -259,12 +248,16 @@ def test_the_recorder_is_not_exempt():
     assert door.connect(EXEMPT) is None
 
 
+OF_SOME = {1: 9, 2: 2}
+"""Clients of the users in `AdmissionMachine` who may have another number than 6."""
+
+
 class AdmissionMachine(RuleBasedStateMachine):
     """Users who come and go, against counts by hand: no limit is passed, and somebody new is let in."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.door = Door(max_clients=20, user_clients=6, user_accepts=2, files=45)
+        self.door = Door(max_clients=20, user_clients=6, user_clients_of=OF_SOME, user_accepts=2, files=45)
         self.kept = reserve(20)
         self.kept_files = reserve(45)
         self.held: dict[int, int] = {}
@@ -285,10 +278,10 @@ class AdmissionMachine(RuleBasedStateMachine):
             mine, free, free_files = self.held.get(uid, 0), 20 - self.total(), 45 - self.door.open - self.total()
             reason = self.come(uid)
             if reason is None:
-                assert mine < 6
+                assert mine < OF_SOME.get(uid, 6)
                 assert not mine or (free > self.kept and free_files > self.kept_files)
             elif reason is CLIENTS:
-                assert mine == 6
+                assert mine == OF_SOME.get(uid, 6)
             elif reason is KEPT:
                 assert mine
                 assert free <= self.kept or free_files <= self.kept_files
@@ -321,7 +314,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @invariant()
     def limits_hold(self):
-        assert all(count <= 6 for uid, count in self.held.items() if uid)
+        assert all(count <= OF_SOME.get(uid, 6) for uid, count in self.held.items() if uid)
         assert self.total() == self.door.users.connections <= 20
         assert {uid: self.door.users.connections_of(uid) for uid in self.held} == self.held
 
@@ -427,7 +420,10 @@ def test_the_recorder_is_a_user_of_its_own():
 
 def test_owners():
     """With owners, UIDs count as the same user for limits; their credentials stay their own."""
-    bus = Bus(limits=Limits(user_clients=2), owner_of=lambda uid: 7 if uid >= 100_000 else uid)
+    bus = Bus(
+        limits=Limits(user_clients=1, user_clients_of={7: 2, 100_000: 9}),
+        owner_of=lambda uid: 7 if uid >= 100_000 else uid,
+    )
     clients = [bus.connect(uid=7, pid=1), bus.connect(uid=100_000, pid=2), bus.connect(uid=100_001, pid=3)]
     assert [client.is_connected for client in clients] == [True, True, False]
     assert clients[0].protocol.user is clients[1].protocol.user

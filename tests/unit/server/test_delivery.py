@@ -341,7 +341,7 @@ def readers_of(bus: Bus, uid: int, count: int) -> list[Peer]:
 )
 def test_who_gets_a_message_at_once(uid, count, size, is_at_once):
     """While several users are active, the publisher copies for its own receivers, and for few of another user."""
-    bus = Bus()
+    bus = Bus(limits=Limits(user_clients=AT_ONCE + 2))
     publisher, readers = bus.connect(uid=1), readers_of(bus, uid, count)
     bus.registry.scheduler.is_busy = True
     packet = b"MSG k\0" + bytes(size)
@@ -394,7 +394,7 @@ def test_to_append_costs_a_publisher_the_same(readers):
     """A message for many receivers of another user costs its publisher as much as one for a few of them (I4)."""
     costs = []
     for count in (OF_OTHERS + 1, readers):
-        bus = Bus()
+        bus = Bus(limits=Limits(user_clients=count))
         readers_of(bus, 2, count)
         publisher = bus.connect(uid=1)
         bus.registry.scheduler.is_busy = True

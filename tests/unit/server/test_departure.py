@@ -476,8 +476,8 @@ def test_many_patterns_do_not_delay_the_end():
 
 def test_clients_are_disconnected_in_slices():
     """When the server stops, the closing of many clients begins in slices, and no packet of any is handled."""
-    bus = HandTurnedBus(TICK)
     count = 1_200
+    bus = HandTurnedBus(TICK, limits=Limits(user_clients=count))
     peers = [bus.connect(uid=LEAVER) for _ in range(count)]
     stopped = bus.registry.stopService()
     left = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pwd
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from sbus.errors import UsageError
 from sbus.flood import QueueLimits
-from sbus.server.core.limits import MAX_REPLIES, Limits, pattern_cost
+from sbus.server.core.limits import MAX_REPLIES, Limits, parse_user_clients, pattern_cost
 
 
 def test_defaults():
@@ -18,7 +20,8 @@ def test_defaults():
     assert Limits() == Limits(
         max_packet=409_600,
         max_clients=16_384,
-        user_clients=None,
+        user_clients=256,
+        user_clients_of={},
         user_accepts=200,
         user_patterns=32_768,
         max_patterns=16_384,
@@ -38,7 +41,10 @@ def test_queue_limits():
     assert Limits().queue == QueueLimits()
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
+NUMBERS = [field.name for field in fields(Limits) if field.name != "user_clients_of"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_a_limit_is_more_than_nothing(name, value):
     """A limit of zero or less is refused by its name."""
@@ -46,10 +52,70 @@ def test_a_limit_is_more_than_nothing(name, value):
         Limits(**{name: value})
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Limits) if field.name != "max_packet"])
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name != "max_packet"])
 def test_the_smallest_limit(name):
     """Any other limit may be 1."""
-    assert getattr(Limits(**{name: 1}), name) == 1
+    limit: dict[str, Any] = {name: 1}
+    assert getattr(Limits(**limit), name) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (5, "user_clients_of is 5: it must be a dict"),
+        ({7: 0}, r"user_clients_of\[7\] is 0: it must be more than 0"),
+        ({7: "5"}, r"user_clients_of\[7\] is '5': it must be a whole number"),
+    ],
+)
+def test_limits_of_single_users(value, complaint):
+    """A limit of one user is checked as any other."""
+    with pytest.raises(UsageError, match=complaint):
+        Limits(user_clients_of=value)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [("256", (None, 256)), ("1", (None, 1)), ("1001=4096", (1001, 4096)), ("daemon=5", (pwd.getpwnam("daemon")[2], 5))],
+)
+def test_parse_user_clients(text, parsed):
+    """The value is a number for all users, or one for a name or a UID."""
+    assert parse_user_clients(text) == parsed
+
+
+@pytest.mark.parametrize("number", ["", "0", "-1", "1.5", "many", "²", "1_000", "+5", "9" * 5000])
+@pytest.mark.parametrize("user", ["", "1001=", "daemon="])
+def test_no_number_of_clients(user, number):
+    """A value without a number says what to give."""
+    with pytest.raises(UsageError, match=r"^--user-clients=.*: give a number of clients above 0, or that of one user"):
+        parse_user_clients(user + number)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("no-such-user=5", "there is no such user 'no-such-user': give a UID, or a name from `getent passwd`"),
+        ("=5", "there is no such user '': give a UID"),
+        ("-1=5", "there is no such user '-1': give a UID"),
+        ("4294967295=5", "a UID is less than"),
+        ("root=5", "root may have any number of clients: leave the option out"),
+        ("0=5", "root may have any number of clients: leave the option out"),
+    ],
+)
+def test_no_user_with_a_limit(text, remedy):
+    """A value that names no user, or one without limits, is quoted with the remedy."""
+    with pytest.raises(UsageError) as caught:
+        parse_user_clients(text)
+    assert str(caught.value).startswith(f"--user-clients={text}: ")
+    assert remedy in str(caught.value)
+
+
+@given(st.dictionaries(st.integers(1, 9), st.integers(1, 99)), st.integers(1, 99), st.integers(1, 12))
+def test_the_limit_of_each_user(of_some, others, uid):
+    """Each user has the limit that names it, or that of all others, and the option to change is that one."""
+    limits = Limits(user_clients=others, user_clients_of=of_some)
+    assert limits.clients_of(uid) == of_some.get(uid, others)
+    named, most = parse_user_clients(limits.user_clients_option(uid).removeprefix("--user-clients="))
+    assert (named, most) == (uid if uid in of_some else None, limits.clients_of(uid))
 
 
 def test_replies_fit_a_packet():

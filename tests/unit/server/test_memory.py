@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -29,7 +30,7 @@ WHOAMI = b"CMSG !/cred/whoami"
 LARGE = 1 << 40
 
 
-def bus_with(max_memory: int = LARGE, user_memory: int = LARGE, **others: int) -> Bus:
+def bus_with(max_memory: int = LARGE, user_memory: int = LARGE, **others: Any) -> Bus:
     return Bus(limits=Limits(max_memory=max_memory, user_memory=user_memory, **others))
 
 

@@ -760,7 +760,7 @@ def test_losses_of_many_clients_are_few_lines(logged):
     """Where a thousand clients lose messages, the first loss has a line, and so has the sum of most of them."""
     clock = Clock()
     log = LogObserver(clock)
-    bus = Bus(observers=(log,))
+    bus = Bus(observers=(log,), limits=Limits(user_clients=1_000))
     clients = [bus.connect() for _ in range(1_000)]
     log.stop()
     logged()
