@@ -81,8 +81,8 @@ class ViolationReason(enum.Enum):
     TOO_MANY_PATTERN_BYTES = "more bytes in patterns than the limit for one client"
     TOO_MANY_WATCHED_KEYS = "more than 1024 watched keys, or one of more than 1024 bytes"
     TOO_MANY_MATCH_STEPS = (
-        "the wildcards of this user's patterns together make look-ups too slow; use fewer of them, or raise "
-        "--max-match-steps"
+        "the wildcards of this user's patterns together make look-ups too slow; use fewer of them, or patterns without "
+        "wildcards"
     )
     TOO_MANY_USER_PATTERNS = "more patterns than the limit for all clients of one user (--user-patterns)"
     USER_MEMORY = "the clients of this user hold as much memory as one user may (--user-memory)"

@@ -219,5 +219,5 @@ def crowds() -> Iterator[Attack]:
         "connect to the admin socket and close",
         (knock, knock),
         scrapes=True,
-        server_options=("--admin=auto", f"--metrics-group={BYSTANDER.gid}"),
+        server_options=("--admin=auto", f"--admin-group={BYSTANDER.gid},metrics"),
     )

@@ -52,7 +52,7 @@ class LogSettings:
 
     level: str = "info"
     rate: int = DEFAULT_RATE
-    file_bytes: int = 1_000_000
+    file_bytes: int = 1 << 20
     files: int = 5
 
 

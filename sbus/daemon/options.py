@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence, Set
 from typing import Any
 
+from twisted.logger import Logger
 from twisted.python import usage
 
 from sbus.daemon.log_budget import LogBudget
@@ -25,6 +26,19 @@ from sbus.version import __version__
 __all__ = ["CommandLine", "amount", "choice", "duration", "mode", "size"]
 
 _LOG = LogSettings()
+_KEEP = "--log-keep=FILESxSIZE, such as --log-keep=5x1M, replaces it"
+
+
+def _parse_keep(text: str) -> tuple[int, int]:
+    """Parse the value of ``--log-keep``, such as ``5x1M``; return the files and the bytes of each.
+
+    :raises UsageError: if that is not what the text is.
+    """
+    files, _, each = text.partition("x")
+    try:
+        return amount("log-keep", "files")(files), size("log-keep")(each)
+    except UsageError:
+        raise UsageError(f"--log-keep={text}: give the files to keep and the size of each, such as 5x1M") from None
 
 
 class CommandLine(usage.Options):
@@ -32,12 +46,17 @@ class CommandLine(usage.Options):
 
     :cvar command: the service's name on the command line of ``twistd``.
     :cvar gone: former options, such as ``--old``, and for each what took its place.
+    :cvar deprecated: options, without dashes, that work for one more release, and for each what takes its place. The
+        help leaves them out; their default is None.
+    :cvar limit_options: options, without dashes, that the help lists last.
     :ivar log_budget: the bytes that the log may grow by.
     :ivar pid_file: the file of ``twistd --pidfile=``; None without that option.
     """
 
     command: str
     gone: Mapping[str, str] = {}
+    deprecated: Mapping[str, str] = {"log-file-bytes": _KEEP, "log-files": _KEEP}
+    limit_options: Set[str] = frozenset()
     log_budget: LogBudget
     pid_file: PidFile | None = None
 
@@ -57,14 +76,16 @@ class CommandLine(usage.Options):
             amount("log-rate", "bytes per second", least=LEAST_RATE),
         ],
         [
-            "log-file-bytes",
+            "log-keep",
             None,
-            _LOG.file_bytes,
-            "Size of a log file in bytes, at which a new one is begun (twistd --logfile)",
-            amount("log-file-bytes", "bytes"),
+            f"{_LOG.files}x{_LOG.file_bytes >> 20}M",
+            "Log files that are kept, with the current one, and the size at which one is full (twistd --logfile)",
         ],
-        ["log-files", None, _LOG.files, "Log files that are kept, with the current one", amount("log-files", "files")],
+        ["log-file-bytes", None, None, "", amount("log-file-bytes", "bytes")],
+        ["log-files", None, None, "", amount("log-files", "files")],
     ]
+
+    _log = Logger(namespace="sbus.daemon")
 
     def opt_version(self) -> None:
         """Print the version of sbus and exit."""
@@ -88,17 +109,38 @@ class CommandLine(usage.Options):
                 if (place := self.gone.get(name := word.partition("=")[0])) is not None:
                     raise UsageError(f"{name} is gone: {place}")
             super().parseOptions(options)  # type: ignore[no-untyped-call]
+            files, file_bytes = _parse_keep(self["log-keep"])
             settings = LogSettings(
                 level=self["log-level"],
                 rate=self["log-rate"],
-                file_bytes=self["log-file-bytes"],
-                files=self["log-files"],
+                file_bytes=self["log-file-bytes"] or file_bytes,
+                files=self["log-files"] or files,
             )
             twistd = {} if self.parent is None else self.parent
             self.log_budget = configure(twistd, settings)
             self.pid_file = _take_pid_file(twistd)
+            for name, place in self.deprecated.items():
+                if self[name] is not None:
+                    self._log.warn("--{option} will be gone in the next release: {place}", option=name, place=place)
         except (usage.UsageError, UsageError) as e:
             raise SystemExit(f"{self.command}: {e} (see twistd {self.command} --help)") from None
+
+    def getUsage(self, width: int | None = None) -> str:
+        """Return the help: the limits last, and no deprecated option."""
+        others, end, rest = self._usage_of(lambda name: name not in self.limit_options, width).partition("\n\n")
+        if not self.limit_options:
+            return others + end + rest
+        limits = self._usage_of(self.limit_options.__contains__, width).partition("\n\n")[0]
+        return f"{others}\n{limits.replace('Options:', 'Limits:', 1)}{end}{rest}"
+
+    def _usage_of(self, is_listed: Callable[[str], bool], width: int | None) -> str:
+        every = self.longOpt
+        names = {option: option.rstrip("=") for option in every}
+        self.longOpt = [o for o, name in names.items() if is_listed(name) and name not in self.deprecated]
+        try:
+            return str(super().getUsage(width))
+        finally:
+            self.longOpt = every
 
 
 def _take_descriptors() -> None:

@@ -96,7 +96,10 @@ def bus(directory: Path) -> Iterator[RunningBus]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with running_bus(
-        socket=str(directory / "bus"), admin=str(directory / "bus.admin"), metrics_group=str(os.getgid()), mode=0o777
+        socket=str(directory / "bus"),
+        admin=str(directory / "bus.admin"),
+        admin_group=f"{os.getgid()},metrics",
+        mode=0o777,
     ) as running:
         yield running
 

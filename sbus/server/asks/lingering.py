@@ -1,7 +1,7 @@
 """Subscriptions that have ended a moment ago, and still count for the keys that clients watch.
 
 A subscriber that reconnects must not make the answer of a watched key flap. So a subscription lingers for `LINGER`
-seconds after its end. Look-ups among lingering wildcards are not bounded by ``--max-match-steps``; therefore at most
+seconds after its end. Look-ups among lingering wildcards are not bounded by `Limits.max_match_steps`; therefore at most
 `MAX_LINGERING` patterns with wildcards of one receiver linger, and the oldest ones end early.
 """
 

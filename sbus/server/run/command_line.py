@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 from twisted.python import usage
@@ -44,6 +45,12 @@ class Options(CommandLine):
     gone = {
         "--upstream-inside": "--upstream=ADDRESS starts the link as a process of its own; leave --upstream-inside out"
     }
+    deprecated = {
+        **CommandLine.deprecated,
+        "max-match-steps": f"leave it out: {_DEFAULTS.max_match_steps} steps will be the limit",
+        "metrics-group": "--admin-group=GROUP,metrics replaces it",
+    }
+    limit_options = frozenset(name.replace("_", "-") for name in Limits.__dataclass_fields__)
 
     optParameters = [
         [
@@ -148,8 +155,7 @@ class Options(CommandLine):
             "Path of the admin socket: metrics, and what operators ask (HTTP); auto: the path of the bus with .admin "
             "appended; systemd:NAME [default: the one that systemd passes as admin, else none]",
         ],
-        ["admin-group", None, None, "Group, a name or GID, whose members may ask everything there"],
-        ["metrics-group", None, None, "Group, a name or GID, whose members may read /metrics there"],
+        ["metrics-group", None, None, "", functools.partial(parse_group, option="--metrics-group")],
         ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", size("max-packet")],
         [
             "max-clients",
@@ -186,14 +192,7 @@ class Options(CommandLine):
             "Bytes in all patterns of a client; each segment after a pattern's 16th counts as 256 more",
             size("max-pattern-bytes"),
         ],
-        [
-            "max-match-steps",
-            None,
-            _DEFAULTS.max_match_steps,
-            "Steps that the wildcards of a user's patterns may add to the look-up of a key; root and the server's user "
-            "may add any number",
-            amount("max-match-steps", "steps"),
-        ],
+        ["max-match-steps", None, None, "", amount("max-match-steps", "steps")],
     ]
 
     optFlags = [
@@ -241,6 +240,7 @@ class Options(CommandLine):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self["admin-group"] = {}
         self["allow-user"] = []
         self["listen"] = []
         self["user-clients"] = _DEFAULTS.user_clients
@@ -248,6 +248,13 @@ class Options(CommandLine):
         self["last-value"] = []
         self["upstream-out"] = []
         self["upstream-in"] = []
+
+    def opt_admin_group(self, group: str) -> None:
+        """Group, a name or GID, whose members may ask everything there; with GROUP,metrics: may read /metrics alone"""
+        name, _, what = group.partition(",")
+        if what not in ("", "metrics"):
+            raise UsageError(f"--admin-group={group}: give GROUP, or GROUP,metrics for a group that may read /metrics")
+        self["admin-group"][what] = parse_group(name, "--admin-group")
 
     def opt_allow_user(self, user: str) -> None:
         """Name or UID of a user who may connect; repeatable [default: all that --mode admits; abstract: only root]"""
@@ -264,8 +271,7 @@ class Options(CommandLine):
         self["listen"].append(parse_listen(socket, stream=True))
 
     def opt_user_clients(self, clients: str) -> None:
-        """Clients of each user connected at the same time, or NAME=CLIENTS for one user; repeatable; root and the
-        server's user have none of the limits of one user [default: 256]"""
+        """Clients of each user but root and the server's, or USER=CLIENTS for one user; repeatable [default: 256]"""
         uid, most = parse_user_clients(clients)
         if uid is None:
             self["user-clients"] = most
@@ -301,7 +307,8 @@ class Options(CommandLine):
         if self["socket"] is None:
             self["socket"] = default_address()
         self["mode"] = mode(self["mode"])
-        self.limits = Limits(**{name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__})
+        limits = {name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__}
+        self.limits = Limits(**{name: value for name, value in limits.items() if value is not None})
         self.policy = find_policy(self["credentials"])
         self.controls = FloodControls()
         check_names([MAIN.name, *(option.name for option in self["listen"])])
@@ -315,12 +322,12 @@ class Options(CommandLine):
             require_recorder()
         self["admin"] = self._admin()
         self._check_upstream()
-        for option in ("admin-group", "metrics-group"):
-            if self[option] is not None:
-                if self["admin"] is None:
-                    raise UsageError(f"--{option} is for the admin socket: give --admin=PATH too")
-                self[option] = parse_group(self[option], f"--{option}")
-        self.access = Access(self["admin-group"], self["metrics-group"])
+        groups = self["admin-group"]
+        if self["metrics-group"] is not None:
+            groups["metrics"] = self["metrics-group"]
+        if groups and self["admin"] is None:
+            raise UsageError("--admin-group is for the admin socket: give --admin=PATH too")
+        self.access = Access(groups.get(""), groups.get("metrics"))
 
     def _admin(self) -> str | None:
         """Return the address of the admin socket, or None."""

@@ -287,7 +287,23 @@ def test_every_option_is_described() -> None:
     """The page on the server has every option, and no other."""
     options = Options()
     accepted = {name.rstrip("=") for name in options.longOpt if len(name.rstrip("=")) > 1}
-    assert set(documented_options()) == accepted
+    assert set(documented_options()) == accepted - set(options.deprecated)
+
+
+def test_every_former_option_is_described() -> None:
+    """The page on the server says of each option that will be gone what takes its place; no example has one."""
+    named = {name for row in rows(page("server.rst"), "Former options") for name in re.findall("``--([a-z-]+)", row[0])}
+    assert named == set(Options.deprecated)
+    for path in sorted(EXAMPLES.rglob("*")):
+        if path.is_file():
+            assert not [option for option in Options.deprecated if f"--{option}".encode() in path.read_bytes()], path
+
+
+def test_defaults_of_repeatable_options() -> None:
+    """The page and the help have the default of the limit of a user's clients."""
+    default = Limits().user_clients
+    assert f"Default: {default} clients." in " ".join(documented_options()["user-clients"].split())
+    assert f"[default: {default}]" in str(Options.opt_user_clients.__doc__)
 
 
 PARAMETERS: Any = Options.optParameters

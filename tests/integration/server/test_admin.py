@@ -390,7 +390,7 @@ def test_connections_of_others_are_few() -> None:
     directory.chmod(0o755)
     path = str(directory / "admin")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(running_bus(admin=path, metrics_group=64000, reuse=True))
+        stack.enter_context(running_bus(admin=path, admin_group="64000,metrics", reuse=True))
 
         def user(uid: int, gid: int = 64000) -> Others:
             found = Others(path, uid, gid)
@@ -432,7 +432,7 @@ def test_places_are_kept_for_the_owner() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user: run as root")
 def test_other_users(tmp_path: Path) -> None:
-    """A member of the metrics group reads the metrics and nothing else; another user gets nothing."""
+    """A member of the metrics group reads the metrics and nothing else, one of the admin group all; others nothing."""
     program = (
         "import os, socket, sys\n"
         "os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(65533)\n"
@@ -443,8 +443,13 @@ def test_other_users(tmp_path: Path) -> None:
     directory = Path(tempfile.mkdtemp(prefix="sbus-admin-"))
     directory.chmod(0o755)
     path = str(directory / "admin")
-    with running_bus(admin=path, metrics_group=64000, reuse=True):
-        for gid, what, status in ((64000, "/metrics", "200"), (64000, "/v1/status", "403"), (64001, "/metrics", "403")):
+    with running_bus(admin=path, admin_group=["64000,metrics", "64002"], reuse=True):
+        for gid, what, status in (
+            (64000, "/metrics", "200"),
+            (64000, "/v1/status", "403"),
+            (64001, "/metrics", "403"),
+            (64002, "/v1/status", "200"),
+        ):
             command = [sys.executable, "-I", "-S", "-c", program, path, str(gid), what]
             answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
             assert answer.stdout.strip() == status, answer.stderr

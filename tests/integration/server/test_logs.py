@@ -68,9 +68,10 @@ def test_a_storm_is_few_lines_and_all_of_it_is_counted(limited, directory):
     assert "Server Shut Down" in text
 
 
-def test_log_files_are_bounded(limited, directory):
-    """However much is logged, there are --log-files files of --log-file-bytes bytes."""
-    options = ("--log-rate=100000000", "--log-file-bytes=5000", "--log-files=3")
+@pytest.mark.parametrize("keep", [["--log-keep=3x5000"], ["--log-file-bytes=5000", "--log-files=3"]])
+def test_log_files_are_bounded(limited, directory, keep):
+    """However much is logged, there are --log-keep files of as many bytes."""
+    options = ("--log-rate=100000000", *keep)
     bus = limited(*options, flags=(f"--logfile={directory}/log",))
     wait_until(lambda: (directory / "log").exists() and "sbus listens on" in (directory / "log").read_text())
     storm(bus, 300)

@@ -12,10 +12,12 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from sbus.server.core.limits import Limits
 from sbus.server.run.twistd import Options
 from sbus.syscalls.polling import is_readable
 from tests.support.harness import (
@@ -84,7 +86,8 @@ class TestHelp:
             ("max-clients", "16384", "lients"),
             ("max-patterns", "16384", "atterns"),
             ("max-pattern-bytes", "1048576", "ytes"),
-            ("max-match-steps", "1024", "teps"),
+            ("user-clients", "256", "USER=CLIENTS"),
+            ("log-keep", "5x1M", "size"),
             ("last-value", "keys=10000,bytes=16M", "SIZE"),
         ],
     )
@@ -94,6 +97,15 @@ class TestHelp:
         assert re.search(rf"\[default: .*{re.escape(default)}", explanation), explanation
         assert unit in explanation
         assert len(explanation) > 20
+
+    def test_limits_are_last(self):
+        """The limits come after all other options; options that will be gone are not there."""
+        others, limits = output_of("sbus", "--help").partition("\n\n")[0].split("\nLimits:\n")
+        names = [re.findall(r"^  (?:-\w,|   ) --([a-z-]+)", part, re.MULTILINE) for part in (others, limits)]
+        of_limits = {field.name.replace("_", "-") for field in fields(Limits)}
+        assert set(names[1]) == of_limits - {"max-match-steps", "user-clients-of"}
+        accepted = {name.rstrip("=") for name in Options().longOpt if len(name.rstrip("=")) > 1}
+        assert set(names[0]) == accepted - of_limits - set(Options.deprecated)
 
     @pytest.mark.parametrize("flag", ["reuse", "auto-close", "block-across-users", "no-interest"])
     def test_flags(self, options, flag):
@@ -132,6 +144,16 @@ class TestWrongOptions:
             ("--max-packet=1000000000000000", "no socket sends more than"),
             ("--allow-user=²", "there is no such user"),
             ("--max-clients=0", "a number of clients above 0"),
+            ("--user-clients=0", "a number of clients above 0, or that of one user"),
+            ("--user-clients=nobody-here=9", "there is no such user 'nobody-here'"),
+            ("--admin-group=no-such-group", "there is no such group"),
+            ("--admin-group=no-such-group,metrics", "there is no such group"),
+            ("--admin-group=0,all", "give GROUP, or GROUP,metrics"),
+            ("--admin-group=0", "--admin=PATH too"),
+            ("--log-keep=5", "the files to keep and the size of each, such as 5x1M"),
+            ("--log-keep=0x1M", "the files to keep and the size of each, such as 5x1M"),
+            ("--log-keep=5x", "the files to keep and the size of each, such as 5x1M"),
+            ("--log-keep=5x1X", "the files to keep and the size of each, such as 5x1M"),
             ("--max-patterns=0", "a number of patterns above 0"),
             ("--max-pattern-bytes=0", "a number of bytes above 0"),
             ("--on-violation=shrug", "disconnect or ignore"),
@@ -219,7 +241,6 @@ class TestStart:
             "max-clients": 1002,
             "max-patterns": 1003,
             "max-pattern-bytes": 1004,
-            "max-match-steps": 1009,
             "queue-messages": 1005,
             "queue-bytes": 1006,
             "total-queue-bytes": 1007,
@@ -230,6 +251,24 @@ class TestStart:
         assert f"sbus listens on {directory}/bus " in line
         for value in limits.values():
             assert str(value) in line
+
+    def test_deprecated_options(self, bus, directory):
+        """An option that will be gone works, also if it is abbreviated, and the log says what takes its place."""
+        options = ["--max-match-steps=1009", "--metrics-g=64000", "--log-files=3", "--log-file-bytes=5000"]
+        started = bus(*options, f"--admin={directory}/admin")
+        places = {"max-match-steps": "leave it out", "metrics-group": "--admin-group=GROUP,metrics"}
+        for name in Options.deprecated:
+            place = places.get(name, "--log-keep=FILESxSIZE")
+            started.wait_log(rf"warn: --{name} will be gone in the next release: {place}")
+        assert stat.S_IMODE(os.stat(f"{directory}/admin").st_mode) == 0o666
+        assert ", 1009 match steps, " in started.log
+
+    def test_no_option_is_deprecated_silently(self, bus, directory):
+        """A bus with the new options has no such warning."""
+        options = ["--admin-group=64000,metrics", "--admin-group=0", "--log-keep=3x5K", "--user-clients=9"]
+        started = bus(*options, f"--admin={directory}/admin")
+        assert stat.S_IMODE(os.stat(f"{directory}/admin").st_mode) == 0o666
+        assert "will be gone" not in started.log
 
     def test_slow_backend_is_told(self, bus):
         """A bus that runs in plain Python warns that it is slower."""
