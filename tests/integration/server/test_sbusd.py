@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -291,6 +292,23 @@ def test_users(start: Start, directory: Path, as_root: None) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(TIMEOUT) == 0
     assert "refused a connection from pid" in errors_of(process)
+
+
+def test_clients_of_users(start: Start, directory: Path, as_root: None) -> None:
+    """With --user-clients a user has as many clients as for all, or as its own option says; standard error says why."""
+    process = start("-foa", "bus", "--user-clients=1", f"--user-clients={OTHER_USER[0]}=2")
+    output_of(process)
+    directory.chmod(0o755)
+    for user, most in ((OTHER_USER, 2), ((12003, 12003), 1)):
+        with contextlib.ExitStack() as clients:
+            for _ in range(most):
+                assert clients.enter_context(Client(directory / "bus", user=user)).sync() == []
+            assert clients.enter_context(Client(directory / "bus", user=user)).has_ended()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT) == 0
+    errors = errors_of(process)
+    assert "(--user-clients=12001=2)" in errors
+    assert "(--user-clients=1)" in errors
 
 
 @pytest.mark.parametrize(

@@ -510,6 +510,14 @@ def test_the_daemon_has_the_options_of_memory():
     assert sbusd._parse(["--max-memory=1M", "--user-memory=64K"]).user_memory == 65_536
 
 
+def test_the_daemon_has_the_option_of_clients():
+    """``sbusd`` takes the same limits of users, of all and by user; a malformed one is named."""
+    parsed = sbusd._parse(["-f", "--user-clients=9", "--user-clients=1001=7", "--user-clients=1002=8"])
+    assert (parsed.user_clients, parsed.user_clients_of) == (9, {1001: 7, 1002: 8})
+    with pytest.raises(UsageError, match="--user-clients=1001=0: give a number of clients above 0"):
+        sbusd._parse(["--user-clients=1001=0"])
+
+
 @pytest.mark.parametrize(
     ("option", "least"),
     [("max-memory", "1048576"), ("user-memory", "65536"), ("log-rate", "1000")],
