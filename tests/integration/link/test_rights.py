@@ -183,6 +183,7 @@ def test_link_ends_with_its_bus(tree: StartBus) -> None:
     pid = link_pid(leaf)
     wait_crossing(below, b"x", above)
     sent = [below.msg(b"x", b"%d" % number) for number in range(1000)]
+    below.sync()  # what the bus has not read yet is not published
     assert leaf.stop() == 0
     wait_end(pid)
     assert above.receive(1000) == sent
