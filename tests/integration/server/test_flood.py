@@ -704,7 +704,7 @@ class TestUsers:
             calm.send(packet)
         assert calm.sync() == []
         assert is_held_back(calm, bystander, b"MSG calm\0")  # until it has most itself
-        got = reader.receive(2_000)
+        got = reader.sync()
         assert [p for p in got if p.startswith(b"MSG calm")][:300] == numbered(b"calm", 300)
 
     def test_server_user_holds_anyone_back(self, become, bus, directory):
@@ -763,7 +763,7 @@ class TestAllQueuesTogether:
         for client in crowd:
             lot = client.sync()
             assert lot == numbered(b"crowd", len(lot), 500)
-            assert len(lot) >= held + 20
+            assert len(lot) >= held + 17  # a fifth of the user's half of seven eighths
 
     def test_room_comes_back(self, lease):
         """What is delivered, or lost with a client, no longer counts."""
