@@ -31,23 +31,20 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Set
 from typing import Any, Protocol
 
-__all__ = ["FIRST_NS", "MAIL_NS", "MEMBERSHIPS", "MOST_BYTES", "QUANTUM", "Entry", "Lines", "Members", "Reader"]
+from sbus.routing.route import FIRST_NS, learned
+
+__all__ = ["MAIL_NS", "MEMBERSHIPS", "MOST_BYTES", "QUANTUM", "Entry", "Lines", "Members", "Reader"]
 
 MAIL_NS = 400_000_000
-"""Nanoseconds of work in one mailbox; one publisher alone gets half. Row ``eager`` of the table of attacks: with 100 ms
-readers of everything lost messages that they had time for."""
+"""Nanoseconds of work in one mailbox; one publisher alone gets half. With 100 ms, the readers of row ``eager-discard``
+lost messages that they had time for."""
 MOST_BYTES = 16 << 20
-"""Bytes of packets in one mailbox, at most; see `Lines.most_bytes`."""
+"""Bytes of packets in one mailbox, at most; see `Lines.most_bytes` (row ``max-packets``: 40 packets)."""
 MEMBERSHIPS = 256
-"""Groups in which a receiver is looked up; if mail waits for more, it counts as waiting (row ``eager-groups``)."""
+"""Groups in which a receiver is looked up; if mail waits for more, it counts as waiting (row ``eager-groups``: 64)."""
 QUANTUM = 500_000
-"""Nanoseconds of one turn while several users are active. With 4 ms, a client with 256 messages under way had a tenth
-of its throughput beside a flood; a turn itself takes 40 µs."""
-FIRST_NS = 500
-"""Nanoseconds that a copy counts for, before an entry was measured."""
-_LEAST_NS, _MOST_NS = 20, 20_000
-_LEARNED = 8
-"""One over the weight of the newest entry in `Lines.ns`."""
+"""Nanoseconds of one turn while several users are active. With 4 ms, a bystander with 256 messages under way had a
+tenth of its throughput beside a flood (row ``stopped``); a turn itself takes 40 µs."""
 
 
 class Members(Protocol):
@@ -224,8 +221,7 @@ class Lines:
     def learn(self, copies: int, took: int) -> None:
         """Learn from a finished entry how long a copy takes (nanoseconds)."""
         if copies:
-            seen = min(max(took // copies, _LEAST_NS), _MOST_NS)
-            self.ns += (seen - self.ns) // _LEARNED or (seen > self.ns) - (seen < self.ns)
+            self.ns = learned(self.ns, copies, took)
 
     # --- readers -----------------------------------------------------------------------------
 

@@ -34,11 +34,14 @@ from sbus.fair.lines import QUANTUM, Entry, Lines, Reader
 __all__ = ["ALONE", "CROWD", "LONGEST_CHARGE", "Scheduler"]
 
 ALONE = 4_000_000
-"""Nanoseconds of one turn of a user who is alone. A newcomer waits for one such turn at most."""
+"""Nanoseconds of one turn of a user who is alone: a turn itself takes 40 µs. A newcomer waits for one such turn at
+most, a fifth of the 20 ms that row ``keys`` leaves to a round trip."""
 CROWD = 64
-"""Batches of one user, without one of another user between them, after which that user is alone."""
+"""Batches of one user, without one of another user between them, after which that user is alone. One client with a
+message under way (row ``many-small-1-1-250-silent``) sends more often than that, so its neighbours' turns are short."""
 LONGEST_CHARGE = 5_000_000
-"""Nanoseconds that one step is charged at most."""
+"""Nanoseconds that one step is charged at most: beside a program that keeps a CPU busy (row ``receipt-flips``), a step
+takes much longer by the clock than it works."""
 
 
 class _Reactor(Protocol):

@@ -36,20 +36,18 @@ from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
 from sbus.server.core.interfaces import Publisher, Receiver
 
-__all__ = ["GAP_GROUPS", "JOINED", "LOOK", "Gap", "Letter", "Mail", "drop"]
+__all__ = ["GAP_GROUPS", "JOINED", "LOOK", "LOOK_BYTES", "Gap", "Letter", "Mail", "drop"]
 
 JOINED = 1_024
-"""Messages of one entry at most: what one receiver takes of it is a step of less than a millisecond."""
+"""Messages of one entry, and copies between two looks at the clock, at most: less than a millisecond (row
+``eager-groups``, whose entries gather messages for 64 groups)."""
 LOOK = 16
-"""Receivers between two looks at the clock."""
-_LOOK_COPIES = 1_024
-_LOOK_BYTES = 256 << 10
-"""The same in copies and in bytes, at least one receiver: these bound a step to about a millisecond."""
+"""Receivers between two looks at the clock (row ``eager-most``: a step of all 3,900 would take several ms)."""
+LOOK_BYTES = 256 << 10
+"""Bytes of copies between two looks at the clock, but at least one receiver (row ``max-packets``)."""
 GAP_GROUPS = 16
 """Groups in one gap; beyond, the oldest one's losses are counted by receiver. With 256, a gap that began while 3,900
 readers connected took their user 8 s, and the server as long to stop (row ``eager-most``)."""
-_LOSSES_PER_LOOK = 64
-"""Receivers of a gap between two looks at the clock."""
 _NEVER = 1 << 62
 _ENTRY_MEMORY = 400
 """Bytes of memory that an entry takes beside its packets."""
@@ -131,7 +129,7 @@ class Mail:
         post, packets, receivers = self._post, self.packets, self.group.receivers
         clock = post.scheduler.clock
         began, total = clock(), len(receivers)
-        step = max(1, min(LOOK, _LOOK_COPIES // len(packets), _LOOK_BYTES // max(self._size, 1)))
+        step = max(1, min(LOOK, JOINED // len(packets), LOOK_BYTES // max(self._size, 1)))
         while self._at < total:
             some = receivers[self._at : self._at + step]
             self._at += len(some)
@@ -254,7 +252,7 @@ class Gap:
                 return False
         left = self._receivers
         while left:
-            for _ in range(min(_LOSSES_PER_LOOK, len(left))):
+            for _ in range(min(LOOK, len(left))):
                 receiver, (messages, size) = left.popitem()
                 _forget_letter(self._lines, receiver)
                 self._post.lose(receiver, messages, size, self.why)
