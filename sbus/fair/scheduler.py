@@ -3,23 +3,34 @@
 .. rubric:: Theory of operation
 
 One thread serves all users, so the time that one takes is time that the others wait. While a single user is active,
-nothing is measured. As soon as a second one is, every batch is: the time that it took is deducted from the *deficit* of
-its user, and a user without deficit waits. The users that wait for something stand in a ring. In each turn the first
-one gets a quantum, and its lines (`sbus.fair.lines`) are served until that is spent. Between two turns the sockets are
-looked at, so a user who sends little is served without a turn. This is deficit round robin (Shreedhar and Varghese,
-1995), with time in place of bytes.
+nothing is measured. As soon as a second one is, the scheduler measures each batch, and deducts its time from the
+*deficit* of its user. A user without deficit waits in a ring. In each turn the first one gets a quantum, and its lines
+(`sbus.fair.lines`) are served until that is spent. Between two turns the server looks at the sockets, so a user who
+sends little needs no turn. This is deficit round robin (Shreedhar and Varghese, 1995), in time.
+
+================================================  ====================================================================
+work, while several users are active              the user who is charged
+================================================  ====================================================================
+a batch (`Scheduler.begin`, `Scheduler.end`)      the one who sent it
+an event without a batch (`note_event`): a read   the one whose socket it was
+that found nothing, room in a socket
+a chore that is done at once (`Scheduler.do`)     the one whose chore it is; the batch that caused it does not pay
+                                                  (`Scheduler.shift`)
+the look-up of a route that another user changed  the one who changed it, by `shift` as well
+all that is done in a turn                        the one whose turn it is, once, when the turn ends
+================================================  ====================================================================
+
+A user is active from its batch until another one has sent `CROWD` in a row, while its lines hold something, and while
+its receivers do not keep up (`Scheduler.press`). A turn is long (`ALONE`) only if nobody else is active.
 
 Invariants:
 
 * Of k users with work each gets 1/k of the time, within one step: what a step takes beyond the quantum is a debt.
-* A debt outlives the connections of its user (`Lines.on_rest`): to reconnect is no way out of it.
-* What the server does for one user is charged once: a batch that is handled in a turn is part of the turn.
+* A debt outlives the connections of its user (`Lines.on_rest`): reconnecting is no way out.
 * One charge is at most `LONGEST_CHARGE`. Elapsed time includes preemption and garbage collections, which are nobody's.
 
-The clock is `time.perf_counter_ns`: a look at it takes 1/28 of a look at the thread's CPU time.
-
-Rejected: prices. They were 60 constants, wrong on a slow machine and in plain Python, and had to be corrected by the
-clock all the same. A clock for a user who is alone: two looks at it for each batch are 1 % of a lone message.
+Rejected: prices (60 constants, wrong on a slow machine and in plain Python, and the clock had to correct them all the
+same); a clock for a user who is alone (two looks at it for each batch are 1 % of a lone message).
 """
 
 from __future__ import annotations
@@ -52,7 +63,7 @@ class Scheduler:
     """Whose turn it is.
 
     :param reactor: calls the next turn, with ``callLater(0, …)``.
-    :param clock: nanoseconds.
+    :param clock: nanoseconds. A look at ``perf_counter_ns`` takes 1/28 of a look at the thread's CPU time.
     :param working_time: nanoseconds that this thread has run; dearer, so only long runs look at it, to learn.
     :ivar clock: the same.
     :ivar working_time: the same.

@@ -19,7 +19,7 @@ state          what comes in                               how it ends
 The transport calls `take`, sends, and calls `ack`; if that leaves something of an open queue, the server calls `settle`
 at once, since it knows whose messages they are. `admit` and `settle` return an `Outcome`, which the caller acts upon,
 or None. They call only strategies (and `on_drained`, if a strategy has emptied the queue), so a caller's loop never
-finds the receivers changed in its middle.
+finds the receivers changed.
 
 Whole runs are kept or lost in one step where the strategies allow it. `SendQueue.admit_each` decides one by one where a
 limit would end the connection or block a publisher, and where a plugged-in strategy has to be asked.
@@ -28,9 +28,9 @@ Invariants: a message was delivered, is counted as dropped or as conflated, or i
 A reply is never dropped, delayed by a strategy, or counted as a message. An outcome with a block leaves a message in
 the queue, so that a later `on_drained` ends the blocking.
 
-Each drop is noted at its place for a receipt (`sbus.flood.receipts`); ``blocking/soft/latest`` has an index of the keys
-that wait (`sbus.flood.latest`). The low-water mark is a quarter of both limits. This module decides what comes in;
-`sbus.flood.outgoing` has what waits, and how it leaves.
+`sbus.flood.receipts` notes each drop at its place; `sbus.flood.latest` finds the keys that wait under
+``blocking/soft/latest``; `sbus.flood.outgoing` has what waits, and how it leaves. The low-water mark is a quarter of
+both limits.
 """
 
 from __future__ import annotations

@@ -3,40 +3,37 @@
 Theory of operation
 -------------------
 
-Nearly every message has a key that was seen before. The cache maps such a key to its route (`sbus.routing.route`), so
-the common case costs one dictionary look-up instead of a walk through the trie.
+Most messages have a key that was seen before. The cache maps it to its route (`sbus.routing.route`), so the
+common case costs one dictionary look-up and no walk through the trie.
+
+A change of one subscription must forget the routes that it touches and few others, at a cost that does not depend on
+the number of the others. So keys are grouped by their first two segments, and secret keys by their IDs:
+
+=======================================  =============================================================================
+a change of the pattern                  touches
+=======================================  =============================================================================
+``a/b/c``                                one key
+``a/b/*``, ``a/b/``                      the group ``a``, ``b``
+``a/*``, ``a/*/c``, ``a/``               all groups below ``a``
+the empty one, or ``*`` in its first     all groups whose first segment matches; all routes if there are many
+segment
+a secret one                             the group of each set of IDs that it reads from
+=======================================  =============================================================================
+
+The router (`sbus.server.bus.router`) looks up again at once what a change touches, if that is little (`affected`,
+`replace`). So a user who subscribes to everything and leaves, all day, pays for it, and other users' routes stay. Else
+the router forgets them (`forget`), and that user pays for the next look-ups.
 
 Invariants:
 
-* A cached route is what the trie would return now. Every change of a subscription passes through `affected` or
-  `forget` before the next look-up.
-* Equal routes are one object (`remember` shares them and counts their uses). That is what makes two keys with the
-  same receivers recognisable as one run (`sbus.routing.runs`), by comparing pointers.
-* The size is bounded three times: in keys (16,384), in receivers summed over all routes (2^20), and in bytes of memory.
-  At any of these limits the cache is emptied; the keys in use are back after one look-up each, which costs no more than
-  the look-ups that filled it. Keys of more than 1,024 bytes are never cached, so a bound on keys is a bound on memory.
+* A cached route is what the trie would return now, but for departing receivers. Every change of a subscription
+  passes through `affected` or `forget` before the next look-up.
+* Equal routes are one object: `remember` shares them and counts their uses. So `sbus.routing.runs` compares pointers.
+* The cache holds at most 16,384 keys, 2^20 receivers of all routes together, and a size in bytes. At a limit it is
+  emptied: the keys in use are back after one look-up each. Keys longer than `LONGEST_KEY` are never cached.
 
-Invalidation is the interesting part. A change of one subscription must forget the routes that it touches and few
-others, and its cost must not depend on the number of routes that it leaves alone. Keys are therefore grouped by their
-first two segments (a secret key by its IDs), and
-
-* a pattern without wildcards, such as ``a/b/c``, forgets one key;
-* a pattern such as ``a/b/*`` or ``a/b/`` forgets the group ``a``, ``b``;
-* a pattern such as ``a/*``, ``a/*/c`` or ``a/`` forgets all groups below ``a``;
-* the empty pattern, and a pattern with a wildcard in its first segment, forget everything;
-* a secret pattern forgets the group of each set of IDs that it reads from.
-
-To forget a group costs what filling it cost, once.
-
-The server forgets only if a change touches many routes. Few of them are looked up again at once (`affected`,
-`replace`), so that a user who subscribes and leaves all day, even to everything, keeps other users' routes in the cache
-and pays for keeping them right. Wildcards in the first segment are compared with the first segments of the cached keys
-for that, and ``*`` touches only keys of one segment. Where more routes change, each that is forgotten has a price,
-which the user who subscribes pays (`sbus.server.bus.router`), and the new keys of a batch are looked up together.
-
-Rejected: forgetting everything at each change. It would be correct, but one client that subscribes and leaves all day
-would keep the cache cold for all others. With groups, 5,000 changes of subscriptions a second leave the routes of other
-clients in place (``docs/performance.rst``, "Growth").
+Rejected: forgetting everything at each change. One client that subscribes and leaves all day would keep the cache cold
+for all others; with groups, 5,000 changes a second leave their routes in place (``docs/performance.rst``, "Growth").
 """
 
 from __future__ import annotations

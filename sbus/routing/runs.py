@@ -5,26 +5,30 @@ Theory of operation
 
 A busy publisher sends many messages in a row to the same receivers. The server reads up to 64 packets with one system
 call; handling them one by one would cost a parse, a look-up and a delivery each. `next_run` finds how far the first
-message's route extends, and the caller delivers that whole slice of the list in one step. `next_messages` does the same
-for the client, which needs the keys and payloads as well.
+message's route extends, and the caller delivers that slice of the list in one step. The other functions are relatives:
+
+================  ====================================================================================================
+function          what it does in one pass
+================  ====================================================================================================
+`next_run`        finds the end of a run, for the server
+`next_messages`   the same for the client, which needs the keys and payloads as well
+`build_messages`  builds the packets of ``publish_many``, up to the first message that needs a closer look: a key with
+                  ``!`` or NUL, a packet that is too long, a wrong type. The caller applies the full set of rules to
+                  that one, which raise the right error or build its packet, and calls again.
+================  ====================================================================================================
 
 Invariants:
 
-* Two messages belong to one run only if the route cache holds *the same object* for both keys, not merely an equal one.
-  The cache makes equal routes one object (`sbus.routing.cache`), so the comparison is one of two pointers.
-* A run consists of well-formed ``MSG`` packets with cached keys. Everything else ends it: another verb, a malformed
-  packet, an unknown key. The caller handles that packet by itself, with the full parser and the full set of checks. So
-  the fast path never has to report an error.
-* What has to see each message by itself (an observer of ``published``, a policy that restricts publishing) makes the
-  server not use runs at all.
+* Two messages belong to one run only if the route cache holds *the same object* for both keys. The cache makes equal
+  routes one object (`sbus.routing.cache`), so the comparison is one of two pointers.
+* A run consists of well-formed ``MSG`` packets with cached keys. Another verb, a malformed packet or an unknown key
+  ends it, and the caller handles that packet with the full parser and all checks. So the fast path never reports an
+  error.
+* The server does not use runs at all while something has to see each message by itself: an observer of ``published``, a
+  policy that restricts publishing.
 
-The compiled twin neither copies nor hashes a key that equals the key before it; a comparison of the bytes in place
-decides. Its objects contain nothing but ``bytes``, so it takes each message out of the garbage collector's list: no
-cycle can go through it.
-
-`build_messages` is the reverse, for ``publish_many``: it builds packets up to the first message that needs a closer
-look (a key with ``!`` or NUL, a packet that is too long, a wrong type). The caller applies the full set of rules to
-that message, which raise the right error or build its packet, and calls again.
+The compiled twin neither copies nor hashes a key that equals the key before it: it compares the bytes in place. Its
+objects contain nothing but ``bytes``, so it takes each message out of the garbage collector's list.
 """
 
 from __future__ import annotations

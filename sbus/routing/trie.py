@@ -3,32 +3,35 @@
 Theory of operation
 -------------------
 
-Patterns are split at the separator and kept in a trie. Within a segment a ``*`` can only be followed by the segment's
-end (the protocol has no backtracking, so anything else matches nothing). Each step of a pattern is therefore either a
-*literal* or a *prefix*, and a node finds both with dictionary look-ups: one for the literal, and one for each distinct
-length of its prefixes.
+Patterns are split at the separator and kept in a trie. Within a segment, only its end may follow a ``*``, so each step
+of a pattern is a *literal* or a *prefix*. A node finds both with dictionary look-ups: one for the literal, and one for
+each distinct length of its prefixes.
 
-Looking up a key costs by the number of nodes that the key reaches. It does not depend on the number of patterns or
-subscribers. But wildcards behind wildcards multiply: 16,384 patterns of ``a`` and ``*`` in all combinations of 14
-segments make 16,384 nodes, and one key reaches them all. `sbus.routing.cost` bounds that for each user, and `look_up`
-returns the number of steps it took, which the server charges.
+A look-up costs by the number of nodes that the key reaches, whatever the number of patterns and subscribers. Wildcards
+after wildcards multiply: the 16,384 patterns of ``a`` and ``*`` in 14 segments make 16,384 nodes, and one key reaches
+them all. `sbus.routing.cost` bounds that for each user. A look-up returns its steps, so that a chore can count them
+(`sbus.server.asks.interest`).
+
+==========================  ==========================================================================================
+pattern                     where it stands
+==========================  ==========================================================================================
+``a/b``, ``a*``, ``a/``     in the open trie
+a secret one                in the secret trie, in which only secret keys are looked up: one entry under its ``<rest>``,
+                            with the IDs of its subscriber and those that the pattern names. The leaf compares them.
+the empty one, ``a/*b``     beside the tries: the first matches every key, the second none
+==========================  ==========================================================================================
 
 Invariants:
 
 * The result equals `sbus.protocol.keys.matches` applied to every pattern; a property test compares the two.
-* Each subscriber appears once in a route, however many of its patterns match.
-* Subscriptions are counted per node, since two patterns of one client may end at one node (``a*`` and ``a**``).
-* A node exists while it, or something below it, has a subscriber: memory follows the patterns that exist.
-  `PatternIndex.unsubscribe` takes time by the pattern's depth; a node counts its prefixes by length, so that removing
-  one does not visit its neighbours.
-* Secret patterns live in a trie of their own, in which only secret keys are looked up. An open pattern is not in it, so
-  no mistake in matching wildcards can show it a secret message.
+* A route has each subscriber once, however many of its patterns match.
+* A node counts subscriptions, since two patterns of one client may end at one node (``a*`` and ``a**``).
+* A node exists while it, or a node below it, has a subscriber. `PatternIndex.unsubscribe` takes time by the pattern's
+  depth: a node counts its prefixes by length, so that removing one does not visit its neighbours.
+* No mistake in matching wildcards can show a secret message to an open pattern, which is not in the secret trie.
 
-A secret pattern is one entry, under its ``<rest>``, with the IDs of its subscriber and the set of IDs that the pattern
-spells out; the IDs are compared at the leaf. One trie for each combination of IDs was tried: a pattern was then in up
-to eight of them and cost 27 kB, so that 16,384 patterns took 437 MB.
-
-Patterns that match every key (the empty one) or none (``a/*b``) are counted beside the tree.
+Rejected: one trie for each combination of IDs. A secret pattern was in up to eight of them and cost 27 kB, so 16,384
+patterns took 437 MB.
 """
 
 from __future__ import annotations

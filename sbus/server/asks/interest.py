@@ -2,40 +2,37 @@
 
 .. rubric:: Theory of operation
 
-A client *watches* a key. The server answers 1 if a message with that key would reach a subscriber, and 0 if it would
-not, and sends a notice when the answer changes. Two kinds of subscribers do not count: *observers*, such as a recorder,
-and the watcher itself while its echo is off. A secret key, and a key that the client may not publish, always has the
-answer 1, so the answer says nothing about it.
+A client *watches* a key. The server answers 1 if a message with that key would reach a subscriber, else 0, and sends a
+notice when the answer changes. *Observers*, such as a recorder, do not count as subscribers, and neither does the
+watcher itself while its echo is off. For a secret key, and a key that the client may not publish, the answer is always
+1: it says nothing.
 
 Nothing here is on the way of a message. The router calls `Interest.added` and `Interest.removed` for each subscription
 that comes or goes, and only from the first watch to the last one.
 
-.. rubric:: From a changed subscription to the watched keys
+============================  ========================================================================================
+step                          what happens
+============================  ========================================================================================
+a subscription comes          a *walk* over each user's tree of watched keys (`sbus.server.asks.watched_keys`) finds
+                              those that the pattern matches and whose answer is 0
+a subscription ends           it lingers for 100 ms (`sbus.server.asks.lingering`) and still counts for watches whose
+                              answer is 1; then the same walk, for these
+a walk finds a watch          a look-up in the index of subscriptions: the first subscriber that counts decides
+the answer has changed        a notice, when the batch or the turn in hand is over
+============================  ========================================================================================
 
-The watched keys of each user are a tree of segments (`sbus.server.asks.watched_keys`). A changed pattern is a *walk*
-over the tree, which finds the keys that the pattern matches. A new subscription concerns only watches whose answer is
-0, one that has ended only those whose answer is 1. Each watch found is looked up in the index of subscriptions, where
-the first subscriber that counts decides.
+Walking and looking up is a chore of the watcher's user (`sbus.fair`): it is done in the batch that changed the
+subscription as far as that user has time, and else in turns. So a client that watches many keys does not make the
+subscriptions of others expensive, and one that keeps subscribing does not make the bus walk all day. A user for whom
+more than 64 walks wait gets one walk over all watched keys instead.
 
-Walking and looking up is a chore of the watcher's user (`sbus.fair`): as far as that user has time, it is done in the
-batch that changed the subscription, and the rest waits for turns. So a client cannot make the subscriptions of others
-expensive by watching many keys, and one that keeps changing its subscriptions cannot make the bus walk all day. A user
-for whom more than 64 walks wait gets one walk over all watched keys instead, so that the wait is bounded.
-
-.. rubric:: Falling
-
-A subscription that has ended lingers for 100 ms (`sbus.server.asks.lingering`). A watch whose answer is 1 keeps that
-answer as long as a live or a lingering subscription matches; a watch whose answer is 0 sees live ones only. When the
-time is up, the walk for the ended pattern begins.
-
-.. rubric:: Invariants
+Invariants:
 
 * When no walk waits and no subscription lingers, each watch has the answer that a look-up would give.
 * No notice and no answer names a client or a pattern.
 
-Rejected: to look up every watched key at each change (with 100 clients that watch 1,024 keys each, a subscription would
-cost 0.3 s), and to count the matching patterns of each watched key (own subscriptions and observers count for some
-watchers and not for others).
+Rejected: to look up every watched key at each change (with 100 clients that watch 1,024 keys each, 0.3 s); to count the
+matching patterns of each key (own subscriptions and observers count for some watchers only).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ While several users are active, a message for many receivers of another user is 
 entry       what it stands for                                     what it does when it is reached
 ==========  =====================================================  ================================================
 `Mail`      messages for one group of receivers                    hands them over, some receivers at a time
-`Gap`       messages that found no room, by group                  each receiver counts its loss, at its place
+`Gap`       messages that found no room, by group; those of the    each receiver counts its loss, at its place
+            oldest of more than `GAP_GROUPS` groups by receiver
 `Letter`    a reply, a choice, a snapshot, or the end, for one     does that
 ==========  =====================================================  ================================================
 

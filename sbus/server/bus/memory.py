@@ -3,34 +3,33 @@
 Theory of operation
 -------------------
 
-`sbus.flood.MemoryAccount` holds one figure for the bus and one for each user. Five kinds of state are charged, each
-where it comes and goes, always at the same price both times:
+`sbus.flood.MemoryAccount` holds one figure for the bus and one for each user. State is charged where it comes and goes,
+at the same price both times. Prices are constants, fitted to the growth of the process (docs/server.rst, "Memory"), so
+nothing has to be measured when state goes:
 
-* packets and replies that wait, by their queue (`sbus.flood.send_queue`);
-* mail, to the receivers' user: its packets once, however many receivers (`sbus.server.bus.mail`);
-* patterns (`pattern_memory`) and connections (`CLIENT_MEMORY`);
-* packets that were read and cannot be handled yet, since their publisher is blocked or waits for its turn;
-* what the kernel holds of packets that the client has not read, as the kernel itself reports it (SIOCOUTQ).
-
-Prices are constants, so that nothing has to be measured when state goes. They were fitted to the growth of the
-process (docs/server.rst, "Memory"). Patterns that share their first segments share nodes of the trie, and which client
-made a node first is not known: a segment is priced between what a shared and an own one takes.
-
-The route cache is bounded instead of charged, to a sixteenth of the limit (`Limits.memory_account`), as it serves all
-users.
+==============================================  ======================================================================
+what                                            charged
+==============================================  ======================================================================
+packets and replies that wait                   by their queue (`sbus.flood.send_queue`)
+mail                                            to the receivers' user: its packets once (`sbus.server.bus.mail`)
+patterns, connections                           `pattern_memory`, `CLIENT_MEMORY`. A segment is priced between a shared
+                                                and an own one: which client made a node of the trie is not known.
+packets that were read and cannot be handled    to the publisher's user
+what the kernel holds unread                    as the kernel reports it (SIOCOUTQ)
+the route cache                                 to nobody: it serves all users, and has a sixteenth of the limit
+==============================================  ======================================================================
 
 At its user's limit a queue counts as full, a subscription ends its client, a new connection is refused, send buffers do
 not grow, and a client with replies to read is not read from. At the limit for all, the *largest holder is shed*: the
 user with most memory loses its largest connection, until a sixteenth of the limit is free (`MemoryGuard.relieve`). That
-takes place in the next turn of the reactor, or at once where packets were kept, as a single turn can read more of these
-than anything else.
+takes place in the next turn of the reactor, or at once where packets were kept, as a single turn can read very many.
 
-The kernel's part. To ask for it costs a system call for each client (1 µs), so the guard asks only while the send
-buffers, full, could hold more than an eighth of a limit (`SAMPLED_PART`): 256 clients every 50 ms. With the default
-limits of a machine of 24 GB these are more than 470 clients of one user with full-sized buffers.
+To ask the kernel costs a system call for each client (1 µs). So the guard asks only while the send buffers, full, could
+hold more than an eighth of a limit (`SAMPLED_PART`), and then 256 clients every 50 ms. With the default limits of a
+machine of 24 GB that takes 470 clients of one user with full-sized buffers.
 
-Rejected: to charge the size of each send buffer. It is sound and simple, but 1,000 idle clients would count 64 MB that
-nobody uses. To look at the process's RSS: Python gives little back to the kernel, so it does not fall when clients go.
+Rejected: to charge the size of each send buffer (1,000 idle clients would count 64 MB that nobody uses); to look at the
+process's RSS (Python gives little back, so it does not fall when clients go).
 """
 
 from __future__ import annotations
