@@ -114,7 +114,7 @@ def test_a_charge_is_capped():
     slow = add(machine, Lines(), "chores", 1_000 * QUANTUM)
     quick = add(machine, Lines(), "chores", QUANTUM)
     machine.turn(1_001)
-    rounds = LONGEST_CHARGE // QUANTUM
+    rounds = LONGEST_CHARGE / QUANTUM
     assert slow.took // slow.length == pytest.approx(quick.took // quick.length / rounds, abs=2)
     lines = Lines()
     machine.scheduler.charge(lines, 10 * LONGEST_CHARGE)
