@@ -4,28 +4,31 @@
 
 A receiver that has asked for receipts (``CMSG receipts/on``) learns of each loss at its place in the stream. A
 `Receipt` is an object that can still grow while it waits; `SendQueue.take` turns it into a packet, `SendQueue.ack`
-learns whether it was sent. A receipt waits in one of two places:
+learns whether it was sent.
 
-* *in front of the queue* (`SendQueue.head`), if nothing waits before it, or if the order knows no places
-  (``order/stack``, ``order/random``): there is one, with the sum of all losses;
-* *in a backlog* under ``order/queue``, as a mark between two messages (`sbus.flood.backlogs.FifoBacklog`).
+=============================================  ========================================================================
+a receipt waits                                when
+=============================================  ========================================================================
+in front of the queue (`SendQueue.head`)       nothing waits before it, or the order knows no places (``order/stack``,
+                                               ``order/random``): there is one, with the sum of all losses
+in a backlog, as a mark between two messages   under ``order/queue`` (`sbus.flood.backlogs.FifoBacklog`)
+on the way to the socket                       the socket can never take a message: the receipt replaces it, since the
+                                               packets behind it leave with the same flush
+=============================================  ========================================================================
 
 Invariants:
 
 * A receipt that waits takes up further losses while fewer than `MERGE` messages stand behind it. Then the next loss
   begins a new one, behind everything that waits. So a receipt stands at its gap or at most ``MERGE - 1`` messages
   before it, a receiver sees no gap before its receipt, and receipts lengthen a queue by 1 in `MERGE` at most.
-* A receipt is never dropped. It counts neither as a message nor as a reply, and a queue in which only receipts wait
-  counts as empty: it is not congested, and each flush offers its receipt first and then the messages that came.
-* A message that the socket can never take is replaced by its receipt on the way to the socket, since the packets
-  behind it leave with the same flush.
-* Published to a receiver = delivered + waiting + conflated + messages in receipts, counted from the reply to
-  ``receipts/on`` on.
+* A receipt is never dropped. It counts neither as a message nor as a reply. A queue in which only receipts wait is not
+  congested: each flush offers its receipt first and then the messages that came.
+* Published to a receiver = delivered + waiting + conflated + messages in receipts, from the reply to ``receipts/on``
+  on.
 
 A receiver without receipts pays one comparison for each flush, and nothing for each message.
 
-Rejected: to build the packet at each loss. A receipt takes up many losses before it is sent, and a flood in which every
-second message is dropped would build one for each.
+Rejected: to build the packet at each loss. A flood in which every second message is dropped would build one for each.
 """
 
 from __future__ import annotations

@@ -4,37 +4,36 @@ Theory of operation
 -------------------
 
 The reactor calls `doRead` when any socket is ready. The multiplexer asks its own epoll(7) set, serves up to 64 ready
-sockets, then makes the calls that were deferred meanwhile; this is one *pass*. As long as a pass has read something,
-passes follow each other in one turn of the reactor: up to 8 within about 5 ms, and up to 32 within half a millisecond
-(of one socket alone, after the second pass). Then the reactor's other work has its turn.
+sockets, then makes the calls that were deferred meanwhile; this is one *pass*. As long as a pass has read something and
+no hook objects (`on_pass`), passes follow each other in one turn of the reactor: up to 8 within about 5 ms, and up to
+32 within half a millisecond.
 
-Why not let the reactor watch each socket:
-
-* Reactors differ. Some turn a hang-up into a lost connection although packets still wait to be read, so a message
-  would be lost because its publisher left. Some do not see the death of a peer whose socket is neither read nor
-  written. Behind a multiplexer epoll, poll, select and asyncio behave alike.
-* select(2) ends at 1024 descriptors. It now has one.
-* Each event costs a turn through the reactor and its logging contexts. One wake-up now serves every ready socket.
+=====================================  ================================================================================
+the reactor watches each socket        the multiplexer
+=====================================  ================================================================================
+some reactors turn a hang-up into a    epoll, poll, select and asyncio behave alike
+lost connection while packets wait,
+or do not see the death of an idle
+peer
+select(2) ends at 1,024 descriptors    it has one
+each event costs a turn                one wake-up serves every ready socket
+=====================================  ================================================================================
 
 Invariants:
 
-* *No deferred call runs while events are handled* (`call_soon`). Closing, resuming and flushing what was written
-  outside a batch are deferred, so no protocol loses a connection while it iterates over receivers.
-* *Closing is done in slices* (`close_soon`). A connection that ends costs 60 µs, and thousands can end together: after
-  1 ms the rest waits for the next turn of the reactor.
-* *Hang-ups come first.* What a peer sent before it closed is read before the sockets that became ready later; their
-  owner may have them leave the epoll set meanwhile (`suspend`), as the kernel would report them forever.
+* *No deferred call runs while events are handled* (`call_soon`), so no protocol loses a connection while it iterates
+  over receivers.
+* *Closing is done in slices* (`close_soon`): a connection that ends costs 60 µs, and thousands can end together.
+* *Hang-ups come first.* What a peer sent before it closed is read before sockets that became ready later; their owner
+  may take them out of the epoll set (`suspend`), as the kernel would report them forever.
 * *An error in one socket reaches no other.* It is logged, and the handler's `failed` cleans up.
-* *Nothing is left behind.* Without sockets the multiplexer has no epoll set and no place in the reactor; the
-  table of multiplexers holds reactors weakly.
+* *Nothing is left behind.* Without sockets there is no epoll set and no place in the reactor; the table of multiplexers
+  holds reactors weakly.
 
-The second pass replaced a second read of the same socket: it finds other clients' packets as well, and costs less than
-a turn of the reactor. With 32 short passes instead of 8 the server needs 6 % less CPU time for
-a round trip on one CPU.
+A second pass finds more than a second read of the same socket would: other clients' packets, too.
 
-Tried and given up: to wait for the next message before the reactor's turn, which needs a wait for two epoll sets, one
-within the other; and to keep the reactor's epoll set within this one, which saves 1 µs of 17 for a lone message and
-needs private parts of Twisted.
+Rejected: to wait for the next message before the reactor's turn, which needs one epoll set within another; to keep the
+reactor's epoll set within this one, which saves 1 µs of 17 and needs private parts of Twisted.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ HANGUP: Final[int] = GONE | select.EPOLLERR
 _SOCKETS_PER_PASS = 64
 """Ready sockets served in one pass at most."""
 _PASSES: Final = range(32)
-"""Passes in one turn of the reactor at most."""
+"""Passes in one turn of the reactor at most. With 8, a round trip on one CPU needs 6 % more CPU time."""
 _LONG_PASSES = 8
 """Passes in one turn that have `_PASSES_TIME` together."""
 _PASSES_TIME = 0.005

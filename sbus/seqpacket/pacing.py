@@ -3,52 +3,36 @@
 Theory of operation
 -------------------
 
-Three parties bound what is read of one socket before other sockets get their turn:
+Three parties bound what is read of one socket before other sockets get their turn: the multiplexer looks several times
+in one turn of the reactor which sockets are ready (its *passes*); the pacer decides, in each pass, how often one socket
+is read and for how many packets; the protocol sets `PacketTransport.read_limit`, when each packet costs it more than a
+little. The pacer's rules (``docs/performance.rst``, "Where the time goes"):
 
-* the multiplexer looks up to 8 times in one turn of the reactor, or 32 if that is quick, which sockets are ready (its
-  *passes*);
-* the pacer decides, in each pass, how often one socket is read and for how many packets;
-* the protocol sets `PacketTransport.read_limit`, when each packet costs it more than a little.
+================================  ====================================================================================
+socket                            read
+================================  ====================================================================================
+any                               64 packets a batch (`BATCH`)
+the last read found one packet    one packet, with recv(2) instead of recvmmsg(2); the next pass asks for a batch. With
+                                  the second look left to the multiplexer, a lone message takes 55,800 instructions in
+                                  user space in place of 68,600.
+accepted just now                 one packet: a first batch of the largest packets took 40 ms
+of a peer in ping-pong            one packet in later passes too, for 1, 3, 7 and up to `LONE_RUN` reads
+alone ready                       again, until a batch is complete or `READS_PER_PASS` is reached
+ready beside others               up to the protocol's read limit; remembered for `CONTENTION_TTL` reads
+of a peer that sends bundles      `BUNDLES_PER_READ` packets, once in a pass
+a listening one (`AcceptPacer`)   connections for a third of the time that other work has taken since, and 0.1 ms at
+                                  least, so that an idle server accepts at full speed
+================================  ====================================================================================
 
-The pacer's rules, and the measurements that chose them (``docs/performance.rst``, "Where the time goes"):
+The read limit counts under contention alone, because a publisher to 8 subscribers, read 64 packets at a time, makes 512
+copies, and a pair of other clients waited for that twice in each round trip. Contention is remembered, because the
+sockets of a busy pair are idle for most passes. Accepting has a share, because two processes that connect and leave
+took 98 % of everybody else's throughput.
 
-* **A batch is 64 packets** (`BATCH`): a system call costs more than all that the bus does with a small message, and
-  another client waits for the handling of 64 packets at most.
-* **A lone packet is read alone.** After a read that found a single packet the next one asks for one, which is recv(2)
-  instead of recvmmsg(2) and copies no headers. If more packets are there, the next pass asks for a batch, unless the
-  peer is in ping-pong (below). Together with leaving the second look to the multiplexer, this took a lone message from
-  68,600 to 55,800 instructions in user space. Reading the same socket again, as before, mostly found nothing.
-* **A client that was accepted is read alone first.** If its first packet is a large one, the reader bounds the batches
-  that follow (`sbus.syscalls.batch.PacketReader`): a first batch of the largest packets took 40 ms.
-* **A peer in ping-pong is read packet by packet**, in later passes too, as its next packet comes before the reactor's
-  turn, and again alone. After a batch that holds one packet the next reads ask for one: none at first, then 1, 3, 7 and
-  up to `LONE_RUN`. A batch that holds more starts this from the beginning. On one CPU the server needs 5 % less CPU
-  time for a round trip. A backlog that comes in such a run goes out unbatched, so the run is short.
-* **A socket that alone is ready is read again**, as its sender is busy sending, until a batch is complete or
-  `READS_PER_PASS` is reached. Without the bound by packets a saturating publisher had eight batches, and all their
-  deliveries, before any other socket was served.
-* **Under contention the protocol's read limit counts.** A publisher to 8 subscribers, read 64 packets at a time, makes
-  512 copies, and a pair of other clients waited for that twice in each round trip. The server therefore asks for
-  about 48 copies. A limit of 128, 64, 48, 32 and 8 copies gave a round trip (99 %) of 1.5, 0.97, 0.85, 0.66 and 0.43
-  times the yardstick's, at 1.03, 1.03, 0.98, 0.87 and 0.61 times its throughput. The median of that round trip went
-  down to about a tenth.
-* **Contention is remembered** for `CONTENTION_TTL` reads: the sockets of a busy pair are idle for most of the passes
-  in which the publisher is read, so the present pass alone does not show that they are there.
-* **Bundles are read 16 at a time**, as each holds many packets, and once in a pass. After a read that found a single
-  packet, and no bundle, the next turn begins with one packet, as for a peer without bundles. With 16 instead of 8, and
-  with accounts kept for batches instead of packets, 1 to 1 went from 8.0 to 10.1 million messages a second, 1 to 8 from
-  30 to 35 and 1 to 64 from 18 to 47.
-
-* **Accepting has a share of each pass** (`AcceptPacer`). Two processes that connect and leave as fast as they can took
-  98 % of the throughput of everybody else when a port accepted 64 connections in each pass. Its share is now a quarter
-  of the server's CPU time: it accepts for a third of the time that other work has taken since it last accepted, but
-  for 0.1 ms at least (about five connections that are refused), so that an idle server accepts at full speed.
-
-Rejected: to wait a moment for the next message before the reactor has its turn. It needs a wait for two epoll sets,
-one within the other, and costs the kernel what it saves Python. For accepting, a share of the elapsed time: it grows
-while the server waits for other processes, and a number of connections: one that is admitted costs ten times one that
-is refused. A rest after refusing, so that it takes a tenth of a CPU at most: the median of a round trip beside a storm
-fell from 0.7 to 0.15 ms, its 99 % did not, and another user's new connection took 80 ms instead of 15.
+Rejected: to wait for the next message before the reactor has its turn (it needs one epoll set within another). For
+accepting: a share of the elapsed time, which grows while the server waits for other processes; a number of connections,
+as one that is admitted costs ten times one that is refused; a rest after refusing (another user's new connection took
+80 ms instead of 15).
 """
 
 from __future__ import annotations
@@ -75,15 +59,21 @@ __all__ = [
 ]
 
 READS_PER_PASS = 8
-"""Reads of one socket in one pass of the multiplexer at most, if no other socket is ready."""
+"""Reads of one socket in one pass of the multiplexer at most, if no other socket is ready. With this bound alone, a
+saturating publisher had eight batches, and all their deliveries, before any other socket was served."""
 CONTENTION_TTL = 64
-"""Reads for which contention is remembered after the last pass in which another socket had packets to be read."""
+"""Reads for which contention is remembered after the last pass in which another socket had packets to be read.
+
+Read limits of 128, 64, 48, 32 and 8 copies gave a round trip (99 %) of 1.5, 0.97, 0.85, 0.66 and 0.43 times the
+yardstick's, at 1.03, 1.03, 0.98, 0.87 and 0.61 times its throughput."""
 BUNDLES_PER_READ = 16
-"""Packets in one read from a peer that sends bundles, at most."""
+"""Packets in one read from a peer that sends bundles, at most. With 16 in place of 8, and accounts kept for
+batches, 1 to 64 went from 18 to 47 million messages a second."""
 IN_TURN = -1
 """Stands for the number of a pass if packets are read in no pass, because they waited: they are read in batches."""
 LONE_RUN = 8
-"""Reads of one packet in later passes, at most, until a batch is asked for again."""
+"""Reads of one packet in later passes, at most, until a batch is asked for again. A round trip on one CPU takes 5 %
+less CPU time; a backlog that comes in such a run goes out unbatched, so the run is short."""
 MAX_BUFFER = 32 << 20
 """Bytes in the buffers of one batch, which all sockets with the same packet size share."""
 

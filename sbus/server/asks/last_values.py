@@ -4,28 +4,29 @@
 
 The operator lists patterns (``--last-value``), each with a limit of keys and of bytes. `LastValues` is subscribed to
 them like any receiver, so the route cache knows which keys are kept, and a message of any other key costs nothing. It
-does not count as a subscriber: neither for interest nor in the counters. Secret keys never reach it, because no open
-pattern matches one.
+does not count as a subscriber. Secret keys never reach it, because no open pattern matches one.
 
-A message replaces the kept one of its key, and an empty payload deletes it. A key belongs to the first listed pattern
-that matches it, and a kept value to the user who published it. When a pattern's keys or bytes are over the limit, the
-user with the most of them loses the oldest value. So no user can push out the values of another one who has less.
-
-A client that asks (``CMSG last``) is subscribed, and in the same step gets a list of references to all values. Whether
-the client's pattern matches is found out later, in slices, as its socket takes them and as its user's turns allow
-(`LastValues.snapshot`, `sbus.flood.front`). What is published in between changes the store, not the list.
+===========================  =========================================================================================
+event                        what happens
+===========================  =========================================================================================
+a message                    replaces the value of its key (2 µs); an empty payload deletes it. The key belongs to the
+                             first listed pattern that matches, and the value to its publisher's user.
+a limit is exceeded          the user with the most keys or bytes of that pattern loses the oldest value, in the time of
+                             the publisher: nobody pushes out the values of a user who has less
+a client asks (``last``)     in one step it is subscribed and gets a list of references to all values; what is published
+                             later changes the store, not the list
+its socket takes packets     a chore of its user finds out, in slices, which values its pattern matches
+                             (`LastValues.snapshot`, `sbus.flood.front`)
+===========================  =========================================================================================
 
 So a list keeps values alive that were replaced since. It is charged to the client's user: its references at once, and
-then, each time that `_RECOUNTED` bytes were replaced, all bytes that were replaced since the request, up to the size of
-the list. That is an upper bound, as several lists may hold one value. A client whose user is over its limit thereby is
-disconnected.
-
-Costs: 2 µs to keep a message; two passes over the users of a pattern at most for each value that is pushed out, charged
-to the publisher; about 500 bytes of memory for each value besides its packet.
+each time that `_RECOUNTED` bytes were replaced, all bytes replaced since the request, up to the size of the list. That
+is an upper bound, as several lists may hold one value. A client whose user is over its limit thereby is disconnected. A
+value takes about 500 bytes besides its packet.
 
 Rejected: to copy the matching packets at once (10,000 patterns matched in one go stop the bus for 20 ms, and slow
-readers would hold copies); to keep the place of a reader in the store instead of a list (values that change in the
-meantime would be missing, or come twice).
+readers would hold copies); to keep the place of a reader in the store instead of a list (values that change meanwhile
+would be missing, or come twice).
 """
 
 from __future__ import annotations

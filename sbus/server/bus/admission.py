@@ -3,30 +3,31 @@
 Theory of operation
 -------------------
 
-Users need not trust each other, so that no user may take all places of a bus. `Admission` decides about each connection
-that was accepted, by the user whom the kernel names:
+No user may take all places of a bus. `Admission` decides about each connection that was accepted, by the user whom the
+kernel names:
 
-* *The rate.* Each user has a bucket of connections. It is filled by ``--user-accepts`` a second, and holds five
-  seconds' worth. A connection that finds the bucket empty is refused. Accepting and closing it costs the server about
-  15 µs; to leave it in the backlog would lock everybody out, as the kernel shows whose it is only when it is accepted.
-* *The clients of one user*: ``--user-clients``, which may name a user. By default they are 256, as
-  thousands cost everybody else: each of them is a place, and a receiver of what it subscribes to.
-* *The reserves.* The last 64 places below ``--max-clients`` and the last 64 descriptors below RLIMIT_NOFILE are kept
-  for users without a connection (a quarter, if that is less). So a user, even with many subordinate UIDs, cannot lock
-  out others by being there first: somebody new is refused only when 64 users have taken the reserve, with one
-  connection each.
+=============  ========================================================================================================
+bound          rule
+=============  ========================================================================================================
+rate           Each user has a bucket of connections (`sbus.server.bus.buckets`), filled by ``--user-accepts`` a second,
+               with five seconds' worth; a connection that finds it empty is refused.
+one user       ``--user-clients``, which may name a user; by default 256, as each client is a place, and a receiver of
+               what it subscribes to: thousands cost everybody else
+reserves       The last 64 places and the last 64 descriptors (a quarter, if that is less) are for users without a
+               connection. A newcomer is refused only when 64 users have taken the reserve, with one connection each.
+=============  ========================================================================================================
 
-Root and the server's own user are exempt: they can stop the bus anyway, and mend it. The recorder runs as one of them
-and is not exempt; it counts as a user of its own (`sbus.server.core.users.RECORDER`).
+To accept and close a connection costs about 15 µs. To leave it in the backlog would lock everybody out: the kernel
+shows whose it is only when it is accepted. A refused connection gets no bytes, and nothing of it is read: the port asks
+before it makes anything for a connection (`sbus.seqpacket.interfaces.IPeerGate`). A connection that comes by another
+way is asked for `room` alone.
 
-A refused connection gets no bytes, and nothing of it is read. The port asks before it makes anything for a connection
-(`sbus.seqpacket.interfaces.IPeerGate`); what is asked for a connection that comes by another way is `room` alone.
+Root and the server's own user are exempt: they can stop the bus anyway, and mend it. The recorder runs as one of them,
+but counts as a user of its own (`sbus.server.core.users.RECORDER`).
 
-The buckets outlive the connections (`sbus.server.bus.buckets`): a range of 65,536 subordinate UIDs has 13 MB of them
-for 5 s at most.
-
-The descriptors are counted, not listed: those of connections are known, and the number of the others is looked up once
-a second at most while the reserve is near.
+The buckets outlive the connections: a range of 65,536 subordinate UIDs has 13 MB of them for 5 s at most. The
+descriptors of connections are known; while the reserve is near, the number of the others is looked up once a second at
+most.
 
 Rejected: a rate for all users together (one user would spend it); to refuse by the descriptor's number, which is the
 lowest free one (numbers become free in the middle while the reserve is in use).

@@ -3,45 +3,33 @@
 .. rubric:: Theory of operation
 
 A receiver that has chosen to block, and cannot take a message, blocks its publisher: the server stops reading the
-publisher's socket. The kernel's buffer then fills up, and the publisher's ``send()`` waits. That is all the
-back-pressure there is; the protocol has no message for it, and the publisher needs to know nothing.
+publisher's socket. The kernel's buffer then fills up, and the publisher's ``send()`` waits. The protocol has no message
+for it.
 
-One object owns the matter for a whole bus, in both directions: the publishers that a receiver blocks, each until the
-receiver's queue is empty or until it has room, and the receivers that block a publisher. A publisher is paused when the
-first receiver blocks it, and resumed when the last one unblocks it. Clients that do not block and are
-not blocked take no memory here.
+One object owns the matter for a whole bus: the publishers that a receiver blocks, each until the receiver's queue is
+empty or until it has room, and the receivers that block a publisher. The first receiver that blocks a publisher pauses
+it, and the last one that unblocks it resumes it. Other clients take no memory here.
 
-The way from a full socket to a publisher that is read again, call by call:
+=====================================================  ================================================================
+a receiver's socket gets full                          it takes packets again
+=====================================================  ================================================================
+``Delivery.flush`` or ``deliver`` gets an ``Outcome``  the receiver's transport sends, and calls ``SendQueue.ack``
+with a block
+`Backpressure.block`                                   ``on_drained``, then ``Delivery.drained``
+``publisher.pause_publishing``                         `Backpressure.drained`
+the publisher's transport pauses                       ``publisher.resume_publishing``: its transport resumes
+=====================================================  ================================================================
 
-1. ``Delivery.flush`` or ``Delivery.deliver`` gets an ``Outcome`` with a block from a receiver's queue,
-2. and calls `Backpressure.block`,
-3. which calls ``publisher.pause_publishing``,
-4. which pauses the publisher's transport.
-5. Later the receiver's transport sends, and calls ``SendQueue.ack``,
-6. which calls ``on_drained`` of the receiver's connection,
-7. which calls ``Delivery.drained`` through the registry,
-8. which calls `Backpressure.drained`,
-9. which calls ``publisher.resume_publishing``,
-10. which resumes the publisher's transport.
+*The block time-out.* Each receiver that blocks has one timer, from the first publisher on. When it ends, the receiver
+must have read something within the time-out, or it is disconnected and its publishers continue. What it has read shows
+in packets that leave its queue, or in fewer unread bytes in the kernel (`sbus.server.bus.stall`). The time of the last
+packet is noted, and a timer that ends too early runs again for the rest: to restart it for each packet costs two calls
+of the reactor. The time-out also ends clients that block each other or themselves. Another choice of strategies
+unblocks the publishers, but the time runs on.
 
-.. rubric:: The block time-out
-
-Each receiver that blocks has one timer. It starts with the first publisher that is blocked. When it ends, the receiver
-must have read something within the time-out, else the receiver is the one that misbehaves: it is disconnected, and its
-publishers go on. What it has read shows in two ways: packets leave its queue, or the kernel holds fewer bytes that it
-has not read (`sbus.server.bus.stall`). The timer is not restarted for each packet that leaves, which would cost two
-calls of the reactor for each batch: the time of the last packet is noted, and a timer that ends too early runs again
-for the rest.
-
-The time-out also ends two clients that block each other, and a client that blocks itself; nothing else would.
-A receiver that chooses other strategies unblocks its publishers, but the time goes on, so that a client cannot win time
-by choosing again and again.
-
-.. rubric:: Whom a full queue holds
-
-A receiver whose queue is at its hard limit blocks only publishers of users with more than a fair part of it
-(`sbus.server.bus.queue_shares`). The messages of the others are kept meanwhile, until they have as much. Soft blocking
-concerns the publisher of the message at hand.
+*Whom a full queue holds.* At its hard limit, a queue blocks only publishers of users with more than a fair part of it
+(`sbus.server.bus.queue_shares`), and keeps the others' messages meanwhile. Soft blocking concerns the publisher of the
+message at hand.
 """
 
 from __future__ import annotations
