@@ -2,24 +2,29 @@
 
 .. rubric:: Theory of operation
 
-An order counts only for a backlog, that is, for packets that a flush has left. `FifoBacklog` keeps the order of
-arrival, replies included, in a list with an empty front: whole slices go in and out with one call, and the memory of
-a packet is freed as soon as it is sent. `StackBacklog` is a list that is sent from its end. `PriorityBacklog` keeps any
-other order in a heap. Under these two, replies are sent first, in the order of their questions.
+An order counts only for a backlog, that is, for packets that a flush has left:
 
-A `FifoBacklog` also has receipts (`sbus.flood.receipts`) between its packets, and can replace a message in its place.
+=================  ===================================================================================================
+container          how it keeps packets
+=================  ===================================================================================================
+`FifoBacklog`      in the order of arrival, replies included: a list with an empty front. Whole slices go in and out
+                   with one call, and a packet's memory is freed as soon as it is sent. It has receipts
+                   (`sbus.flood.receipts`) between its packets, and can replace a message in its place.
+`StackBacklog`     in a list that is sent from its end; replies go first, in the order of their questions
+`PriorityBacklog`  in a heap, for any other order; replies go first as well
+=================  ===================================================================================================
 
-Both hand packets out with `take` and learn with `ack` how many of them the socket accepted; the others are back in
-their place. Both iterate in the order of arrival, so that a change of the order can build one from the other.
+All hand packets out with `take` and learn with `ack` how many of them the socket accepted; the others are back in their
+place. All iterate in the order of arrival, so that a change of the order can build one from another.
 
 A heap is dear: a message in and out takes 16 to 24 times as long as with a list (benchmarks/micro), and what its
 receiver never reads needs no rank. So messages come to a `PriorityBacklog` unranked, and are ranked when the next one
 is to be sent. Ranks take memory. If the receiver's user has none left, only the oldest messages have a rank, as many as
 are to be sent, and the order is that of these.
 
-Memory: `PRICE` is what a packet takes in a backlog beyond its own bytes (CPython, 64 bits). That is the header of the
-bytes object and its rounding, 40 bytes, plus its place: two list entries, since up to half of the list is an empty
-front. A ranked message takes `RANKED` bytes more: a tuple of a rank, a number and the packet.
+A packet takes `PRICE` bytes in a backlog beyond its own (CPython, 64 bits): 40 for the header of the bytes object and
+its rounding, and two list entries, since up to half of the list is an empty front. A ranked message takes `RANKED`
+bytes more: a tuple of a rank, a number and the packet.
 """
 
 from __future__ import annotations

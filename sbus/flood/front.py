@@ -3,18 +3,22 @@
 .. rubric:: Theory of operation
 
 A receiver that asks for last values (``CMSG last``) gets, in this order: the packets that waited for it, the snapshot,
-and then every message from the moment of the request on. A `Front` stands between the two queues and the transport.
-The queue that the receiver had (`front`) gets no more messages; a new one (`live`) takes them, and is *held*: it counts
-as congested, so that each message goes through flood control, and nothing leaves it.
+and then every message from the moment of the request on. A `Front` stands between two queues and the transport:
 
-The packets of the snapshot come from a generator and are pulled only as the socket takes them: at most one more than
-the transport asks for. So a receiver that does not read costs the references to the packets and no copies, and the
-generator decides how much work is done at a time: it yields None to pause.
+============  =========================================================================================================
+part          what is in it
+============  =========================================================================================================
+`front`       the queue that the receiver had; it gets no more messages
+snapshot      packets from a generator, pulled only as the socket takes them: at most one more than the transport asks
+              for
+`live`        a new queue for what comes; it is *held*: each message goes through flood control, and nothing leaves it
+============  =========================================================================================================
 
-When the generator has ended and all before it was sent, the live queue is released, and the transport sends from it as
-from any other queue.
+So a receiver that does not read costs the references to the packets and no copies, and the generator decides how much
+work is done at a time: it yields None to pause. When it has ended and all before it was sent, the live queue is
+released, and the transport sends from it as from any other queue.
 
-.. rubric:: Invariants
+Invariants:
 
 * The order on the wire is front, snapshot, live. It holds under every order of a queue and every strategy.
 * `take` returns fewer packets than it is asked for only if there are no more, or if the generator pauses: a transport
@@ -24,7 +28,7 @@ from any other queue.
   flood control neither counts nor drops it.
 
 Rejected: to put the snapshot into the queue as replies. They would be copied at once, and under ``order/stack`` and
-``order/random`` the messages that waited before would come behind it.
+``order/random`` the messages that waited before would come after it.
 """
 
 from __future__ import annotations

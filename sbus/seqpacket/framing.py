@@ -6,24 +6,30 @@ Theory of operation
 A frame is the packet's length, 4 bytes, unsigned and little-endian, and then the packet. The reader belongs to one
 connection, since it keeps the part of a frame that has arrived.
 
+==============================  ======================================================================================
+a peer sends                    the reader
+==============================  ======================================================================================
+a bad length                    delivers the packets before it, then a packet that the protocol refuses (the empty one
+                                for a length above the limit, `EMPTY_FRAME` for 0), then the end of file: there is no
+                                next frame to continue with
+an end inside a frame           reports a broken connection, as after a peer that dies while it sends
+packets in tiny pieces          counts the reads: if nine in ten of 1,000 (`_JUDGED`) complete no packet and bring less
+                                than 16 bytes, it ends the stream with a packet that the protocol refuses (`DRIPPING`)
+==============================  ======================================================================================
+
 Invariants:
 
 * *Nothing complete stays behind.* `FrameReader.read` returns every complete packet that it has received. The socket
   would not become readable for the sake of a packet that is in memory already.
 * *Memory follows what was sent*, not what a length announces: a peer that announces a megabyte and sends nothing costs
   four bytes.
-* *A bad length ends the stream.* There is no next frame to go on with. The packets before it are delivered, then a
-  packet that the protocol refuses (the empty one for a length above the limit, `EMPTY_FRAME` for 0), then the end of
-  file.
-* *An end inside a frame* is a broken connection, as it is what a peer that dies while it sends leaves.
 
 One read takes at least `READ_SIZE` bytes, and all that is missing of a packet that has begun, up to `LARGEST_READ`. A
 read that gets fewer bytes has emptied the socket, and is the last one for now: a peer that goes on sending single bytes
 would keep the reader busy.
 
-For each single byte the kernel keeps a buffer, and to free a thousand of them takes 1.2 ms. No program sends packets in
-such pieces, so a peer that does breaks the rules: of 1,000 reads (`_JUDGED`), nine in ten completed no packet and
-brought less than 16 bytes. The reader then ends the stream with a packet that the protocol refuses (`DRIPPING`).
+Tiny pieces are judged because the kernel keeps a buffer for each single byte, and to free a thousand of them takes 1.2
+ms. No program sends packets in such pieces.
 """
 
 from __future__ import annotations

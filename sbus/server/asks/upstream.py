@@ -3,25 +3,29 @@
 .. rubric:: Theory of operation
 
 A bus has at most one master, which a *link* connects it to: a client of both, of root or of the server's user
-(`sbus.link`). The server does not know the master. It obeys the few control messages of the link, and does six things:
+(`sbus.link`). The server does not know the master. It obeys the few control messages of the link:
 
-* *Path.* The bus has an identifier, 128 random bits, and a name. The link reports the buses above; anybody may ask for
-  the list, and gets it again when it changes. A link that finds its own bus in the master's list has found a loop.
-* *Names.* The link reports its own name at the master, ``P``. From then on a client of this bus is called
-  ``P/!/cred/<gid>/<uid>/<pid>``. A key or a pattern that begins with such a name means what stands behind ``P``, here,
-  and so does one with a former value of P: nobody on this bus is called by it any more, but replies to it may be on
-  their way. The rest has to be a secret key, so P is no detour to an open one. No packet is changed.
-* *Secrets.* If secrets go up, each secret key has one destination: one that begins with P is for a client here, and
-  every other one is for the link alone. While there is no link such a message is dropped and counted.
-* *Fences.* A reply to ``whoami`` says that the client's subscriptions are in force. Therefore it waits for the link's
-  word (``link/fence``) if one of them is still on its way up, for `PATIENCE` seconds at most; and if secrets go up,
-  until P is known, because the client would go by a name that is worth nothing. Replies behind it wait, too.
-* *Bridges.* A bridge to other hosts is a link without a master. It says ``link/up`` with no name and confirms nothing,
-  so nothing but ``is_up`` changes.
-* *Counters* of what the link has lost, for the operator.
+=========  ===========================================================================================================
+matter     what the bus does
+=========  ===========================================================================================================
+path       It has an identifier, 128 random bits, and a name. The link reports the buses above; anybody may ask for the
+           list, and gets it again when it changes. A link that finds its own bus in the master's list has found a loop.
+names      The link reports its own name at the master, ``P``. From then on a client here is called
+           ``P/!/cred/<gid>/<uid>/<pid>``. A key or pattern that begins with P means what stands behind it, here; so
+           does one with a former value of P, as replies to it may be on their way. The rest has to be a secret key, so P is
+           no detour to an open one.
+secrets    If secrets go up, each secret key has one destination: one that begins with P is for a client here, every
+           other one for the link alone. Without a link such a message is dropped and counted.
+fences     A reply to ``whoami`` says that the client's subscriptions are in force. It waits, for `PATIENCE` seconds at
+           most, for the link's word (``link/fence``) if one of them is still on its way up, and if secrets go up
+           until P is known. Replies behind it wait, too.
+bridges    A bridge to other hosts is a link without a master. It says ``link/up`` with no name and confirms nothing, so
+           nothing but ``is_up`` changes.
+counters   what the link has lost, for the operator
+=========  ===========================================================================================================
 
-All of it is free of cost for messages: routes of keys that P or the link changes are not cached, and all other keys
-never come here.
+Messages pay nothing for it: routes of keys that P or the link changes are not cached, and all other keys never come
+here.
 
 Rejected: rewriting keys in the link. A delivered message is the published packet, byte for byte; also, a client
 compares the key with its own name.
