@@ -12,8 +12,8 @@ path       It has an identifier, 128 random bits, and a name. The link reports t
            list, and gets it again when it changes. A link that finds its own bus in the master's list has found a loop.
 names      The link reports its own name at the master, ``P``. From then on a client here is called
            ``P/!/cred/<gid>/<uid>/<pid>``. A key or pattern that begins with P means what stands behind it, here; so
-           does one with a former value of P, as replies to it may be on their way. The rest has to be a secret key, so P is
-           no detour to an open one.
+           does one with a former value of P, as replies to it may be on their way. The rest has to be a secret key, so
+           P is no detour to an open one.
 secrets    If secrets go up, each secret key has one destination: one that begins with P is for a client here, every
            other one for the link alone. Without a link such a message is dropped and counted.
 fences     A reply to ``whoami`` says that the client's subscriptions are in force. It waits, for `PATIENCE` seconds at
