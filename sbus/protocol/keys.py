@@ -13,19 +13,19 @@ numbered in the protocol's "Keys and patterns", 5 and 8 are these:
 
 Invariants:
 
-* `Dialect.check` runs on every key and every pattern before anything else uses it. Everything behind it may rely on a
-  secret key having three well-formed IDs.
+* `Dialect.check` runs on every key and every pattern before anything else uses it, so all other code may rely on three
+  well-formed IDs in a secret key.
 * IDs are canonical (decimal, no leading zeros, below 2^32), so two IDs are equal as numbers if and only if they are
   equal as bytes. Nothing after `check` converts them.
 * A pattern is secret if and only if it begins with ``!/cred/`` literally. An open pattern therefore can only match open
   keys, whatever wildcards it has.
 * An empty ID in a pattern means "empty, or my own". `SecretKey.readers` expands it when a client subscribes, into at
-  most eight combinations, so that matching a key needs no credentials at all.
+  most eight combinations, so that matching a key needs no credentials.
 
-The protocol has no backtracking: a ``*`` takes everything up to the end of its segment, so a pattern with anything but
-``*`` behind a ``*`` in one segment matches nothing. That makes matching linear in the length of the key.
+There is no backtracking: a ``*`` takes everything up to the end of its segment, so a pattern with anything but ``*``
+after a ``*`` in one segment matches nothing, and matching is linear in the length of the key.
 
-The early dialect has the same rules of matching with ``.`` as separator, no control messages and no secret keys.
+The early dialect has the same rules with ``.`` as separator, no control messages and no secret keys.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Theory of operation
 -------------------
 
 A system call costs more than all that the bus does with a small message. So one call reads up to 64 packets
-(recvmmsg(2)), and one call sends as many (sendmmsg(2)). Both calls return at once; a full or an empty socket is not an
-error.
+(recvmmsg(2)), and one call sends as many (sendmmsg(2)). Both return at once; a full or an empty socket is not an error.
 
 * *A packet is one bytes object* from the read to the send; nothing copies it in between.
 * *Buffers belong to the reader*, and all sockets of a reactor share one reader for each packet size. They are mapped
@@ -18,8 +17,8 @@ error.
 * *One packet goes alone*: recv(2) and send(2) copy no headers, and send(2) does not yield the CPU afterwards.
 * *The GIL is kept.* No other thread can change the list or close the socket while the kernel reads from them.
 
-The twins are `sbus.syscalls._batch` (Cython) and `sbus.syscalls._pure`, with one test body for both. ``SBUS_PURE=1``
-in the environment chooses the plain one, which makes one system call for each packet.
+The twins are `sbus.syscalls._batch` (Cython) and `sbus.syscalls._pure`, with one test body. ``SBUS_PURE=1`` chooses the
+plain one, which makes one system call for each packet.
 """
 
 from __future__ import annotations

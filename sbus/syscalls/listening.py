@@ -5,25 +5,32 @@ Theory of operation
 
 A path is made in steps, so that at no moment more users can connect than `listen` was asked to admit:
 
-1. lock the directory (flock(2)), so that two servers do not replace each other's fresh socket;
-2. if something stands at the path, check that it is a socket on which no server listens, and remove it;
-3. bind(2) a socket with permissions 0, so that the path is made without any;
-4. give it its group, then its mode, and only then call listen(2).
+====  ==============================================================  =================================================
+step  what `listen` does                                              why
+====  ==============================================================  =================================================
+1     lock the directory (flock(2)), until step 4 is done             a socket that is bound and does not listen yet
+                                                                      looks like a stale one to another server
+2     if something stands at the path, check that it is a socket on   only a dead socket is replaced
+      which no server listens, and remove it
+3     bind(2) a socket with permissions 0                             the path is made without any
+4     give it its group, then its mode, then call listen(2)           nobody connects earlier
+====  ==============================================================  =================================================
 
 The directory may belong to another user, who can put anything else in the path's place at any moment, such as a
 symbolic link to a file of the server's. Step 4 therefore never names the path again: it opens it once, without
-following a link (``O_PATH | O_NOFOLLOW``), checks that this is a socket as only step 3 makes them, and changes what
-the descriptor holds, through /proc/self/fd. chmod(2) and chown(2) have no other form for such a descriptor that all
-kernels know.
+following a link (``O_PATH | O_NOFOLLOW``), checks that this is a socket as only step 3 makes them, and changes what the
+descriptor holds, through /proc/self/fd. chmod(2) and chown(2) have no other form for such a descriptor that all kernels
+know.
 
-The lock is kept until step 4 is done, because a socket that is bound and does not listen yet looks like a stale one.
-Any process that can read the directory can hold the lock, so `listen` waits 1 s for it and then goes on without.
+Any process that can read the directory can hold the lock, so `listen` waits 1 s for it and then continues without.
 
-The check of step 2 connects a datagram socket. The kernel answers "connection refused" if no server listens, and
-"wrong type" if one does, and the server does not notice. Connecting a SEQPACKET socket was tried first: a bus with
-``--auto-close`` took the end of that visit for its last client's and stopped.
+The check of step 2 connects a datagram socket. The kernel answers "connection refused" if no server listens, and "wrong
+type" if one does, and the server does not notice.
 
 An inherited socket (`adopt`) keeps its path and its mode, which belong to the process that made it.
+
+Rejected: to connect a SEQPACKET socket in step 2. A bus with ``--auto-close`` took the end of that visit for its last
+client's and stopped.
 """
 
 from __future__ import annotations
