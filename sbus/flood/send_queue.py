@@ -103,7 +103,8 @@ class _Losses:
 class SendQueue(OutgoingQueue):
     """The queue of one receiver, with flood control: it decides about each message that comes.
 
-    :ivar can_block: whether the strategies can block a publisher; False once the receiver is to be closed.
+    :ivar can_block: the answer of `ClientSettings.can_block`, kept as each run asks; False once the receiver is to be
+        closed. What comes in and leaves is the state's matter alone.
     """
 
     __slots__ = ("_cause", "_conflated", "can_block")
