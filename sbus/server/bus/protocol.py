@@ -66,7 +66,8 @@ _READ_LIMITS = [FANOUT_BUDGET // max(1, served) for served in range(_MANY_SERVED
 MAX_RUN = 1024
 """Packets handled at most before the queues are flushed; a batch of bundles can hold more."""
 LONG_RUN = 1024
-"""Copies of a run from which on it is cut to the time that is left: about half a millisecond."""
+"""Copies of a run from which on it is cut to the time that is left: about half a millisecond (row ``sibling``, whose
+runs make 4,096)."""
 BYE_PATIENCE = 1.0
 """Seconds for which the last packets of a connection are tried if they do not fit the socket."""
 DISCARDED = 262_144
