@@ -143,7 +143,9 @@ class BusProtocol(ReceivingHalf):
         self._delivery.forget(self)
 
     def _close_gracefully(self, reason: CloseReason | None, detail: str) -> None:
-        if self.transport is not None:
+        if self.transport is None:  # the connection was lost meanwhile; this is the place of the end all the same
+            self.registry.stop_receiving(self)
+        else:
             patience = 0.0 if reason is None or reason is CloseReason.SERVER_STOPPED else BYE_PATIENCE
             input_limit = max(MIN_DISCARDED, DISCARDED // (len(self.registry.clients) or 1))
             self.transport.close_gracefully(lambda: self._farewell(reason, detail), patience, input_limit)
@@ -173,8 +175,8 @@ class BusProtocol(ReceivingHalf):
 
     def _send_rest(self) -> None:
         """Take no message any more, and close when all that waits is sent."""
+        self.registry.stop_receiving(self)
         if self.transport is not None:
-            self.registry.stop_receiving(self)
             if len(self.queue):
                 self._drain_timer = self.registry.stall_timer(self._progress, lambda: self._dismiss(None))
             self.transport.loseConnection()

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twisted.internet.error import ConnectionLost
+from twisted.python.failure import Failure
 
+from sbus.errors import CloseReason
 from sbus.fair.lines import MAIL_NS, QUANTUM
 from sbus.flood import Outcome
 from sbus.protocol.notices import LossReason
@@ -651,6 +654,29 @@ def test_what_waits_for_receivers_that_left_is_accounted_for():
     assert counters.dropped == 2 == counters.dropped_by[LossReason.DISCONNECT]
     assert counters.routed == 3 * MANY - 1
     assert readers[0].protocol.lost == 2
+    assert is_clean(bus)
+
+
+@pytest.mark.parametrize("end", ["end", "close"])
+def test_a_connection_that_is_lost_before_the_place_of_its_end(end):
+    """Messages that are handled after a client has ended are not for it, though its connection is lost before that."""
+    bus = HandTurnedBus(1)
+    readers, publisher = readers_of(bus), bus.connect(uid=PUBLISHER)
+    publisher.send(message(1))
+    if end == "end":
+        readers[0].transport.end()
+    else:
+        readers[0].protocol.close(CloseReason.VIOLATION)
+    publisher.send(message(2))
+    readers[0].transport._abort(Failure(ConnectionLost()))
+    bus.settle()
+    assert not readers[0].is_connected
+    assert kinds(bus) == ["Mail", "end", "Mail", "end"]
+    bus.finish()
+    assert taken(readers[1:]) == [messages(1, 2)] * (MANY - 1)
+    counters = bus.registry.counters
+    assert readers[0].protocol.lost == 1 == counters.dropped
+    assert counters.routed == 2 * MANY - 1
     assert is_clean(bus)
 
 

@@ -615,6 +615,22 @@ QUEUES = [(0, 0, False)]
         ("publish", 0, 0, 1),
     ],
 )
+@example(  # a message that is handled between the end of a client and the loss of its connection was lost for it
+    **SMALL,
+    beginnings=QUEUES,
+    steps=[
+        ("last", 23, 0, 0),
+        ("use_up", 0, 0, 0),
+        ("wait", 0, 0, 0),
+        ("drain", 5, 0, 5),
+        ("publish", 4, 0, 1),
+        ("turn", 0, 0, 0),
+        ("wait", 0, 0, 0),
+        ("publish", 0, 0, 1),
+        ("wait", 0, 0, 0),
+        ("end", 22, 1, 0),
+    ],
+)
 def test_each_message_comes_in_order_or_is_lost_and_told(**case: Any) -> None:
     """Whatever clients and sockets do, each client gets everything in the order of handling, or learns what it lost."""
     play(has_observer=False, **case)
