@@ -120,10 +120,17 @@ class SendQueue(OutgoingQueue):
 
         New strategies apply to new messages; a new order also applies to the backlog.
         """
+        if self._is_shut():
+            return
         self.settings = settings
         self.can_block = settings.can_block() and self.state is not _DEAF
 
     # --- messages ---------------------------------------------------------------------------------
+
+    def write(self, packet: bytes) -> None:
+        """See `OutgoingQueue.write`."""
+        if not self._is_shut():  # else it would come in place of the replies that were dropped
+            super().write(packet)
 
     def admit(self, run: Run, may_block: bool) -> Outcome | None:
         """Decide about messages for a receiver that is congested.
@@ -266,7 +273,7 @@ class SendQueue(OutgoingQueue):
         try:
             for packet in remaining:
                 if type(packet) is Reply:
-                    if self._backlog is not None:
+                    if self._backlog is not None and close is None:
                         losses.end()
                         self._keep_reply(self._backlog, packet)
                     continue
@@ -399,3 +406,6 @@ class SendQueue(OutgoingQueue):
             self._congest(_HELD)
         self.state = _HELD
         self.settings = replace(self.settings, soft=SOFT_ERROR)
+
+    def _is_shut(self) -> bool:
+        return self.state is _HELD and self.settings.soft is SOFT_ERROR  # a snapshot in front comes with ``queue``

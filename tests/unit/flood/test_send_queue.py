@@ -426,12 +426,17 @@ def test_soft_error():
 
 @pytest.mark.parametrize("choice", [{"soft": "error"}, {"hard": "error", "messages": 1}])
 def test_a_queue_that_disconnects_its_receiver_is_shut(choice):
-    """Until the receiver is disconnected, later messages are lost for it, and no publisher waits."""
+    """Until the receiver is disconnected, later messages are lost for it, whatever it chooses, and no publisher waits.
+    No reply leaves that could come after one that was dropped."""
     connection = Connection(**choice)
     connection.publish(A, B, C)
+    connection.queue.write(D)
     connection.flush(0)
     assert connection.closed is not None
     assert connection.queue.state is State.HELD
+    connection.queue.write(E)
+    connection.set_strategies(soft=SOFT["queue"])
+    assert connection.drain() == []
     for packet, singly in ((D, False), (E, True)):
         connection.closed = None
         connection.publish(packet, singly=singly)

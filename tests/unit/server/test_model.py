@@ -689,6 +689,25 @@ def test_a_message_for_a_client_that_has_ended_has_no_copy() -> None:
         ("turn", 5, 0, 1),
     ],
 )
+@example(  # a client that was to be disconnected got a later reply, but not the earlier one
+    queue_messages=4,
+    total=256 << 20,
+    user_memory=None,
+    across_users=False,
+    beginnings=[(7, 0, True), (0, 0, True), (13, 3, True), (0, 0, False)],
+    steps=[
+        ("echo", 0, 1, 0),
+        ("turn", 0, 0, 0),
+        ("free", 2, 0, 0),
+        ("publish", 14, 1, 1),
+        ("wait", 0, 0, 0),
+        ("wait", 0, 0, 0),
+        ("fence", 24, 0, 0),
+        ("publish", 18, 0, 1),
+        ("wait", 0, 0, 0),
+        ("publish", 0, 0, 5),
+    ],
+)
 def test_what_an_observer_publishes_comes_in_order_too(**case: Any) -> None:
     """A message that an observer publishes inside an event has one place in the order of all others."""
     play(has_observer=True, **case)
