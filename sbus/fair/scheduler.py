@@ -147,6 +147,11 @@ class Scheduler:
         """Whether another user waits behind the one who is served now."""
         return self.crowd > 0 or len(self._ring) > 1
 
+    @property
+    def is_in_turn(self) -> bool:
+        """Whether a turn is being served now."""
+        return self._served is not None
+
     # --- batches outside of turns ------------------------------------------------------------
 
     def may_read(self, lines: Lines) -> bool:

@@ -433,6 +433,9 @@ class SubscriptionRegistry(Service):
 
         :param sidecars: the sidecars, too.
         """
+        if self.scheduler.is_in_turn:  # in the middle of an entry of mail, it may be: that has to end first
+            self._clock.callLater(0, self.disconnect_all, sidecars=sidecars)
+            return
         self._router.stop_caching()  # else each client that leaves would have the routes of all others looked up again
         clients = self._members.all(sidecars=sidecars)
         for client in clients:

@@ -708,6 +708,33 @@ def test_a_stop_accounts_for_everything():
     assert len(bus.registry.users) == 0
 
 
+def test_a_stop_in_the_middle_of_an_entry():
+    """An observer may stop the service while an entry is delivered: the entry is, and the rest is accounted for."""
+    stopped: list[Any] = []
+
+    class Stopping(Observer):
+        def dropped(self, client: Any, packets: int, size: int) -> None:
+            if not stopped:
+                stopped.append(bus.registry.stopService())
+
+    bus = HandTurnedBus(TICK, observers=(Stopping(),))
+    readers, publisher = readers_of(bus, b"SUB k", b"CMSG receipts/on"), bus.connect(uid=PUBLISHER)
+    user = bus.registry.users[READER]
+    readers[0].send(b"CMSG blocking/soft/discard")
+    readers[0].stall()
+    bus.use_up(publisher, -100_000)
+    publisher.send(message(1))
+    readers[1].send(WHOAMI)
+    publisher.send(message(2), message(3))
+    bus.finish()
+    assert stopped[0].called
+    came = [sum(packet in messages(1, 2, 3) for packet in reader.take()) for reader in readers]
+    assert all(came[1:])
+    assert [reader.protocol.lost for reader in readers] == [3 - each for each in came]
+    assert (user.memory, user.lines.bytes, user.lines.work, bus.registry.scheduler.mail_copies) == (0, 0, 0, 0)
+    assert len(bus.registry.users) == 0
+
+
 def test_entries_that_have_begun_are_dropped_from_there_on():
     """Receivers that have got an entry do not lose it at a stop; a publisher without echo loses nothing of its own."""
     bus = HandTurnedBus(TICK)
