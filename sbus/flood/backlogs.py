@@ -371,14 +371,15 @@ class PriorityBacklog:
 
         :param most: the number of messages at most.
         """
-        waiting = self._unranked
-        packets = [waiting.popleft() for _ in range(min(most, len(waiting)))]
-        key, newest_first, heap, before = self._key, self._newest_first, self._heap, self._arrival
-        self._arrival += len(packets)
+        waiting, heap, before = self._unranked, self._heap, self._arrival
+        key, newest_first = self._key, self._newest_first
         entries = [
             (key(arrival, len(packet), newest_first), arrival, packet)
-            for arrival, packet in enumerate(packets, before + 1)
+            for arrival, packet in enumerate(islice(waiting, most), before + 1)
         ]
+        for _ in entries:  # not before: an order that fails is asked for the same packets again
+            waiting.popleft()
+        self._arrival += len(entries)
         if len(entries) * _HEAP_AT_ONCE > len(heap):
             heap += entries
             heapq.heapify(heap)

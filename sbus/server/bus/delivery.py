@@ -542,7 +542,13 @@ class Delivery:
             notify(receiver, messages, size)
 
     def _may_block(self, receiver: Receiver, publisher: Publisher | None) -> bool:
-        return publisher is not None and self._credentials.mayBlock(receiver.peer, publisher.peer)
+        try:
+            return publisher is not None and self._credentials.mayBlock(receiver.peer, publisher.peer)
+        except Exception:
+            self.log.failure(
+                "Error in the credentials policy: client {number} blocks nobody", number=getattr(receiver, "number", 0)
+            )
+            return False
 
     def _act(self, receiver: Receiver, outcome: Outcome, publisher: Publisher | None) -> None:
         dropped, size, close, block, losses, conflated = outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -105,3 +106,27 @@ class Backlogs(RuleBasedStateMachine):
 
 TestBacklogs = Backlogs.TestCase
 TestBacklogs.settings = settings(stateful_step_count=30, max_examples=examples(400))
+
+
+def test_an_order_that_fails_loses_nothing():
+    """Messages whose rank fails wait for the next attempt, which may fail again."""
+
+    class Failing:
+        selector, newestFirst, arrival = b"order/fails", None, False
+        fails = True
+
+        def rank(self, arrival, size, newest_first):
+            if self.fails and arrival == 2:
+                raise RuntimeError("broken")
+            return arrival
+
+    order = Failing()
+    backlog = PriorityBacklog(iter(()), order, False)
+    backlog.push([b"one", b"two", b"three"])
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            backlog.rank(3)
+    assert backlog.unranked == 3
+    order.fails = False
+    backlog.rank(3)
+    assert backlog.take(9) == [b"one", b"two", b"three"]

@@ -13,12 +13,13 @@ from twisted.python.failure import Failure
 
 from sbus.errors import CloseReason
 from sbus.fair.lines import MAIL_NS, QUANTUM
-from sbus.flood import Outcome
+from sbus.flood import Outcome, Verdict
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
 from sbus.server.asks.last_values import LastValueRule
 from sbus.server.bus.delivery import OF_OTHERS
 from sbus.server.bus.mail import GAP_GROUPS, JOINED, LOOK, Gap, Letter, Mail, drop
+from sbus.server.core.components import FloodControls
 from sbus.server.core.limits import MAX_REPLIES, Limits
 from sbus.server.core.observers import Observer
 from tests.support.buses import Bus, HandTurnedBus, Peer
@@ -819,6 +820,87 @@ def test_mailboxes_of_any_size(steps, tick, blocks):
     assert is_clean(bus)
     assert not any(peer.protocol.is_paused for peer in (*readers, *senders))
     assert bus.registry.counters.published == len(owner)
+
+
+class Failing:
+    """A strategy, an order, a policy and an observer in one, each of which raises an exception when it is told to."""
+
+    selector, always, newestFirst, arrival = b"fails", None, None, False
+    restrictsPublishing = False
+
+    def __init__(self, fails: list[bool]) -> None:
+        self._fails = itertools.cycle(fails)
+        self.mayConnect = self.checkSubscription = lambda *_: True
+
+    def _work(self, result: Any) -> Any:
+        if next(self._fails):
+            raise RuntimeError("broken")
+        return result
+
+    def decide(self, queue: Any, packet: bytes) -> Verdict:
+        return self._work(Verdict.KEEP)
+
+    def rank(self, arrival: int, size: int, newest_first: bool) -> int:
+        return self._work(arrival)
+
+    def mayBlock(self, receiver: Any, publisher: Any) -> bool:
+        return self._work(True)
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(st.lists(STEPS, max_size=60), st.integers(1, TICK), st.lists(st.booleans(), min_size=1))
+def test_plugins_that_fail(steps, tick, fails):
+    """A plugged-in strategy, order or policy that fails costs its client the connection, and nothing stays charged."""
+    failing = Failing(fails)
+    choices = [b"CMSG soft", b"CMSG hard", b"CMSG order", b"CMSG blocking/hard/block", b"CMSG blocking/soft/block"]
+    bus = HandTurnedBus(
+        tick,
+        credentials=failing,
+        controls=FloodControls(
+            soft={**FloodControls.built_in().soft, b"soft": failing},
+            hard={**FloodControls.built_in().hard, b"hard": failing},
+            orders={b"order": failing},
+        ),
+        limits=Limits(block_timeout=1e9, queue_messages=4, user_memory=32 * 4_000 + 100_000),
+    )
+    readers = [bus.connect(uid=READER) for _ in range(MANY)]
+    for at, reader in enumerate(readers):
+        reader.send(b"SUB k", *choices[at % 6 : at % 6 + 1])
+    bus.finish()
+    senders = [bus.connect(uid=uid) for uid in (PUBLISHER, OTHER, READER, READER)]
+    numbers = itertools.count()
+    for name, *arguments in steps:
+        if name == "publish":
+            who, count, size = arguments
+            senders[who].send(*(message(next(numbers), size=size) for _ in range(count)))
+        elif name == "turn":
+            bus.turn()
+        elif readers[arguments[0]].is_connected:
+            {"ask": lambda peer: peer.send(WHOAMI), "stall": Peer.stall, "drain": Peer.drain}[name](
+                readers[arguments[0]]
+            )
+    for _ in range(2):
+        for reader in readers:
+            if reader.is_connected:
+                reader.drain()
+        bus.finish()
+    assert is_clean(bus)
+    assert all(sender.is_connected and not sender.protocol.is_paused for sender in senders)
+    assert bus.registry.counters.published == next(numbers)
+    user = bus.registry.users[READER]
+    for at, reader in enumerate(readers):
+        came = sum(packet.startswith(b"MSG") for packet in reader.take())
+        if reader.is_connected:
+            assert came + reader.protocol.lost == bus.registry.counters.published
+            reader.transport.hang_up()
+        else:
+            assert at % 6 < 5, "it has chosen nothing that fails"
+    for sender in senders:
+        sender.transport.hang_up()
+    bus.finish()
+    bus.finish()
+    assert (user.memory, user.queued_bytes, user.connections, user.patterns) == (0, 0, 0, 0)
+    assert len(bus.registry.users) == 0
 
 
 def test_observers_publish_after_the_entry():
