@@ -251,6 +251,8 @@ class PacketTransport(SendingHalf):
                 self._read_batches(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
         if self.read_side in _PAUSED:
             self._hung_up()
+        elif self._read_retry is not None:
+            self._multiplexer.suspend(self._fd)  # else the hang-up is reported until the retry
 
     def _read(self, exclusive: bool) -> None:
         """Read and deliver as many packets as the pacer allows in this pass."""

@@ -1180,6 +1180,37 @@ def test_kernel_without_memory_to_read(world, number):
     assert world.reactor.getDelayedCalls() == []
 
 
+def test_a_hang_up_while_the_kernel_has_no_memory(world):
+    """A peer that is gone is not looked at again before there may be memory; then what it has sent is read."""
+
+    class Reader:
+        max_packet = 1000
+
+        def read(self, sock, most=64):
+            raise OSError(errno.ENOMEM, "no memory")
+
+    class Counting(PacketTransport):
+        looks = 0
+
+        def ready(self, events, exclusive):
+            Counting.looks += 1
+            super().ready(events, exclusive)
+
+    recorder = Recorder()
+    peer = world.connect(recorder, transport_class=Counting)
+    real, recorder.transport._reader = recorder.transport._reader, Reader()
+    for packet in numbered(3):
+        peer.send(packet)
+    peer.close()
+    world.turn(10)
+    assert (Counting.looks, recorder.lost) == (1, [])
+    recorder.transport._reader = real
+    world.reactor.advance(0.1)
+    world.settle()
+    assert recorder.packets == numbered(3)
+    assert recorder.lost
+
+
 def test_unforeseen_send_error(world, monkeypatch):
     """An error of a send that no rule covers closes the connection with that error as the reason."""
 
