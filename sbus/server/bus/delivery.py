@@ -77,7 +77,7 @@ class Delivery:
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
     :param scheduler: whose turn it is.
-    :param muted: receivers without a queue that get nothing any more, although routes contain them.
+    :param muted: receivers that get nothing any more, although routes contain them.
     :ivar scheduler: the same.
     :ivar uncounted: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
     :ivar served: the receivers that the last run was handed to at once.
@@ -164,7 +164,7 @@ class Delivery:
             return self._deliver_halves(packets, route, publisher, has_echo)
         copies = len(receivers)
         weight = self._count(packets, copies)
-        if not copies or (self.uncounted and self._is_unrouted(receivers)):
+        if not copies or ((self.uncounted or self._muted) and is_unrouted(receivers, self.uncounted, self._muted)):
             self._counters.unrouted += count
         if weight and weight * copies > AT_ONCE_KIB:  # nobody else is active, so there is room in every mailbox
             now, later = self._split(packets, route, publisher)
@@ -191,11 +191,9 @@ class Delivery:
         count = len(packets)
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
             return self._deliver_halves(packets, route, publisher, has_echo)
-        copies = len(route.receivers)
-        if not has_echo:
-            copies = len(_without(route.receivers, publisher))
-        self._count(packets, copies)
-        if not copies or (self.uncounted and self._is_unrouted(route.receivers)):
+        everybody = route.receivers if has_echo else _without(route.receivers, publisher)
+        self._count(packets, len(everybody))
+        if is_unrouted(everybody, self.uncounted, self._muted):
             self._counters.unrouted += count
         if later:
             self._post(later, packets, publisher, has_echo)
@@ -400,9 +398,6 @@ class Delivery:
         assert receiver.queue is not None
         self.touch(receiver, publisher)
         receiver.queue.pending += packets[sent:]
-
-    def _is_unrouted(self, receivers: tuple[Receiver, ...]) -> bool:
-        return receivers[0] in self.uncounted and is_unrouted(receivers, self.uncounted)
 
     def touch(self, receiver: Receiver, publisher: Publisher | None) -> None:
         """Mark a receiver for `flush`: its queue has something of this publisher's batch."""

@@ -2,7 +2,8 @@
 
 A message is *unrouted* if every receiver on its route is an observer: a client with ``observer/on``, such as the
 recorder or the page in the browser, or the store of last values. A publisher without echo is not on the route of its
-own messages. So the answer is that of ``probe`` and of ``interest`` (`sbus.server.asks.interest`): 0.
+own messages, and a receiver that has left is on none, though its patterns are dropped later. So the answer is that of
+``probe`` and of ``interest`` (`sbus.server.asks.interest`): 0.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from sbus.server.core.interfaces import Receiver
 __all__ = ["is_unrouted"]
 
 
-def is_unrouted(receivers: tuple[Receiver, ...], uncounted: Set[Receiver]) -> bool:
-    """Return whether no receiver that counts is among the receivers of a message."""
-    return not receivers or (receivers[0] in uncounted and uncounted >= set(receivers))
+def is_unrouted(receivers: tuple[Receiver, ...], uncounted: Set[Receiver], muted: Set[Receiver]) -> bool:
+    """Return whether nobody but observers, and those that have left, is among the receivers of a message."""
+    if receivers and receivers[0] not in uncounted and receivers[0] not in muted:
+        return False  # as nearly always; a generator takes five times as long
+    return all(receiver in uncounted or receiver in muted for receiver in receivers)

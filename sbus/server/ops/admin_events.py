@@ -56,7 +56,7 @@ def events(registry: SubscriptionRegistry, tap: Tap, asked: Asked) -> Pieces:
         talk = TalkViewer(registry.dialect, asked.number("talk", 1, 0, DEEPEST))
     if "unrouted" in asked.parameters:
         asked.number("unrouted", 1, 1, 1)
-        unrouted = UnroutedViewer(registry.dialect, uncounted)
+        unrouted = UnroutedViewer(registry.dialect, uncounted, registry.router.muted)
     return _Stream(registry, tap, messages, talk, unrouted).pieces()
 
 

@@ -5,6 +5,7 @@ Each keeps a bounded number of notes. What does not fit is counted: the reader w
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import NamedTuple
 
 from sbus.protocol.keys import Dialect, OpenPattern
@@ -159,18 +160,20 @@ class UnroutedViewer:
     """Counts messages that nobody is subscribed to (`sbus.server.bus.unrouted`).
 
     :param uncounted: the receivers that do not count.
+    :param muted: those that have left.
     :ivar others: messages of more keys than are counted.
     """
 
-    def __init__(self, dialect: Dialect, uncounted: set[Receiver]) -> None:
+    def __init__(self, dialect: Dialect, uncounted: Set[Receiver], muted: Set[Receiver] = frozenset()) -> None:
         self._dialect = dialect
         self._uncounted = uncounted
+        self._muted = muted
         self._keys: dict[bytes, Flow] = {}
         self.others = 0
 
     def note(self, run: Run) -> None:
         """See `sbus.server.ops.tap.Viewer`."""
-        if not is_unrouted(run.receivers, self._uncounted):
+        if not is_unrouted(run.receivers, self._uncounted, self._muted):
             return
         for packet in run.packets:
             key = packet[4 : packet.index(b"\0", 4)]

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from sbus.errors import CloseReason
 from sbus.fair.lines import QUANTUM
-from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.protocol.keys import CURRENT, PeerCredentials, SecretKey
 from sbus.server.asks.last_values import LastValueRule
 from sbus.server.bus.delivery import OF_OTHERS
 from sbus.server.bus.protocol import BusProtocol
 from sbus.server.core.limits import Limits
 from sbus.server.core.observers import Observer
+from sbus.server.ops.tap import Tap
+from sbus.server.ops.viewers import UnroutedViewer
 from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
 
@@ -177,6 +179,31 @@ def test_users_leave_side_by_side():
     while few.protocol.patterns:
         bus.turn()
     assert many.protocol.user.patterns > 2_000
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_messages_for_receivers_that_have_left_are_unrouted(is_busy):
+    """A message that none but a client that has left and observers would get has no subscriber, as its counter says."""
+    bus = HandTurnedBus(TICK)
+    peer, recorder, other = leaver(bus, 640), bus.connect(uid=OTHER), bus.connect(uid=OTHER)
+    recorder.send(b"CMSG observer/on", b"SUB k")
+    other.send(b"CMSG echo/off", b"SUB k", b"MSG k\0before")
+    bus.finish()
+    contend(bus, peer)
+    peer.transport.hang_up()
+    bus.settle()
+    assert bus.registry.router.is_muted(peer.protocol)
+    bus.registry.scheduler.is_busy = is_busy
+    other.protocol.user.lines.deficit = QUANTUM
+    viewer = UnroutedViewer(CURRENT, bus.registry.interest.uncounted, bus.registry.router.muted)
+    tap = Tap(bus.registry)
+    tap.add(viewer)
+    other.send(b"MSG k\0meanwhile")
+    assert bus.registry.router.is_muted(peer.protocol)
+    assert bus.registry.counters.unrouted == 1
+    assert list(viewer.take()) == [b"k"]
+    bus.finish()
+    assert bus.registry.counters.routed == 3
 
 
 def test_patterns_that_are_being_dropped_make_room():
