@@ -11,6 +11,7 @@ from twisted.internet.task import Clock
 from sbus.errors import CloseReason
 from sbus.flood import QueueLimits, Until
 from sbus.server.bus.backpressure import Backpressure
+from sbus.server.bus.protocol import MAX_RUN
 from sbus.server.bus.queue_shares import QueueShares
 from sbus.server.core.limits import Limits
 from sbus.testing import FakePacketTransport
@@ -475,3 +476,19 @@ class BackpressureMachine(RuleBasedStateMachine):
 
 TestBackpressure = BackpressureMachine.TestCase
 TestBackpressure.settings = settings(max_examples=examples(60), stateful_step_count=30)
+
+
+@pytest.mark.parametrize(("sent", "kept"), [(64, 64), (2_000, MAX_RUN)])
+def test_a_queue_exceeds_its_limit_by_a_batch_once(sent, kept):
+    """What the first flush leaves is kept whole, `MAX_RUN` messages at most; then each publisher is stopped by one (I6)."""
+    bus = Bus(limits=Limits(block_timeout=30.0, queue_messages=3))
+    reader, *publishers = (bus.connect() for _ in range(4))
+    reader.send(b"SUB k", b"CMSG blocking/hard/block")
+    reader.stall()
+    for publisher in publishers:
+        publisher.send(*[b"MSG k\0"] * sent)
+    assert reader.protocol.queue.messages == kept + 2
+    assert all(publisher.protocol.is_paused for publisher in publishers)
+    reader.drain()
+    bus.settle()
+    assert len(reader.take()) == 3 * sent
