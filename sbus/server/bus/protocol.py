@@ -303,7 +303,7 @@ class BusProtocol(ReceivingHalf):
                 finally:
                     if self._delivery.touched:
                         registry.flush()
-                    scheduler.end(lines)
+                    scheduler.end(self.user.lines)  # a client that has become a service belongs to another one now
                 if at < total and self.reason is None and not self.is_paused:
                     self._wait_to_be_read()
         if at < total:

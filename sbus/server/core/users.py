@@ -139,10 +139,9 @@ class Users:
         return user
 
     def disconnect(self, user: User) -> None:
-        """Count a connection less; a user without connections and patterns is forgotten."""
+        """Count a connection less; `forget` follows, once nobody works for the user any more."""
         user.connections -= 1
         self.connections -= 1
-        self.forget(user)
 
     def forget(self, user: User) -> None:
         """Forget a user that has nothing left, neither connections nor patterns nor anything that waits nor a debt."""

@@ -62,6 +62,7 @@ class Door:
         user = next(user for user in self.connections if user.uid == uid)
         self.connections.remove(user)
         self.users.disconnect(user)
+        self.users.forget(user)
 
 
 # --- the rate -----------------------------------------------------------------------------------

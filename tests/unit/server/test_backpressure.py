@@ -480,7 +480,7 @@ TestBackpressure.settings = settings(max_examples=examples(60), stateful_step_co
 
 @pytest.mark.parametrize(("sent", "kept"), [(64, 64), (2_000, MAX_RUN)])
 def test_a_queue_exceeds_its_limit_by_a_batch_once(sent, kept):
-    """What the first flush leaves is kept whole, `MAX_RUN` messages at most; then each publisher is stopped by one (I6)."""
+    """What the first flush leaves is kept, `MAX_RUN` messages at most; then one message stops each publisher (I6)."""
     bus = Bus(limits=Limits(block_timeout=30.0, queue_messages=3))
     reader, *publishers = (bus.connect() for _ in range(4))
     reader.send(b"SUB k", b"CMSG blocking/hard/block")

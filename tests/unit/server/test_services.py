@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import PeerCredentials
 from sbus.server.bus.memory import CLIENT_MEMORY
 from sbus.server.bus.protocol import BusProtocol
@@ -13,8 +14,9 @@ from sbus.server.core.limits import Limits, pattern_cost
 from sbus.server.core.listeners import Listener
 from sbus.server.core.users import SERVICES
 from sbus.testing import FakePacketTransport
-from tests.support.buses import Bus
+from tests.support.buses import Bus, HandTurnedBus
 
+OTHER = 7
 WORDS = (b"CMSG observer/on", b"CMSG interest/patterns")
 
 
@@ -110,3 +112,25 @@ def test_places_at_a_socket():
     transport.end()
     bus.settle()
     assert not counted
+
+
+@pytest.mark.parametrize("is_in_turn", [True, False])
+def test_the_time_in_which_a_client_becomes_a_service_is_paid(is_in_turn):
+    """No time is lost with the user that the client leaves, and that is forgotten: the debt stays, in one of the two."""
+    tick = QUANTUM // 5
+    bus = HandTurnedBus(tick)
+    bus.use_up(bus.connect(uid=OTHER), 0)
+    service = bus.connect(uid=0)
+    user = service.protocol.user
+    user.lines.deficit = 1
+    if is_in_turn:
+        bus.registry.scheduler.wait(user.lines, service.protocol)
+    service.send(WORDS[0], *[b"CMSG !/cred/whoami"] * 5)
+    bus.turn()
+    bus.registry.scheduler.may_pass()
+    assert service.protocol.user is bus.registry.users[SERVICES]
+    assert min(user.lines.deficit, service.protocol.user.lines.deficit) < 0
+    if user.lines.deficit < 0:
+        assert bus.registry.users[0] is user
+    bus.finish()
+    assert [each.uid for each in bus.registry.users.all()] == [OTHER, SERVICES]

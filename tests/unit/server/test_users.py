@@ -25,8 +25,9 @@ def test_a_user_is_one_for_all_its_connections():
     assert (first.uid, first.connections, other.connections, len(users)) == (1, 2, 1, 2)
     users.disconnect(first)
     assert users[1].connections == 1
-    users.disconnect(second)
-    users.disconnect(other)
+    for user in (second, other):
+        users.disconnect(user)
+        users.forget(user)
     assert len(users) == 0
     with pytest.raises(KeyError):
         users[1]
@@ -89,6 +90,7 @@ def test_a_user_is_forgotten_by_identity():
     users = Users(100)
     gone = users.connect(1)
     users.disconnect(gone)
+    users.forget(gone)
     back = users.connect(1)
     assert back is not gone
     users.forget(gone)
