@@ -80,6 +80,7 @@ class Delivery:
     :param muted: receivers that get nothing any more, although routes contain them.
     :ivar scheduler: the same.
     :ivar uncounted: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
+    :ivar number: the messages handled up to the last one of the entry of mail at hand; None outside of entries.
     :ivar served: the receivers that the last run was handed to at once.
     :ivar touched: the receivers that `flush` has to see.
     """
@@ -98,6 +99,7 @@ class Delivery:
         "_most_at_once",
         "_muted",
         "_publisher",
+        "number",
         "scheduler",
         "served",
         "touched",
@@ -128,6 +130,7 @@ class Delivery:
         self._most_at_once = 0 if events.delivered else AT_ONCE
         self._muted = muted
         self.served = 0
+        self.number: int | None = None
 
     def set_keeper(self, keeper: LastValues) -> None:
         """Keep last values: a route that contains the keeper is one of keys that are kept."""
@@ -291,6 +294,10 @@ class Delivery:
         """Return whether a receiver of the group's user may block a publisher."""
         blockers = group.user.blockers
         return bool(blockers) and any(self._may_block(each, publisher) for each in islice(blockers, _ASKED))
+
+    def handled(self) -> int:
+        """Return the number of messages that were handled since the start."""
+        return self._counters.published
 
     # --- to the receivers --------------------------------------------------------------------
 
@@ -512,14 +519,19 @@ class Delivery:
         self._blocking.discard(receiver)
         self._backpressure.release(receiver)
 
-    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason) -> None:
-        """Count messages for which the mail had no room, as lost for one receiver."""
+    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason, number: int) -> None:
+        """Count messages for which the mail had no room, as lost for one receiver.
+
+        :param number: see `number`.
+        """
         queue = receiver.queue
         if queue is None or queue.state is _DEAF:
             return
         outcome = queue.lose(messages, size, why)
         if outcome is not None:
+            self.number = number
             self._act(receiver, outcome, None)
+            self.number = None
         if queue.head is not None:
             self.touch_also(receiver)  # its receipt
 

@@ -60,7 +60,9 @@ class Post(Protocol):
     """The part of `sbus.server.bus.delivery.Delivery` that entries need."""
 
     scheduler: Scheduler
+    number: int | None
 
+    def handled(self) -> int: ...
     def hand(
         self,
         packets: list[bytes],
@@ -70,7 +72,7 @@ class Post(Protocol):
         packed: BundleCache | None = None,
     ) -> None: ...
     def flush(self) -> None: ...
-    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason) -> None: ...
+    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason, number: int) -> None: ...
 
 
 class Mail:
@@ -81,7 +83,19 @@ class Mail:
     :param waiter: a publisher that is paused until the entry is done.
     """
 
-    __slots__ = ("_at", "_packed", "_post", "_shares", "_size", "_took", "group", "packets", "skip", "waiter")
+    __slots__ = (
+        "_at",
+        "_number",
+        "_packed",
+        "_post",
+        "_shares",
+        "_size",
+        "_took",
+        "group",
+        "packets",
+        "skip",
+        "waiter",
+    )
 
     def __init__(self, post: Post, group: Group[Receiver], skip: Receiver | None, waiter: Publisher | None) -> None:
         self.group = group
@@ -89,6 +103,7 @@ class Mail:
         self.skip = skip
         self.waiter = waiter
         self._post = post
+        self._number = 0  # of the last message, by which a tap finds it
         self._at = 0
         self._took = 0
         self._size = 0
@@ -118,6 +133,7 @@ class Mail:
         lines: Lines = user.lines
         copies = len(packets) * len(self.group.receivers)
         self.packets += packets
+        self._number = self._post.handled()
         self._size += size
         self._shares.append((sender, copies * lines.ns, size))
         lines.add(sender, copies * lines.ns, size)
@@ -138,8 +154,10 @@ class Mail:
             post.scheduler.mail_bytes -= len(some) * self._size
             if self.skip in some:
                 some = tuple(receiver for receiver in some if receiver is not self.skip)
+            post.number = self._number
             post.hand(packets, some, self.waiter, True, self._packed)
             post.flush()
+            post.number = None
             now = clock()
             if now >= until and self._at < total:
                 self._took += now - began
@@ -184,13 +202,13 @@ class Gap:
     :param why: the cause.
     """
 
-    __slots__ = ("_begun", "_copied_bytes", "_copies", "_groups", "_lines", "_post", "_receivers", "why")
+    __slots__ = ("_begun", "_copied_bytes", "_copies", "_groups", "_lines", "_number", "_post", "_receivers", "why")
 
     def __init__(self, post: Post, lines: Lines, why: LossReason = LossReason.SHARE) -> None:
         self.why = why
         self._post = post
         self._lines = lines
-        self._copies = self._copied_bytes = 0
+        self._copies = self._copied_bytes = self._number = 0
         self._groups: dict[Group[Receiver], tuple[int, int]] = {}
         self._receivers: dict[Receiver, tuple[int, int]] = {}
         self._begun = False
@@ -205,6 +223,7 @@ class Gap:
         :param size: their bytes.
         :param is_waiting: their copies count as waiting until the gap is reached.
         """
+        self._number = self._post.handled()
         found = self._groups.get(group)
         if found is not None:
             self._groups[group] = found[0] + messages, found[1] + size
@@ -256,7 +275,7 @@ class Gap:
             for _ in range(min(LOOK, len(left))):
                 receiver, (messages, size) = left.popitem()
                 _forget_letter(self._lines, receiver)
-                self._post.lose(receiver, messages, size, self.why)
+                self._post.lose(receiver, messages, size, self.why, self._number)
             if left and clock() >= until:
                 self._post.flush()
                 return False

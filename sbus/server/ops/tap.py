@@ -97,7 +97,15 @@ class _Span(NamedTuple):
     receivers: tuple[Receiver, ...]
 
 
+class _Delivery(Protocol):
+    @property
+    def number(self) -> int | None: ...
+    def handled(self) -> int: ...
+
+
 class _Registry(Protocol):
+    @property
+    def delivery(self) -> _Delivery: ...
     def open_tap(self, tap: Tap) -> Deliver: ...
     def close_tap(self, tap: Tap) -> None: ...
 
@@ -116,6 +124,7 @@ class Tap:
         self._clock = clock
         self._viewers: tuple[Viewer, ...] = ()
         self._deliver: Deliver | None = None
+        self._opened_at = 0  # messages handled before
         self._left = BURST
         self._filled_at = clock()
         self._spans: list[_Span] = []
@@ -131,6 +140,7 @@ class Tap:
         self._viewers = (*self._viewers, viewer)
         if self._deliver is None:
             self._deliver = self._registry.open_tap(self)
+            self._opened_at = self._registry.delivery.handled() - self.seen
 
     def remove(self, viewer: Viewer) -> None:
         """Note no more for a viewer; without any, the tap is closed."""
@@ -184,7 +194,9 @@ class Tap:
     def dropped(self, receiver: Receiver, messages: int, size: int) -> None:
         """Note that messages were dropped for a receiver (`IObserver.dropped`)."""
         if len(self._losses) < MOST_LOSSES:
-            self._losses.append(_Loss(receiver, messages, self.seen))
+            number = self._registry.delivery.number
+            end = self.seen if number is None else number - self._opened_at
+            self._losses.append(_Loss(receiver, messages, end))
 
     def charged(self, pieces: Iterator[str]) -> Iterator[str]:
         """Yield the pieces of the viewers' events, and charge the time that making them takes."""

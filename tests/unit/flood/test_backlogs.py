@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -120,7 +122,7 @@ def test_an_order_that_fails_loses_nothing():
                 raise RuntimeError("broken")
             return arrival
 
-    order = Failing()
+    order: Any = Failing()
     backlog = PriorityBacklog(iter(()), order, False)
     backlog.push([b"one", b"two", b"three"])
     for _ in range(2):

@@ -851,7 +851,7 @@ class Failing:
 @given(st.lists(STEPS, max_size=60), st.integers(1, TICK), st.lists(st.booleans(), min_size=1))
 def test_plugins_that_fail(steps, tick, fails):
     """A plugged-in strategy, order or policy that fails costs its client the connection, and nothing stays charged."""
-    failing = Failing(fails)
+    failing: Any = Failing(fails)
     choices = [b"CMSG soft", b"CMSG hard", b"CMSG order", b"CMSG blocking/hard/block", b"CMSG blocking/soft/block"]
     bus = HandTurnedBus(
         tick,

@@ -116,7 +116,7 @@ def test_places_at_a_socket():
 
 @pytest.mark.parametrize("is_in_turn", [True, False])
 def test_the_time_in_which_a_client_becomes_a_service_is_paid(is_in_turn):
-    """No time is lost with the user that the client leaves and that is forgotten: the debt stays with one of the two."""
+    """No time is lost with the user that the client leaves and that is forgotten: the debt stays with one of them."""
     tick = QUANTUM // 5
     bus = HandTurnedBus(tick)
     bus.use_up(bus.connect(uid=OTHER), 0)

@@ -12,6 +12,8 @@ import pytest
 from sbus.admin.pages import Asked, Problem
 from sbus.protocol.keys import CURRENT
 from sbus.server.asks.last_values import LastValueRule
+from sbus.server.bus.delivery import OF_OTHERS
+from sbus.server.core.limits import Limits
 from sbus.server.ops.admin_events import events
 from sbus.server.ops.tap import BURST, MOST_LOSSES, Tap
 from sbus.server.ops.viewers import MOST_FLOWS, MOST_KEYS, MOST_NOTES, MessageViewer, TalkViewer, UnroutedViewer
@@ -137,6 +139,31 @@ def test_who_lost_a_message():
     publisher.send(b"MSG other\0", b"MSG k\0")
     stream.tap._settled_at = 0.0
     assert [(m["key"], m["lost_by"]) for m in stream.messages()] == [("other", []), ("k", [1])]
+
+
+def test_who_lost_a_message_that_found_no_room_in_the_mail():
+    """A gap and an entry report later: the messages that were handled in the meantime are not blamed."""
+    bus = Bus(limits=Limits(user_memory=320_000))
+    readers, publisher = [bus.connect(uid=2) for _ in range(OF_OTHERS + 7)], bus.connect(uid=1)
+    for reader in readers:
+        reader.send(b"SUB k")
+    readers[0].send(b"CMSG blocking/soft/discard")
+    readers[0].stall()
+    bus.registry.scheduler.is_busy = True
+    publisher.transport.deliver(b"MSG k\0before")
+    stream = Stream(bus, monitor="")
+    for key in (b"k", b"k", b"k", b"other"):
+        publisher.transport.deliver(b"MSG %b\0" % key + bytes(4_000))
+    assert len(readers[0].protocol.user.lines.mail) == 2  # messages, and a gap
+    bus.settle()
+    numbers = [reader.protocol.number for reader in readers]
+    stream.tap._settled_at = 0.0
+    assert [(m["key"], m["lost"], m["lost_by"]) for m in stream.messages()] == [
+        ("k", 1, numbers[:1]),
+        ("k", len(numbers), numbers[::-1][:8]),
+        ("k", len(numbers), numbers[::-1][:8]),
+        ("other", 0, []),
+    ]
 
 
 def test_losses_of_messages_that_a_filter_leaves_out():
