@@ -251,8 +251,6 @@ class Lines:
         now = clock()
         for at in (first, first + 1, first + 2):
             now = serve[at % 3](until, clock, now)
-            if now >= until:
-                break
 
     def _serve_mail(self, until: int, clock: Callable[[], int], now: int) -> int:
         mail = self.mail

@@ -89,6 +89,15 @@ def test_one_publisher_has_half():
         assert not lines.has_room(publisher, bool(work), bool(size))
 
 
+def test_after_a_gap_half_of_the_work_has_to_be_done():
+    """Where messages were lost last, there is room when half of the work is done, and not after each entry."""
+    lines, publisher = Lines(), Lines()
+    lines.add(publisher, MAIL_NS // 4, 1)
+    assert lines.has_room(publisher, MAIL_NS // 4, 1)
+    assert lines.has_room(publisher, 0, 1, after_gap=True)
+    assert not lines.has_room(publisher, 1, 1, after_gap=True)
+
+
 def test_the_program_is_bounded_by_bytes_alone():
     """What the program around the bus publishes is never too much work; its bytes have a share as a user's have."""
     lines = Lines(1_000)

@@ -147,6 +147,21 @@ def test_an_entry_stops_after_any_receiver():
     assert is_clean(bus)
 
 
+@pytest.mark.parametrize(("count", "size", "step"), [(1, 0, LOOK), (JOINED, 0, 1), (256, 0, 4), (1, 64 << 10, 3)])
+def test_what_is_handed_over_between_two_looks(count, size, step):
+    """Between two looks at the clock are so many receivers that their copies, and the bytes of these, are few (I7)."""
+    bus = Bus()
+    readers, publisher = readers_of(bus, count=3 * LOOK), bus.connect(uid=PUBLISHER)
+    bus.registry.scheduler.is_busy = True
+    for _ in range(0, count, 64):
+        publisher.transport.deliver(*[message(size=size)] * min(count, 64))
+    (entry,) = lines_of(bus).mail
+    assert not entry.run(0)
+    assert sum(bool(reader.transport.written) for reader in readers) == step
+    bus.settle()
+    assert {len(reader.take()) for reader in readers} == {count}
+
+
 def test_a_message_that_comes_while_an_entry_has_begun():
     """It does not join, and comes to each receiver after the entry."""
     bus = HandTurnedBus(TICK)
