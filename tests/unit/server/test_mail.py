@@ -12,7 +12,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.python.failure import Failure
 
 from sbus.errors import CloseReason
-from sbus.fair.lines import MAIL_NS, QUANTUM
+from sbus.fair.lines import FIRST_NS, MAIL_NS, QUANTUM
 from sbus.flood import Outcome, Verdict
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
@@ -213,6 +213,21 @@ def test_the_time_of_a_copy_is_learnt():
         publisher.send(message())
         bus.finish()
     assert lines.ns > 4 * before  # a tick or two for nine copies
+
+
+def test_the_time_of_an_entry_that_was_interrupted_is_learnt_whole():
+    """What a copy takes is the same whether the entry was delivered at one go or in three."""
+    learnt = []
+    for until in (1 << 62, 0):
+        bus = HandTurnedBus(1_000)
+        _, publisher = readers_of(bus, count=3 * LOOK), bus.connect(uid=PUBLISHER)
+        bus.use_up(publisher, -QUANTUM)
+        publisher.send(message())
+        lines = lines_of(bus)
+        while not lines.mail[0].run(until):
+            assert until == 0
+        learnt.append(lines.ns)
+    assert learnt[0] == learnt[1] != FIRST_NS
 
 
 def test_an_exception_of_one_receiver_costs_no_other(monkeypatch):
