@@ -66,7 +66,7 @@ def is_clean(bus: Bus, uid: int = READER) -> bool:
     """Return whether nothing of any mail is left, in no account."""
     lines, scheduler = lines_of(bus, uid), bus.registry.scheduler
     is_empty = not (lines.mail or lines.waiting or lines.letters or lines._shares or lines.held)
-    return is_empty and (lines.work, lines.bytes, scheduler.mail_copies) == (0, 0, 0)
+    return is_empty and (lines.work, lines.bytes, scheduler.mail_copies, scheduler.mail_bytes) == (0, 0, 0, 0)
 
 
 # --- entries -------------------------------------------------------------------------------------
