@@ -317,14 +317,14 @@ class PriorityBacklog:
     receiver that takes a few packets at a time does not have thousands of them put back each time.
     """
 
-    __slots__ = ("_arrival", "_first", "_heap", "_key", "_newest_first", "_replies", "_taken", "_unranked")
+    __slots__ = ("_arrival", "_first", "_heap", "_key", "_replies", "_taken", "_unranked", "newest_first")
 
     marks: Sequence[int] = ()
     """This order knows no places for receipts; see `FifoBacklog.marks`."""
 
     def __init__(self, packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> None:
         self._key = order.rank
-        self._newest_first = newest_first
+        self.newest_first = newest_first
         self._arrival = 0
         self._heap: list[tuple[Any, int, bytes]] = []
         self._first: list[tuple[Any, int, bytes]] = []
@@ -372,7 +372,7 @@ class PriorityBacklog:
         :param most: the number of messages at most.
         """
         waiting, heap, before = self._unranked, self._heap, self._arrival
-        key, newest_first = self._key, self._newest_first
+        key, newest_first = self._key, self.newest_first
         entries = [
             (key(arrival, len(packet), newest_first), arrival, packet)
             for arrival, packet in enumerate(islice(waiting, most), before + 1)

@@ -14,7 +14,7 @@ from zope.interface import implementer
 
 from sbus.flood.backlogs import PRICE, RANKED, REPLY, Backlog, FifoBacklog, Reply, new_backlog
 from sbus.flood.budget import QueueLimits, UserShare
-from sbus.flood.interfaces import IPacketQueue, Loss
+from sbus.flood.interfaces import IPacketQueue, IQueueOrder, Loss
 from sbus.flood.latest import KeyIndex
 from sbus.flood.receipts import MERGE, Receipt
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
@@ -121,7 +121,7 @@ class OutgoingQueue:
         self._backlog: Backlog | None = None
         self._price = 0  # of a packet in the backlog, beside its bytes
         self._ranks = 0  # bytes of memory of the ranks in the backlog
-        self._arranged_by = self.settings.order  # whatever the order, an empty backlog is arranged
+        self._arranged_by: IQueueOrder | None = self.settings.order  # whatever the order, an empty backlog is arranged
         self._oversized: Sequence[bytes] = ()
         self._losses: dict[LossReason, Loss] = {}
         self.lost = 0

@@ -40,7 +40,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sbus.errors import CloseReason
-from sbus.flood.backlogs import PRICE, Backlog, FifoBacklog, Reply
+from sbus.flood.backlogs import PRICE, Backlog, FifoBacklog, PriorityBacklog, Reply
 from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.interfaces import Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
@@ -122,6 +122,9 @@ class SendQueue(OutgoingQueue):
         """
         if self._is_shut():
             return
+        backlog = self._backlog
+        if isinstance(backlog, PriorityBacklog) and backlog.newest_first is not settings.newest_first:
+            self._arranged_by = None  # the same order, chosen after another one, is not the same
         self.settings = settings
         self.can_block = settings.can_block() and self.state is not _DEAF
 

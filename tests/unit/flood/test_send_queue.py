@@ -1049,7 +1049,7 @@ def test_total_limit_is_a_hard_limit(hard, blocks, closed):
         ("stack random queue stack random", "tsqrp"),
     ],
 )
-@pytest.mark.parametrize("when", ["before", "while"])
+@pytest.mark.parametrize("when", ["before", "while", "together"])
 def test_orders(orders, delivered, when):
     """The newest order counts, for what waits too; equal sizes keep the queue or stack order last chosen."""
     connection = Connection()
@@ -1061,6 +1061,11 @@ def test_orders(orders, delivered, when):
         for order in orders.split():
             connection.set_order(ORDER[order])
             connection.flush(0)
+    if when == "together":
+        connection.set_order(ORDER["random"])
+        connection.flush(0)
+        for order in orders.split():
+            connection.set_order(ORDER[order])
     assert "".join(chr(packet[0]) for packet in connection.drain()) == delivered
 
 
