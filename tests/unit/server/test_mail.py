@@ -494,6 +494,28 @@ def test_a_gap_takes_each_receiver_once():
     assert is_clean(bus)
 
 
+def test_a_gap_stops_after_each_group_and_some_receivers():
+    """A gap looks at the clock after each group and after 64 receivers, whose receipts are sent by then (I7)."""
+    bus = Bus()
+    readers = readers_of(bus, b"SUB k", b"SUB j", b"CMSG receipts/on", count=100)
+    readers += readers_of(bus, b"SUB j", b"CMSG receipts/on", count=1)
+    publisher = bus.connect(uid=PUBLISHER)
+    bus.registry.scheduler.is_busy = True
+    lines_of(bus).most_bytes = 10_000
+    publisher.transport.deliver(message(size=4_000))
+    for key in (b"k", b"j", b"k"):
+        publisher.transport.deliver(message(key=key, size=4_000))
+    gap = lines_of(bus).mail[1]
+    told = []
+    for _ in range(3):
+        assert not gap.run(0)
+        told.append(sum(bool(reader.transport.written) for reader in readers))
+    assert told == [0, 0, 64]
+    bus.settle()
+    assert [reader.protocol.lost for reader in readers] == [*[3] * 100, 1]
+    assert is_clean(bus)
+
+
 def test_an_empty_share_takes_a_run_of_any_size():
     """A message larger than the mailbox comes all the same, if its user has nothing there."""
     bus = tight_bus()
