@@ -755,7 +755,7 @@ def test_a_stop_accounts_for_everything():
         assert (sum(receipt[0] for receipt in told), sum(receipt[1] for receipt in told)) == (30, 30 * 1_006 + 50)
         assert (told[-1][2], len(told)) == (30, 1)  # those that had found no room, too
         assert (WHOAMI in b"".join(got)) is (at == 0)
-    assert bus.registry.counters.dropped == 30 * 20
+    assert bus.registry.counters.dropped == 30 * 20 == bus.registry.counters.dropped_by[LossReason.DISCONNECT]
     assert bus.registry.counters.routed == 30 * 20
     assert (user.memory, user.lines.bytes, user.lines.work, bus.registry.scheduler.mail_copies) == (0, 0, 0, 0)
     assert len(bus.registry.users) == 0

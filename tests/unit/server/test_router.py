@@ -11,7 +11,8 @@ from twisted.internet.task import Clock
 from sbus.fair import Lines, Scheduler
 from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import CURRENT, matches
-from sbus.server.bus.router import _REFRESHED_RECEIVERS, Router
+from sbus.server.bus.router import _FORGOTTEN, _REFRESHED_RECEIVERS, Router
+from tests.support.buses import Bus
 from tests.support.strategies import PEERS, keys, may_subscribe, patterns
 
 
@@ -131,3 +132,15 @@ def test_who_changes_routes_pays_for_them():
     router.remove(members[1], b"", None)
     router.route(b"k")
     assert changer.deficit == QUANTUM - 1_000  # nobody else is active: nobody is charged
+
+
+def test_routes_that_are_forgotten_together_are_paid_for():
+    """Who gives keys another meaning pays for each route that is looked up again because of it."""
+    bus = Bus()
+    router = bus.registry.router
+    for number in range(3):
+        router.route(b"%d" % number)
+    before = router.surcharge
+    router.forget_routes()
+    assert router.surcharge - before == 3 * _FORGOTTEN
+    assert not router.routes
