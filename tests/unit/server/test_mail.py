@@ -12,10 +12,10 @@ from twisted.internet.error import ConnectionLost
 from twisted.python.failure import Failure
 
 from sbus.errors import CloseReason
-from sbus.fair.lines import FIRST_NS, MAIL_NS, QUANTUM
+from sbus.fair.lines import MAIL_NS, QUANTUM
 from sbus.flood import Outcome, Verdict
 from sbus.protocol.notices import LossReason
-from sbus.routing.route import Group
+from sbus.routing.route import FIRST_NS, Group
 from sbus.server.asks.last_values import LastValueRule
 from sbus.server.bus.delivery import OF_OTHERS
 from sbus.server.bus.mail import GAP_GROUPS, JOINED, LOOK, Gap, Letter, Mail, drop
@@ -495,7 +495,7 @@ def test_a_gap_takes_each_receiver_once():
 
 
 def test_a_gap_stops_after_each_group_and_some_receivers():
-    """A gap looks at the clock after each group and after 64 receivers, whose receipts are sent by then (I7)."""
+    """A gap looks at the clock after each group and after `LOOK` receivers, whose receipts are sent by then (I7)."""
     bus = Bus()
     readers = readers_of(bus, b"SUB k", b"SUB j", b"CMSG receipts/on", count=100)
     readers += readers_of(bus, b"SUB j", b"CMSG receipts/on", count=1)
@@ -510,7 +510,7 @@ def test_a_gap_stops_after_each_group_and_some_receivers():
     for _ in range(3):
         assert not gap.run(0)
         told.append(sum(bool(reader.transport.written) for reader in readers))
-    assert told == [0, 0, 64]
+    assert told == [0, 0, LOOK]
     bus.settle()
     assert [reader.protocol.lost for reader in readers] == [*[3] * 100, 1]
     assert is_clean(bus)
