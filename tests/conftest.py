@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 import pytest
 from hypothesis import settings
@@ -109,6 +110,20 @@ def _by_length(items: Iterable[pytest.Item], known: dict[str, float]) -> list[py
         return known.get(scope, guess * len(groups[scope]))
 
     return [item for scope in sorted(groups, key=seconds, reverse=True) for item in groups[scope]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what collection creates, six thousand tests and all modules, out of the garbage collector's rounds.
+
+    Its looks at them would take a quarter of the CPU time of the tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @functools.cache

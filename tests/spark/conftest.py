@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 _QUICK = {
     # Most of the time goes into code that runs once. The second compiler and a collector with threads only delay it.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    # Nor need it verify what Spark's archives hold.
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # It runs each stage of a query as a job of its own, to plan the next one by sizes: a third of the work on few rows.
     "spark.sql.adaptive.enabled": "false",
 }

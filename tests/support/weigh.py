@@ -21,9 +21,9 @@ from tests.support.buses import Bus, Peer
 from tests.support.reactors import HandTurnedReactor, socket_pair
 
 MANY = 1 << 40
-ITEMS = 20_000
+ITEMS = 10_000
 """Items of a few bytes."""
-LARGER_ITEMS = 10_000
+LARGER_ITEMS = 5_000
 """Items of some hundred bytes."""
 
 bus = Bus(
@@ -186,6 +186,7 @@ def weigh(kind: str) -> tuple[int, int]:
 
 def main() -> None:
     """Weigh the kinds that are named, each in a process of its own."""
+    gc.freeze()
     for kind in sys.argv[1:]:
         child = os.fork()
         if not child:

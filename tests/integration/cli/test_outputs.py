@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 
@@ -75,7 +75,27 @@ _PYTHONS = [
     pytest.param({}, id="buffered", marks=pytest.mark.slow),
 ]
 """Environments: how container images run Python, which is the harder one, and how everyone else does."""
+_T = TypeVar("_T")
 _expected: dict[str, bytes] = {}
+
+
+def _in_turn(commands: Sequence[str], kinds: Sequence[_T], each: int) -> list[object]:
+    """Pair every command with every kind; all but `each` kinds of a command, another one for the next, are slow.
+
+    All commands print through `sbus.cli.streams`. So each command and each kind of output stay in make test, but not
+    every pair of them.
+    """
+    step = len(kinds) // each
+    return [
+        pytest.param(command, kind, marks=[] if (place - number) % step == 0 else pytest.mark.slow)
+        for number, command in enumerate(commands)
+        for place, kind in enumerate(kinds)
+    ]
+
+
+def _name(value: object) -> str | None:
+    """Return the test ID of a kind."""
+    return getattr(value, "__name__", None)
 
 
 class World(NamedTuple):
@@ -211,13 +231,11 @@ def nonblocking_terminal() -> tuple[int, int]:
     return ours, theirs
 
 
+_KINDS = (pipe, nonblocking_pipe, small_pipe, packet_pipe, stream_socket, nonblocking_socket)
+
+
 @pytest.mark.parametrize("python", _PYTHONS)
-@pytest.mark.parametrize(
-    "kind",
-    [pipe, nonblocking_pipe, small_pipe, packet_pipe, stream_socket, nonblocking_socket],
-    ids=lambda kind: kind.__name__,
-)
-@pytest.mark.parametrize("command", BIG)
+@pytest.mark.parametrize(("command", "kind"), _in_turn(BIG, _KINDS, 2), ids=_name)
 def test_everything_arrives(
     world: World, tmp_path: Path, command: str, kind: Callable[[], tuple[int, int]], python: dict[str, str]
 ) -> None:
@@ -262,22 +280,19 @@ def test_disk_that_takes_a_part(world: World, tmp_path: Path, command: str, pyth
     assert os.path.getsize(tmp_path / "file") == LIMIT
 
 
-@pytest.mark.parametrize("python", _PYTHONS)
-@pytest.mark.parametrize("command", [*SMALL, *BIG])
-def test_output_that_fails(world: World, command: str, python: dict[str, str]) -> None:
-    """On a full disk, and with a closed output, a command fails with one line; it writes into nothing else."""
+def fails_on_a_full_disk(world: World, command: str, python: dict[str, str]) -> None:
     with open("/dev/full", "wb") as full:
         done = world.run(command, full.fileno(), env=python)
-        assert done == (1, "sbus: standard output: No space left on device\n")
+    assert done == (1, "sbus: standard output: No space left on device\n")
+
+
+def fails_if_closed(world: World, command: str, python: dict[str, str]) -> None:
+    with open("/dev/full", "wb") as full:
         done = world.run(command, full.fileno(), before=lambda: os.close(1), env=python)
-        assert done == (1, "sbus: standard output is closed\n")
-    assert world.bus.is_running
+    assert done == (1, "sbus: standard output is closed\n")
 
 
-@pytest.mark.parametrize("python", _PYTHONS)
-@pytest.mark.parametrize("command", [*SMALL, *BIG])
-def test_reader_that_has_gone(world: World, command: str, python: dict[str, str]) -> None:
-    """Without a reader, a command ends by SIGPIPE, also if its caller blocks that signal."""
+def ends_without_a_reader(world: World, command: str, python: dict[str, str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
 
@@ -286,6 +301,22 @@ def test_reader_that_has_gone(world: World, command: str, python: dict[str, str]
 
     with open(writer, "wb") as output:
         assert world.run(command, output.fileno(), before=before, env=python) == (-signal.SIGPIPE, "")
+
+
+_FAILURES = (fails_on_a_full_disk, fails_if_closed, ends_without_a_reader)
+
+
+@pytest.mark.parametrize("python", _PYTHONS)
+@pytest.mark.parametrize(("command", "fails"), _in_turn([*SMALL, *BIG], _FAILURES, 1), ids=_name)
+def test_output_that_fails(
+    world: World, command: str, fails: Callable[[World, str, dict[str, str]], None], python: dict[str, str]
+) -> None:
+    """On a full disk, and with a closed output, a command fails with one line; it writes into nothing else.
+
+    Without a reader, a command ends by SIGPIPE, also if its caller blocks that signal.
+    """
+    fails(world, command, python)
+    assert world.bus.is_running
 
 
 @pytest.mark.parametrize("command", ["get --raw v/picture", "sub --last --raw --count=1 v/picture"])

@@ -242,12 +242,11 @@ class Backend(ABC):
 
     def run(self, test: Coroutine[Any, Any, None]) -> None:
         """Run a test; an error that it leaves unhandled fails it."""
-        gc.freeze()  # leave older objects alone
+        gc.freeze()  # leave older objects alone, from now on
         try:
             asyncio.run(self._run(test))
         finally:
             gc.collect()  # unretrieved errors are reported when their futures are collected
-            gc.unfreeze()
             self.end()
         assert self.failures == []
 

@@ -87,11 +87,14 @@ def test_a_bus_with_closed_descriptors(directory: Path, start: Start, name: str,
     assert not (directory / "own").exists()
 
 
-@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize("closed", [pytest.param(each, marks=pytest.mark.slow) for each in CLOSED[:-1]] + CLOSED[-1:])
 def test_a_recorder_with_closed_descriptors(
     bus: Callable[..., Bus], directory: Path, start: Start, closed: str
 ) -> None:
-    """A recorder that is started without standard descriptors records."""
+    """A recorder that is started without standard descriptors records.
+
+    With some of them only, it is slow: twistd starts it as it starts a bus, which is tested with each.
+    """
     pytest.importorskip("pyarrow")
     bus()
     pid = start(as_daemon("sbus-recorder"), closed)
@@ -112,8 +115,15 @@ def test_a_reactor_with_closed_descriptors(directory: Path) -> None:
     assert "redirect them (</dev/null" in done.stderr
 
 
-@pytest.mark.parametrize("how", ["mv", "rm", "create"])
-@pytest.mark.parametrize("name", TWISTD)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        # All daemons share sbus.daemon, so make test has each way with one of them, and each of them with one way.
+        pytest.param(name, how, marks=[] if name == "sbus" or how == quick else pytest.mark.slow)
+        for name, quick in zip(TWISTD, ("mv", "mv", "rm", "create"), strict=True)
+        for how in ("mv", "rm", "create")
+    ],
+)
 def test_another_program_rotates_the_log(
     bus: Callable[..., Bus], directory: Path, start: Start, name: str, how: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -38,6 +39,18 @@ PLUGINS = EXAMPLES / "plugins"
 
 def page(name: str) -> str:
     return (DOCS / name).read_text()
+
+
+@functools.cache
+def all_code() -> str:
+    return "".join(path.read_text() for path in (ROOT / "sbus").rglob("*.py"))
+
+
+@functools.cache
+def defined_names() -> set[str]:
+    """Return the names of modules, functions, classes, variables and attributes."""
+    modules = {path.stem for path in (ROOT / "sbus").rglob("*.py")} | {path.name for path in (ROOT / "sbus").iterdir()}
+    return modules | set(re.findall(r"\b(?:def|class) (\w+)", all_code())) | set(re.findall(r"\b(\w+) =", all_code()))
 
 
 def rows(text: str, start: str) -> list[list[str]]:
@@ -267,11 +280,8 @@ def test_the_table_of_control_messages_is_complete() -> None:
 @pytest.mark.parametrize("row", rows(page("design.rst"), "Where each promise is kept")[1:], ids=lambda row: row[0])
 def test_promises_are_kept_where_the_page_says(row: list[str]) -> None:
     """Every name in the table of promises is one that the code defines."""
-    source = "".join(path.read_text() for path in (ROOT / "sbus").rglob("*.py"))
-    modules = {path.stem for path in (ROOT / "sbus").rglob("*.py")} | {path.name for path in (ROOT / "sbus").iterdir()}
     for name in literals(row[1]):
-        for part in name.split("."):
-            assert part in modules or re.search(rf"(def|class) {part}\b|\b{part} =", source), name
+        assert defined_names().issuperset(name.split(".")), name
 
 
 # --- the server ---------------------------------------------------------------------------------
@@ -375,7 +385,7 @@ def test_lines_of_errors_are_described() -> None:
     """The page on troubleshooting lists each line that this module provokes, and quotes only what the code says."""
     quoted = [text for row in rows(page("troubleshooting.rst"), ".. _error-lines:")[1:] for text in literals(row[0])]
     assert set(CAN_BE_PROVOKED) <= set(quoted)
-    source = "".join(path.read_text() for path in (ROOT / "sbus").rglob("*.py"))
+    source = all_code()
     source = re.sub(r'"\n\s+f?"', "", source)
     unsaid = [text for text in quoted if text not in CAN_BE_PROVOKED and text not in source]
     assert unsaid == []
