@@ -15,20 +15,22 @@ _QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     # Nor need it verify what Spark's archives hold.
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # It runs each stage of a query as a job of its own, to plan the next one by sizes: a third of the work on few rows.
     "spark.sql.adaptive.enabled": "false",
 }
 """Settings that make queries on a few rows quicker, and leave the results as they are."""
+_INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Settings with which Spark does not write and compile Java for each query; make test-all lets it."""
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on this machine with two cores; without Java the tests fail with an error that names the remedy."""
     from sbus.spark import get_session
 
     warehouse = str(tmp_path_factory.mktemp("warehouse"))
-    session = get_session("tests", master="local[2]", conf={**_QUICK, "spark.sql.warehouse.dir": warehouse})
+    thorough = pytestconfig.getoption("--hypothesis-profile") == "thorough"
+    conf = _QUICK | ({} if thorough else _INTERPRETED) | {"spark.sql.warehouse.dir": warehouse}
+    session = get_session("tests", master="local[2]", conf=conf)
     yield session
     session.stop()
