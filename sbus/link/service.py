@@ -345,13 +345,16 @@ class LinkService(Service):
 
     def drop_long(self, connection: _Connection, packets: list[bytes]) -> None:
         """Take the messages out of a batch that are longer than what the other bus takes."""
-        for at in reversed(range(len(packets))):
-            if len(packets[at]) > connection.limit and packets[at].startswith(b"MSG "):
-                size = len(packets.pop(at))
-                self.core.lose(connection.side, 1)
-                name = self._addresses[connection.side.other]
-                why = f"it has {size} bytes, and {name} takes {connection.limit} (--max-packet)"
-                self.core.log_long(why, self._reactor.seconds())
+        kept = []
+        for packet in packets:
+            if len(packet) <= connection.limit or not packet.startswith(b"MSG "):
+                kept.append(packet)
+                continue
+            self.core.lose(connection.side, 1)
+            name = self._addresses[connection.side.other]
+            why = f"it has {len(packet)} bytes, and {name} takes {connection.limit} (--max-packet)"
+            self.core.log_long(why, self._reactor.seconds())
+        packets[:] = kept
 
     def resume(self, side: Side) -> None:
         """Read from a bus again."""

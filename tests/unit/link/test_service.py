@@ -201,6 +201,21 @@ def test_link_that_the_bus_disconnects_comes_back(join):
         assert low.take()[-1:] == high.take()[-1:] == [b"MSG x\0"]
 
 
+def test_the_first_of_several_long_messages_is_logged(join, monkeypatch: pytest.MonkeyPatch):
+    """Messages that are too long for the other bus are taken out of a batch and counted; the log has the first one."""
+    link = join().link
+    logged: list[str] = []
+    monkeypatch.setattr(link, "log", logged.append)
+    connection = link.connections[Side.ABOVE]
+    connection.limit = 50
+    packets = [b"MSG k\0", b"MSG k\0" + bytes(60), b"CMSG " + bytes(99), b"MSG k\0" + bytes(90), b"MSG k\0."]
+    link.drop_long(connection, packets)
+    assert packets == [b"MSG k\0", b"CMSG " + bytes(99), b"MSG k\0."]
+    assert link.core.lost[Side.ABOVE] == 2
+    assert len(logged) == 1
+    assert "it has 66 bytes" in logged[0]
+
+
 def test_bundle_behind_the_answer_that_agrees_to_it(join):
     """A bundle that is read together with that answer is taken whole: no packet of it is left to the transport.
 
