@@ -230,6 +230,8 @@ def test_subordinate_uids(as_root, bus, directory, option):
         before=["unshare", "-m", "sh", "-c", mount, file],
     )
     ignored = "--user-clients=200000=9 has no effect, as UID 200000 counts as 12001 (--subuid-as-owner): name UID 12001"
+    if option:
+        started.wait_log(re.escape(ignored))  # it comes behind the line that says where the bus listens
     assert (ignored in started.log) is option
     clients = [started.client(user=(200_000, 5)), started.client(user=OTHER_USER)]
     assert [client.sync() for client in clients] == [[], []]
