@@ -101,17 +101,12 @@ class _Losses:
 
 
 class SendQueue(OutgoingQueue):
-    """The queue of one receiver, with flood control: it decides about each message that comes.
+    """The queue of one receiver, with flood control: it decides about each message that comes."""
 
-    :ivar can_block: the answer of `ClientSettings.can_block`, kept as each run asks; False once the receiver is to be
-        closed. What comes in and leaves is the state's matter alone.
-    """
-
-    __slots__ = ("_cause", "_conflated", "can_block")
+    __slots__ = ("_cause", "_conflated")
 
     def __init__(self, owner: QueueOwner, limits: QueueLimits, user: UserShare) -> None:
         super().__init__(owner, limits, user)
-        self.can_block = False
         self._cause = LossReason.DISCARD  # of what a strategy drops by itself
         self._conflated = 0  # messages that were replaced since the last outcome
 
@@ -126,7 +121,6 @@ class SendQueue(OutgoingQueue):
         if isinstance(backlog, PriorityBacklog) and backlog.newest_first is not settings.newest_first:
             self._arranged_by = None  # the same order, chosen after another one, is not the same
         self.settings = settings
-        self.can_block = settings.can_block() and self.state is not _DEAF
 
     # --- messages ---------------------------------------------------------------------------------
 

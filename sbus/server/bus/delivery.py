@@ -445,7 +445,7 @@ class Delivery:
         while queue.pending and not queue.is_congested:
             transport.flush()  # the socket takes more than a transport sends in one turn
         if queue.pending:
-            may_block = queue.can_block and self._may_block(receiver, publisher)
+            may_block = receiver.can_block and self._may_block(receiver, publisher)
             before = queue.messages, queue.size
             outcome = queue.settle(may_block)
             if may_block and publisher is not None:
@@ -460,7 +460,7 @@ class Delivery:
             self._counters.tally.no_copy(run.packets)  # it has left since the route was looked up
             return
         try:
-            may_block = queue.can_block and self._may_block(receiver, publisher)
+            may_block = receiver.can_block and self._may_block(receiver, publisher)
             before = queue.messages, queue.size
             outcome = queue.admit(run, may_block)
             if may_block and publisher is not None:
@@ -509,7 +509,7 @@ class Delivery:
         Its queue or its strategies have changed.
         """
         queue = receiver.queue
-        if queue is not None and queue.is_congested and queue.can_block:
+        if queue is not None and queue.is_congested and receiver.can_block:
             self._blocking.add(receiver)
         else:
             self._blocking.discard(receiver)

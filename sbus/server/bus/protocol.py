@@ -138,7 +138,6 @@ class BusProtocol(ReceivingHalf):
         """Handle nothing more of the client (`sbus.server.bus.departure`)."""
         self._pause()
         self.user.lines.leave(self)
-        self.queue.can_block = False
         self.user.blockers.pop(self, None)
         self._delivery.forget(self)
 
@@ -169,7 +168,6 @@ class BusProtocol(ReceivingHalf):
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
             self._fast_path = False
-            self.queue.can_block = False
             self.user.blockers.pop(self, None)
             self.in_order("end", self._send_rest)
 

@@ -253,10 +253,9 @@ class ReceivingHalf(ABC):
         """Give the queue the client's choices; behind a snapshot, each message is kept if there is room."""
         settings = self.settings
         self.queue.configure(settings if self._front is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
-        if self.queue.can_block and self.reason is None:
+        if self.reason is None and self.queue.state is not State.DEAF and self.queue.settings.can_block():
             self.user.blockers[self] = None
         else:
-            self.queue.can_block = False
             self.user.blockers.pop(self, None)
         self.registry.strategies_changed(self)
 
@@ -380,7 +379,7 @@ class ReceivingHalf(ABC):
     @property
     def can_block(self) -> bool:
         """See `sbus.server.core.interfaces.Receiver`."""
-        return self.queue.can_block
+        return self in self.user.blockers
 
     @property
     def conflated(self) -> int:

@@ -644,7 +644,7 @@ def test_choices_hold_for_what_comes():
 @pytest.mark.parametrize(("soft", "hard"), list(product(SOFT, HARD)))
 def test_may_hold_back(soft, hard):
     """A queue says whether its strategies can block a publisher."""
-    assert Connection(soft=soft, hard=hard).queue.can_block == ("block" in (soft, hard))
+    assert Connection(soft=soft, hard=hard).queue.settings.can_block() == ("block" in (soft, hard))
 
 
 # --- the limits, to the message and the byte ---------------------------------------------------------------------
@@ -1495,7 +1495,7 @@ def test_soft_strategy_of_others():
     strategy = Asked(Verdict.KEEP, Verdict.DROP, Verdict.BLOCK, Verdict.CLOSE)
     connection = Connection()
     connection.set_strategies(soft=strategy)
-    assert connection.queue.can_block
+    assert connection.queue.settings.can_block()
     connection.publish(A, B)
     connection.queue.write(b"reply")
     connection.stall(C)
@@ -1513,7 +1513,7 @@ def test_hard_strategy_of_others():
     strategy = Asked(Verdict.KEEP, Verdict.DROP, Verdict.BLOCK, Verdict.CLOSE)
     connection = Connection(messages=1)
     connection.set_strategies(hard=strategy)
-    assert connection.queue.can_block
+    assert connection.queue.settings.can_block()
     connection.stall(A, B, C, D)
     assert strategy.asked == [B, C, D]
     assert connection.queue.messages == 3
