@@ -52,6 +52,7 @@ class Machine:
         """Read a client of a user from its socket, which takes some time, if that is allowed; return whether it is."""
         scheduler = self.scheduler
         if scheduler.is_busy and not scheduler.may_read(lines):
+            scheduler.may_pass()  # the pass ends
             return False
         if scheduler.last is not lines:
             scheduler.change(lines)
