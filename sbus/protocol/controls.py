@@ -4,7 +4,7 @@ A control message is ``CMSG <key>``, optionally with a payload. Each belongs to 
 is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.bus.protocol`). A
 plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
 
-Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Bye", "Interest", "Last values".
+Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Sender", "Bye", "Interest", "Last values".
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ __all__ = [
     "LINK_FENCE",
     "LINK_LOST",
     "LINK_PATH",
+    "LINK_SENDER",
     "LINK_UP",
     "OBSERVER",
     "OBSERVER_OFF",
@@ -48,6 +49,9 @@ __all__ = [
     "RECEIPTS",
     "RECEIPTS_OFF",
     "RECEIPTS_ON",
+    "SENDER",
+    "SENDER_OFF",
+    "SENDER_ON",
     "SOFT",
     "WHOAMI",
     "Answer",
@@ -104,16 +108,17 @@ ECHO_ON, ECHO_OFF = b"echo/on", b"echo/off"
 BUNDLE_ON, BUNDLE_OFF = b"bundle/on", b"bundle/off"
 BYE_ON, BYE_OFF = b"bye/on", b"bye/off"
 RECEIPTS_ON, RECEIPTS_OFF = b"receipts/on", b"receipts/off"
+SENDER_ON, SENDER_OFF = b"sender/on", b"sender/off"
 OBSERVER_ON, OBSERVER_OFF = b"observer/on", b"observer/off"
 INTEREST, INTEREST_ON, INTEREST_OFF = b"interest", b"interest/on", b"interest/off"
 INTEREST_PATTERN, INTEREST_PATTERNS = b"interest/pattern", b"interest/patterns"
 PROBE, LAST, LAST_DONE = b"probe", b"last", b"last/done"
 CHAIN_ON, CHAIN_OFF = b"chain/on", b"chain/off"
 LINK_UP, LINK_DOWN, LINK_FENCE = b"link/up", b"link/down", b"link/fence"
-LINK_PATH, LINK_LOST = b"link/path", b"link/lost"
+LINK_PATH, LINK_LOST, LINK_SENDER = b"link/path", b"link/lost", b"link/sender"
 
 SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
-BYE, RECEIPTS, OBSERVER, CHAIN = b"bye", b"receipts", b"observer", b"chain"
+BYE, RECEIPTS, SENDER, OBSERVER, CHAIN = b"bye", b"receipts", b"sender", b"observer", b"chain"
 """The groups; the only message of the group `WHOAMI` is `WHOAMI` itself."""
 
 CONTROLS = (
@@ -157,6 +162,15 @@ CONTROLS = (
         answer=Answer.EMPTY,
         repeated=False,
         meaning="report no losses",
+    ),
+    Control(key=SENDER_ON, group=SENDER, answer=Answer.EMPTY, meaning="tell me who published what you send me"),
+    Control(
+        key=SENDER_OFF,
+        group=SENDER,
+        default=True,
+        answer=Answer.EMPTY,
+        repeated=False,
+        meaning="name no publishers",
     ),
     Control(key=OBSERVER_ON, group=OBSERVER, answer=Answer.EMPTY, meaning="count none of my subscriptions as interest"),
     Control(

@@ -1,22 +1,33 @@
 """Notices: control messages that the server sends unasked, to clients that have asked for their kind.
 
-A *receipt* (``CMSG lost``) stands where messages were dropped, and a *bye* (``CMSG bye``) is the last packet of a
-connection that the server ends. Protocol: "Receipts" and "Bye".
+A *receipt* (``CMSG lost``) stands where messages were dropped, a *sender* (``CMSG sender``) names the publisher of the
+messages that follow, and a *bye* (``CMSG bye``) is the last packet of a connection that the server ends. Protocol:
+"Receipts", "Sender" and "Bye".
 """
 
 from __future__ import annotations
 
 import enum
+import re
 
 from sbus.protocol.packets import CMSG, build
 
-__all__ = ["BYE", "LOST", "LossReason", "bye", "lost"]
+__all__ = ["BYE", "LONGEST_SENDER", "LOST", "NOBODY", "SENDER", "LossReason", "bye", "lost", "parse_sender", "sender"]
 
 LOST = b"lost"
 """The key of a receipt."""
 
 BYE = b"bye"
 """The key of a bye."""
+
+SENDER = b"sender"
+"""The key of a sender."""
+NOBODY = b"-"
+"""The credentials of the program around the bus, whose number is 0."""
+LONGEST_SENDER = 512
+"""Bytes in the longest number and credentials: a dozen buses, one behind the other."""
+
+_SENDER = re.compile(rb"0 -|[0-9]{1,19} !/cred/[0-9]+/[0-9]+/[0-9]+(?:/!/cred/[0-9]+/[0-9]+/[0-9]+)*")
 
 
 class LossReason(enum.Enum):
@@ -41,6 +52,23 @@ def lost(messages: int, size: int, total: int, why: LossReason) -> bytes:
     :param total: messages that were dropped since the connection began, these included.
     """
     return build(CMSG, LOST, f"{messages} {size} {total} {why.value}".encode())
+
+
+def sender(number: int, credentials: bytes) -> bytes:
+    """Return the packet that names the publisher of the messages after it.
+
+    :param number: the publisher's connection; 0 for the program around the bus.
+    :param credentials: its name (``whoami``), chained for a client of another bus; `NOBODY` for that program.
+    """
+    return build(CMSG, SENDER, b"%d %b" % (number, credentials))
+
+
+def parse_sender(payload: bytes) -> tuple[int, bytes] | None:
+    """Return the number and the credentials in a sender, or None if it is malformed."""
+    if len(payload) > LONGEST_SENDER or not _SENDER.fullmatch(payload):
+        return None
+    number, _, credentials = payload.partition(b" ")
+    return int(number), credentials
 
 
 def bye(reason: str, text: str, longest: int) -> bytes:
