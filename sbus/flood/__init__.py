@@ -16,6 +16,7 @@ from sbus.flood.backlogs import ORDERS, Order, Reply
 from sbus.flood.budget import UNLIMITED, MemoryAccount, QueueLimits, SharedBudget, UserShare
 from sbus.flood.front import Front
 from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
+from sbus.flood.naming import PROGRAM, SIGNED, Naming, Signature, Signed, sign
 from sbus.flood.outgoing import QueueOwner, State
 from sbus.flood.run import Run
 from sbus.flood.send_queue import SendQueue
@@ -26,12 +27,15 @@ __all__ = [
     "DEFAULT_SETTINGS",
     "HARD_STRATEGIES",
     "ORDERS",
+    "PROGRAM",
+    "SIGNED",
     "SOFT_STRATEGIES",
     "UNLIMITED",
     "ClientSettings",
     "Front",
     "Loss",
     "MemoryAccount",
+    "Naming",
     "Order",
     "Outcome",
     "QueueLimits",
@@ -40,9 +44,12 @@ __all__ = [
     "Run",
     "SendQueue",
     "SharedBudget",
+    "Signature",
+    "Signed",
     "State",
     "Strategy",
     "Until",
     "UserShare",
     "Verdict",
+    "sign",
 ]

@@ -40,6 +40,7 @@ from typing import Any
 from zope.interface import implementer
 
 from sbus.flood.interfaces import IQueueOrder
+from sbus.flood.naming import Signed
 from sbus.flood.receipts import Receipt
 
 __all__ = [
@@ -172,7 +173,7 @@ class FifoBacklog:
             place = places.get(key, -1)
             if place >= start:
                 waiting = stored[place - base]  # a strategy that drops the next message moves the replies before it
-                if type(waiting) is bytes and waiting.startswith(key):
+                if (type(waiting) is bytes or type(waiting) is Signed) and waiting.startswith(key):
                     more = len(packet) - len(waiting)
                     if more <= 0:
                         shrunk -= more

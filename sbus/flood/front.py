@@ -100,6 +100,9 @@ class Front:
         self._taken = first, second
         return taken
 
+    def put_back(self, taken: list[bytes], kept: int) -> None:
+        """See `SendQueue.put_back`; all that stands here keeps what `ack` does not report."""
+
     def ack(self, taken: list[bytes], sent: int) -> None:
         """See `IPacketQueue`."""
         first, second = self._taken

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sbus.flood.backlogs import FifoBacklog
+from sbus.flood.naming import Signed
 
 __all__ = ["KeyIndex"]
 
@@ -57,7 +58,7 @@ class KeyIndex:
         if self._until == backlog.end:
             return
         for at, waiting in backlog.since(self._until):
-            if type(waiting) is bytes:
+            if type(waiting) is bytes or type(waiting) is Signed:
                 key = waiting[: waiting.find(b"\0") + 1]
                 if key not in places:
                     memory += _PLACE + len(key)

@@ -74,6 +74,7 @@ class OutgoingQueue:
     :ivar settings: the receiver's choices; change them with `SendQueue.configure`.
     :ivar lost: messages that were dropped since the connection began.
     :ivar conflated: messages that newer ones of their keys have replaced.
+    :ivar price: bytes of memory that a packet takes in the backlog, beside its own.
     :ivar head: the receipt in front of everything else, if there is one: no message may go past the queue then.
     :ivar watch: called with the packets that were sent, if it is not None.
     """
@@ -100,6 +101,7 @@ class OutgoingQueue:
         "on_sent",
         "owner",
         "pending",
+        "price",
         "replies",
         "settings",
         "size",
@@ -119,7 +121,8 @@ class OutgoingQueue:
         self._limits = limits
         self._user = user
         self._backlog: Backlog | None = None
-        self._price = 0  # of a packet in the backlog, beside its bytes
+        self.price = PRICE
+        self._price = 0  # the same, while there is a backlog
         self._ranks = 0  # bytes of memory of the ranks in the backlog
         self._arranged_by: IQueueOrder | None = self.settings.order  # whatever the order, an empty backlog is arranged
         self._oversized: Sequence[bytes] = ()
@@ -355,6 +358,12 @@ class OutgoingQueue:
         self._stamp(taken)
         return taken
 
+    def put_back(self, taken: list[bytes], kept: int) -> None:
+        """Take back the packets from ``taken[kept]`` on, as if `take` had been asked for fewer."""
+        if self._backlog is None:
+            self.pending[:0] = taken[kept:]
+            del taken[kept:]
+
     def ack(self, taken: list[bytes], sent: int) -> None:
         """Report that the first `sent` of the packets `taken` were sent.
 
@@ -514,7 +523,7 @@ class OutgoingQueue:
     def _congest(self, state: State) -> None:
         """Begin a backlog: new messages go through flood control."""
         self._backlog = self._new_backlog(iter(()))
-        self._price = PRICE
+        self._price = self.price
         self.state = state
         self._user.add_queue()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from sbus.flood.naming import NamedRun, Signature
 from sbus.routing.runs import newest, shortest, total_size
 
 __all__ = ["Run"]
@@ -13,14 +16,14 @@ class Run:
     :param packets: the messages, at least one; nobody may change the list afterwards.
     """
 
-    __slots__ = ("_is_distinct", "_newest", "_shortest", "packets", "size")
+    __slots__ = ("_named", "_newest", "_shortest", "packets", "size")
 
     def __init__(self, packets: list[bytes]) -> None:
         self.packets = packets
         self.size = total_size(packets)
         self._shortest = -1
-        self._newest: Run | None = None
-        self._is_distinct = False  # whether it is known that no key comes twice
+        self._newest: Run | Literal[True] | None = None  # True for this one: a reference to itself would be garbage
+        self._named: NamedRun | None = None
 
     def __len__(self) -> int:
         return len(self.packets)
@@ -35,12 +38,13 @@ class Run:
     @property
     def newest(self) -> Run:
         """The last message of each key, in the order in which the keys came first."""
-        if self._is_distinct:
-            return self
         if self._newest is None:
             found = newest(self.packets)
-            if len(found) == len(self.packets):
-                self._is_distinct = True  # a reference to itself would be garbage for the collector
-                return self
-            self._newest = Run(found)
-        return self._newest
+            self._newest = len(found) == len(self.packets) or Run(found)
+        return self if self._newest is True else self._newest
+
+    def by(self, signature: Signature) -> NamedRun:
+        """Return the run as one publisher's, for receivers that have asked who publishes."""
+        if self._named is None or self._named.signature is not signature:
+            self._named = NamedRun(self.packets, signature)
+        return self._named

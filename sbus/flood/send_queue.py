@@ -40,7 +40,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sbus.errors import CloseReason
-from sbus.flood.backlogs import PRICE, Backlog, FifoBacklog, PriorityBacklog, Reply
+from sbus.flood.backlogs import Backlog, FifoBacklog, PriorityBacklog, Reply
 from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.interfaces import Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
@@ -204,7 +204,7 @@ class SendQueue(OutgoingQueue):
             and self.messages + messages <= limits.messages
             and self.size + size <= limits.bytes
             and budget.bytes + copies <= budget.unreserved
-            and self._user.has_memory(size + messages * PRICE)
+            and self._user.has_memory(size + messages * self.price)
         )
 
     def drop_next(self) -> bool:

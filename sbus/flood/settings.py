@@ -25,6 +25,7 @@ class ClientSettings:
     :ivar bundles: whether the client sends and takes bundles.
     :ivar bye: whether the client gets the reason before the server disconnects it.
     :ivar receipts: whether the client gets a receipt where messages for it were dropped.
+    :ivar sender: whether the client is told who published what it gets.
     :ivar observer: whether the client's subscriptions count as no interest.
     :ivar chain: whether the client is told when its name changes, on a bus with a master.
     """
@@ -37,6 +38,7 @@ class ClientSettings:
     bundles: bool = False
     bye: bool = False
     receipts: bool = False
+    sender: bool = False
     observer: bool = False
     chain: bool = False
 
@@ -63,6 +65,7 @@ class ClientSettings:
             "bundles": self.bundles,
             "bye": self.bye,
             "receipts": self.receipts,
+            "sender": self.sender,
             "observer": self.observer,
             "chain": self.chain,
         }

@@ -4,7 +4,8 @@ A control message is ``CMSG <key>``, optionally with a payload. Each belongs to 
 is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.bus.protocol`). A
 plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
 
-Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Sender", "Bye", "Interest", "Last values".
+Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Sender", "Bye", "Interest", and "Last
+values".
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ its socket takes packets     a chore of its user finds out, in slices, which val
 So a list keeps values alive that were replaced since. It is charged to the client's user: its references at once, and
 each time that `_RECOUNTED` bytes were replaced, all bytes replaced since the request, up to the size of the list. That
 is an upper bound, as several lists may hold one value. A client whose user is over its limit thereby is disconnected. A
-value takes about 500 bytes besides its packet.
+value takes about 500 bytes besides its packet, and up to 200 for the name of its publisher.
 
 Rejected: to copy the matching packets at once (10,000 patterns matched in one go stop the bus for 20 ms, and slow
 readers would hold copies); to keep the place of a reader in the store instead of a list (values that change meanwhile
@@ -40,14 +40,14 @@ from typing import Any, NamedTuple
 from sbus.daemon.values import size
 from sbus.errors import CloseReason, UsageError, Violation
 from sbus.fair import Scheduler
-from sbus.flood import Outcome, SharedBudget
+from sbus.flood import PROGRAM, Outcome, SharedBudget, Signature, sign
 from sbus.protocol.keys import Dialect, OpenPattern, PeerCredentials, SecretKey
 from sbus.server.core.interfaces import Client, Publisher
 from sbus.server.core.users import User
 
 __all__ = ["VALUE_OVERHEAD", "LastValueRule", "LastValues", "check_rules", "parse_rule"]
 
-VALUE_OVERHEAD = 500
+VALUE_OVERHEAD = 700
 """Bytes of memory that a kept value takes besides its packet, about."""
 
 _SLICE = 64
@@ -112,10 +112,11 @@ def check_rules(rules: Iterable[LastValueRule], dialect: Dialect) -> None:
 
 
 class _Value(NamedTuple):
-    """A kept message: its packet, the UID of its publisher, and the store that it belongs to."""
+    """A kept message: its packet, the UID and the signature of its publisher, and the store that it belongs to."""
 
     packet: bytes
     uid: int
+    signature: Signature
     store: _Store
 
 
@@ -232,7 +233,7 @@ class LastValues:
         self.pattern_bytes = 0
         self.pattern_memory = 0
         self.lost = 0
-        self.queue = None
+        self.queue = self.direct = self.naming = None
         self.transport = None
         self.can_block = False
         # The values, by key: the oldest publication first.
@@ -271,15 +272,18 @@ class LastValues:
 
         :param publisher: the client that published them; None for the program around the bus.
         """
-        uid = os.geteuid() if publisher is None else publisher.user.uid
+        if publisher is None:
+            uid, signature = os.geteuid(), PROGRAM
+        else:
+            uid, signature = publisher.user.uid, publisher.signature
         before = self.memory
         for packet in packets:
-            self._keep(packet, uid)
+            self._keep(packet, uid, signature)
         self._charge(self.memory - before)
         if self._images and self._replaced - self._recounted >= _RECOUNTED:
             self._recount()
 
-    def _keep(self, packet: bytes, uid: int) -> None:
+    def _keep(self, packet: bytes, uid: int, signature: Signature) -> None:
         """Keep a message, and push out others if there are too many."""
         end = packet.index(b"\0", 4)
         key, size = packet[4:end], len(packet)
@@ -292,7 +296,7 @@ class LastValues:
             store = next(s for s in self._stores if s.pattern.matches(key))
         if size == end + 1 or size > store.rule.bytes:
             return
-        self._values[key] = _Value(packet, uid, store)
+        self._values[key] = _Value(packet, uid, signature, store)
         store.add(key, size, uid)
         while (excess := store.excess()) is not None:
             value = self._values.pop(excess)
@@ -349,7 +353,7 @@ class LastValues:
                     while pull.is_waiting:
                         yield None
                 if wanted.matches(key):
-                    yield value.packet
+                    yield sign([value.packet], value.signature)[0] if client.naming else value.packet
             yield done
         finally:
             if pull is not None:

@@ -133,7 +133,16 @@ class Requests:
         return self._public_interest or _is_trusted(client)
 
 
-_LINK = frozenset((controls.LINK_UP, controls.LINK_DOWN, controls.LINK_FENCE, controls.LINK_PATH, controls.LINK_LOST))
+_LINK = frozenset(
+    (
+        controls.LINK_UP,
+        controls.LINK_DOWN,
+        controls.LINK_FENCE,
+        controls.LINK_PATH,
+        controls.LINK_LOST,
+        controls.LINK_SENDER,
+    )
+)
 
 
 def _is_trusted(client: Client) -> bool:

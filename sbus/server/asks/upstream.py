@@ -41,8 +41,10 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from sbus.errors import CloseReason
+from sbus.flood import Signature
 from sbus.protocol import controls
 from sbus.protocol.keys import PeerCredentials
+from sbus.protocol.notices import parse_sender
 from sbus.server.core.interfaces import Client, Receiver
 from sbus.server.core.limits import MAX_REPLIES
 
@@ -66,6 +68,7 @@ class Upstream:
     :param clock: for time-outs.
     :param flush: sends what was queued for clients.
     :param forget_routes: called when keys get another meaning.
+    :param rename: called when the names of all clients have changed.
     :param number_of: returns the number of the change by which a link learns of a pattern
         (`sbus.server.asks.pattern_lists.PatternLists.number_of`).
     :ivar identity: identifies the bus.
@@ -86,6 +89,7 @@ class Upstream:
         secrets_go_up: bool,
         flush: Callable[[], None],
         forget_routes: Callable[[], None],
+        rename: Callable[[], None],
         number_of: Callable[[Client, bytes], int],
     ) -> None:
         self.identity = secrets.token_hex(16)
@@ -99,6 +103,7 @@ class Upstream:
         self._clock = clock
         self._flush = flush
         self._forget_routes = forget_routes
+        self._rename = rename
         self._number_of = number_of
         self._prefix: bytes | None = None
         self._former: deque[bytes] = deque(maxlen=FORMER)
@@ -123,6 +128,10 @@ class Upstream:
         """Return the name of a client of this bus."""
         own = b"!/cred/%d/%d/%d" % (peer.gid, peer.uid, peer.pid)
         return b"%b/%b" % (self._prefix, own) if self._prefix else own
+
+    def signature_of(self, number: int, peer: PeerCredentials) -> Signature:
+        """Return what receivers are told of a client of this bus that publishes."""
+        return Signature(number, peer, self._prefix or b"")
 
     def local(self, key: bytes) -> bytes:
         """Return what a key or a pattern means on this bus: the same without P, if it begins with P."""
@@ -217,6 +226,8 @@ class Upstream:
             return True
         if not _is_trusted(client):
             return False
+        if key == controls.LINK_SENDER:
+            return self._name(client, payload)
         if self.link is None and key in (controls.LINK_PATH, controls.LINK_UP):
             self.link = client
             self.has_link = True
@@ -245,6 +256,16 @@ class Upstream:
             self.lost = (self._lost_before[0] + _number(up), self._lost_before[1] + _number(down))
         return True
 
+    def _name(self, link: Client, payload: bytes | None) -> bool:
+        """Have the next messages of a link be those of the publisher that it names, or with no name its own."""
+        if not payload:
+            link.signature = self.signature_of(link.number, link.peer)
+        elif (named := parse_sender(payload)) is not None:
+            link.signature = Signature.vouched(*named)
+        else:
+            return False
+        return True
+
     def _up(self, prefix: bytes) -> None:
         self.is_up = True
         if prefix != self._prefix:
@@ -254,6 +275,7 @@ class Upstream:
                 self._former.remove(prefix)
             self._prefix = prefix
             self._forget_routes()
+            self._rename()
             for client, known in self._named.items():
                 name = self.name_of(client.peer)
                 if name != known:

@@ -91,6 +91,13 @@ def _receipts(client: ReceivingHalf, key: bytes) -> bool:
     return True
 
 
+def _sender(client: ReceivingHalf, key: bytes) -> bool:
+    if not client.registry.may_ask_sender(client):
+        return False
+    client.name_senders(key == controls.SENDER_ON, build(CMSG, key, b""))
+    return True
+
+
 def _observer(client: ReceivingHalf, key: bytes) -> bool:
     client.settings = replace(client.settings, observer=key == controls.OBSERVER_ON)
     client.registry.observe(client, client.settings.observer)
@@ -111,6 +118,7 @@ _HANDLERS: dict[bytes, Callable[[ReceivingHalf, bytes], bool]] = {
     controls.BUNDLE: _bundles,
     controls.BYE: _bye,
     controls.RECEIPTS: _receipts,
+    controls.SENDER: _sender,
     controls.OBSERVER: _observer,
     controls.CHAIN: _chain,
 }

@@ -33,74 +33,54 @@ An exception of a plugged-in strategy or order is the trouble of the client that
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence, Set
-from itertools import islice
-
-from twisted.logger import Logger
+from collections.abc import Sequence, Set
 
 from sbus.errors import CloseReason
 from sbus.fair import Scheduler
-from sbus.flood import Loss, Outcome, Run, SendQueue, State
+from sbus.flood import PROGRAM, Loss, Outcome, Run, SendQueue, State
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
-from sbus.routing.route import Group, Route
+from sbus.routing.route import Route
 from sbus.routing.runs import total_size
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.asks.last_values import LastValues
 from sbus.server.bus.backpressure import Backpressure
-from sbus.server.bus.mail import Gap, Letter, Mail
+from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS, Posting
 from sbus.server.bus.unrouted import is_unrouted
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import ICredentials, Publisher, Receiver
 from sbus.server.core.observers import Events
 from sbus.syscalls.batch import send_packets, send_to_each
 
-__all__ = ["AT_ONCE", "AT_ONCE_KIB", "OF_OTHERS", "Delivery"]
+__all__ = ["Delivery"]
 
-AT_ONCE = 512
-"""Receivers of one user that get a message at once: about a millisecond (row ``fan-out``, with 1,000)."""
-AT_ONCE_KIB = 4 << 10
-"""KiB of copies that are made at once, beyond the first KiB of each message (row ``max-packets``)."""
-OF_OTHERS = 2
-"""Receivers of another user that get a message at once, at the publisher's expense. With 8, the readers of row
-``eager-8`` took two thirds of the publisher's throughput."""
-_ASKED = 16
-"""Receivers of a user that are asked whether they may block a publisher: one user's have one answer, as a rule; to ask
-all would cost a step for each of the 3,900 in row ``eager-most``."""
 _OPEN = State.OPEN
 _DEAF = State.DEAF
 
 
-class Delivery:
+class Delivery(Posting):
     """Delivers messages to their receivers, and acts on what became of them.
 
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
     :param scheduler: whose turn it is.
     :param muted: receivers that get nothing any more, although routes contain them.
-    :ivar scheduler: the same.
     :ivar uncounted: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
-    :ivar number: the messages handled up to the last one of the entry of mail at hand; None outside of entries.
     :ivar served: the receivers that the last run was handed to at once.
     :ivar touched: the receivers that `flush` has to see.
     """
-
-    log = Logger(namespace="sbus.bus")
 
     __slots__ = (
         "_backpressure",
         "_blocking",
         "_count",
         "_counters",
-        "_credentials",
         "_events",
         "_flushing",
         "_keeper",
         "_most_at_once",
         "_muted",
         "_publisher",
-        "number",
-        "scheduler",
         "served",
         "touched",
         "uncounted",
@@ -115,12 +95,11 @@ class Delivery:
         scheduler: Scheduler,
         muted: Set[Receiver] = frozenset(),
     ) -> None:
+        super().__init__(credentials, scheduler)
         self._counters = counters
         self._count = counters.tally.add
         self._events = events
-        self._credentials = credentials
         self._backpressure = backpressure
-        self.scheduler = scheduler
         self.uncounted: Set[Receiver] = frozenset()
         self.touched: list[Receiver] = []
         self._publisher: Publisher | None = None
@@ -130,7 +109,6 @@ class Delivery:
         self._most_at_once = 0 if events.delivered else AT_ONCE
         self._muted = muted
         self.served = 0
-        self.number: int | None = None
 
     def set_keeper(self, keeper: LastValues) -> None:
         """Keep last values: a route that contains the keeper is one of keys that are kept."""
@@ -204,15 +182,6 @@ class Delivery:
             self.hand(packets, receivers, publisher, at_once)
         return count
 
-    def has_room_for(self, packet: bytes, route: Route[Receiver], publisher: Publisher) -> bool:
-        """Return whether `deliver` would handle a message of this publisher."""
-        if not self.scheduler.is_busy:
-            return True
-        _, later = self._split([packet], route, publisher)
-        return all(
-            group.user is not publisher.user or self._has_mail_room(group, [packet], publisher) for group in later
-        )
-
     def _deliver_halves(
         self, packets: list[bytes], route: Route[Receiver], publisher: Publisher | None, has_echo: bool
     ) -> int:
@@ -222,78 +191,6 @@ class Delivery:
         if done < half or (publisher is not None and publisher.is_paused):
             return done
         return done + self.deliver(packets[half:], route, publisher, False, has_echo)
-
-    def _split(
-        self, packets: list[bytes], route: Route[Receiver], publisher: Publisher | None
-    ) -> tuple[list[Receiver], list[Group[Receiver]]]:
-        """Return the receivers that get a run at once, and the groups that get it by mail."""
-        now: list[Receiver] = []
-        later: list[Group[Receiver]] = []
-        own = None if publisher is None else publisher.user
-        size = total_size(packets)
-        for group in route.groups:
-            receivers, user = group.receivers, group.user
-            if user is not None:
-                many = len(receivers)
-                if many > (AT_ONCE if user is own else OF_OTHERS) or many * size > AT_ONCE_KIB << 10:
-                    later.append(group)
-                    continue
-                lines = user.lines
-                if lines.mail and any(map(lines.waits, receivers)):
-                    later.append(group)
-                    continue
-            now += receivers
-        return now, later
-
-    def _has_mail_room(
-        self, group: Group[Receiver], packets: list[bytes], publisher: Publisher | None, after_gap: bool = False
-    ) -> bool:
-        lines = group.user.lines
-        sender = None if publisher is None else publisher.user.lines
-        work = len(packets) * len(group.receivers) * lines.ns
-        return bool(lines.has_room(sender, work, total_size(packets), after_gap))
-
-    def _post(
-        self, groups: list[Group[Receiver]], packets: list[bytes], publisher: Publisher | None, has_echo: bool
-    ) -> None:
-        """Put a run into the mail of the users of these groups; where there is no room, it is lost for them."""
-        size, count = total_size(packets), len(packets)
-        sender = None if publisher is None else publisher.user.lines
-        for group in groups:
-            lines, last = group.user.lines, None
-            if lines.mail:
-                last = lines.mail[-1]
-            gap = last if isinstance(last, Gap) and last.takes() else None
-            if lines is not sender and not self._has_mail_room(group, packets, publisher, gap is not None):
-                if gap is None:
-                    gap = Gap(self, lines)
-                    self.scheduler.append(lines, gap)
-                gap.add(group, count, size)
-                continue
-            waiter = publisher if self._may_be_blocked(publisher, group) else None
-            skip = publisher if lines is sender and not has_echo else None
-            if waiter is not None or type(last) is not Mail or not last.takes(group, skip, count):  # type: ignore[arg-type]
-                last = Mail(self, group, skip, waiter)  # type: ignore[arg-type]
-                self.scheduler.append(lines, last)
-            last.add(packets, size, sender)
-            if waiter is not None:
-                waiter.wait_for_mail()
-
-    def post(self, client: Receiver, kind: str, open_letter: Callable[[], object]) -> bool:
-        """Put a letter for a client into its user's mail, if anything waits there for the client.
-
-        :returns: False if nothing does: the caller does at once what the letter is about.
-        """
-        lines = client.user.lines
-        if not lines.waits(client):
-            return False
-        self.scheduler.append(lines, Letter(self, lines, client, kind, open_letter))
-        return True
-
-    def _may_be_blocked(self, publisher: Publisher | None, group: Group[Receiver]) -> bool:
-        """Return whether a receiver of the group's user may block a publisher."""
-        blockers = group.user.blockers
-        return bool(blockers) and any(self._may_block(each, publisher) for each in islice(blockers, _ASKED))
 
     def handled(self) -> int:
         """Return the number of messages that were handled since the start."""
@@ -320,7 +217,7 @@ class Delivery:
             if len(receivers) == 1:
                 # The general way below does the same in more steps, which are much of the work of a small batch.
                 receiver = receivers[0]
-                queue, transport = receiver.queue, receiver.transport
+                queue, transport = receiver.direct, receiver.transport
                 if (
                     queue is not None
                     and transport is not None
@@ -340,9 +237,10 @@ class Delivery:
         run: Run | None = None
         foreign = 0
         for receiver in others:
-            queue = receiver.queue
+            queue = receiver.direct
             if queue is None:
-                self._offer(receiver, packets, publisher)
+                run = run or Run(packets)
+                foreign += self._offer(receiver, run, publisher, at_once)
             elif queue.state is not _OPEN:
                 run = run or Run(packets)
                 self._admit(receiver, queue, run, publisher)
@@ -375,7 +273,7 @@ class Delivery:
         socks: list[socket.socket] = []
         indirect: list[tuple[Receiver, IPacketTransport]] = []
         for receiver in receivers:
-            queue, transport = receiver.queue, receiver.transport
+            queue, transport = receiver.direct, receiver.transport
             if (
                 queue is None
                 or transport is None
@@ -475,15 +373,21 @@ class Delivery:
             publisher, receiver, queue.messages - messages, queue.size - size, queue.messages, queue.size
         )
 
-    def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
-        """Hand a run to a receiver without a `SendQueue`."""
+    def _offer(self, receiver: Receiver, run: Run, publisher: Publisher | None, at_once: bool) -> bool:
+        """Hand a run to a receiver without a direct queue.
+
+        :returns: whether flood control has decided about it, for a receiver of another user.
+        """
+        packets, queue = run.packets, receiver.queue
+        if queue is not None:
+            return self._name(receiver, queue, run, publisher, at_once)
         keeper = self._keeper
         if keeper is not None and receiver is keeper:
             keeper.keep(packets, publisher)
             self._counters.tally.no_copy(packets)
-            return
+            return False
         if receiver in self._muted:
-            return
+            return False
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
             if outcome is not None:
@@ -491,6 +395,24 @@ class Delivery:
         except Exception:
             self._failed(receiver)
         self.touch(receiver, publisher)
+        return False
+
+    def _name(self, receiver: Receiver, queue: SendQueue, run: Run, publisher: Publisher | None, at_once: bool) -> bool:
+        """As `_offer`, for a receiver that has asked who publishes (`sbus.flood.naming`)."""
+        naming, transport = receiver.naming, receiver.transport
+        named = run.by(self.signature or (PROGRAM if publisher is None else publisher.signature))
+        if queue.state is not _OPEN:
+            self._admit(receiver, queue, Run(named.signed), publisher)
+            return publisher is not None and receiver.user is not publisher.user
+        sent = 0
+        if not queue.pending:
+            if at_once and self._most_at_once and queue.head is None and naming is not None and transport is not None:
+                sent = naming.send(named, transport)
+                if sent == len(run):
+                    return False
+            self.touch(receiver, publisher)
+        queue.pending += named.signed[sent:]
+        return False
 
     # --- what became of it -------------------------------------------------------------------
 
@@ -547,15 +469,6 @@ class Delivery:
         self._counters.dropped_bytes += size
         for notify in self._events.dropped:
             notify(receiver, messages, size)
-
-    def _may_block(self, receiver: Receiver, publisher: Publisher | None) -> bool:
-        try:
-            return publisher is not None and self._credentials.mayBlock(receiver.peer, publisher.peer)
-        except Exception:
-            self.log.failure(
-                "Error in the credentials policy: client {number} blocks nobody", number=getattr(receiver, "number", 0)
-            )
-            return False
 
     def _act(self, receiver: Receiver, outcome: Outcome, publisher: Publisher | None) -> None:
         dropped, size, close, block, losses, conflated = outcome

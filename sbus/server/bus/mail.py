@@ -25,13 +25,14 @@ Rejected: an entry for each receiver (the publisher would pay for all of them); 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol
 
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
 from sbus.fair import Entry, Lines, Scheduler
+from sbus.flood import Signature
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
@@ -61,6 +62,7 @@ class Post(Protocol):
 
     scheduler: Scheduler
     number: int | None
+    signature: Signature | None
 
     def handled(self) -> int: ...
     def hand(
@@ -88,6 +90,7 @@ class Mail:
         "_number",
         "_packed",
         "_post",
+        "_runs",
         "_shares",
         "_size",
         "_took",
@@ -108,7 +111,8 @@ class Mail:
         self._took = 0
         self._size = 0
         self._packed: BundleCache = {}
-        self._shares: list[tuple[Lines | None, int, int]] = []
+        self._shares: list[tuple[Lines | None, int, int, int, Signature]] = []
+        self._runs: list[tuple[list[bytes], Signature, BundleCache]] = []  # of one publisher each, once they are needed
         lines: Lines = group.user.lines
         lines.expect(group)
         group.user.charge_memory(_ENTRY_MEMORY)
@@ -123,29 +127,31 @@ class Mail:
             and len(self.packets) + messages <= JOINED
         )
 
-    def add(self, packets: list[bytes], size: int, sender: Lines | None) -> None:
+    def add(self, packets: list[bytes], size: int, sender: Lines | None, signature: Signature) -> None:
         """Add messages.
 
         :param size: their bytes.
         :param sender: the lines of the publisher's user; None for the program around the bus.
+        :param signature: the publisher's.
         """
-        user = self.group.user
+        user, scheduler = self.group.user, self._post.scheduler
         lines: Lines = user.lines
-        copies = len(packets) * len(self.group.receivers)
+        count, receivers = len(packets), len(self.group.receivers)
+        work = count * receivers * lines.ns
         self.packets += packets
         self._number = self._post.handled()
         self._size += size
-        self._shares.append((sender, copies * lines.ns, size))
-        lines.add(sender, copies * lines.ns, size)
+        self._shares.append((sender, work, size, count, signature))
+        lines.add(sender, work, size)
         user.charge_memory(size)
-        self._post.scheduler.mail_copies += copies
-        self._post.scheduler.mail_bytes += size * len(self.group.receivers)
+        scheduler.mail_copies += count * receivers
+        scheduler.mail_bytes += size * receivers
 
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
         post, packets, receivers = self._post, self.packets, self.group.receivers
         clock = post.scheduler.clock
-        began, total = clock(), len(receivers)
+        began, total, askers = clock(), len(receivers), self.group.user.askers
         step = max(1, min(LOOK, JOINED // len(packets), LOOK_BYTES // max(self._size, 1)))
         while self._at < total:
             some = receivers[self._at : self._at + step]
@@ -155,6 +161,8 @@ class Mail:
             if self.skip in some:
                 some = tuple(receiver for receiver in some if receiver is not self.skip)
             post.number = self._number
+            if askers:
+                some = self._hand_named(some, askers)
             post.hand(packets, some, self.waiter, True, self._packed)
             post.flush()
             post.number = None
@@ -165,13 +173,31 @@ class Mail:
         self._end(self._took + clock() - began)
         return True
 
+    def _hand_named(self, receivers: tuple[Receiver, ...], askers: Container[Receiver]) -> tuple[Receiver, ...]:
+        """Hand the messages, publisher by publisher, to those that have asked; return the others."""
+        post = self._post
+        asking = tuple(receiver for receiver in receivers if receiver in askers)
+        if not asking:
+            return receivers
+        if not self._runs:
+            at = 0
+            for _, _, _, count, signature in self._shares:
+                self._runs.append((self.packets[at : at + count], signature, {}))
+                at += count
+        for packets, signature, packed in self._runs:
+            post.signature = signature
+            post.hand(packets, asking, self.waiter, True, packed)
+            post.flush()
+        post.signature = None
+        return tuple(receiver for receiver in receivers if receiver not in askers)
+
     def _end(self, took: int) -> None:
         """Give back all that the entry was charged, and let its publisher go on."""
         user, lines = self.group.user, self.group.user.lines
         lines.learn(len(self.packets) * len(self.group.receivers), took)
         lines.settle(self.group)
-        for share in self._shares:
-            lines.remove(*share)
+        for sender, work, size, _, _ in self._shares:
+            lines.remove(sender, work, size)
         user.charge_memory(-self._size - _ENTRY_MEMORY)
         if self.waiter is not None:
             self.waiter.mail_delivered()

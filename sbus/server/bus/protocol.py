@@ -101,7 +101,6 @@ class BusProtocol(ReceivingHalf):
         self.transport = transport
         self.peer = transport.credentials
         self._join(transport, self.registry.connect_user(self.peer))
-        self.settings = self.queue.settings
         transport.may_grow = self._may_grow
         transport.before_read = self._before_read
         transport.on_writable = self._writable
@@ -233,6 +232,7 @@ class BusProtocol(ReceivingHalf):
         return {
             "number": self.number,
             "peer": tuple(self.peer),
+            "signature": self.signature.notice,
             "listener": self.listener.name,
             "patterns": {pattern: count for pattern, (count, _) in self.patterns.items()},
             "lost": self.lost,

@@ -14,7 +14,8 @@ what comes            how it gets to the client
 messages              `sbus.server.bus.delivery` puts them into the queue, or past it to the socket
 replies, notices      never dropped; past `MAX_REPLIES`, in the queue and in the mail together, the client is not read
 a reply held back     leaves a place, and later replies wait behind it (`hold_replies`)
-a choice              of strategy, order, receipts or bundles is in force from its place on; any other at once
+a choice              of strategy, order, receipts, bundles or senders is in force from its place on; any other at
+                      once. What waits is sent before the answer to the last one
 a snapshot            a `Front` before the queue; the client is not read until the last packet has been queued
 room in the socket    sent on at once, or in turns while several users are active (`Drain`)
 ====================  =============================================================================================
@@ -32,7 +33,20 @@ from functools import partial
 from typing import Any
 
 from sbus.errors import CloseReason
-from sbus.flood import DEFAULT_SETTINGS, ClientSettings, Front, Loss, Outcome, Run, SendQueue, State
+from sbus.flood import (
+    DEFAULT_SETTINGS,
+    PROGRAM,
+    SIGNED,
+    ClientSettings,
+    Front,
+    Loss,
+    Naming,
+    Outcome,
+    Run,
+    SendQueue,
+    State,
+)
+from sbus.flood.backlogs import PRICE
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, build
 from sbus.seqpacket.interfaces import IPacketTransport
@@ -88,6 +102,9 @@ class ReceivingHalf(ABC):
     :ivar peer: the client's credentials, from the kernel.
     :ivar user: the user that the client belongs to.
     :ivar queue: the packets on their way to the client.
+    :ivar direct: the same, as long as messages may be put into it, or go past it, as they are; else None.
+    :ivar naming: names the publishers of what is sent; None if the client has not asked.
+    :ivar signature: what those are told that have asked who publishes the client's messages.
     :ivar settings: the client's choices.
     :ivar has_echo: whether it gets its own messages, as these say.
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
@@ -112,10 +129,12 @@ class ReceivingHalf(ABC):
         "_scheduler",
         "_write_closed",
         "connected_at",
+        "direct",
         "has_echo",
         "is_paused",
         "listener",
         "lost",
+        "naming",
         "number",
         "on_room",
         "pattern_bytes",
@@ -126,11 +145,13 @@ class ReceivingHalf(ABC):
         "reason",
         "registry",
         "settings",
+        "signature",
         "transport",
         "user",
     )
 
     queue: SendQueue
+    direct: SendQueue | None
     user: User
     settings: ClientSettings
 
@@ -141,6 +162,9 @@ class ReceivingHalf(ABC):
         self._scheduler = registry.scheduler
         self.transport: IPacketTransport | None = None
         self.number = 0
+        self.signature = PROGRAM  # until it is connected
+        self.naming: Naming | None = None
+        self.settings = DEFAULT_SETTINGS
         self.on_room: tuple[Callable[[], None], ...] = ()
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
@@ -197,8 +221,8 @@ class ReceivingHalf(ABC):
     def _join(self, transport: IPacketTransport, user: User) -> None:
         """Belong to a user; what is sent from now on is at its expense."""
         self.user = user
-        self.queue = self.registry.new_queue(self, self, user)
-        transport.queue = self.queue
+        self._use(self.registry.new_queue(self, self, user))
+        self._send_from(transport, self.queue)
 
     def change_user(self, user: User) -> None:
         """See `sbus.server.core.interfaces.Client`."""
@@ -206,6 +230,8 @@ class ReceivingHalf(ABC):
             return
         before, memory = self.user, CLIENT_MEMORY + self._kept + self._in_kernel
         before.blockers.pop(self, None)
+        if before.askers.pop(self, self) is None:
+            user.askers[self] = None
         self._join(self.transport, user)
         self.configure_queue()
         before.charge_memory(-memory)
@@ -357,8 +383,10 @@ class ReceivingHalf(ABC):
             self._maybe_resume()
             return
         registry.flush()
-        front, self.queue = self.queue, registry.new_queue(self, self, self.user)
-        transport.queue = self._front = Front(front, packets, self.queue, self, partial(self._snapshot_over, on_over))
+        front, live = self.queue, registry.new_queue(self, self, self.user)
+        self._use(live)
+        self._front = Front(front, packets, live, self, partial(self._snapshot_over, on_over))
+        self._send_from(transport, self._front)
         self.configure_queue()
         registry.touch(self)
 
@@ -367,12 +395,69 @@ class ReceivingHalf(ABC):
         self._front = None
         self._is_loading = False
         if self.transport is not None:
-            self.transport.queue = self.queue
+            self._send_from(self.transport, self.queue)
         self.configure_queue()
         if not self.queue.is_congested:
             self.registry.drained(self, True, True)
         if self.reason is None:
             self._maybe_resume()
+
+    # --- senders -----------------------------------------------------------------------------
+
+    def name_senders(self, wanted: bool, answer: bytes) -> None:
+        """Name the publishers of messages from this place in the client's stream on, or no more.
+
+        Who has published what waits is not known, or is not told any more. So all of that is sent before the answer, as
+        if this were a snapshot, and the client is not read until then.
+        """
+        if not self.in_order("choice", partial(self._name_senders, wanted, answer)):
+            self._is_loading = True
+            self._pause()
+
+    def _name_senders(self, wanted: bool, answer: bytes) -> None:
+        self._is_loading = False
+        self.registry.flush()
+        transport = self.transport
+        if transport is None:
+            return
+        self.settings = replace(self.settings, sender=wanted)
+        if wanted:
+            self.user.askers[self] = None
+            if self.naming is None:
+                self.naming = Naming(self.queue)
+        else:
+            self.user.askers.pop(self, None)
+        if not self.queue.is_congested:
+            self._stop_naming()
+            self._use(self.queue)
+            self._send_from(transport, self.queue)
+            self.answer(answer)
+            self._maybe_resume()
+        else:
+            self._is_loading = True
+            self._pause()
+            self._begin_snapshot((packet for packet in (answer,)), self._stop_naming)
+
+    def _stop_naming(self) -> None:
+        """Name nobody more, if that is what the client wants."""
+        if not self.settings.sender:
+            self.naming = None
+
+    def _use(self, queue: SendQueue) -> None:
+        """Have messages go into a queue."""
+        is_asking = self.settings.sender
+        queue.price = PRICE + SIGNED if is_asking else PRICE
+        self.queue = queue
+        self.direct = None if is_asking else queue
+
+    def _send_from(self, transport: IPacketTransport, source: SendQueue | Front) -> None:
+        """Have the transport send from a queue, with the names of publishers if the client has asked for them."""
+        naming = self.naming
+        if naming is None:
+            transport.queue = source
+        else:
+            naming.source = source
+            transport.queue = naming
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -444,8 +529,7 @@ class ReceivingHalf(ABC):
 
     def queue_is_arranged(self, most: int) -> bool:
         """Put some messages that wait into the client's order; return whether all that can are."""
-        queue = None if self.transport is None else self.transport.queue
         try:
-            return not isinstance(queue, SendQueue | Front) or queue.put_in_order(most)
+            return self.transport is None or (self._front or self.queue).put_in_order(most)
         except Exception:  # of a plugged-in order: to send meets it again, which ends this connection and no turn
             return True

@@ -83,6 +83,7 @@ class SubscriptionRegistry(Service):
     :param observers: `sbus.interfaces.IObserver` s.
     :param owner_of: returns the UID that a UID counts as, for the limits of one user; by default each is its own.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
+    :param public_senders: whether all users may ask who publishes; else only root and the server's user.
     :param last_values: the patterns whose last values are kept.
     :param name: the name of the bus, for people.
     :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
@@ -122,6 +123,7 @@ class SubscriptionRegistry(Service):
         observers: tuple[Any, ...] = (),
         owner_of: Callable[[int], int] | None = None,
         public_interest: bool = True,
+        public_senders: bool = True,
         last_values: tuple[LastValueRule, ...] = (),
         name: str = "",
         secrets_go_up: bool = False,
@@ -146,6 +148,7 @@ class SubscriptionRegistry(Service):
         )
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
+        self._public_senders = public_senders
         self._fired: list[defer.Deferred[None]] = []
         self._members = Members(self.limits.max_clients)
         self._owner_of = owner_of
@@ -187,6 +190,7 @@ class SubscriptionRegistry(Service):
             secrets_go_up=secrets_go_up,
             flush=self.delivery.flush,
             forget_routes=self._router.forget_routes,
+            rename=self._rename,
             number_of=self._pattern_lists.number_of,
         )
         self._subscriptions = Subscriptions(
@@ -327,6 +331,7 @@ class SubscriptionRegistry(Service):
             self._refuse(client.peer, reason, client.listener)
             return reason
         self._members.add(client)
+        client.signature = self.upstream.signature_of(client.number, client.peer)
         self.counters.connected += 1
         for notify in self._events.connected:
             notify(client)
@@ -345,6 +350,16 @@ class SubscriptionRegistry(Service):
         self.counters.user_limits += reason in _USER_LIMITS
         for notify in self._events.refused:
             notify(peer, reason, listener)
+
+    def may_ask_sender(self, client: Client) -> bool:
+        """Return whether a client may ask who publishes what it gets."""
+        return self._public_senders or is_exempt(client.peer.uid)
+
+    def _rename(self) -> None:
+        """Sign what clients publish with their new names, on a bus whose link to its master has another name now."""
+        for client in self.clients.values():
+            if not client.signature.is_vouched:
+                client.signature = self.upstream.signature_of(client.number, client.peer)
 
     def observe(self, client: Client, is_observer: bool) -> None:
         """Have a client's subscriptions count no more as interest, or count again."""
@@ -397,6 +412,7 @@ class SubscriptionRegistry(Service):
         self.delivery.forget(client)
         self._backpressure.forget(client)
         client.user.blockers.pop(client, None)
+        client.user.askers.pop(client, None)
         self.users.disconnect(client.user)
         self._fired += self._members.remove(client) if client in self._members else []
 

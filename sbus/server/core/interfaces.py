@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from zope.interface import Attribute, Interface
 
 from sbus.errors import CloseReason, Violation
-from sbus.flood import ClientSettings, Outcome, SendQueue, UserShare
+from sbus.flood import ClientSettings, Naming, Outcome, SendQueue, Signature, UserShare
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.routing.route import Route
 from sbus.seqpacket.interfaces import IPacketTransport
@@ -38,6 +38,9 @@ class Publisher(Protocol):
     user: User
     """The publisher's user."""
 
+    signature: Signature
+    """What those receivers are told that have asked who publishes."""
+
     @property
     def is_paused(self) -> bool:
         """Whether the server reads nothing from it now."""
@@ -58,10 +61,9 @@ class Publisher(Protocol):
 class Receiver(Protocol):
     """A target of messages: a client's connection, or a subscriber inside the program.
 
-    Subscribe one with `SubscriptionRegistry.subscribe`. For a receiver with a `queue`, the hot loop of
-    `sbus.server.bus.delivery` uses its queue and its transport directly, and calls `enqueue` only if there is
-    none. A receiver without a queue gets every run of messages through `enqueue`, and then `flush` when the batch
-    has ended.
+    Subscribe one with `SubscriptionRegistry.subscribe`. For a receiver with a `direct` queue, the hot loop of
+    `sbus.server.bus.delivery` uses that and its transport. A receiver without a `queue` gets every run of messages
+    through `enqueue`, and then `flush` when the batch has ended.
     """
 
     peer: PeerCredentials
@@ -87,10 +89,18 @@ class Receiver(Protocol):
         """Its queue of packets, or None."""
 
     @property
+    def direct(self) -> SendQueue | None:
+        """The same, if messages may be put into it as they are: it has not asked who publishes them. Else None."""
+
+    @property
+    def naming(self) -> Naming | None:
+        """What names the publishers of its messages, if it has asked."""
+
+    @property
     def transport(self) -> IPacketTransport | None:
         """The transport that sends from the queue.
 
-        It is None without a queue, and once the connection is lost.
+        It is None without a `queue`, and once the connection is lost.
         """
 
     @property

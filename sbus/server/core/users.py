@@ -48,10 +48,12 @@ class User(UserShare):
         ``<rest>``.
     :ivar lines: what waits for the user's turns (`sbus.fair`).
     :ivar clients: its admitted clients, until their connections are lost.
+    :ivar askers: receivers of this user that have asked who publishes.
     :ivar blockers: receivers of this user whose strategies can block a publisher.
     """
 
     __slots__ = (
+        "askers",
         "blockers",
         "clients",
         "connections",
@@ -69,6 +71,7 @@ class User(UserShare):
         self.connections = 0
         self.patterns = 0
         self.pattern_bytes = 0
+        self.askers: dict[Any, None] = {}
         self.blockers: dict[Any, None] = {}
         self.clients: dict[Any, None] = {}
         self.match_cost = MatchCost(separator)

@@ -223,6 +223,11 @@ class Options(CommandLine):
             None,
             "Answer no questions about interest but those of root and the server's user",
         ],
+        [
+            "no-sender",
+            None,
+            "Tell nobody but root and the server's user who publishes a message",
+        ],
     ]
 
     compData = usage.Completions(

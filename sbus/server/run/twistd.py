@@ -192,6 +192,7 @@ def makeService(options: Options) -> IService:
         dialect=DIALECTS[options["dialect"]],
         ignore_violations=options["on-violation"] == "ignore",
         public_interest=not options["no-interest"],
+        public_senders=not options["no-sender"],
         last_values=tuple(options["last-value"]),
         name=options["name"] or bound.address.text,
         secrets_go_up=bool(options["upstream-secrets"]),

@@ -12,7 +12,7 @@ from sbus.fair.scheduler import CROWD
 from sbus.flood import Outcome, Until
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.routing.route import Route
-from sbus.server.bus.delivery import AT_ONCE, AT_ONCE_KIB, OF_OTHERS
+from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS
 from sbus.server.bus.protocol import FANOUT_BUDGET
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.limits import Limits
@@ -26,7 +26,7 @@ from tests.support.reactors import received
 class LocalSubscriber:
     """A subscriber inside the program with a limited inbox: when it is full, it blocks publishers or loses messages."""
 
-    queue = None
+    queue = direct = naming = None
     transport = None
 
     def __init__(self, registry: SubscriptionRegistry, room: int, uid: int = 1000, blocks: bool = True) -> None:

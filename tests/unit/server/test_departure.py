@@ -14,7 +14,7 @@ from sbus.errors import CloseReason
 from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import CURRENT, PeerCredentials, SecretKey
 from sbus.server.asks.last_values import LastValueRule
-from sbus.server.bus.delivery import OF_OTHERS
+from sbus.server.bus.posting import OF_OTHERS
 from sbus.server.bus.protocol import BusProtocol
 from sbus.server.core.limits import Limits
 from sbus.server.core.observers import Observer
@@ -526,7 +526,7 @@ def test_clients_are_disconnected_in_slices():
 class Local:
     """A receiver without a queue."""
 
-    queue = None
+    queue = direct = naming = None
     transport = None
     can_block = False
 

@@ -59,7 +59,7 @@ CHOICES = (
 )
 REPLIES = {
     b"bundle/on": b"%d" % MAX_BUNDLE,
-    **dict.fromkeys((b"bundle/off", b"observer/on", b"observer/off", b"receipts/on"), b""),
+    **dict.fromkeys((b"bundle/off", b"observer/on", b"observer/off", b"receipts/on", b"sender/on", b"sender/off"), b""),
 }
 """The payloads of the replies to choices that have one."""
 LATEST = b"blocking/soft/latest"
@@ -111,6 +111,8 @@ class Client:
     :ivar letters: the replies and the packets of snapshots that have not come, each with the number of messages that
         were offered before it was asked for.
     :ivar told: messages in its receipts.
+    :ivar named: the publisher that was named last.
+    :ivar is_asking: whether it is told of each publisher, by the answers that have come.
     """
 
     def __init__(self, model: Model, uid: int) -> None:
@@ -126,6 +128,8 @@ class Client:
         self.is_observer = self.is_deaf = self.is_closing = False
         self.has_receipts = self.has_asked = self.was_slow = self.was_aborted = self.has_ended = False
         self.got = self.told = 0
+        self.named = b""
+        self.is_asking = False
         self._fence = 0
         self._last = -1
         self._last_of_key: dict[bytes, int] = {}
@@ -133,6 +137,7 @@ class Client:
         self.peer: Peer = model.bus.connect(uid=uid, make=partial(Noted, self))
         peer = self.peer.transport.credentials
         self.name = b"!/cred/%d/%d/%d" % (peer.gid, peer.uid, peer.pid)
+        self.sender = b"%d %b" % (self.peer.protocol.number, self.name)
 
     # --- what the server has handled -----------------------------------------------------------
 
@@ -193,10 +198,16 @@ class Client:
     def take(self) -> None:
         """Check what has come since the last call: its order, and the places of receipts."""
         for packet in self.peer.take():
+            if self.is_asking and packet.startswith(b"MSG "):
+                assert self.named == self.model.senders[packet], "its publisher is not the one named last"
             if packet.startswith(b"CMSG lost\0"):
                 self._receipt(packet)
+            elif packet.startswith(b"CMSG sender\0"):
+                self.named = packet.partition(b"\0")[2]
             elif self.letters and packet == self.letters[0][1]:
                 self._fence = self.letters.popleft()[0]
+                if packet.startswith(b"CMSG sender/"):
+                    self.is_asking = packet.startswith(b"CMSG sender/on")
             else:
                 assert packet in self.coming, "it comes twice, is for others, or is a reply before its turn"
                 self._message(packet, self.coming.pop(packet))
@@ -293,6 +304,7 @@ class Model:
         self._deliver, self.registry.deliver = self.registry.deliver, self._delivering
         self._numbers = itertools.count()
         self.kept: dict[bytes, bytes] = {}
+        self.senders: dict[bytes, bytes] = {}
         self.published = self.copies = self.unsure_copies = self.unrouted = self.unsure_unrouted = 0
         self._is_handling = False
         self._published_in_batch: list[bytes] = []
@@ -324,7 +336,8 @@ class Model:
         noted = 0
         for packet in given[:taken]:
             if not packet.startswith(b"MSG "):
-                client.asked(packet)
+                if not client.is_closing or noted < messages:  # its last message has ended it: nothing after is handled
+                    client.asked(packet)
                 continue
             if noted == messages:
                 break
@@ -341,6 +354,7 @@ class Model:
         self.published += 1
         key = packet[4:].partition(b"\0")[0]
         takers = [client for client in self.all if client.is_for(key) and (client.has_echo or client is not publisher)]
+        self.senders[packet] = b"0 -" if publisher is None else publisher.sender
         uid = None if publisher is None else publisher.peer.transport.credentials.uid
         for taker in takers:
             taker.offer(packet, taker.peer.transport.credentials.uid == uid)
@@ -423,6 +437,10 @@ class Model:
 
     def select(self, who: int, key: int, count: int) -> None:
         self._tell(who, b"CMSG " + CHOICES[count % len(CHOICES)])
+
+    def sender(self, who: int, key: int, count: int) -> None:
+        """Have readers ask who publishes, or ask no more."""
+        self._tell(who, b"CMSG sender/off" if key == 3 else b"CMSG sender/on")
 
     def receipts(self, who: int, key: int, count: int) -> None:
         for slot in self._some(who):
@@ -530,7 +548,7 @@ def _steps() -> st.SearchStrategy[Step]:
     names = [
         *["publish"] * 8,
         *["stall", "turn", "wait"] * 3,
-        *["use_up", "drain", "select", "subscribe"] * 2,
+        *["use_up", "drain", "select", "subscribe", "sender"] * 2,
         "unsubscribe",
         "free",
         "receipts",
@@ -588,6 +606,16 @@ QUEUES = [(0, 0, False)]
 
 @settings(max_examples=examples(200), deadline=None)
 @given(**BUSES)
+@example(  # a client's own message ends it, and what it has sent after that is ignored
+    **{**SMALL, "total": 256 << 20, "user_memory": 512 << 10, "across_users": True},
+    beginnings=[(0, 0, True), (16, 2, True), (0, 1, True), (4, 0, False), (0, 2, True), (7, 0, True)],
+    steps=[
+        *[("unsubscribe", 21, 0, 1), ("wait", 2, 1, 1), ("publish", 15, 0, 1), ("subscribe", 22, 0, 1)],
+        *[("publish", 21, 0, 1), ("drain", 6, 0, 1), ("turn", 6, 2, 1), ("publish", 8, 0, 5)],
+        *[("unsubscribe", 23, 0, 1), ("turn", 23, 0, 1), ("free", 12, 0, 1), ("drain", 17, 0, 1)],
+        *[("wait", 9, 0, 1), ("wait", 4, 3, 1)],
+    ],
+)
 @example(  # a snapshot ends while messages wait for its client, and its strategies hold again
     **SMALL,
     beginnings=[*QUEUES * 2, (3, 0, False), *QUEUES * 3],

@@ -58,7 +58,9 @@ def test_the_state_of_settings():
     bus = Bus()
     client = bus.connect()
     client.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/error", b"CMSG order/stack", b"CMSG order/random")
-    client.send(b"CMSG echo/off", b"CMSG bundle/on", b"CMSG bye/on", b"CMSG receipts/on", b"CMSG observer/on")
+    client.send(
+        b"CMSG echo/off", b"CMSG bundle/on", b"CMSG bye/on", b"CMSG receipts/on", b"CMSG observer/on", b"CMSG sender/on"
+    )
     client.send(b"CMSG chain/on")
     state = client.protocol.settings.describe()
     assert set(state) == {field.name for field in fields(ClientSettings)}
@@ -71,6 +73,7 @@ def test_the_state_of_settings():
         "bundles": True,
         "bye": True,
         "receipts": True,
+        "sender": True,
         "observer": True,
         "chain": True,
     }
@@ -78,9 +81,9 @@ def test_the_state_of_settings():
 
 
 NOT_STATE = {
-    "_delivery", "_scheduler", "registry", "transport", "queue", "user",  # other objects
+    "_delivery", "_scheduler", "registry", "transport", "queue", "naming", "user",  # other objects
     "_drain_timer",  # time left
-    "_fast_path", "has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
+    "_fast_path", "direct", "has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
     "_is_loading", "_front", "on_room",  # a client asks again
     "_held",  # released at the end of the server
     "_letters", "_mail",  # counts of entries of the mail, which is described by itself
@@ -100,6 +103,7 @@ def test_the_state_of_a_connection():
     assert state == {
         "number": 1,
         "peer": (9, 7, 8),
+        "signature": b"CMSG sender\x001 !/cred/8/7/9",
         "listener": "main",
         "patterns": {b"a": 2, b"!/cred////x": 1},
         "lost": 0,

@@ -1,0 +1,250 @@
+"""Names: who published each message, for a receiver that has asked.
+
+.. rubric:: Theory of operation
+
+A receiver that has asked (``CMSG sender/on``) gets a *notice* in front of each message whose publisher is not the one
+that was last named. Messages that wait change places, replace each other and get lost, so the place of a notice is
+known only when its message leaves:
+
+====================  =============================================================================================
+a message             what happens
+====================  =============================================================================================
+goes past the queue   `Naming.send` sends the notice of its run first, if it differs from the last one
+waits                 it is `Signed`: bytes that know their publisher's `Signature`
+leaves the queue      `Naming.take` puts the notices between the messages, and `Naming.ack` counts without them
+====================  =============================================================================================
+
+`Naming` stands between the transport and what it sends from, a queue or a `sbus.flood.front.Front`. So neither they nor
+strategies and orders know of notices, and a receiver that has not asked has no `Naming`.
+
+Invariants: the last notice that was sent before a message names its publisher. A notice whose message was not sent
+after it does no harm, as the next message is named again if it has another publisher.
+
+Rejected: notices in the queue (each order, each loss and ``latest`` would have to move them); a name in each message
+that waits, by its place (the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+from zope.interface import implementer
+
+from sbus.flood.interfaces import IPacketQueue
+from sbus.protocol.bundles import BundleCache
+from sbus.protocol.keys import PeerCredentials
+from sbus.protocol.notices import NOBODY, sender
+
+__all__ = ["PROGRAM", "SIGNED", "NamedRun", "Naming", "Signature", "Signed", "sign"]
+
+SIGNED = 320
+"""Bytes of memory that a message takes more when it is signed: 110 for the object, and as much as 210 for a signature
+of its own, if its publisher has left."""
+
+
+class Signature:
+    """What receivers are told of one publisher.
+
+    :param number: its connection.
+    :param peer: its credentials.
+    :param prefix: the name of the link to the bus's master; empty without one.
+    """
+
+    __slots__ = ("_notice", "_number", "_peer", "_prefix")
+
+    def __init__(self, number: int, peer: PeerCredentials, prefix: bytes = b"") -> None:
+        self._number = number
+        self._peer = peer
+        self._prefix = prefix
+        self._notice = b""
+
+    @classmethod
+    def vouched(cls, number: int, credentials: bytes) -> Self:
+        """Return the signature of a publisher that a link names."""
+        signature = cls(number, _UNKNOWN)
+        signature._notice = sender(number, credentials)
+        return signature
+
+    @property
+    def is_vouched(self) -> bool:
+        """Whether a link has named the publisher."""
+        return self._peer is _UNKNOWN
+
+    @property
+    def notice(self) -> bytes:
+        """The packet that names the publisher."""
+        if not self._notice:
+            pid, uid, gid = self._peer
+            own = b"!/cred/%d/%d/%d" % (gid, uid, pid)
+            self._notice = sender(self._number, b"%b/%b" % (self._prefix, own) if self._prefix else own)
+        return self._notice
+
+
+_UNKNOWN = PeerCredentials(0, 0, 0)
+PROGRAM = Signature.vouched(0, NOBODY)
+"""The signature of the program around the bus."""
+
+
+class Signed(bytes):
+    """A message that waits for a receiver that has asked who publishes.
+
+    :ivar signature: its publisher's.
+    """
+
+    signature: Signature
+
+
+def sign(packets: list[bytes], signature: Signature) -> list[bytes]:
+    """Return signed copies of messages."""
+    signed: list[bytes] = []
+    for packet in packets:
+        copy = Signed(packet)
+        copy.signature = signature
+        signed.append(copy)
+    return signed
+
+
+class NamedRun:
+    """Messages of one publisher, and their copies that receivers share.
+
+    :ivar signature: the publisher's.
+    :ivar packets: the messages.
+    :ivar with_notice: the same behind the notice.
+    :ivar packed: the messages as bundles, by limit.
+    :ivar packed_with_notice: the same behind the notice.
+    """
+
+    __slots__ = ("_signed", "_with_notice", "packed", "packed_with_notice", "packets", "signature")
+
+    def __init__(self, packets: list[bytes], signature: Signature) -> None:
+        self.packets = packets
+        self.signature = signature
+        self.packed: BundleCache = {}
+        self.packed_with_notice: BundleCache = {}
+        self._with_notice: list[bytes] | None = None
+        self._signed: list[bytes] | None = None
+
+    @property
+    def with_notice(self) -> list[bytes]:
+        if self._with_notice is None:
+            self._with_notice = [self.signature.notice, *self.packets]
+        return self._with_notice
+
+    @property
+    def signed(self) -> list[bytes]:
+        """Signed copies of the messages."""
+        if self._signed is None:
+            self._signed = sign(self.packets, self.signature)
+        return self._signed
+
+
+class Sender(Protocol):
+    """The part of a packet transport that sends past the queue."""
+
+    def try_send(self, packets: list[bytes], cache: BundleCache | None = None) -> int: ...
+
+
+class Source(Protocol):
+    """What a transport sends from, before notices are put in."""
+
+    def __len__(self) -> int: ...
+    def write(self, packet: bytes) -> None: ...
+    def take(self, count: int) -> list[bytes]: ...
+    def put_back(self, taken: list[bytes], kept: int) -> None: ...
+    def ack(self, taken: list[bytes], sent: int) -> None: ...
+    def reject_oversized(self, taken: list[bytes], at: int) -> bool: ...
+    def discard_all(self, taken: Sequence[bytes] = ()) -> None: ...
+
+
+@implementer(IPacketQueue)
+class Naming:
+    """Names the publishers of what a transport sends.
+
+    :ivar source: what it sends from.
+    """
+
+    __slots__ = ("_last", "_notices", "_taken", "source")
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._last: Signature | None = None
+        self._taken: list[bytes] = []
+        self._notices: list[tuple[int, Signature]] = []  # among the packets that `take` returned, by index
+
+    def _is_named(self, signature: Signature) -> bool:
+        """Return whether this publisher was the last one named."""
+        last = self._last
+        return last is signature or (last is not None and last.notice == signature.notice)
+
+    def send(self, run: NamedRun, transport: Sender) -> int:
+        """Send messages past an empty queue.
+
+        :returns: how many of them the socket took.
+        """
+        if self._is_named(run.signature):
+            return transport.try_send(run.packets, run.packed)
+        sent = transport.try_send(run.with_notice, run.packed_with_notice)
+        if not sent:
+            return 0
+        self._last = run.signature
+        return sent - 1
+
+    # --- as the transport's queue ------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def write(self, packet: bytes) -> None:
+        """See `IPacketQueue`."""
+        self.source.write(packet)
+
+    def take(self, count: int) -> list[bytes]:
+        """See `IPacketQueue`."""
+        taken = self._taken = self.source.take(count)
+        self._notices = []
+        last = self._last
+        named: list[bytes] = []
+        for packet in taken:
+            if type(packet) is Signed and packet.signature is not last:
+                signature = packet.signature
+                if last is None or last.notice != signature.notice:
+                    self._notices.append((len(named), signature))
+                    named.append(signature.notice)
+                last = signature
+            named.append(packet)
+        if not self._notices:
+            return taken
+        if len(named) > count:
+            del named[count:]
+            self.source.put_back(taken, count - sum(at < count for at, _ in self._notices))
+        return named
+
+    def ack(self, taken: list[bytes], sent: int) -> None:
+        """See `IPacketQueue`."""
+        notices, inner = self._notices, self._taken
+        self._notices, self._taken = [], []
+        messages = sent
+        for at, signature in notices:
+            if at >= sent:
+                break
+            self._last = signature
+            messages -= 1
+        self.source.ack(inner, messages)
+
+    def reject_oversized(self, taken: list[bytes], at: int) -> bool:
+        """See `IPacketQueue`."""
+        places = {place for place, _ in self._notices}
+        if at in places:
+            return True
+        inner = self._taken
+        may_go_on = self.source.reject_oversized(inner, at - sum(place < at for place in places))
+        messages = iter(inner)
+        taken[:] = [packet if place in places else next(messages) for place, packet in enumerate(taken)]
+        return may_go_on
+
+    def discard_all(self, taken: Sequence[bytes] = ()) -> None:
+        """See `IPacketQueue`."""
+        inner = self._taken if taken else ()
+        self._notices, self._taken = [], []
+        self.source.discard_all(inner)

@@ -1,0 +1,177 @@
+"""Posting: which messages go by mail, and their way into it.
+
+While several users are active, a group of receivers of another user gets its messages at once only if it is small and
+none of its receivers waits for mail. All others get an entry (`sbus.server.bus.mail`), or lose the messages for lack of
+room there. `sbus.server.bus.delivery` has the theory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import islice
+
+from twisted.logger import Logger
+
+from sbus.fair import Scheduler
+from sbus.flood import PROGRAM, Signature
+from sbus.protocol.bundles import BundleCache
+from sbus.protocol.notices import LossReason
+from sbus.routing.route import Group, Route
+from sbus.routing.runs import total_size
+from sbus.server.bus.mail import Gap, Letter, Mail
+from sbus.server.core.interfaces import ICredentials, Publisher, Receiver
+
+__all__ = ["AT_ONCE", "AT_ONCE_KIB", "OF_OTHERS", "Posting"]
+
+AT_ONCE = 512
+"""Receivers of one user that get a message at once: about a millisecond (row ``fan-out``, with 1,000)."""
+AT_ONCE_KIB = 4 << 10
+"""KiB of copies that are made at once, beyond the first KiB of each message (row ``max-packets``)."""
+OF_OTHERS = 2
+"""Receivers of another user that get a message at once, at the publisher's expense. With 8, the readers of row
+``eager-8`` took two thirds of the publisher's throughput."""
+_ASKED = 16
+"""Receivers of a user that are asked whether they may block a publisher: one user's have one answer, as a rule; to ask
+all would cost a step for each of the 3,900 in row ``eager-most``."""
+
+
+class Posting(ABC):
+    """Decides who gets a message by mail, and posts it.
+
+    :param credentials: decides whether a receiver may block a publisher.
+    :param scheduler: whose turn it is.
+    :ivar scheduler: the same.
+    :ivar number: the messages handled up to the last one of the entry of mail at hand; None outside of entries.
+    :ivar signature: that of the messages of the entry at hand, for receivers that have asked; None outside of entries.
+    """
+
+    log = Logger(namespace="sbus.bus")
+
+    __slots__ = ("_credentials", "number", "scheduler", "signature")
+
+    def __init__(self, credentials: ICredentials, scheduler: Scheduler) -> None:
+        self._credentials = credentials
+        self.scheduler = scheduler
+        self.number: int | None = None
+        self.signature: Signature | None = None
+
+    # --- what entries of mail need, too ------------------------------------------------------
+
+    @abstractmethod
+    def handled(self) -> int:
+        """Return the number of messages that were handled since the start."""
+
+    @abstractmethod
+    def hand(
+        self,
+        packets: list[bytes],
+        receivers: tuple[Receiver, ...],
+        publisher: Publisher | None,
+        at_once: bool,
+        packed: BundleCache | None = None,
+    ) -> None:
+        """Put a run into the receivers' queues, or past them."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Send what was handed over."""
+
+    @abstractmethod
+    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason, number: int) -> None:
+        """Count messages for which the mail had no room, as lost for one receiver."""
+
+    # --- the mail ----------------------------------------------------------------------------
+
+    def has_room_for(self, packet: bytes, route: Route[Receiver], publisher: Publisher) -> bool:
+        """Return whether `deliver` would handle a message of this publisher."""
+        if not self.scheduler.is_busy:
+            return True
+        _, later = self._split([packet], route, publisher)
+        return all(
+            group.user is not publisher.user or self._has_mail_room(group, [packet], publisher) for group in later
+        )
+
+    def _split(
+        self, packets: list[bytes], route: Route[Receiver], publisher: Publisher | None
+    ) -> tuple[list[Receiver], list[Group[Receiver]]]:
+        """Return the receivers that get a run at once, and the groups that get it by mail."""
+        now: list[Receiver] = []
+        later: list[Group[Receiver]] = []
+        own = None if publisher is None else publisher.user
+        size = total_size(packets)
+        for group in route.groups:
+            receivers, user = group.receivers, group.user
+            if user is not None:
+                many = len(receivers)
+                if many > (AT_ONCE if user is own else OF_OTHERS) or many * size > AT_ONCE_KIB << 10:
+                    later.append(group)
+                    continue
+                lines = user.lines
+                if lines.mail and any(map(lines.waits, receivers)):
+                    later.append(group)
+                    continue
+            now += receivers
+        return now, later
+
+    def _has_mail_room(
+        self, group: Group[Receiver], packets: list[bytes], publisher: Publisher | None, after_gap: bool = False
+    ) -> bool:
+        lines = group.user.lines
+        sender = None if publisher is None else publisher.user.lines
+        work = len(packets) * len(group.receivers) * lines.ns
+        return bool(lines.has_room(sender, work, total_size(packets), after_gap))
+
+    def _post(
+        self, groups: list[Group[Receiver]], packets: list[bytes], publisher: Publisher | None, has_echo: bool
+    ) -> None:
+        """Put a run into the mail of the users of these groups; where there is no room, it is lost for them."""
+        size, count = total_size(packets), len(packets)
+        if publisher is None:
+            sender, signature = None, PROGRAM
+        else:
+            sender, signature = publisher.user.lines, publisher.signature
+        for group in groups:
+            lines, last = group.user.lines, None
+            if lines.mail:
+                last = lines.mail[-1]
+            gap = last if isinstance(last, Gap) and last.takes() else None
+            if lines is not sender and not self._has_mail_room(group, packets, publisher, gap is not None):
+                if gap is None:
+                    gap = Gap(self, lines)
+                    self.scheduler.append(lines, gap)
+                gap.add(group, count, size)
+                continue
+            waiter = publisher if self._may_be_blocked(publisher, group) else None
+            skip = publisher if lines is sender and not has_echo else None
+            if waiter is not None or type(last) is not Mail or not last.takes(group, skip, count):  # type: ignore[arg-type]
+                last = Mail(self, group, skip, waiter)  # type: ignore[arg-type]
+                self.scheduler.append(lines, last)
+            last.add(packets, size, sender, signature)
+            if waiter is not None:
+                waiter.wait_for_mail()
+
+    def post(self, client: Receiver, kind: str, open_letter: Callable[[], object]) -> bool:
+        """Put a letter for a client into its user's mail, if anything waits there for the client.
+
+        :returns: False if nothing does: the caller does at once what the letter is about.
+        """
+        lines = client.user.lines
+        if not lines.waits(client):
+            return False
+        self.scheduler.append(lines, Letter(self, lines, client, kind, open_letter))
+        return True
+
+    def _may_be_blocked(self, publisher: Publisher | None, group: Group[Receiver]) -> bool:
+        """Return whether a receiver of the group's user may block a publisher."""
+        blockers = group.user.blockers
+        return bool(blockers) and any(self._may_block(each, publisher) for each in islice(blockers, _ASKED))
+
+    def _may_block(self, receiver: Receiver, publisher: Publisher | None) -> bool:
+        try:
+            return publisher is not None and self._credentials.mayBlock(receiver.peer, publisher.peer)
+        except Exception:
+            self.log.failure(
+                "Error in the credentials policy: client {number} blocks nobody", number=getattr(receiver, "number", 0)
+            )
+            return False
