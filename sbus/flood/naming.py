@@ -200,7 +200,7 @@ class Naming:
         self.source.write(packet)
 
     def take(self, count: int) -> list[bytes]:
-        """See `IPacketQueue`."""
+        """See `IPacketQueue`; `count` is 2 at least, for a notice and its message."""
         taken = self._taken = self.source.take(count)
         self._notices = []
         last = self._last
