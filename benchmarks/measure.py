@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import twisted
-from benchmarks.servers import SERVERS, Failed, Running, Server, Workshop, running, twistd
+from benchmarks.servers import OURS, SERVERS, Failed, Running, Server, Workshop, running, twistd
 from benchmarks.workloads import Case, Kind, Pin, Scale, Who
 from sbus import __version__
 from sbus.syscalls.batch import COMPILED
@@ -43,6 +43,7 @@ def concerns(case: Case, server: Server) -> bool:
         Who.SERVERS: server.runs,
         Who.OWN: server.own,
         Who.OURS: server.name == "sbus",
+        Who.BOTH: server.name in OURS,
     }[case.who]
 
 

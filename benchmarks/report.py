@@ -123,6 +123,9 @@ def tables(results: Results) -> Iterator[Table]:
     yield from _own(results, "sparse", "CPU, µs a message, by messages a second of 1,000 clients", "cpu_us", two)
     yield from _own(results, "users", "CPU, µs a message of 16 small publishers, by their users", "cpu_us", two)
     yield from _own(
+        results, "senders", "Messages a second, without and with the names of senders", "per_second", thousands
+    )
+    yield from _own(
         results, "churn", "Messages delivered a second, beside a client that changes", "per_second", thousands
     )
     yield from _keys(results)

@@ -39,6 +39,7 @@ class Who(Enum):
     SERVERS = "all that have a process"
     OWN = "those that speak our protocol"
     OURS = "ours"
+    BOTH = "ours, without and with bundles"
 
 
 class Pin(Enum):
@@ -172,6 +173,17 @@ def _others() -> Iterator[Workload]:
         (
             Case("users", "1", Kind.FLOW, publishers, Who.OURS),
             Case("users", "16", Kind.FLOW, {**publishers, "users": 16}, Who.OURS),
+        ),
+    )
+    several: dict[str, Any] = {"batch": _PIPELINED, "publishers": 8}
+    yield Workload(
+        "senders",
+        "Names of senders",
+        (
+            Case("senders", "1→1", Kind.FLOW, {"batch": _PIPELINED}, Who.BOTH),
+            Case("senders", "1→1, named", Kind.FLOW, {"batch": _PIPELINED, "senders": 1}, Who.BOTH),
+            Case("senders", "8→1", Kind.FLOW, several, Who.BOTH),
+            Case("senders", "8→1, named", Kind.FLOW, {**several, "senders": 1}, Who.BOTH),
         ),
     )
     yield Workload("patterns", "Growth with patterns", _series("patterns", "patterns", (10, 1000, 100_000), idle=1000))

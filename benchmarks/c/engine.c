@@ -18,7 +18,7 @@
  *     stall   a client publishes `limit` messages to one that reads none; prints that, and waits until its input ends
  *
  * `server` is the PID of the server whose CPU time is measured. `bundles` 1: the clients ask for many messages in one
- * packet, if their bus knows that. The rest is in struct settings.
+ * packet, if their bus knows that. `senders` 1: subscribers ask who publishes. The rest is in struct settings.
  */
 #define _GNU_SOURCE
 #include "engine.h"
@@ -52,7 +52,7 @@ struct options options = {.size = 64, .batch = 1, .patience = 5};
 static struct settings {
 	double publishers, subscribers, size, batch, seconds, limit, keys, idle, patterns, churn, pair, first, rate, server;
 	double users;
-	double bundles, patience, deadline;
+	double bundles, senders, patience, deadline;
 } settings = {
 	.publishers = 1, .subscribers = 1, .size = 64, .batch = 1, .seconds = 1, .limit = 1e9, .keys = 1, .patterns = -1,
 	.patience = 5, .deadline = 60,
@@ -65,7 +65,7 @@ static const struct {
 } names[] = {
 	SETTING(publishers), SETTING(subscribers), SETTING(size), SETTING(batch), SETTING(seconds), SETTING(limit),
 	SETTING(keys), SETTING(idle), SETTING(patterns), SETTING(churn), SETTING(pair), SETTING(first), SETTING(rate),
-	SETTING(server), SETTING(users), SETTING(bundles), SETTING(patience), SETTING(deadline),
+	SETTING(server), SETTING(users), SETTING(bundles), SETTING(senders), SETTING(patience), SETTING(deadline),
 };
 
 /* What every payload begins with; the rest of it is filler. */
@@ -625,6 +625,7 @@ int main(int argc, char **argv)
 	options.size = (size_t)settings.size;
 	options.batch = (int)settings.batch;
 	options.bundles = settings.bundles != 0;
+	options.senders = settings.senders != 0;
 	options.patience = settings.patience;
 	if (settings.publishers < 1 || settings.publishers > MOST || settings.subscribers < 1 || settings.subscribers > MOST ||
 	    options.size < sizeof(struct stamp) || options.batch < 1)

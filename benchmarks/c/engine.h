@@ -35,6 +35,7 @@ extern struct options {
 	size_t size;      /* bytes in a payload */
 	int batch;        /* messages published between two flushes */
 	bool bundles;     /* many messages in one packet, for buses that have both */
+	bool senders;     /* subscribers ask who publishes, for buses that tell */
 	double patience;  /* seconds after which nothing more is expected to come */
 } options;
 

@@ -12,6 +12,8 @@
 
 enum { MOST = 64, HEAD = 128, LARGEST_BUNDLE = 65536 };
 
+#define NOTICE "CMSG sender"
+
 struct link {
 	int fd;
 };
@@ -43,20 +45,20 @@ static void put(struct link *link, const void *packet, size_t size)
 			fail("cannot send: %s", strerror(errno));
 }
 
-static void ask_for_bundles(struct link *link)
+/* Returns the number in the answer. */
+static long ask(struct link *link, const char *question)
 {
-	static const char question[] = "CMSG bundle/on";
 	char answer[HEAD];
+	size_t length = strlen(question);
 	ssize_t size;
 
-	put(link, question, sizeof question - 1);
+	put(link, question, length);
 	while ((size = recv(link->fd, answer, sizeof answer - 1, 0)) < 0 && errno == EINTR)
 		;
-	if (size <= (ssize_t)sizeof question || memcmp(answer, question, sizeof question))
-		fail("the server has no bundles");
+	if (size <= (ssize_t)length || memcmp(answer, question, length + 1))
+		fail("the server does not answer %s", question);
 	answer[size] = 0;
-	if (atol(answer + sizeof question) < LARGEST_BUNDLE)
-		fail("the server takes no bundles of %d bytes", LARGEST_BUNDLE);
+	return atol(answer + length + 1);
 }
 
 static struct link *sbus_open(void)
@@ -69,8 +71,8 @@ static struct link *sbus_open(void)
 		make_room(in, in_at);
 	}
 	link->fd = dial(SOCK_SEQPACKET, options.address, 0);
-	if (options.bundles)
-		ask_for_bundles(link);
+	if (options.bundles && ask(link, "CMSG bundle/on") < LARGEST_BUNDLE)
+		fail("the server takes no bundles of %d bytes", LARGEST_BUNDLE);
 	return link;
 }
 
@@ -88,6 +90,8 @@ static void verb(struct link *link, const char *verb, const char *topic, enum sc
 
 static void sbus_subscribe(struct link *link, const char *topic, enum scope scope)
 {
+	if (options.senders)
+		ask(link, "CMSG sender/on");
 	verb(link, "SUB", topic, scope);
 }
 
@@ -152,10 +156,17 @@ static void sbus_publish(struct link *link, const char *topic, const void *paylo
 		sbus_flush(link);
 }
 
+static bool is_notice(const char *packet, size_t size)
+{
+	return options.senders && size > strlen(NOTICE) && !memcmp(packet, NOTICE, strlen(NOTICE) + 1);
+}
+
 static void look_at(char *packet, size_t size)
 {
 	char *nul = memchr(packet, 0, size);
 
+	if (is_notice(packet, size))
+		return;
 	if (nul && size > 4 && !memcmp(packet, "MSG ", 4))
 		arrived(nul + 1, packet + size - (nul + 1));
 	else
@@ -205,15 +216,16 @@ static bool sbus_receive(struct link *link)
 static void sbus_settle(struct link *link)
 {
 	static int serial;
-	char key[64], packet[HEAD];
+	char key[64], packet[4 * HEAD];
 	ssize_t size;
 
 	snprintf(key, sizeof key, "settle/%d/%d", getpid(), serial++);
 	verb(link, "SUB", key, EXACT);
 	put(link, packet, snprintf(packet, sizeof packet, "MSG %s", key) + 1);
-	while ((size = recv(link->fd, packet, sizeof packet, 0)) < 0 && errno == EINTR)
+	while (((size = recv(link->fd, packet, sizeof packet, 0)) < 0 && errno == EINTR) ||
+	       (size > 0 && is_notice(packet, (size_t)size)))
 		;
-	if (size <= 4 || memcmp(packet + 4, key, size - 4))
+	if (size <= 4 || !memmem(packet, (size_t)size, key, strlen(key)))  /* it may be in a bundle, behind a notice */
 		fail("the server has not dealt with what it was sent");
 	verb(link, "UNSUB", key, EXACT);
 }

@@ -40,7 +40,7 @@ from typing import Any
 from zope.interface import implementer
 
 from sbus.flood.interfaces import IQueueOrder
-from sbus.flood.naming import Signed
+from sbus.flood.naming import Signature, Signed, sign, sign_each
 from sbus.flood.receipts import Receipt
 
 __all__ = [
@@ -205,6 +205,24 @@ class FifoBacklog:
     def rank(self, most: int) -> None:
         """Do nothing: no message has a rank."""
 
+    def sign_all(self, last: Signature | None) -> Signature | None:
+        """Sign each message as the one before it is.
+
+        :param last: the signature of those in front of the first one that is signed.
+        :returns: the signature of the last message.
+        """
+        packets = self._packets = [*self._packets[: self._front], *sign_each(self, last)]
+        return next((packet.signature for packet in reversed(packets) if type(packet) is Signed), last)
+
+    def _pass_on(self, dropped: Signed, at: int) -> None:
+        """Sign the message behind one that is dropped as that one was, if it is not signed."""
+        for place in range(at, len(self._packets)):
+            packet = self._packets[place]
+            if type(packet) is bytes:
+                self._packets[place] = sign(packet, dropped.signature)
+            if type(packet) is bytes or type(packet) is Signed:
+                return
+
     def remove_marks(self) -> list[Receipt]:
         """Take out and return all receipts; every place becomes invalid."""
         receipts = [self[place] for place in self.marks]
@@ -221,6 +239,8 @@ class FifoBacklog:
                 # The replies and receipts before it, most often none, move up.
                 self._packets[self._front + 1 : at + 1] = self._packets[self._front : at]
                 self.marks = [place + (place < self._base + at) for place in self.marks]
+                if type(packet) is Signed:
+                    self._pass_on(packet, at + 1)
                 self.ack(1)
                 return bytes(packet)
         return None

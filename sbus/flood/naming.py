@@ -10,7 +10,8 @@ known only when its message leaves:
 a message             what happens
 ====================  =============================================================================================
 goes past the queue   `Naming.send` sends the notice of its run first, if it differs from the last one
-waits                 it is `Signed`: bytes that know their publisher's `Signature`
+waits                 it is `Signed`: bytes that know their publisher's `Signature`. In the order of arrival only the
+                      first of a run is signed: the others are of the same publisher as the message before them
 leaves the queue      `Naming.take` puts the notices between the messages, and `Naming.ack` counts without them
 ====================  =============================================================================================
 
@@ -26,8 +27,8 @@ that waits, by its place (the same).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, Self
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, Self, cast
 
 from zope.interface import implementer
 
@@ -35,12 +36,13 @@ from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.notices import NOBODY, sender
+from sbus.routing.runs import find_type
 
-__all__ = ["PROGRAM", "SIGNED", "NamedRun", "Naming", "Signature", "Signed", "sign"]
+__all__ = ["PROGRAM", "SIGNED", "NamedRun", "Naming", "Signature", "Signed", "sign", "sign_each"]
 
-SIGNED = 320
+SIGNED = 160
 """Bytes of memory that a message takes more when it is signed: 110 for the object, and as much as 210 for a signature
-of its own, if its publisher has left."""
+of its own, if its publisher has left. In runs it takes less, so this is the middle."""
 
 
 class Signature:
@@ -95,13 +97,25 @@ class Signed(bytes):
     signature: Signature
 
 
-def sign(packets: list[bytes], signature: Signature) -> list[bytes]:
-    """Return signed copies of messages."""
-    signed: list[bytes] = []
+def sign(packet: bytes, signature: Signature) -> Signed:
+    """Return a signed copy of a message."""
+    signed = Signed(packet)
+    signed.signature = signature
+    return signed
+
+
+def sign_each(packets: Iterable[Any], last: Signature | None) -> list[Any]:
+    """Sign each message that is not signed, as the one before it is; leave everything else as it is.
+
+    :param last: the signature of those in front of the first one that is signed.
+    """
+    signed = []
     for packet in packets:
-        copy = Signed(packet)
-        copy.signature = signature
-        signed.append(copy)
+        if type(packet) is Signed:
+            last = packet.signature
+        elif type(packet) is bytes and last is not None:
+            packet = sign(packet, last)
+        signed.append(packet)
     return signed
 
 
@@ -135,8 +149,17 @@ class NamedRun:
     def signed(self) -> list[bytes]:
         """Signed copies of the messages."""
         if self._signed is None:
-            self._signed = sign(self.packets, self.signature)
+            self._signed = [sign(packet, self.signature) for packet in self.packets]
         return self._signed
+
+    def rest(self, at: int = 0) -> list[bytes]:
+        """Return the messages from one on, of which the first is signed."""
+        return [sign(self.packets[at], self.signature), *self.packets[at + 1 :]]
+
+
+def _is_same(last: Signature | None, signature: Signature) -> bool:
+    """Return whether a signature names the publisher that was named last."""
+    return last is signature or (last is not None and last.notice == signature.notice)
 
 
 class Sender(Protocol):
@@ -152,6 +175,7 @@ class Source(Protocol):
     def write(self, packet: bytes) -> None: ...
     def take(self, count: int) -> list[bytes]: ...
     def put_back(self, taken: list[bytes], kept: int) -> None: ...
+    def sign_pending(self, last: Signature | None) -> None: ...
     def ack(self, taken: list[bytes], sent: int) -> None: ...
     def reject_oversized(self, taken: list[bytes], at: int) -> bool: ...
     def discard_all(self, taken: Sequence[bytes] = ()) -> None: ...
@@ -162,32 +186,28 @@ class Naming:
     """Names the publishers of what a transport sends.
 
     :ivar source: what it sends from.
+    :ivar last: the signature of the publisher that was named last.
     """
 
-    __slots__ = ("_last", "_notices", "_taken", "source")
+    __slots__ = ("_notices", "_taken", "last", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self._last: Signature | None = None
+        self.last: Signature | None = None
         self._taken: list[bytes] = []
         self._notices: list[tuple[int, Signature]] = []  # among the packets that `take` returned, by index
-
-    def _is_named(self, signature: Signature) -> bool:
-        """Return whether this publisher was the last one named."""
-        last = self._last
-        return last is signature or (last is not None and last.notice == signature.notice)
 
     def send(self, run: NamedRun, transport: Sender) -> int:
         """Send messages past an empty queue.
 
         :returns: how many of them the socket took.
         """
-        if self._is_named(run.signature):
+        if _is_same(self.last, run.signature):
             return transport.try_send(run.packets, run.packed)
         sent = transport.try_send(run.with_notice, run.packed_with_notice)
         if not sent:
             return 0
-        self._last = run.signature
+        self.last = run.signature
         return sent - 1
 
     # --- as the transport's queue ------------------------------------------------------------
@@ -200,21 +220,23 @@ class Naming:
         self.source.write(packet)
 
     def take(self, count: int) -> list[bytes]:
-        """See `IPacketQueue`; `count` is 2 at least, for a notice and its message."""
+        """See `IPacketQueue`; `count` is 3 at least, for a receipt, a notice and its message."""
         taken = self._taken = self.source.take(count)
         self._notices = []
-        last = self._last
+        last, done = self.last, 0
         named: list[bytes] = []
-        for packet in taken:
-            if type(packet) is Signed and packet.signature is not last:
-                signature = packet.signature
-                if last is None or last.notice != signature.notice:
-                    self._notices.append((len(named), signature))
-                    named.append(signature.notice)
-                last = signature
-            named.append(packet)
-        if not self._notices:
+        at = find_type(taken, Signed, 0)
+        while at >= 0:
+            signature = cast(Signed, taken[at]).signature
+            if not _is_same(last, signature):
+                named += taken[done:at]
+                self._notices.append((len(named), signature))
+                named.append(signature.notice)
+                last, done = signature, at
+            at = find_type(taken, Signed, at + 1)
+        if not named:
             return taken
+        named += taken[done:]
         if len(named) > count:
             del named[count:]
             self.source.put_back(taken, count - sum(at < count for at, _ in self._notices))
@@ -228,9 +250,11 @@ class Naming:
         for at, signature in notices:
             if at >= sent:
                 break
-            self._last = signature
+            self.last = signature
             messages -= 1
         self.source.ack(inner, messages)
+        if messages < len(inner):
+            self.source.sign_pending(self.last)  # flood control decides about them, one by one perhaps
 
     def reject_oversized(self, taken: list[bytes], at: int) -> bool:
         """See `IPacketQueue`."""

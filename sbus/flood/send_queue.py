@@ -175,6 +175,15 @@ class SendQueue(OutgoingQueue):
             return self._outcome(reason, None)
         return self.admit_each(run.packets, may_block)
 
+    def keeps(self, run: Run) -> bool:
+        """Return whether `admit` would keep a run as a whole, in the order of arrival."""
+        return (
+            self.settings.soft.always is Verdict.KEEP
+            and self.settings.order.arrival
+            and isinstance(self._backlog, FifoBacklog)
+            and not self._lacks_room(len(run), run.size)
+        )
+
     def settle(self, may_block: bool) -> Outcome | None:
         """Decide about the packets that a first flush has left; see `admit`."""
         left, self.pending = self.pending, []

@@ -162,6 +162,15 @@ def total_size(list packets not None):
     return _size(packets)
 
 
+def find_type(list items not None, type kind not None, Py_ssize_t start):
+    """See `sbus.routing.runs._find_type`."""
+    cdef Py_ssize_t at
+    for at in range(max(start, 0), len(items)):
+        if type(items[at]) is kind:
+            return at
+    return -1
+
+
 def shortest(list packets not None):
     """See `sbus.routing.runs._shortest`."""
     cdef object packet

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sbus.speedups import choose
 
-__all__ = ["Tally", "build_messages", "newest", "next_messages", "next_run", "shortest", "total_size"]
+__all__ = ["Tally", "build_messages", "find_type", "newest", "next_messages", "next_run", "shortest", "total_size"]
 
 S = TypeVar("S")
 M = TypeVar("M", bound=tuple[bytes, bytes])
@@ -142,6 +142,14 @@ def _newest(packets: list[bytes]) -> list[bytes]:
     return list({packet.partition(b"\0")[0]: packet for packet in packets}.values())
 
 
+def _find_type(items: list[bytes], kind: type, start: int) -> int:
+    """Return the index of the first item from `start` on that has exactly this type, or -1."""
+    for at in range(start, len(items)):
+        if type(items[at]) is kind:
+            return at
+    return -1
+
+
 _SMALL = 10
 """The binary logarithm of the bytes in a message up to which its size does not matter."""
 
@@ -182,11 +190,12 @@ class _Tally:
 
 Tally = _Tally
 build_messages, next_messages, next_run = _build_messages, _next_messages, _next_run
-newest, shortest, total_size = _newest, _shortest, _total_size
+find_type, newest, shortest, total_size = _find_type, _newest, _shortest, _total_size
 if not TYPE_CHECKING:
-    build_messages, newest, next_messages, next_run, shortest, total_size, Tally = choose(
+    build_messages, find_type, newest, next_messages, next_run, shortest, total_size, Tally = choose(
         "sbus.routing._runs",
         build_messages=_build_messages,
+        find_type=_find_type,
         newest=_newest,
         next_messages=_next_messages,
         next_run=_next_run,

@@ -402,7 +402,7 @@ class Delivery(Posting):
         naming, transport = receiver.naming, receiver.transport
         named = run.by(self.signature or (PROGRAM if publisher is None else publisher.signature))
         if queue.state is not _OPEN:
-            self._admit(receiver, queue, Run(named.signed), publisher)
+            self._admit(receiver, queue, Run(named.rest() if queue.keeps(run) else named.signed), publisher)
             return publisher is not None and receiver.user is not publisher.user
         sent = 0
         if not queue.pending:
@@ -411,7 +411,7 @@ class Delivery(Posting):
                 if sent == len(run):
                     return False
             self.touch(receiver, publisher)
-        queue.pending += named.signed[sent:]
+        queue.pending += named.rest(sent)
         return False
 
     # --- what became of it -------------------------------------------------------------------

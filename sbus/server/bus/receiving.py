@@ -277,7 +277,9 @@ class ReceivingHalf(ABC):
 
     def configure_queue(self) -> None:
         """Give the queue the client's choices; behind a snapshot, each message is kept if there is room."""
-        settings = self.settings
+        settings, before, naming = self.settings, self.queue.settings, self.naming
+        if naming is not None and (settings.order is not before.order or settings.soft is not before.soft):
+            self.queue.sign_all(naming.last)
         self.queue.configure(settings if self._front is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
         if self.reason is None and self.queue.state is not State.DEAF and self.queue.settings.can_block():
             self.user.blockers[self] = None
@@ -384,6 +386,8 @@ class ReceivingHalf(ABC):
             return
         registry.flush()
         front, live = self.queue, registry.new_queue(self, self, self.user)
+        if self.naming is not None:
+            front.sign_all(self.naming.last)
         self._use(live)
         self._front = Front(front, packets, live, self, partial(self._snapshot_over, on_over))
         self._send_from(transport, self._front)
