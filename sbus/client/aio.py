@@ -109,7 +109,7 @@ async def connect(address: str | os.PathLike[str] | None = None, **options: Unpa
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, sender, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
