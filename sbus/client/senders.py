@@ -98,6 +98,6 @@ class Senders:
             self._give_up(
                 UsageError(
                     "this server does not say who sends a message: it is an older one, or runs with --no-sender; "
-                    "update it, or do without sender=True"
+                    "update it, or do without sender=True (--sender)"
                 )
             )
