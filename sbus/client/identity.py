@@ -67,7 +67,8 @@ class Sender:
     :ivar gid: the group of its process when it connected.
     :ivar uid: the user of its process when it connected.
     :ivar pid: its process when it connected.
-    :ivar chain: for a client of another bus, the name of the link to that bus, which vouches for the IDs; else empty.
+    :ivar chain: in a tree of buses, the name of the link that carries the client's bus; empty at the top of the tree,
+        and without a tree. The IDs are those that the client's own bus knows.
     """
 
     number: int

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from tests.integration.cli.test_cli import Sbus, fake_server, hear, misuse
+from tests.integration.cli.test_cli import Sbus, fake_server, follow, hear, misuse, sbus
+from tests.support.harness import OTHER_USER, TIMEOUT, Bus
+from tests.support.servers import StartBus
 
 WHOAMI = b"CMSG !/cred/whoami"
 PACKETS = [
@@ -84,3 +89,26 @@ def test_sub_sender_misused() -> None:
     """Payloads alone have no place for a sender; the early dialect has no senders."""
     assert "--sender is not for --raw" in misuse("sub", "--sender", "--raw", "a")
     assert "early dialect" in misuse("sub", "--sender", "--dialect=early", "a")
+
+
+def test_senders_of_a_bus(shared: Bus) -> None:
+    """Each ``sbus pub`` is a publisher of its own."""
+    with follow(shared, "--sender", "--json", "--count=2", "senders/") as running:
+        for payload in ("1", "2"):
+            sbus(shared, "pub", "senders/a", payload)
+        first, second = (json.loads(line)["sender"] for line in running.end()[1].splitlines())
+    assert first["number"] < second["number"]
+    assert first["pid"] != second["pid"]
+    assert (first["uid"], first["gid"], first["chain"]) == (os.geteuid(), os.getegid(), "")
+
+
+def test_senders_of_several_users(bus: StartBus, become: list[str]) -> None:
+    """A message of another user has that user's IDs; with ``--no-sender`` that user is not told of others."""
+    started = bus("--mode=0777", "--no-sender")
+    command = [*become, sys.executable, "-m", "sbus", "-s", started.address]
+    with follow(started, "--sender", "--format=%u %p", "--count=1", "a") as running:
+        subprocess.run([*command, "pub", "a", "hello"], check=True, timeout=TIMEOUT)
+        assert running.end()[:2] == (0, b"%d hello\n" % OTHER_USER[0])
+    done = subprocess.run([*command, "sub", "--sender", "a"], capture_output=True, text=True, timeout=TIMEOUT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "this server does not say who sends a message" in done.stderr

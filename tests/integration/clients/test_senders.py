@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import pytest
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.client.identity import Sender
-from sbus.errors import UsageError
-from tests.integration.clients.backends import Backend, BlockingBackend, FakePeer, FakeServer, Gaps
+from sbus.errors import RequestFailed, UsageError
+from tests.integration.clients.backends import Backend, BlockingBackend, Client, FakePeer, FakeServer, Gaps
+from tests.support.harness import TIMEOUT, Bus
+from tests.support.servers import StartBus
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
 WHOAMI = b"CMSG !/cred/whoami"
@@ -179,3 +183,122 @@ async def test_server_that_no_longer_has_senders(backend: Backend, directory: Pa
         assert told(await sub.get()) == (b"2", FIRST)
         with pytest.raises(UsageError, match="does not say who sends a message"):
             await sub.get()
+
+
+# --- with a real server ----------------------------------------------------------------------
+
+
+async def name_of(client: Client) -> str:
+    """Return what senders of this client's messages are, as text."""
+    return (await client.whoami()).decode()
+
+
+@pytest.mark.parametrize("bundles", [True, False])
+async def test_senders_of_a_bus(backend: Backend, shared: Bus, bundles: bool) -> None:
+    """Of interleaved publishers, each message has its own: the number and the IDs that the server knows."""
+    reader = await backend.connect(shared.address, bundles=bundles, sender=True)
+    writers = [await backend.connect(shared.address, bundles=bundles) for _ in range(3)]
+    sub = await reader.subscribe("senders/")
+    await reader.fence()
+    for turn in range(40):
+        for at, writer in enumerate(writers):
+            batch = [(f"senders/{at}", b"%d" % turn)] * (1 + turn * at)
+            await writer.publish_many(batch)
+            await writer.fence()
+    await reader.publish("senders/own")
+    seen: dict[bytes, set[Sender | None]] = {}
+    while b"senders/own" not in seen:
+        for message in await sub.get_many():
+            seen.setdefault(message.key, set()).add(message.sender)
+    assert all(len(senders) == 1 for senders in seen.values())
+    found = {key: next(iter(senders)) for key, senders in seen.items()}
+    assert all(sender is not None and sender.is_user(os.geteuid()) for sender in found.values())
+    assert len({sender.number for sender in found.values() if sender is not None}) == 4
+    assert str(found[b"senders/own"]) == await name_of(reader)
+
+
+async def test_requests_have_senders(backend: Backend, shared: Bus) -> None:
+    """A handler authorises in one line; the requester gets the refusal."""
+    server, client = await backend.connect(shared.address), await backend.connect(shared.address)
+
+    def command(request: Any) -> bytes:
+        if not request.sender.is_user(os.geteuid() + int(request.payload)):
+            raise RequestFailed("only for the pump's own user")
+        return str(request.sender).encode()
+
+    await server.do(server.raw.respond, "senders/pump", command, sender=True)
+    await server.fence()
+    async with server.serving():
+        assert await client.request("senders/pump", b"0", timeout=TIMEOUT) == (await name_of(client)).encode()
+        with pytest.raises(RequestFailed, match="only for the pump's own user"):
+            await client.request("senders/pump", b"1", timeout=TIMEOUT)
+
+
+async def test_last_values_have_senders(backend: Backend, bus: StartBus) -> None:
+    """A last value has the sender that published it, also when that one has left."""
+    server = bus("--last-value=state/")
+    writer = await backend.connect(server.address)
+    name = await name_of(writer)
+    await writer.publish_many([("state/a", b"1"), ("state/b", b"2")])
+    await writer.fence()
+    await writer.close()
+    reader = await backend.connect(server.address)
+    sub = await reader.subscribe("state/", last=True, sender=True)
+    messages = [await sub.get() for _ in range(2)]
+    assert [(m.payload, str(m.sender), m.is_last_value) for m in messages] == [(b"1", name, True), (b"2", name, True)]
+    assert messages[0].sender is not None
+    assert messages[0].sender.number > 0
+
+
+async def test_newest_of_each_key_with_senders(backend: Backend, shared: Bus) -> None:
+    """With ``soft="latest"`` a message that replaces another one brings its own sender into that place."""
+    reader = await backend.connect(shared.address, sender=True)
+    writers = [await backend.connect(shared.address) for _ in range(2)]
+    names = [await name_of(writer) for writer in writers]
+    await reader.flood_control(soft="latest")
+    sub = await reader.subscribe("senders/latest/")
+    await reader.fence()
+    paused = contextlib.ExitStack()
+    if not isinstance(backend, BlockingBackend):
+        reader.raw.pause_for(sub.raw)
+        paused.callback(reader.raw.resume_for, sub.raw)
+    with paused:
+        for turn in range(300):
+            writer = writers[turn % 2]
+            await writer.publish_many([(f"senders/latest/{key}", b"%d " % (turn % 2) + bytes(900)) for key in range(9)])
+            await writer.fence()
+    await reader.publish("senders/latest/end")
+    count = 0
+    while True:
+        message = await sub.get()
+        if message.key == b"senders/latest/end":
+            break
+        count += 1
+        assert str(message.sender) == names[int(message.payload[:1])]
+    assert 0 < count < 2700
+
+
+async def test_restarted_bus(backend: Backend, bus: StartBus) -> None:
+    """After a restart of the bus the client asks again; the numbers are the new bus's."""
+    server = bus()
+    gaps = Gaps()
+    reader = await backend.connect(server.address, reconnect=QUICK, on_gap=gaps)
+    sub = await reader.subscribe("k", sender=True)
+    await reader.publish("k", b"1")
+    assert str((await sub.get()).sender) == await name_of(reader)
+    server.stop()
+    bus(address=server.address)
+    await reader.settle()
+    await reader.publish("k", b"2")
+    message = await sub.get()
+    assert (message.payload, str(message.sender)) == (b"2", await name_of(reader))
+
+
+async def test_early_dialect(backend: Backend, bus: StartBus) -> None:
+    """In the early dialect asking is an error at once."""
+    server = bus("--dialect=early")
+    with pytest.raises(UsageError, match="early dialect"):
+        await backend.connect(server.address, dialect="early", sender=True)
+    client = await backend.connect(server.address, dialect="early")
+    with pytest.raises(UsageError, match="early dialect"):
+        await client.subscribe("k", sender=True)
