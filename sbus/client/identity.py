@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from sbus.errors import InvalidKey, UsageError, ViolationReason
-from sbus.protocol.notices import NOBODY, parse_sender
+from sbus.protocol.notices import NOBODY, parse_sender, split_credentials
 from sbus.syscalls.sockets import overflow_ids
 
 __all__ = ["Sender", "check_name", "explain_name"]
@@ -67,7 +67,7 @@ class Sender:
     :ivar gid: the group of its process when it connected.
     :ivar uid: the user of its process when it connected.
     :ivar pid: its process when it connected.
-    :ivar chain: in a tree of buses, the name of the link that carries the client's bus; empty at the top of the tree,
+    :ivar chain: in a tree of buses, the name of the link that carries the client's bus; None at the top of the tree,
         and without a tree. The IDs are those that the client's own bus knows.
     """
 
@@ -75,7 +75,7 @@ class Sender:
     gid: int | None
     uid: int | None
     pid: int | None
-    chain: str = ""
+    chain: str | None = None
 
     @classmethod
     def parse(cls, payload: bytes) -> Sender | None:
@@ -84,10 +84,7 @@ class Sender:
         if parsed is None:
             return None
         number, credentials = parsed
-        if credentials == NOBODY:
-            return cls(number, None, None, None)
-        *chain, _, _, gid, uid, pid = credentials.decode().split("/")
-        return cls(number, int(gid), int(uid), int(pid), "/".join(chain))
+        return cls(number, *split_credentials(credentials))
 
     def __str__(self) -> str:
         if self.uid is None:

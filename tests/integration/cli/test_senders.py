@@ -64,7 +64,7 @@ def test_sub_sender_as_json() -> None:
     senders: list[Any] = [json.loads(line)["sender"] for line in output.splitlines()]
     assert senders == [
         {"number": 7, "gid": 100, "uid": 1000, "pid": 42, "chain": "!/cred/0/0/9"},
-        {"number": 0, "gid": None, "uid": None, "pid": None, "chain": ""},
+        {"number": 0, "gid": None, "uid": None, "pid": None, "chain": None},
     ]
 
 
@@ -99,7 +99,7 @@ def test_senders_of_a_bus(shared: Bus) -> None:
         first, second = (json.loads(line)["sender"] for line in running.end()[1].splitlines())
     assert first["number"] < second["number"]
     assert first["pid"] != second["pid"]
-    assert (first["uid"], first["gid"], first["chain"]) == (os.geteuid(), os.getegid(), "")
+    assert (first["uid"], first["gid"], first["chain"]) == (os.geteuid(), os.getegid(), None)
 
 
 def test_senders_of_several_users(bus: StartBus, become: list[str]) -> None:

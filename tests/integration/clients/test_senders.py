@@ -234,6 +234,19 @@ async def test_requests_have_senders(backend: Backend, shared: Bus) -> None:
             await client.request("senders/pump", b"1", timeout=TIMEOUT)
 
 
+async def test_authors_that_a_link_names(backend: Backend, shared: Bus) -> None:
+    """Of what a link passes on, the sender is the author, until it names itself again."""
+    reader, link = await backend.connect(shared.address, sender=True), await backend.connect(shared.address)
+    sub = await reader.subscribe("senders/linked")
+    await reader.fence()
+    for author in (OTHER.partition(b"\0")[2], b"0 -", b""):
+        await link.control("link/sender", author)
+        await link.publish("senders/linked", author)
+    senders = [(await sub.get()).sender for _ in range(3)]
+    assert senders[:2] == [SECOND, Sender(0, None, None, None)]
+    assert str(senders[2]) == await name_of(link)
+
+
 async def test_last_values_have_senders(backend: Backend, bus: StartBus) -> None:
     """A last value has the sender that published it, also when that one has left."""
     server = bus("--last-value=state/")

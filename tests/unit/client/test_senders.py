@@ -110,9 +110,9 @@ def test_ids_that_prove_nothing(chain: str) -> None:
     assert Sender(7, 1, 1, 42).is_user(1)
     if chain:
         assert not Sender(7, 1, 1, 42, chain).is_user(1)
-    assert not Sender(7, 1, 1, 0, chain).is_user(1)
-    assert not Sender(7, 1, uid, 42, chain).is_user(uid)
-    assert not Sender(7, gid, 1, 42, chain).is_user(1)
+    assert not Sender(7, 1, 1, 0, chain or None).is_user(1)
+    assert not Sender(7, 1, uid, 42, chain or None).is_user(uid)
+    assert not Sender(7, gid, 1, 42, chain or None).is_user(1)
 
 
 @pytest.mark.parametrize("name", ["no such user", "a\0b", ""])
