@@ -251,6 +251,10 @@ class ClientApi(ABC, Generic[Sub]):
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> Result[bool]:
         """Return whether a client with the name `peer` is connected and proves it.
 
+        It takes a round trip. Who published a message, `sbus.client.core.Message.sender` says without one; this is
+        still needed for a peer of which there is no message, and where the server names no senders. Across a bridge
+        neither helps: the sender is the bridge, and secret keys, and with them proofs, do not cross.
+
         False if there is no proof within `timeout` seconds.
         """
 
