@@ -102,6 +102,14 @@ class MessageFormat:
         except ValueError as e:
             raise click.BadParameter(f"{e} (see --help)", param_hint="--format") from None
 
+    def check_sender(self, wanted: bool) -> None:
+        """Check that there is a place for the sender of each message, if it is wanted.
+
+        :raises click.UsageError: if there is none.
+        """
+        if wanted and self.raw:
+            raise click.UsageError("--sender is not for --raw, which prints payloads alone.")
+
     def show_lost(self, lost: Lost) -> None:
         """Print a loss among the messages: as JSON, or as text behind ``#``; with other formats, on standard error."""
         now = clock.now()

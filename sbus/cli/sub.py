@@ -89,8 +89,7 @@ def sub(
     Each line has the key, a space and the payload. Control characters are escaped, and a space in
     the key is printed as \\x20. With --sender, the name of its publisher and a space precede it.
     """
-    if sender and message_format.raw:
-        raise click.UsageError("--sender is not for --raw, which prints payloads alone.")
+    message_format.check_sender(sender)
     show = message_format.printer()
     deadline = Deadline(timeout, "subscribing")
 

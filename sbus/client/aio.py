@@ -215,6 +215,7 @@ class Bus(Session[Subscription]):
         """Wait until the connection is gone and not made again.
 
         :raises sbus.errors.Disconnected: with the reason, unless this client closed the connection.
+        :raises sbus.errors.UsageError: if the server names no senders, and this client asked for them.
         """
         await asyncio.shield(self._end_future)
 

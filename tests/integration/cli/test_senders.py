@@ -87,7 +87,8 @@ def test_sub_sender_of_a_server_that_does_not_say() -> None:
 
 def test_sub_sender_misused() -> None:
     """Payloads alone have no place for a sender; the early dialect has no senders."""
-    assert "--sender is not for --raw" in misuse("sub", "--sender", "--raw", "a")
+    for command in ("sub", "get"):
+        assert "--sender is not for --raw" in misuse(command, "--sender", "--raw", "a")
     assert "early dialect" in misuse("sub", "--sender", "--dialect=early", "a")
 
 
@@ -100,6 +101,15 @@ def test_senders_of_a_bus(shared: Bus) -> None:
     assert first["number"] < second["number"]
     assert first["pid"] != second["pid"]
     assert (first["uid"], first["gid"], first["chain"]) == (os.geteuid(), os.getegid(), None)
+
+
+def test_sender_of_a_last_value(bus: StartBus) -> None:
+    """``get --sender`` says who has set a value, also when that one has left."""
+    started = bus("--last-value=state/")
+    sbus(started, "pub", "state/door", "open")
+    (line,) = sbus(started, "get", "--sender", "--json", "state/")[0].splitlines()
+    assert json.loads(line)["sender"]["uid"] == os.geteuid()
+    assert sbus(started, "get", "--sender", "--format=%u %p", "state/")[0] == b"%d open\n" % os.geteuid()
 
 
 def test_senders_of_several_users(bus: StartBus, become: list[str]) -> None:
