@@ -98,17 +98,22 @@ class Sender:
         It is False for IDs that prove nothing, as across containers, and for the program around the bus. A name is
         looked up each time; where that takes too long, look it up once and give the UID.
 
-        :param user: the name or the UID.
+        :param user: the name or the UID; the UID may be text, too.
         :raises sbus.errors.UsageError: if there is no user with this name.
         """
-        uid = _uid_of(user) if isinstance(user, str) else user
-        return self.uid == uid and explain_name(str(self).encode()) is None
+        return self.uid == _uid_of(user) and explain_name(str(self).encode()) is None
 
 
-def _uid_of(name: str) -> int:
+def _uid_of(user: str | int) -> int:
+    if isinstance(user, int):
+        return user
+    if not isinstance(user, str):
+        raise UsageError(f"a user is a name or a UID, not {type(user).__name__}")
+    if user.isascii() and user.isdigit():
+        return int(user)
     from pwd import getpwnam  # most clients never look up a name
 
     try:
-        return getpwnam(name).pw_uid
+        return getpwnam(user).pw_uid
     except (KeyError, ValueError):
-        raise UsageError(f"there is no user {name!r} here: give a name from `getent passwd`, or a UID") from None
+        raise UsageError(f"there is no user {user!r} here: give a name from `getent passwd`, or a UID") from None

@@ -15,15 +15,9 @@ import sbus
 from sbus import Request, RequestFailed
 
 
-def parse_user(text: str) -> str | int:
-    return int(text) if text.isdigit() else text
-
-
 def serve(address: str, administrator: str) -> None:
-    admin = parse_user(administrator)
-
     def command(request: Request) -> bytes:
-        if not (request.sender and request.sender.is_user(admin)):
+        if not (request.sender and request.sender.is_user(administrator)):
             raise RequestFailed("only the administrator may command the pump")
         state = b"running" if request.key.endswith(b"/start") else b"stopped"
         bus.publish("pump/state", state)
@@ -51,7 +45,7 @@ def watch(address: str, keeper: str) -> None:
         bus.fence()
         print("watching", flush=True)
         for message in states:
-            if message.sender and message.sender.is_user(parse_user(keeper)):
+            if message.sender and message.sender.is_user(keeper):
                 print(message.payload.decode(), flush=True)
             else:
                 print(f"{message.sender} pretends to be the pump", flush=True)

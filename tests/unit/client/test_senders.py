@@ -98,6 +98,7 @@ def test_users() -> None:
     for sender in (Sender(7, 0, me, 42), Sender(7, 0, me, 42, "!/cred/0/0/1")):
         assert sender.is_user(me)
         assert sender.is_user(name)
+        assert sender.is_user(str(me))
         assert not sender.is_user(me + 1)
     assert not Sender(0, None, None, None).is_user(me)
 
@@ -120,6 +121,14 @@ def test_unknown_user(name: str) -> None:
     """A name that is wrong is an error, not a refusal: it may be a misspelt administrator."""
     with pytest.raises(UsageError, match=r"there is no user .*: give a name from `getent passwd`, or a UID"):
         Sender(7, 1, 1, 42).is_user(name)
+
+
+@pytest.mark.parametrize("user", [None, b"root", 0.0])
+def test_no_user(user: Any) -> None:
+    """What is neither a name nor a UID is an error: None is not the user of the program around the bus."""
+    for sender in (Sender(7, 1, 0, 42), Sender(0, None, None, None)):
+        with pytest.raises(UsageError, match="a user is a name or a UID"):
+            sender.is_user(user)
 
 
 def test_messages_are_tuples_as_before() -> None:
