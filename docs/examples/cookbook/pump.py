@@ -31,6 +31,14 @@ def serve(address: str, administrator: str) -> None:
             pass
 
 
+def start(address: str) -> None:
+    tell(address, "start")
+
+
+def stop(address: str) -> None:
+    tell(address, "stop")
+
+
 def tell(address: str, word: str) -> None:
     with sbus.connect(address) as bus:
         try:
@@ -52,10 +60,5 @@ def watch(address: str, keeper: str) -> None:
 
 
 if __name__ == "__main__":
-    commands: dict[str, Callable[..., None]] = {
-        "serve": serve,
-        "start": lambda address: tell(address, "start"),
-        "stop": lambda address: tell(address, "stop"),
-        "watch": watch,
-    }
+    commands: dict[str, Callable[..., None]] = {"serve": serve, "start": start, "stop": stop, "watch": watch}
     commands[sys.argv[1]](*sys.argv[2:])
