@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sbus.client.blocking import Bus, Subscription, connect
     from sbus.client.connecting import Backoff
     from sbus.client.dispatch import Message
+    from sbus.client.identity import Sender
     from sbus.client.losses import Lost
     from sbus.client.responding import Request
     from sbus.errors import (
@@ -54,6 +55,7 @@ __all__ = [
     "Request",
     "RequestFailed",
     "SbusError",
+    "Sender",
     "Subscription",
     "TimedOut",
     "UsageError",
@@ -68,6 +70,7 @@ _HOMES = {
     "Lost": ".client.losses",
     "Message": ".client.dispatch",
     "Request": ".client.responding",
+    "Sender": ".client.identity",
     "Subscription": ".client.blocking",
     "connect": ".client.blocking",
 }

@@ -34,14 +34,18 @@ Examples:
 @click.option(
     "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
 )
+@click.option("--sender", is_flag=True, help="Print who published each value, before its key.")
 @connection_options
 @pass_target
-def get(target: Target, patterns: tuple[bytes, ...], message_format: MessageFormat, timeout: float) -> None:
+def get(
+    target: Target, patterns: tuple[bytes, ...], message_format: MessageFormat, timeout: float, sender: bool
+) -> None:
     """Print the last message of each key that matches a PATTERN, and exit.
 
     The server has them for the patterns of its option --last-value. The status is 3 if there is
     none.
     """
+    message_format.check_sender(sender)
     show = message_format.printer()
     values: dict[bytes, Message] = {}
 
@@ -49,7 +53,7 @@ def get(target: Target, patterns: tuple[bytes, ...], message_format: MessageForm
         if message.is_last_value:
             values[message.key] = message
 
-    with target.connect(timeout=timeout) as bus:
+    with target.connect(timeout=timeout, sender=sender) as bus:
         for pattern in patterns:
             bus.subscribe(pattern, keep, last=True)
         bus.fence(timeout)

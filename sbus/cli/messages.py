@@ -8,13 +8,14 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
 from sbus.cli.output import escape, has_colors, pluralize, speaks_utf8
 from sbus.client.core import Message
+from sbus.client.identity import Sender
 from sbus.client.losses import Lost
 from sbus.journal import clock
 
@@ -32,6 +33,7 @@ __all__ = [
     "lost_text",
     "message_options",
     "raw",
+    "sender_fields",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,6 +43,7 @@ FORMAT_HELP = """
   %p  payload, escaped         %P  payload, byte for byte
   %x  payload in hexadecimal   %b  payload in base64
   %s  payload size in bytes    %n  number of the message
+  %f  sender, - if unknown     %u  UID of the sender, likewise
   %t  time, as with --time     %T  time in seconds since 1970
   %j  what --json prints       %%  a percent sign
   \\n \\t \\0 \\\\  newline, tab, NUL, backslash
@@ -99,6 +102,14 @@ class MessageFormat:
         except ValueError as e:
             raise click.BadParameter(f"{e} (see --help)", param_hint="--format") from None
 
+    def check_sender(self, wanted: bool) -> None:
+        """Check that there is a place for the sender of each message, if it is wanted.
+
+        :raises click.UsageError: if there is none.
+        """
+        if wanted and self.raw:
+            raise click.UsageError("--sender is not for --raw, which prints payloads alone.")
+
     def show_lost(self, lost: Lost) -> None:
         """Print a loss among the messages: as JSON, or as text behind ``#``; with other formats, on standard error."""
         now = clock.now()
@@ -150,7 +161,7 @@ def _output_escape() -> Callable[[bytes], str]:
 
 
 def as_text(*, with_time: bool, colored: bool) -> Printer:
-    """Return a printer of lines: the key, a space, the payload.
+    """Return a printer of lines: the sender and a space if it is known, the key, a space, the payload.
 
     A space in the key becomes ``\\x20``.
     """
@@ -159,6 +170,8 @@ def as_text(*, with_time: bool, colored: bool) -> Printer:
     def show(received: ReceivedMessage) -> bytes:
         key = safe(received.message.key).replace(" ", "\\x20")
         parts = [click.style(key, fg="cyan") if colored else key, safe(received.message.payload)]
+        if received.message.sender is not None:
+            parts.insert(0, str(received.message.sender))
         if with_time:
             time = clock.format_local(received.time)
             parts.insert(0, click.style(time, dim=True) if colored else time)
@@ -202,7 +215,7 @@ def is_gap(fields: object) -> bool:
 def json_fields(received: ReceivedMessage) -> dict[str, object]:
     """Return ``time``, ``key``, ``payload``, ``encoding`` (``text`` or ``base64``), and ``last`` for a last value.
 
-    A key that is not UTF-8 is in base64 too, and ``key_encoding`` says so.
+    A key that is not UTF-8 is in base64 too, and ``key_encoding`` says so. ``sender`` is there if it is known.
     """
     key, payload = received.message
     fields: dict[str, object] = {"time": clock.to_seconds(received.time)}
@@ -212,7 +225,14 @@ def json_fields(received: ReceivedMessage) -> dict[str, object]:
     fields["payload"], fields["encoding"] = _for_json(payload)
     if received.message.is_last_value:
         fields["last"] = True
+    if received.message.sender is not None:
+        fields["sender"] = sender_fields(received.message.sender)
     return fields
+
+
+def sender_fields(sender: Sender) -> dict[str, object]:
+    """Return ``number``, ``gid``, ``uid``, ``pid`` and ``chain``."""
+    return asdict(sender)
 
 
 def _for_json(data: bytes) -> tuple[str, str]:
@@ -240,6 +260,10 @@ def _directives() -> dict[str, Printer]:
         "t": lambda m: clock.format_local(m.time).encode(),
         "T": lambda m: b"%d.%06d" % divmod(m.time, clock.SECOND),
         "n": lambda m: b"%d" % m.number,
+        "f": lambda m: str(m.message.sender or "-").encode(),
+        "u": lambda m: (
+            b"-" if m.message.sender is None or m.message.sender.uid is None else b"%d" % m.message.sender.uid
+        ),
         "j": lambda m: as_json(m).rstrip(),
         "%": lambda _: b"%",
     }

@@ -37,6 +37,7 @@ Examples:
   sbus sub --raw --count 1 camera/picture >picture.jpeg
   sbus sub --format '%t %s bytes under %k' ''
   sbus sub --last --receipts 'state/'
+  sbus sub --sender 'pump/'
 """,
 )
 @click.argument("patterns", type=BYTES, nargs=-1, required=True, metavar="PATTERN...")
@@ -59,6 +60,7 @@ Examples:
     help=f"The order in which the server sends queued messages.  [default: {_ORDERS[0]}]",
 )
 @click.option("--last", is_flag=True, help="Print the last values first, as far as the server keeps them.")
+@click.option("--sender", is_flag=True, help="Print who published each message, before its key.")
 @click.option("--receipts", is_flag=True, help="Report lost messages where they are missing.")
 @click.option("--reconnect", is_flag=True, help="Reconnect and subscribe again when the connection is lost.")
 @click.option("--verbose", "-v", is_flag=True, help="Report on standard error when the subscriptions are in force.")
@@ -74,6 +76,7 @@ def sub(
     hard: HardChoice | None,
     order: OrderChoice | None,
     last: bool,
+    sender: bool,
     receipts: bool,
     reconnect: bool,
     verbose: bool,
@@ -84,8 +87,9 @@ def sub(
     every key below it, and the empty pattern matches every key.
 
     Each line has the key, a space and the payload. Control characters are escaped, and a space in
-    the key is printed as \\x20.
+    the key is printed as \\x20. With --sender, the name of its publisher and a space precede it.
     """
+    message_format.check_sender(sender)
     show = message_format.printer()
     deadline = Deadline(timeout, "subscribing")
 
@@ -94,7 +98,9 @@ def sub(
 
     on_lost = message_format.show_lost if receipts else None
     with contextlib.ExitStack() as connection:
-        bus = connection.enter_context(_connect(target, deadline, reconnect=reconnect, on_gap=on_gap, on_lost=on_lost))
+        bus = connection.enter_context(
+            _connect(target, deadline, reconnect=reconnect, on_gap=on_gap, on_lost=on_lost, sender=sender)
+        )
         # A server that accepts and closes would otherwise keep the first packets waiting without end.
         with deadline.applied(), bus.limit(deadline.left):
             bus.flood_control(soft=soft, hard=hard, order=order)

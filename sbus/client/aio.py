@@ -109,7 +109,7 @@ async def connect(address: str | os.PathLike[str] | None = None, **options: Unpa
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, sender, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -215,6 +215,7 @@ class Bus(Session[Subscription]):
         """Wait until the connection is gone and not made again.
 
         :raises sbus.errors.Disconnected: with the reason, unless this client closed the connection.
+        :raises sbus.errors.UsageError: if the server names no senders, and this client asked for them.
         """
         await asyncio.shield(self._end_future)
 

@@ -168,14 +168,23 @@ class ClientApi(ABC, Generic[Sub]):
 
     @abstractmethod
     def subscribe(
-        self, pattern: bytes | str, callback: Callable[[Message], object] | None = None, *, last: bool = False
+        self,
+        pattern: bytes | str,
+        callback: Callable[[Message], object] | None = None,
+        *,
+        last: bool = False,
+        sender: bool = False,
     ) -> Sub:
         """Subscribe to a pattern.
 
         :param callback: called with each message; without one, read the messages from the result.
         :param last: get the last values of matching keys first, as far as the server keeps them
             (`sbus.client.core.Message.is_last_value`).
+        :param sender: get only messages whose sender is known (`sbus.client.core.Message.sender`). From now on the
+            client asks for the sender of every message, on later connections too. A server that does not say it ends
+            the connection: what waits, and every later call, raises `sbus.errors.UsageError`.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
+        :raises sbus.errors.UsageError: for `last` and `sender`, in a dialect without control messages.
         """
 
     @abstractmethod
@@ -242,6 +251,10 @@ class ClientApi(ABC, Generic[Sub]):
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> Result[bool]:
         """Return whether a client with the name `peer` is connected and proves it.
 
+        It takes a round trip. Who published a message, `sbus.client.core.Message.sender` says without one; this is
+        still needed for a peer of which there is no message, and where the server names no senders. Across a bridge
+        neither helps: the sender is the bridge, and secret keys, and with them proofs, do not cross.
+
         False if there is no proof within `timeout` seconds.
         """
 
@@ -257,8 +270,8 @@ class ClientApi(ABC, Generic[Sub]):
     def extensions(self) -> frozenset[str]:
         """Extensions of the protocol that the server has confirmed on this connection.
 
-        Names such as ``bundle``, ``bye``, ``receipts``, ``interest``, ``probe`` and ``last``. The client finds out when
-        it asks for one; call `fence` first for ``bundle``, ``bye`` and ``receipts``.
+        Names such as ``bundle``, ``bye``, ``receipts``, ``sender``, ``interest``, ``probe`` and ``last``. The client
+        finds out when it asks for one; call `fence` first for ``bundle``, ``bye``, ``receipts`` and ``sender``.
         """
         return frozenset(self.core.extensions.answered)
 
@@ -287,7 +300,7 @@ class ClientApi(ABC, Generic[Sub]):
 
         :raises sbus.errors.InvalidKey: if the key contains a NUL.
         :raises sbus.errors.UsageError: in a dialect without control messages, and for those that the library sends
-            itself: ``bundle``, ``bye``, ``interest``, ``probe`` and ``last``.
+            itself: ``bundle``, ``bye``, ``interest``, ``probe``, ``last`` and ``sender``.
         """
         self.send([self.core.control(key, payload)])
 
@@ -429,16 +442,17 @@ class ClientApi(ABC, Generic[Sub]):
         except Violation:
             return False
 
-    def respond(self, pattern: bytes | str, handler: Handler) -> Sub:
+    def respond(self, pattern: bytes | str, handler: Handler, *, sender: bool = False) -> Sub:
         """Answer every request that matches a pattern with the handler's result.
 
         The handler may be a coroutine function, except with the blocking client. If it returns None, it has answered
         itself, or will: `Request.answer`, `Request.fail`. If it raises `sbus.errors.RequestFailed`, the requester gets
         that text. Any other exception is logged here, and the requester gets its name.
 
+        :param sender: answer only requests whose sender is known, ``request.sender`` (see `subscribe`).
         :returns: the subscription; close it to stop.
         """
-        return self.subscribe(pattern, Responder(self, handler))
+        return self.subscribe(pattern, Responder(self, handler), sender=sender)
 
     def handler_failed(self, error: Exception) -> None:
         """Log an exception that a handler of `respond` has raised."""

@@ -60,6 +60,8 @@ from sbus.protocol.controls import (
     LAST,
     PROBE,
     RECEIPTS_ON,
+    SENDER,
+    SENDER_ON,
     WHOAMI,
 )
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, SecretKey
@@ -77,6 +79,7 @@ _OWN_CONTROLS = {
     INTEREST: "use watch_subscribers",
     PROBE: "use has_subscribers",
     LAST: "use subscribe with last=True",
+    SENDER: "connect or subscribe with sender=True",
 }
 """Control messages that the client sends itself, and what the application does instead."""
 
@@ -136,6 +139,8 @@ class ClientCore:
     :param bye: ask the server to give the reason before it disconnects this client, if the dialect has that.
     :param on_lost: called with each loss that the server reports, in its place among the messages; None: do not ask
         for such reports.
+    :param sender: ask the server who published each message.
+    :param give_up: called with the error if it does not say that.
     :param on_truncated: called with each packet that was too long to receive, in its place.
     :param make_room: called with the bytes in the longest packet that may come and may be sent, once that is known.
     :ivar on_name_change: called when the server says that this client's name has changed, after `observe_name`.
@@ -153,6 +158,8 @@ class ClientCore:
         bundles: bool = False,
         bye: bool = False,
         on_lost: Callable[[Lost], object] | None = None,
+        sender: bool = False,
+        give_up: Callable[[UsageError], object] = lambda _: None,
         on_truncated: Callable[[Lost], object] = lambda _: None,
         make_room: Callable[[int], object] = lambda _: None,
     ) -> None:
@@ -166,11 +173,12 @@ class ClientCore:
         self.on_control = on_control
         self.on_name_change: Callable[[], object] | None = None
         self._choices = Choices()  # without the patterns, which the dispatcher has: see `snapshot`
-        for key, wanted in ((BUNDLE_ON, bundles), (BYE_ON, bye), (RECEIPTS_ON, on_lost is not None)):
+        asked = (BUNDLE_ON, bundles), (BYE_ON, bye), (RECEIPTS_ON, on_lost is not None), (SENDER_ON, sender)
+        for key, wanted in asked:
             if wanted and dialect.control:
                 self._choices = self._choices.with_control(key)
         self._dispatcher = Dispatcher(dialect, self._receive_control, self._receive_truncated)
-        self.extensions = Extensions(on_lost, self._set_intercept, self._dispatcher.sinks_for)
+        self.extensions = Extensions(on_lost, self._dispatcher, give_up)
         self._ids = _own_ids()  # at the time of connecting
         self.process = self._dispatcher.process
         self.sinks_for = self._dispatcher.sinks_for
@@ -209,25 +217,34 @@ class ClientCore:
             packets += build_messages(messages, len(packets), self.max_packet)
         return packets
 
-    def subscribe(self, pattern: bytes | str, sink: Sink, *, last: bool = False) -> list[bytes]:
+    def subscribe(self, pattern: bytes | str, sink: Sink, *, last: bool = False, sender: bool = False) -> list[bytes]:
         """Subscribe a sink to a pattern.
 
         :param last: ask for the last values of matching keys too.
-        :returns: the packets to send; without `last`, none if another sink has the same pattern.
+        :param sender: ask who published each message, on this connection and on later ones.
+        :returns: the packets to send; without `last` and `sender`, none if another sink has the same pattern.
         :raises InvalidKey: if the protocol does not allow the pattern.
         :raises PacketTooLong: if the pattern does not fit a packet.
-        :raises UsageError: for `last`, in a dialect without control messages.
+        :raises UsageError: for `last` and `sender`, in a dialect without control messages.
         """
         pattern = as_bytes(pattern, "pattern")
         secret = self._check(pattern, "pattern")
         self._sized(build(UNSUB, pattern))  # longer than SUB by two bytes
         if last:
             self._control(LAST, pattern)
+        packets = self._ask_senders() if sender else []
         sink.pattern = pattern
         is_first = self._dispatcher.add(sink, secret)
         if last:
-            return self.extensions.subscribe_last(sink, is_first=is_first, choices=self._choices)
-        return [build(SUB, pattern)] if is_first else []
+            return packets + self.extensions.subscribe_last(sink, is_first=is_first, choices=self._choices)
+        return [*packets, build(SUB, pattern)] if is_first else packets
+
+    def _ask_senders(self) -> list[bytes]:
+        question = self._control(SENDER_ON)
+        if SENDER_ON in self._choices.controls:
+            return []
+        self._choices = self._choices.with_control(SENDER_ON)
+        return [question, *self.extensions.ask_senders()]
 
     def unsubscribe(self, sink: Sink) -> list[bytes]:
         """End a subscription.
@@ -243,7 +260,7 @@ class ClientCore:
 
         :raises InvalidKey: if the key contains a NUL.
         :raises UsageError: in a dialect without control messages, and for those that the client sends itself:
-            ``bundle``, ``bye``, ``interest``, ``probe``, ``last``.
+            ``bundle``, ``bye``, ``interest``, ``probe``, ``last``, ``sender``.
         """
         key = as_bytes(key)
         if instead := _OWN_CONTROLS.get(key.partition(b"/")[0]):
@@ -397,7 +414,7 @@ class ClientCore:
 
     def receive(self, packets: list[bytes]) -> None:
         """Process received packets: messages for sinks, replies for waiters."""
-        self.process(Batch(self.extensions.mark_gap(packets)))
+        self.process(Batch(self.extensions.mark_start(packets)))
 
     def _receive_truncated(self, packet: Truncated) -> None:
         self._on_truncated(lost_of(packet))
@@ -426,9 +443,6 @@ class ClientCore:
         if key == CHAIN:
             self.on_name_change()
         return CHAIN_ON not in self._choices.controls
-
-    def _set_intercept(self, intercept: Callable[[bytes], bool] | None) -> None:
-        self._dispatcher.intercept = intercept
 
     # --- checks ------------------------------------------------------------------------------
 

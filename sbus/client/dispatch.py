@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
+from sbus.protocol.notices import SENDER
 from sbus.protocol.packets import CMSG, MSG, Truncated
 from sbus.routing.cache import RouteCache
 from sbus.routing.route import Route
 from sbus.routing.runs import next_messages
 from sbus.routing.trie import PatternIndex
+
+if TYPE_CHECKING:
+    from sbus.client.identity import Sender
 
 __all__ = ["Batch", "Dispatcher", "Message", "Sink", "Waiter"]
 
@@ -27,6 +31,11 @@ class Message(NamedTuple):
 
     key: bytes
     payload: bytes
+
+    @property
+    def sender(self) -> Sender | None:
+        """Who published it, as the server knows; None unless this client asks for it (``sender=True``)."""
+        return None
 
     @property
     def is_last_value(self) -> bool:
@@ -96,6 +105,8 @@ class Dispatcher:
     :param on_control: called with the key and the payload of each control message.
     :param on_truncated: called in the place of each packet that was longer than the buffer.
     :ivar intercept: sees each packet first, if it is not None; returns whether the packet is dealt with.
+    :ivar kind: the class of the messages at hand (`sbus.client.senders`).
+    :ivar find_kind: returns the class of the messages behind a notice; None before notices count.
     """
 
     def __init__(
@@ -113,6 +124,8 @@ class Dispatcher:
         self._secret: dict[bytes, SecretKey] = {}
         self._awaited: dict[bytes, Waiter] = {}
         self.intercept: Callable[[bytes], bool] | None = None
+        self.kind: type[Message] = Message
+        self.find_kind: Callable[[bytes], type[Message]] | None = None
 
     # --- subscriptions -----------------------------------------------------------------------
 
@@ -189,7 +202,7 @@ class Dispatcher:
                     self._process_one(packets[position])
                 continue
             end = min(position + _MAX_RUN, len(packets))
-            route, messages = next_messages(packets, position, end, routes, Message)
+            route, messages = next_messages(packets, position, end, routes, self.kind)
             if route is None:
                 batch.position = position + 1
                 self._process_one(packets[position])
@@ -219,11 +232,14 @@ class Dispatcher:
         verb, _, rest = packet.partition(b" ")
         key, nul, payload = rest.partition(b"\0")
         if verb == MSG and nul:
-            messages = [Message(key, payload)]
+            messages = [self.kind(key, payload)]
             for sink in self._route(key):
                 sink.deliver(messages)
         elif verb == CMSG:
-            self._on_control(key, payload)
+            if key == SENDER and self.find_kind is not None:
+                self.kind = self.find_kind(payload)
+            else:
+                self._on_control(key, payload)
         elif isinstance(packet, Truncated):
             self._on_truncated(packet)
         # Ignore other packets: a newer server may send kinds that this client does not know.

@@ -14,12 +14,13 @@ client's choices (`sbus.client.choices`). `Extensions.restart` expects the answe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from sbus.client.choices import Choices, last_packets
-from sbus.client.dispatch import Sink, Waiter
+from sbus.client.dispatch import Dispatcher, Sink, Waiter
 from sbus.client.losses import GAP, Lost, parse_lost
 from sbus.client.questions import CallingWaiter, Questions
+from sbus.client.senders import RESET, Senders
 from sbus.client.snapshots import Snapshots
 from sbus.client.watches import NO_INTEREST, Watch, Watches
 from sbus.errors import CloseReason, ConnectionLost, UsageError
@@ -31,9 +32,11 @@ from sbus.protocol.controls import (
     LAST_DONE,
     PROBE,
     RECEIPTS_ON,
+    SENDER_OFF,
+    SENDER_ON,
     WHOAMI,
 )
-from sbus.protocol.notices import BYE, LOST
+from sbus.protocol.notices import BYE, LOST, SENDER
 from sbus.protocol.packets import CMSG, UNSUB, build
 
 __all__ = ["Extensions"]
@@ -47,26 +50,28 @@ class Extensions:
 
     :param on_lost: called with each loss that the server reports, in its place among the messages; None if the
         application does not ask for receipts.
-    :param intercept: see `Snapshots`.
-    :param route: see `Snapshots`.
+    :param dispatcher: delivers the messages of this client.
+    :param give_up: called with the error if the server does not name senders, and the client relies on it.
     :ivar answered: the names of the extensions that the server has answered for on this connection: ``bye``,
-        ``receipts``, ``interest``, ``probe``, ``last`` and others.
+        ``receipts``, ``sender``, ``interest``, ``probe``, ``last`` and others.
     :ivar questions: the replies expected.
     """
 
     def __init__(
         self,
         on_lost: Callable[[Lost], object] | None,
-        intercept: Callable[[Callable[[bytes], bool] | None], object],
-        route: Callable[[bytes], Iterable[Sink]],
+        dispatcher: Dispatcher,
+        give_up: Callable[[UsageError], object],
     ) -> None:
         self.answered: set[str] = set()
         self.questions = Questions()
         self.watches = Watches()
-        self.snapshots = Snapshots(intercept, route)
+        self.snapshots = Snapshots(dispatcher)
+        self._senders = Senders(dispatcher, give_up)
         self._on_lost = on_lost
         self._farewell: bytes | None = None  # the payload of the server's ``bye``
-        self._had_connection = self._has_gap = False
+        self._had_connection = False
+        self._first: list[bytes] = []  # what belongs before the first packets of this connection
         self._handlers: dict[bytes, Callable[[bytes], bool]] = {
             BYE: self._bye_received,
             LOST: self._lost_received,
@@ -74,6 +79,9 @@ class Extensions:
             INTEREST_ON: _confirmed,
             INTEREST_OFF: _confirmed,
             PROBE: self._probe_received,
+            SENDER: self._senders.notice,
+            SENDER_ON: self._sender_answered,
+            SENDER_OFF: self._senders.off,
             LAST_DONE: self._last_received,
         }
 
@@ -112,6 +120,11 @@ class Extensions:
 
         self.questions.ask(INTEREST, key, CallingWaiter(on_error=fail), ignored=NO_INTEREST)
 
+    def ask_senders(self) -> list[bytes]:
+        """Ask for the senders of messages from now on; return what follows the question (`sbus.client.senders`)."""
+        self.questions.ask(WHOAMI, b"", CallingWaiter(lambda _: self._senders.check()))
+        return [_WHOAMI]
+
     def subscribe_last(self, sink: Sink, *, is_first: bool, choices: Choices) -> list[bytes]:
         """Subscribe with a snapshot.
 
@@ -137,6 +150,8 @@ class Extensions:
         for control in (BYE_ON, RECEIPTS_ON):
             if control in choices.controls:
                 self.questions.ask(control, b"", None)
+        if SENDER_ON in choices.controls:
+            self.ask_senders()
         for key in choices.watched:
             self._ask_interest(key)
         for pattern in choices.last:
@@ -149,7 +164,9 @@ class Extensions:
         """
         self._farewell = None
         self.answered.clear()
-        self._has_gap = has_subscriptions and self._had_connection and self._on_lost is not None
+        self._first = []
+        if self._had_connection:
+            self._first = [GAP, RESET] if has_subscriptions and self._on_lost is not None else [RESET]
         self._had_connection = True
 
     def disconnected(self) -> list[Waiter]:
@@ -158,12 +175,12 @@ class Extensions:
         self.snapshots.disconnected()
         return self.questions.take()
 
-    def mark_gap(self, packets: list[bytes]) -> list[bytes]:
-        """Return the packets that were read, behind the receipt for the time without a connection if there was one."""
-        if not self._has_gap or not packets:
+    def mark_start(self, packets: list[bytes]) -> list[bytes]:
+        """Return the packets that were read; in front of the first ones of a new connection, what ends the old one."""
+        if not self._first or not packets:
             return packets
-        self._has_gap = False
-        return [GAP, *packets]
+        first, self._first = self._first, []
+        return [*first, *packets]
 
     def take_farewell(self, packets: list[bytes]) -> None:
         """Find the server's ``bye`` among packets that will not be processed."""
@@ -205,6 +222,10 @@ class Extensions:
             return False
         self._on_lost(lost)
         return True
+
+    def _sender_answered(self, payload: bytes) -> bool:
+        self.answered.add("sender")
+        return self._senders.on(payload)
 
     def _interest_received(self, payload: bytes) -> bool:
         state, blank, key = payload.partition(b" ")

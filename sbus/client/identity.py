@@ -1,20 +1,22 @@
-"""A client's name at the server, and what to do when it proves nothing.
+"""Clients as the server names them: this one, the senders of messages, and what to do when a name proves nothing.
 
 The server names a client by the IDs that the kernel reports for it (unix(7), ``SO_PEERCRED``). Across namespaces the
 kernel has no ID to report: a process outside of the server's PID namespace has the PID 0, and a user without a mapping
 in the server's user namespace has the overflow UID, usually 65534. Many processes share such a name, so the server
 refuses them secret keys, and disconnects a client that subscribes to one. A client that knows its name can do better:
-it raises an error that says what is the matter.
+it raises an error that says what is the matter, and it believes no sender with such a name.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from sbus.errors import InvalidKey, ViolationReason
+from sbus.errors import InvalidKey, UsageError, ViolationReason
+from sbus.protocol.notices import NOBODY, parse_sender, split_credentials
 from sbus.syscalls.sockets import overflow_ids
 
-__all__ = ["check_name", "explain_name"]
+__all__ = ["Sender", "check_name", "explain_name"]
 
 _LINK = re.compile(rb"!/cred/(\d+)/(\d+)/(\d+)")
 
@@ -52,3 +54,66 @@ def check_name(me: bytes) -> None:
             f"requests, inboxes and proofs need a private key, and there is none: {explanation}",
             ViolationReason.UNPROVEN_IDENTITY,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The publisher of a message, as the server knows it: nothing that a client sends can change it.
+
+    ``str(sender)`` is the name that ``whoami`` returns to the publisher. The program around an embedded bus has the
+    number 0, no IDs and the name ``-``.
+
+    :ivar number: its connection at this bus, which ``sbus clients`` lists; the bus never uses a number again.
+    :ivar gid: the group of its process when it connected.
+    :ivar uid: the user of its process when it connected.
+    :ivar pid: its process when it connected.
+    :ivar chain: in a tree of buses, the name of the link that carries the client's bus; None at the top of the tree,
+        and without a tree. The IDs are those that the client's own bus knows.
+    """
+
+    number: int
+    gid: int | None
+    uid: int | None
+    pid: int | None
+    chain: str | None = None
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Sender | None:
+        """Return the sender in the payload of a notice (`sbus.protocol.notices`), or None if it is malformed."""
+        parsed = parse_sender(payload)
+        if parsed is None:
+            return None
+        number, credentials = parsed
+        return cls(number, *split_credentials(credentials))
+
+    def __str__(self) -> str:
+        if self.uid is None:
+            return NOBODY.decode()
+        link = f"{self.chain}/" if self.chain else ""
+        return f"{link}!/cred/{self.gid}/{self.uid}/{self.pid}"
+
+    def is_user(self, user: str | int) -> bool:
+        """Return whether the publisher is this user.
+
+        It is False for IDs that prove nothing, as across containers, and for the program around the bus. A name is
+        looked up each time; where that takes too long, look it up once and give the UID.
+
+        :param user: the name or the UID; the UID may be text, too.
+        :raises sbus.errors.UsageError: if there is no user with this name.
+        """
+        return self.uid == _uid_of(user) and explain_name(str(self).encode()) is None
+
+
+def _uid_of(user: str | int) -> int:
+    if isinstance(user, int):
+        return user
+    if not isinstance(user, str):
+        raise UsageError(f"a user is a name or a UID, not {type(user).__name__}")
+    if user.isascii() and user.isdigit():
+        return int(user)
+    from pwd import getpwnam  # most clients never look up a name
+
+    try:
+        return getpwnam(user).pw_uid
+    except (KeyError, ValueError):
+        raise UsageError(f"there is no user {user!r} here: give a name from `getent passwd`, or a UID") from None

@@ -29,6 +29,7 @@ class ServiceKeywords(TypedDict, total=False):
     reconnect_buffer: int
     on_gap: Callable[[Exception], object] | None
     on_lost: Callable[[Lost], object] | None
+    sender: bool
     on_control: Callable[[bytes, bytes], object] | None
 
 
@@ -55,9 +56,11 @@ class ConnectOptions:
     :ivar on_lost: called with each `Lost` that the server reports, in its place among the messages (see
         `sbus.client.losses`), and with each message that was longer than this client's buffer; without it the client
         does not ask for such reports, and logs messages that were too long.
+    :ivar sender: ask who published each message (`sbus.client.core.Message.sender`). A server that does not say it ends
+        the connection: what waits, and every later call, raises `sbus.errors.UsageError`, also with `reconnect`.
     :ivar on_control: called with (key, payload) of control messages that the client does not handle itself.
-    :raises sbus.errors.UsageError: if there is no such dialect, or if `max_packet` or `reconnect_buffer` is not
-        positive.
+    :raises sbus.errors.UsageError: if there is no such dialect, if it has no senders and `sender` is set, or if
+        `max_packet` or `reconnect_buffer` is not positive.
     """
 
     dialect: str = "current"
@@ -68,9 +71,12 @@ class ConnectOptions:
     reconnect_buffer: int = 2 << 20
     on_gap: Callable[[Exception], object] | None = None
     on_lost: Callable[[Lost], object] | None = None
+    sender: bool = False
     on_control: Callable[[bytes, bytes], object] | None = None
 
     def __post_init__(self) -> None:
+        if self.sender and not find_dialect(self.dialect).control:
+            raise UsageError("sender=True: the early dialect has no control messages, so it names no senders")
         find_dialect(self.dialect)
         if self.max_packet < 1:
             raise UsageError(f"max_packet={self.max_packet}: give the server's limit in bytes (409600 by default)")
@@ -97,12 +103,14 @@ class ConnectOptions:
         on_control: Callable[[bytes, bytes], object],
         on_lost: Callable[[Lost], object],
         make_room: Callable[[int], object],
+        give_up: Callable[[UsageError], object],
     ) -> ClientCore:
         """Return the state of a new client.
 
         :param on_control: called in place of the option of that name, if that is given.
         :param on_lost: likewise; it is called in any case with what was too long to receive.
         :param make_room: see `ClientCore`.
+        :param give_up: see `ClientCore`.
         """
         return ClientCore(
             find_dialect(self.dialect),
@@ -111,6 +119,8 @@ class ConnectOptions:
             bundles=self.bundles,
             bye=True,
             on_lost=self.on_lost and on_lost,
+            sender=self.sender,
+            give_up=give_up,
             on_truncated=on_lost,
             make_room=make_room,
         )

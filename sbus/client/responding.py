@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, Self, TypeAlias
 
 from sbus.client.dispatch import Message
+from sbus.client.identity import Sender
 from sbus.errors import Disconnected, RequestFailed, UsageError
 
 __all__ = ["Handler", "Request", "Responder"]
@@ -37,8 +38,12 @@ class _Bus(Protocol):
 
 
 class Request(Message):
-    """A received request: its key, and its payload without the reply key."""
+    """A received request: its key, and its payload without the reply key.
 
+    :ivar sender: who asks, as the server knows; None unless this client asks for it (``sender=True``).
+    """
+
+    sender: Sender | None = None
     _bus: _Bus | None = None
     _message: Message
     _is_answered = False
@@ -47,7 +52,7 @@ class Request(Message):
     def received(cls, bus: _Bus, message: Message) -> Self:
         """Return the request in a message."""
         request = cls(message.key, message.payload.partition(b"\0")[2])
-        request._bus, request._message = bus, message
+        request._bus, request._message, request.sender = bus, message, message.sender
         return request
 
     def answer(self, payload: bytes = b"") -> None:

@@ -50,7 +50,7 @@ from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
-from sbus.errors import Closed, ConnectError, Disconnected, Forked
+from sbus.errors import Closed, ConnectError, Disconnected, Forked, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
@@ -74,7 +74,7 @@ class Session(ClientApi[Sub]):
         super().__init__()
         self._options = options
         self.address = find_address(address)
-        self.core = options.new_core(self._control_received, self._loss_received, self._make_room)
+        self.core = options.new_core(self._control_received, self._loss_received, self._make_room, self._give_up)
         self.outbox = Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._backoff = options.backoff
@@ -159,17 +159,25 @@ class Session(ClientApi[Sub]):
         return "connected" if self.is_connected() and not self._reconnecting else "reconnecting"
 
     def subscribe(
-        self, pattern: bytes | str, callback: Callable[[Message], object] | None = None, *, last: bool = False
+        self,
+        pattern: bytes | str,
+        callback: Callable[[Message], object] | None = None,
+        *,
+        last: bool = False,
+        sender: bool = False,
     ) -> Sub:
         """Subscribe to a pattern: read the messages from the result, or pass a callback.
 
         :param last: get the last values of matching keys first, as far as the server keeps them.
+        :param sender: get only messages whose sender is known; the client asks for it from now on (see `ClientApi`).
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
         self._check_open()
         self._hint(pattern)
         subscription = self._make_subscription(callback)
-        self.send(self.core.subscribe(pattern, subscription, last=last))
+        if sender:
+            subscription.require_sender()
+        self.send(self.core.subscribe(pattern, subscription, last=last, sender=sender))
         return subscription
 
     def _start(self, watch: W) -> W:
@@ -339,7 +347,7 @@ class Session(ClientApi[Sub]):
                     await self._open()
                 if self.is_connected():
                     await self._fence()
-            except (ConnectError, Disconnected):
+            except (ConnectError, Disconnected, UsageError):  # UsageError: it names no senders (`_give_up`)
                 pass
             if self._error is not None:
                 self._detach()
@@ -372,6 +380,10 @@ class Session(ClientApi[Sub]):
         for subscription in self.core.sinks():
             assert isinstance(subscription, QueuedSubscription)
             subscription.forked(error)
+
+    def _give_up(self, error: UsageError) -> None:
+        self._warn(f"the connection to the bus at {self.address} ends: {error}")  # callbacks get no error
+        self._end(error)
 
     def _end(self, error: Exception) -> None:
         if self._error is not None:

@@ -24,9 +24,10 @@ After a reconnect the snapshot is asked for again: it has what changed in the me
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from sbus.client.dispatch import Message, Sink
+from sbus.client.dispatch import Dispatcher, Message, Sink
+from sbus.client.identity import Sender
 from sbus.client.questions import CallingWaiter, Questions
 from sbus.protocol.controls import BYE_ON, WHOAMI
 from sbus.protocol.keys import matches_open
@@ -44,6 +45,7 @@ class LastValue(Message):
     """
 
     pattern: bytes
+    sender: Sender | None = None
 
     @property
     def is_last_value(self) -> bool:
@@ -55,16 +57,14 @@ class _Snapshot:
     """One snapshot.
 
     :param sinks: the subscriptions that it is for.
-    :param route: returns all subscriptions with a key.
+    :param dispatcher: has all subscriptions, and the sender of the messages at hand.
     :param exclusive: whether no other subscription gets it.
     """
 
-    def __init__(
-        self, pattern: bytes, sinks: Iterable[Sink], route: Callable[[bytes], Iterable[Sink]], exclusive: bool
-    ) -> None:
+    def __init__(self, pattern: bytes, sinks: Iterable[Sink], dispatcher: Dispatcher, exclusive: bool) -> None:
         self.pattern = pattern
         self._sinks = sorted(sinks, key=lambda sink: sink.callback is not None)
-        self._route = route
+        self._dispatcher = dispatcher
         self._exclusive = exclusive
 
     def take(self, packet: bytes) -> bool:
@@ -74,32 +74,26 @@ class _Snapshot:
         key, _, payload = packet[len(_MESSAGE) :].partition(b"\0")
         if not matches_open(self.pattern, key):
             return False
+        message = self._dispatcher.kind(key, payload)
         value = LastValue(key, payload)
-        value.pattern = self.pattern
+        value.pattern, value.sender = self.pattern, message.sender
         for sink in self._sinks:
             sink.deliver([value])
         if not self._exclusive:
-            for sink in self._route(key):
+            for sink in self._dispatcher.sinks_for(key):
                 if sink not in self._sinks:
-                    sink.deliver([Message(key, payload)])
+                    sink.deliver([message])
         return True
 
 
 class Snapshots:
     """The snapshots of one client.
 
-    :param intercept: called with the function that sees each packet first while a snapshot comes, and with None at its
-        end.
-    :param route: returns all subscriptions with a key.
+    :param dispatcher: has the subscriptions; while a snapshot comes, it intercepts each packet.
     """
 
-    def __init__(
-        self,
-        intercept: Callable[[Callable[[bytes], bool] | None], object],
-        route: Callable[[bytes], Iterable[Sink]],
-    ) -> None:
-        self._intercept = intercept
-        self._route = route
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self._sinks: dict[bytes, list[Sink]] = {}
         self._requests: Counter[bytes] = Counter()
         self._current: _Snapshot | None = None
@@ -128,7 +122,7 @@ class Snapshots:
         :param exclusive: whether the server's queue for this client is in ``order/queue``.
         :param sink: the subscription that it is for; None: all with this pattern.
         """
-        snapshot = _Snapshot(pattern, self._sinks[pattern] if sink is None else [sink], self._route, exclusive)
+        snapshot = _Snapshot(pattern, self._sinks[pattern] if sink is None else [sink], self._dispatcher, exclusive)
         self._requests[pattern] += 1
         questions.ask(BYE_ON, b"", CallingWaiter(lambda _: self._begin(snapshot)))
         questions.ask(WHOAMI, b"", CallingWaiter(lambda _: self._end(snapshot)))
@@ -153,9 +147,9 @@ class Snapshots:
 
     def _begin(self, snapshot: _Snapshot) -> None:
         self._current = snapshot
-        self._intercept(snapshot.take)
+        self._dispatcher.intercept = snapshot.take
 
     def _end(self, snapshot: _Snapshot) -> None:
         if self._current is snapshot:
             self._current = None
-            self._intercept(None)
+            self._dispatcher.intercept = None

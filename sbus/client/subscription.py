@@ -104,6 +104,14 @@ class QueuedSubscription:
         if len(self._messages) >= HIGH_WATER:
             self._owner.pause_for(self)
 
+    def require_sender(self) -> None:
+        """Take only messages whose sender is known, none from before the server began to say it."""
+        self.deliver = self._deliver_named  # type: ignore[method-assign]
+
+    def _deliver_named(self, messages: list[Message]) -> None:
+        if messages[0].sender is not None:  # all in a list have the same one
+            QueuedSubscription.deliver(self, messages)
+
     def has_unread(self) -> bool:
         """See `sbus.client.losses.LossKeeper`."""
         return bool(self._messages)

@@ -12,7 +12,19 @@ import re
 
 from sbus.protocol.packets import CMSG, build
 
-__all__ = ["BYE", "LONGEST_SENDER", "LOST", "NOBODY", "SENDER", "LossReason", "bye", "lost", "parse_sender", "sender"]
+__all__ = [
+    "BYE",
+    "LONGEST_SENDER",
+    "LOST",
+    "NOBODY",
+    "SENDER",
+    "LossReason",
+    "bye",
+    "lost",
+    "parse_sender",
+    "sender",
+    "split_credentials",
+]
 
 LOST = b"lost"
 """The key of a receipt."""
@@ -69,6 +81,18 @@ def parse_sender(payload: bytes) -> tuple[int, bytes] | None:
         return None
     number, _, credentials = payload.partition(b" ")
     return int(number), credentials
+
+
+def split_credentials(credentials: bytes) -> tuple[int | None, int | None, int | None, str | None]:
+    """Return the GID, the UID, the PID and the chain in the credentials of a sender (`parse_sender`).
+
+    The chain is the name of the link that carries the publisher's bus in a tree of buses. None stands for what is not
+    there: the program around the bus has nothing of this.
+    """
+    if credentials == NOBODY:
+        return None, None, None, None
+    *chain, _, _, gid, uid, pid = credentials.decode().split("/")
+    return int(gid), int(uid), int(pid), "/".join(chain) or None
 
 
 def bye(reason: str, text: str, longest: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 from sbus import InvalidKey, NobodyListens, Request, RequestFailed, TimedOut
@@ -70,6 +71,14 @@ async def who_and_when(bus: Bus) -> None:
     print((await inbox.subscription.get()).payload)
 
 
+async def who_sent_it(bus: Bus) -> None:
+    with bus.subscribe("pump/command", sender=True) as commands:
+        await bus.publish("pump/command", b"start")
+        sender = (await commands.get()).sender
+        print("published by me:", str(sender).encode() == await bus.whoami())
+        print("published by my user:", sender is not None and sender.is_user(os.geteuid()))
+
+
 async def who_listens(bus: Bus) -> None:
     print(await bus.has_subscribers("lamp/set"))
     with bus.watch_subscribers("lamp/set") as watch:
@@ -119,7 +128,15 @@ async def refused_at_once(bus: Bus) -> None:
 
 async def main(address: str) -> None:
     await first_steps(address)
-    for topic in [several_subscriptions, time_outs, side_by_side, who_and_when, who_listens, refused_at_once]:
+    for topic in [
+        several_subscriptions,
+        time_outs,
+        side_by_side,
+        who_and_when,
+        who_sent_it,
+        who_listens,
+        refused_at_once,
+    ]:
         async with await connect(address) as bus:
             await topic(bus)
     async with await connect(address) as server, await connect(address) as bus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import sys
@@ -76,6 +77,14 @@ def who_and_when(bus: sbus.Bus) -> None:
     print(inbox.subscription.get().payload)
 
 
+def who_sent_it(bus: sbus.Bus) -> None:
+    with bus.subscribe("pump/command", sender=True) as commands:
+        bus.publish("pump/command", b"start")
+        sender = commands.get().sender
+        print("published by me:", str(sender).encode() == bus.whoami())
+        print("published by my user:", sender is not None and sender.is_user(os.geteuid()))
+
+
 def who_listens(bus: sbus.Bus) -> None:
     print(bus.has_subscribers("lamp/set"))
     with bus.watch_subscribers("lamp/set") as watch:
@@ -106,7 +115,15 @@ def refused_at_once(bus: sbus.Bus) -> None:
 
 def main(address: str) -> None:
     first_steps(address)
-    topics = [several_subscriptions, time_outs_and_flags, who_and_when, who_listens, settings, refused_at_once]
+    topics = [
+        several_subscriptions,
+        time_outs_and_flags,
+        who_and_when,
+        who_sent_it,
+        who_listens,
+        settings,
+        refused_at_once,
+    ]
     for topic in topics:
         with sbus.connect(address) as bus:
             topic(bus)

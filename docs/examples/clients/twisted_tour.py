@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -103,6 +104,14 @@ async def who_and_when(bus: Bus) -> None:
     print((await inbox.subscription.get()).payload)
 
 
+async def who_sent_it(bus: Bus) -> None:
+    with bus.subscribe("pump/command", sender=True) as commands:
+        await bus.publish("pump/command", b"start")
+        sender = (await commands.get()).sender
+        print("published by me:", str(sender).encode() == await bus.whoami())
+        print("published by my user:", sender is not None and sender.is_user(os.geteuid()))
+
+
 async def who_listens(bus: Bus) -> None:
     print(await bus.has_subscribers("lamp/set"))
     with bus.watch_subscribers("lamp/set") as watch:
@@ -149,7 +158,7 @@ async def refused_at_once(bus: Bus) -> None:
 async def main(reactor: Any, address: str) -> None:
     await first_steps(reactor, address)
     await with_deferreds(reactor, address)
-    for topic in [several_subscriptions, a_producer, who_and_when, who_listens, refused_at_once]:
+    for topic in [several_subscriptions, a_producer, who_and_when, who_sent_it, who_listens, refused_at_once]:
         bus = await connect(reactor, address)
         await topic(bus)
         await bus.close()

@@ -126,6 +126,9 @@ def _line(message: dict[str, Any]) -> str:
     source = f"client {who['client']} pid {who['pid']} uid {who['uid']}"
     if who["listener"] not in ("", "main"):
         source += f" at {who['listener']}"
+    sender = message.get("sender")  # not from an older server
+    if sender is not None and (sender["uid"], sender["pid"]) not in ((who["uid"], who["pid"]), (None, None)):
+        source += f" for client {sender['number']} pid {sender['pid']} uid {sender['uid']} of another bus"
     got = pluralize(message["receivers"] - message["lost"], "receiver") if message["receivers"] else "nobody"
     if message["lost"]:
         got += f", lost by {', '.join(map(str, message['lost_by']))}"

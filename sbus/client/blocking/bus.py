@@ -28,7 +28,6 @@ from sbus.client.core import Message, as_bytes
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
-from sbus.client.snapshots import LastValue
 from sbus.errors import Closed, Disconnected, Forked, PacketTooLong, TimedOut
 from sbus.syscalls.sockets import DONTWAIT, PEEK
 
@@ -43,7 +42,7 @@ def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Key
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, sender, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -96,18 +95,26 @@ class Bus(BlockingConnection[Subscription]):
     # --- receiving ---------------------------------------------------------------------------
 
     def subscribe(
-        self, pattern: bytes | str, callback: Callable[[Message], object] | None = None, *, last: bool = False
+        self,
+        pattern: bytes | str,
+        callback: Callable[[Message], object] | None = None,
+        *,
+        last: bool = False,
+        sender: bool = False,
     ) -> Subscription:
         """Subscribe to a pattern.
 
         Read the messages from the bus or from the result, or pass a callback.
 
         :param last: get the last values of matching keys first, as far as the server keeps them.
+        :param sender: get only messages whose sender is known; the client asks for it from now on (see `ClientApi`).
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
         self._hint(pattern)
         subscription = Subscription(self, callback)
-        self.send(self.core.subscribe(pattern, subscription, last=last))
+        if sender:
+            subscription.require_sender()
+        self.send(self.core.subscribe(pattern, subscription, last=last, sender=sender))
         return subscription
 
     def receive(self, timeout: float | None = None, *, flags: int = 0) -> Message:
@@ -263,10 +270,10 @@ class Bus(BlockingConnection[Subscription]):
                 own.append(message)
                 others.append(message)
                 continue
-            sinks = [s for s in self.core.sinks_for(message.key) if _is_for(message, s)]
+            sinks = [s for s in self.core.sinks_for(message.key) if isinstance(s, Subscription) and s.takes(message)]
             if subscription in sinks:
                 own.append(message)
-            shared = any(isinstance(s, Subscription) and s is not subscription and s._is_shared() for s in sinks)
+            shared = any(s is not subscription and s._is_shared() for s in sinks)
             if shared or subscription not in sinks:
                 others.append(message)
         self._messages.refill(others)
@@ -306,8 +313,3 @@ class Bus(BlockingConnection[Subscription]):
                 self._drain(deadline)
             except (Disconnected, TimedOut):
                 pass
-
-
-def _is_for(message: Message, sink: object) -> bool:
-    """Return whether a message may go to a subscription: a last value is for those that asked for it."""
-    return not isinstance(message, LastValue) or (isinstance(sink, Subscription) and sink.pattern == message.pattern)

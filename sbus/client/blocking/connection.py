@@ -64,10 +64,10 @@ from sbus.client.inlet import Inlet
 from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
-from sbus.errors import ConnectError, Disconnected, PacketTooLong, TimedOut
+from sbus.errors import ConnectError, Disconnected, PacketTooLong, TimedOut, UsageError
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
-from sbus.protocol.notices import LOST
+from sbus.protocol.notices import LOST, SENDER
 from sbus.protocol.packets import CMSG, MSG, build
 from sbus.routing.runs import total_size
 from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, grow_send_buffer, max_sendable
@@ -81,6 +81,8 @@ _BUNDLE_REPLY = build(CMSG, BUNDLE_ON, b"")
 """The beginning of the server's reply to ``bundle/on``."""
 _MESSAGE = MSG + b" "
 _RECEIPT = build(CMSG, LOST, b"")
+_SENDER = build(CMSG, SENDER)
+"""The beginning of a sender, and of the answer to ``sender/on``."""
 _PACKET_OVERHEAD = 512
 """Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
 _CLOSE_LOOK = 0.1
@@ -101,7 +103,7 @@ class BlockingConnection(ClientApi[Sub]):
         super().__init__()
         self._options = options
         self.address = find_address(address)
-        self.core = options.new_core(self._control_received, self._loss_received, self._make_room)
+        self.core = options.new_core(self._control_received, self._loss_received, self._make_room, self._give_up)
         self._reader = Inlet(self.core, options.receive_size)
         self._batch = Batch([])  # what was received; a callback that reads on continues it
         self._callback_errors: deque[Exception] = deque()
@@ -112,7 +114,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._sock: socket.socket | None = None
         self._expects_bundle_reply = False
         self._is_polling = False
-        self._error: Disconnected | None = None  # why the connection has ended
+        self._error: Disconnected | UsageError | None = None  # why the connection has ended
         self._backoff = options.backoff
         self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` is called
         self._delays: Iterator[float] = iter(())
@@ -357,7 +359,7 @@ class BlockingConnection(ClientApi[Sub]):
         else:
             if packets:  # an end of file behind them is reported again by the next read
                 self._expects_bundle_reply = False
-                self._batch = Batch(self.core.extensions.mark_gap(packets))
+                self._batch = Batch(self.core.extensions.mark_start(packets))
                 self._dispatch()
                 return total_size(packets) + len(packets) * _PACKET_OVERHEAD
             if ended:
@@ -508,13 +510,18 @@ class BlockingConnection(ClientApi[Sub]):
             self._next_attempt = time.monotonic() + next(self._delays)
             self._loss_reason = error
         self._detach()
-        # Messages and receipts stay valid; replies belong to the waiters that fail below.
-        rest = self._batch.take() + self.core.extensions.mark_gap(rest)
-        self._batch = Batch([packet for packet in rest if packet.startswith((_MESSAGE, _RECEIPT))])
+        # Messages stay valid, and so do receipts and senders; replies belong to the waiters that fail below.
+        rest = self._batch.take() + self.core.extensions.mark_start(rest)
+        self._batch = Batch([packet for packet in rest if packet.startswith((_MESSAGE, _RECEIPT, _SENDER))])
         waiters = self._forget_connection()
         self._outbox.restart(self.core.resync_packets())
         for waiter in waiters:
             waiter.set_exception(error)
+
+    def _give_up(self, error: UsageError) -> None:
+        self._error = error
+        self._detach()
+        self._batch.take()
 
     def _reconnect_loop(self, deadline: float | None) -> None:
         """Connect until a fence returns on a connection, then call ``on_gap``."""

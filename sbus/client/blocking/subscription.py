@@ -8,6 +8,7 @@ from typing import Protocol, Self, TypeVarTuple
 from sbus.client.blocking.waiting import deadline_in
 from sbus.client.core import Batch, Message
 from sbus.client.losses import LossMark, Lost, MessageQueue
+from sbus.client.snapshots import LastValue
 from sbus.errors import Closed
 
 __all__ = ["Subscription"]
@@ -65,7 +66,7 @@ class Subscription:
         self.callback = callback
         self._bus = bus
         self._own: MessageQueue | None = None
-        self._closed = False
+        self._closed = self._requires_sender = False
 
     def deliver(self, messages: list[Message]) -> None:
         """See `sbus.client.core.Sink`."""
@@ -78,6 +79,24 @@ class Subscription:
             self._own.extend(messages)
         else:
             self._bus._deliver_shared(messages)
+
+    def require_sender(self) -> None:
+        """Take only messages whose sender is known, none from before the server began to say it."""
+        self._requires_sender = True
+        self.deliver = self._deliver_named  # type: ignore[method-assign]
+
+    def _deliver_named(self, messages: list[Message]) -> None:
+        if messages[0].sender is not None:  # all in a list have the same one
+            Subscription.deliver(self, messages)
+
+    def takes(self, message: Message) -> bool:
+        """Return whether a message with a matching key is for this subscription.
+
+        A last value is for those that asked for it.
+        """
+        if isinstance(message, LastValue) and message.pattern != self.pattern:
+            return False
+        return message.sender is not None or not self._requires_sender
 
     def has_unread(self) -> bool:
         """See `sbus.client.losses.LossKeeper`."""

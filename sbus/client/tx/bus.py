@@ -87,7 +87,7 @@ def connect(
     :param address: path or abstract address of the bus, or an endpoint, or the string of one (``seqpacket:PATH``); by
         default the result of `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, sender, on_control.
     :returns: a Deferred that fires with the bus, or fails with `sbus.errors.ConnectError`, which contains the reason
         and the remedy.
     """

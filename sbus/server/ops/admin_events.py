@@ -14,7 +14,9 @@ from itertools import islice
 from typing import Any
 
 from sbus.admin.pages import Asked, Pieces, Problem
+from sbus.flood import Signature
 from sbus.journal.keytext import as_text
+from sbus.protocol.notices import parse_sender, split_credentials
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.interfaces import Receiver
 from sbus.server.ops.admin_status import largest_queue, status
@@ -145,6 +147,7 @@ class _Stream:
             "size": note.size,
             "head": None if note.head is None else base64.b64encode(note.head).decode(),
             "publisher": note.publisher._asdict(),
+            "sender": _fields(note.sender),
             "receivers": self._count(note.receivers),
             "lost": lost,
             "lost_by": losers,
@@ -207,6 +210,16 @@ class _Stream:
                     yield {"client": number, "pid": each.peer.pid, "uid": each.peer.uid, "listener": name}
 
         return _listed("talk", figures, flows=rows(), clients=clients())
+
+
+def _fields(sender: Signature) -> dict[str, object]:
+    """Return what receivers are told of a publisher, as `sbus.cli.messages.sender_fields` does."""
+    parsed = parse_sender(sender.notice.partition(b"\0")[2])
+    if parsed is None:
+        return dict.fromkeys(("number", "gid", "uid", "pid", "chain"))
+    number, credentials = parsed
+    gid, uid, pid, chain = split_credentials(credentials)
+    return {"number": number, "gid": gid, "uid": uid, "pid": pid, "chain": chain}
 
 
 def _listed(name: str, figures: dict[str, Any], **lists: Iterable[dict[str, Any]]) -> Iterator[str]:

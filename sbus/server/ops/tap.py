@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+from sbus.flood import PROGRAM, Signature
 from sbus.routing.route import Route
 from sbus.server.core.interfaces import Deliver, Publisher, Receiver
 
@@ -62,6 +63,7 @@ class Run(NamedTuple):
 
     :ivar first: the number of the first message, since the tap was opened.
     :ivar at: when, in seconds since the epoch.
+    :ivar sender: what receivers are told of the publisher; of a link's messages, their author.
     """
 
     first: int
@@ -69,6 +71,7 @@ class Run(NamedTuple):
     packets: list[bytes]
     receivers: tuple[Receiver, ...]
     publisher: Source
+    sender: Signature
 
 
 class Viewer(Protocol):
@@ -185,6 +188,7 @@ class Tap:
                 packets if done == len(packets) else packets[:done],
                 receivers,
                 source_of(publisher),
+                PROGRAM if publisher is None else publisher.signature,
             )
             for viewer in self._viewers:
                 viewer.note(run)

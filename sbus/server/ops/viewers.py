@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import NamedTuple
 
+from sbus.flood import Signature
 from sbus.protocol.keys import Dialect, OpenPattern
 from sbus.server.bus.unrouted import is_unrouted
 from sbus.server.core.interfaces import Receiver
@@ -57,6 +58,7 @@ class Note(NamedTuple):
     size: int
     head: bytes | None
     publisher: Source
+    sender: Signature
     receivers: tuple[Receiver, ...]
 
 
@@ -91,7 +93,7 @@ class MessageViewer:
                 self.missed += 1
                 continue
             head = None if is_secret else packet[end + 1 : end + 1 + self._head]
-            notes.append(Note(at, run.at, key, len(packet) - end - 1, head, run.publisher, run.receivers))
+            notes.append(Note(at, run.at, key, len(packet) - end - 1, head, run.publisher, run.sender, run.receivers))
 
     def take(self) -> list[Note]:
         """Return the messages kept so far, the oldest first, and forget them."""

@@ -238,6 +238,19 @@ def test_monitor(bus: RunningBus) -> None:
     assert "hidden" not in output
 
 
+def test_monitor_of_a_link(bus: RunningBus) -> None:
+    """Of what a link passes on, the author on the other bus is shown too."""
+    command = [sys.executable, "-m", "sbus", "monitor", "--count=1", "linked"]
+    running = subprocess.Popen(command, env=environment(bus), stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    with bus.connect() as link:
+        link.control("link/sender", b"5 !/cred/0/0/9/!/cred/100/1000/42")
+        while not is_readable(running.stdout, 0.05):
+            link.publish("linked", b"x")
+    output, _ = running.communicate(timeout=30)
+    assert f"pid {os.getpid()} uid {os.getuid()} for client 5 pid 42 uid 1000 of another bus  to " in output
+
+
 def test_monitor_of_a_bus_that_stops(tmp_path: Path) -> None:
     """The monitor ends with an error when the bus does; with --json each message is a line of JSON."""
     with bus_with_admin(tmp_path) as bus:
@@ -249,6 +262,9 @@ def test_monitor_of_a_bus_that_stops(tmp_path: Path) -> None:
                 publisher.publish("a/b", b"\xff")
         message = json.loads(running.stdout.readline())
         assert (message["key"], base64.b64decode(message["head"])) == ("a/b", b"\xff")
+        sender, publisher = message["sender"], message["publisher"]
+        assert (sender["number"], sender["pid"], sender["chain"]) == (publisher["client"], os.getpid(), None)
+        assert (sender["gid"], sender["uid"]) == (os.getegid(), os.geteuid())
     _, error = running.communicate(timeout=30)
     assert running.returncode == 1
     assert b"the bus has ended the stream" in error

@@ -71,7 +71,7 @@ def test_every_method_is_described(library: str, module: Any) -> None:
     internal = {"send", "waiter", "callback_failed", "pause_for", "resume_for", "unsubscribe", "deliver", "end"}
     internal |= {"handler_failed", "has_unread", "keep", "report_lost", "run_handler", "unwatch"}
     internal |= {"call_user", "close_now", "is_connected", "schedule_wake", "wait_drained", "wake"}
-    internal |= {"connection_made", "connection_lost", "packets_received"}
+    internal |= {"require_sender", "takes", "connection_made", "connection_lost", "packets_received"}
     offered = {name for kind in (module.Bus, module.Subscription) for name in dir(kind) if not name.startswith("_")}
     missing = {name for name in offered - internal if not re.search(rf"\b{name}\b", text)}
     assert missing == set()
@@ -125,6 +125,7 @@ TOURS = {
         "nobody subscribes to 'calculator/square': start the program that answers",
     ],
 }
+SENDER = ["published by me: True", "published by my user: True"]
 LISTENING = ["False", "False", "True", "nobody subscribes to 'lamp/ask': start the program that answers"]
 
 
@@ -132,7 +133,7 @@ LISTENING = ["False", "False", "True", "nobody subscribes to 'lamp/ask': start t
 def test_tours(library: str, bus: StartBus) -> None:
     """Each tour prints what the page promises."""
     printed = output(f"clients/{library}_tour.py", bus().address).splitlines()
-    assert sorted(printed) == sorted(SUBSCRIPTIONS + NAMES + REFUSED + LISTENING + TOURS[library])
+    assert sorted(printed) == sorted(SUBSCRIPTIONS + NAMES + SENDER + REFUSED + LISTENING + TOURS[library])
 
 
 def test_a_blocking_inbox_keeps_its_messages(bus: StartBus) -> None:
@@ -204,6 +205,36 @@ def test_mail_of_others(bus: StartBus, start: Start, become: list[str]) -> None:
     ours.wait_log("^for root$")
     assert "for you" not in ours.log
     assert "for root" not in theirs.log
+
+
+def test_pump(bus: StartBus, start: Start) -> None:
+    """The administrator commands the pump, and its display believes the keeper's messages."""
+    address, me = bus().address, os.geteuid()
+    start("pump.py", "serve", address, me).wait_log("the pump is ready")
+    watching = start("pump.py", "watch", address, me)
+    watching.wait_log("watching")
+    assert output("cookbook/pump.py", "start", address) == "running\n"
+    assert output("cookbook/pump.py", "stop", address) == "stopped\n"
+    assert watching.wait_log("^stopped$")
+    assert "running" in watching.log
+
+
+def test_pump_of_several_users(bus: StartBus, start: Start, become: list[str]) -> None:
+    """Another user neither commands the pump nor deceives its display; names of users do as well as UIDs."""
+    started = bus("--mode=0777")
+    address = started.address
+    start("pump.py", "serve", address, "root").wait_log("the pump is ready")
+    watching = start("pump.py", "watch", address, 0)
+    watching.wait_log("watching")
+    done = run("cookbook/pump.py", "start", address, before=become)
+    assert (done.returncode, done.stderr) == (1, "the pump says: only the administrator may command the pump\n")
+    with started.client(user=OTHER_USER) as liar:
+        liar.msg(b"pump/state", b"exploded")
+        liar.sync()
+    watching.wait_log(r"^!/cred/\d+/\d+/\d+ pretends to be the pump$")
+    assert output("cookbook/pump.py", "start", address) == "running\n"
+    watching.wait_log("^running$")
+    assert "exploded" not in watching.log
 
 
 def test_safe(bus: StartBus, start: Start) -> None:

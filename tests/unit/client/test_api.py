@@ -74,11 +74,9 @@ class Backend(WithoutCalls[Sub]):
     def waiter(self) -> Waiter:
         return Waiter()
 
-    def subscribe(
-        self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None, *, last: bool = False
-    ) -> Sub:
+    def subscribe(self, pattern: bytes | str, callback: Callable[[Message], Any] | None = None, **options: bool) -> Sub:
         sub = Sub(callback)
-        self.send(self.core.subscribe(pattern, sub, last=last))
+        self.send(self.core.subscribe(pattern, sub, **options))
         return sub
 
     def _loss_received(self, lost: Lost) -> None:

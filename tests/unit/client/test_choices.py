@@ -45,6 +45,7 @@ class Server:
             b"bundle": b"bundle/off",
             b"bye": b"bye/off",
             b"receipts": b"receipts/off",
+            b"sender": b"sender/off",
         }
         self.direction = b"order/queue"
         self.patterns: dict[bytes, int] = {}
@@ -101,11 +102,11 @@ class Reconnecting(RuleBasedStateMachine):
         """Send a control message."""
         self.server.handle(self.core.control(key))
 
-    @rule(pattern=st.sampled_from([b"", b"a", b"a/*", b"b/"]), last=st.booleans())
-    def subscribe(self, pattern: bytes, last: bool) -> None:
+    @rule(pattern=st.sampled_from([b"", b"a", b"a/*", b"b/"]), last=st.booleans(), sender=st.booleans())
+    def subscribe(self, pattern: bytes, last: bool, sender: bool) -> None:
         """Subscribe, perhaps to a pattern that has a subscription already."""
         self.sinks.append(Sink())
-        for packet in self.core.subscribe(pattern, self.sinks[-1], last=last):
+        for packet in self.core.subscribe(pattern, self.sinks[-1], last=last, sender=sender):
             self.server.handle(packet)
 
     @rule(key=st.sampled_from([b"", b"a", b"a/*"]))

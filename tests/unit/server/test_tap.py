@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sbus.admin.pages import Asked, Problem
+from sbus.flood import Signature
 from sbus.protocol.keys import CURRENT
 from sbus.server.asks.last_values import LastValueRule
 from sbus.server.bus.posting import OF_OTHERS
@@ -104,6 +105,25 @@ def test_messages_of_the_program():
     bus.registry.publish(b"k", b"v")
     (found,) = stream.messages()
     assert (found["publisher"]["client"], found["receivers"]) == (0, 0)
+
+
+def test_senders():
+    """An event has what receivers are told of the publisher; of what a link passes on, the author, if it is known."""
+    bus = Bus()
+    link = bus.connect(uid=0, pid=77, gid=5)
+    stream = Stream(bus, monitor="")
+    too_long = b"/".join([b"!/cred/1/2/3"] * 60)
+    for author in (b"", b"9 !/cred/0/0/8/!/cred/100/1000/42", b"0 -"):
+        link.send(b"CMSG link/sender\0" + author, b"MSG k\0")
+    link.protocol.signature = Signature.vouched(9, too_long)
+    link.send(b"MSG k\0")
+    nobody = {"gid": None, "uid": None, "pid": None, "chain": None}
+    assert [message["sender"] for message in stream.messages()] == [
+        {"number": 1, "gid": 5, "uid": 0, "pid": 77, "chain": None},
+        {"number": 9, "gid": 100, "uid": 1000, "pid": 42, "chain": "!/cred/0/0/8"},
+        {"number": 0, **nobody},
+        {"number": None, **nobody},
+    ]
 
 
 def test_secrets_are_cut():
