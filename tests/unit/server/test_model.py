@@ -85,6 +85,12 @@ class Noted(BusProtocol):
     def packetsReceived(self, packets: list[bytes]) -> int:
         return self.client.model.noted(self.client, packets, super().packetsReceived)
 
+    def _handle(self, packet: bytes) -> bool:
+        is_handled = super()._handle(packet)
+        if not packet.startswith(b"MSG "):
+            self.client.handled.append(packet)
+        return is_handled
+
     def readConnectionLost(self) -> None:
         self.client.is_deaf = True
         super().readConnectionLost()
@@ -106,6 +112,7 @@ class Client:
     """A client, with what it is to get and what it has got.
 
     :ivar offered: the messages that it is to get, in the order of handling; in `is_own`, whether it has published each.
+    :ivar handled: packets that are no messages, handled in the batch at hand.
     :ivar unsure: how many of these were handled while it was being disconnected.
     :ivar coming: the messages that have not come: packet → place in `offered`.
     :ivar letters: the replies and the packets of snapshots that have not come, each with the number of messages that
@@ -117,6 +124,7 @@ class Client:
 
     def __init__(self, model: Model, uid: int) -> None:
         self.model = model
+        self.handled: deque[bytes] = deque()
         self.offered: list[bytes] = []
         self.is_own: list[bool] = []
         self.unsure = 0
@@ -336,8 +344,8 @@ class Model:
         noted = 0
         for packet in given[:taken]:
             if not packet.startswith(b"MSG "):
-                if not client.is_closing or noted < messages:  # its last message has ended it: nothing after is handled
-                    client.asked(packet)
+                if client.handled and client.handled[0] == packet:  # else the client was disconnected before
+                    client.asked(client.handled.popleft())
                 continue
             if noted == messages:
                 break
