@@ -16,9 +16,9 @@ from sbus.flood.backlogs import ORDERS, Order, Reply
 from sbus.flood.budget import UNLIMITED, MemoryAccount, QueueLimits, SharedBudget, UserShare
 from sbus.flood.front import Front
 from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
-from sbus.flood.naming import PROGRAM, SIGNED, Naming, Signature, Signed, sign
+from sbus.flood.naming import PROGRAM, SIGNED, Naming, Signature, Signed, sign, sign_from
 from sbus.flood.outgoing import QueueOwner, State
-from sbus.flood.run import Run
+from sbus.flood.run import NamedRun, Run
 from sbus.flood.send_queue import SendQueue
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.flood.strategies import HARD_STRATEGIES, SOFT_STRATEGIES, Strategy
@@ -35,6 +35,7 @@ __all__ = [
     "Front",
     "Loss",
     "MemoryAccount",
+    "NamedRun",
     "Naming",
     "Order",
     "Outcome",
@@ -52,4 +53,5 @@ __all__ = [
     "UserShare",
     "Verdict",
     "sign",
+    "sign_from",
 ]

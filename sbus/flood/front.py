@@ -104,8 +104,8 @@ class Front:
     def put_back(self, taken: list[bytes], kept: int) -> None:
         """See `SendQueue.put_back`; all that stands here keeps what `ack` does not report."""
 
-    def sign_pending(self, last: Signature | None) -> None:
-        """See `SendQueue.sign_pending`; all that stands here is signed where that may be needed."""
+    def sign_rest(self, last: Signature | None) -> None:
+        """See `SendQueue.sign_rest`; all that stands here is signed where that may be needed."""
 
     def ack(self, taken: list[bytes], sent: int) -> None:
         """See `IPacketQueue`."""

@@ -38,7 +38,7 @@ from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.notices import NOBODY, sender
 from sbus.routing.runs import find_type
 
-__all__ = ["PROGRAM", "SIGNED", "NamedRun", "Naming", "Signature", "Signed", "sign", "sign_each"]
+__all__ = ["PROGRAM", "SIGNED", "Naming", "Signature", "Signed", "sign", "sign_each", "sign_from"]
 
 SIGNED = 160
 """Bytes of memory that a message takes more when it is signed: 110 for the object, and as much as 210 for a signature
@@ -104,6 +104,11 @@ def sign(packet: bytes, signature: Signature) -> Signed:
     return signed
 
 
+def sign_from(packets: list[bytes], at: int, signature: Signature) -> list[bytes]:
+    """Return the messages of a run from one on, of which the first is signed."""
+    return [sign(packets[at], signature), *packets[at + 1 :]]
+
+
 def sign_each(packets: Iterable[Any], last: Signature | None) -> list[Any]:
     """Sign each message that is not signed, as the one before it is; leave everything else as it is.
 
@@ -117,44 +122,6 @@ def sign_each(packets: Iterable[Any], last: Signature | None) -> list[Any]:
             packet = sign(packet, last)
         signed.append(packet)
     return signed
-
-
-class NamedRun:
-    """Messages of one publisher, and their copies that receivers share.
-
-    :ivar signature: the publisher's.
-    :ivar packets: the messages.
-    :ivar with_notice: the same behind the notice.
-    :ivar packed: the messages as bundles, by limit.
-    :ivar packed_with_notice: the same behind the notice.
-    """
-
-    __slots__ = ("_signed", "_with_notice", "packed", "packed_with_notice", "packets", "signature")
-
-    def __init__(self, packets: list[bytes], signature: Signature) -> None:
-        self.packets = packets
-        self.signature = signature
-        self.packed: BundleCache = {}
-        self.packed_with_notice: BundleCache = {}
-        self._with_notice: list[bytes] | None = None
-        self._signed: list[bytes] | None = None
-
-    @property
-    def with_notice(self) -> list[bytes]:
-        if self._with_notice is None:
-            self._with_notice = [self.signature.notice, *self.packets]
-        return self._with_notice
-
-    @property
-    def signed(self) -> list[bytes]:
-        """Signed copies of the messages."""
-        if self._signed is None:
-            self._signed = [sign(packet, self.signature) for packet in self.packets]
-        return self._signed
-
-    def rest(self, at: int = 0) -> list[bytes]:
-        """Return the messages from one on, of which the first is signed."""
-        return [sign(self.packets[at], self.signature), *self.packets[at + 1 :]]
 
 
 def _is_same(last: Signature | None, signature: Signature) -> bool:
@@ -175,7 +142,7 @@ class Source(Protocol):
     def write(self, packet: bytes) -> None: ...
     def take(self, count: int) -> list[bytes]: ...
     def put_back(self, taken: list[bytes], kept: int) -> None: ...
-    def sign_pending(self, last: Signature | None) -> None: ...
+    def sign_rest(self, last: Signature | None) -> None: ...
     def ack(self, taken: list[bytes], sent: int) -> None: ...
     def reject_oversized(self, taken: list[bytes], at: int) -> bool: ...
     def discard_all(self, taken: Sequence[bytes] = ()) -> None: ...
@@ -197,17 +164,18 @@ class Naming:
         self._taken: list[bytes] = []
         self._notices: list[tuple[int, Signature]] = []  # among the packets that `take` returned, by index
 
-    def send(self, run: NamedRun, transport: Sender) -> int:
-        """Send messages past an empty queue.
+    def send(self, packets: list[bytes], signature: Signature, transport: Sender, packed: BundleCache) -> int:
+        """Send messages of one publisher past an empty queue.
 
+        :param packed: the messages as bundles, by limit, which receivers share.
         :returns: how many of them the socket took.
         """
-        if _is_same(self.last, run.signature):
-            return transport.try_send(run.packets, run.packed)
-        sent = transport.try_send(run.with_notice, run.packed_with_notice)
+        if _is_same(self.last, signature):
+            return transport.try_send(packets, packed)
+        sent = transport.try_send([signature.notice, *packets])
         if not sent:
             return 0
-        self.last = run.signature
+        self.last = signature
         return sent - 1
 
     # --- as the transport's queue ------------------------------------------------------------
@@ -254,7 +222,7 @@ class Naming:
             messages -= 1
         self.source.ack(inner, messages)
         if messages < len(inner):
-            self.source.sign_pending(self.last)  # flood control decides about them, one by one perhaps
+            self.source.sign_rest(self.last)  # flood control decides about them, one by one perhaps
 
     def reject_oversized(self, taken: list[bytes], at: int) -> bool:
         """See `IPacketQueue`."""

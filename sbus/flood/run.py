@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sbus.flood.naming import NamedRun, Signature
+from sbus.flood.naming import Signature, sign
 from sbus.routing.runs import newest, shortest, total_size
 
-__all__ = ["Run"]
+__all__ = ["NamedRun", "Run"]
 
 
 class Run:
@@ -46,5 +46,40 @@ class Run:
     def by(self, signature: Signature) -> NamedRun:
         """Return the run as one publisher's, for receivers that have asked who publishes."""
         if self._named is None or self._named.signature is not signature:
-            self._named = NamedRun(self.packets, signature)
+            self._named = NamedRun(self, signature)
         return self._named
+
+
+class NamedRun(Run):
+    """A run of one publisher, for receivers that have asked: signed copies of its messages.
+
+    They are made when they are first looked at. If none has room, that is never.
+
+    :param plain: the run.
+    :ivar signature: the publisher's.
+    """
+
+    __slots__ = ("_plain", "_signed", "signature")
+
+    def __init__(self, plain: Run, signature: Signature) -> None:
+        self.signature = signature
+        self.size = plain.size
+        self._plain = plain
+        self._signed: list[bytes] | None = None
+        self._shortest = -1
+        self._newest = self._named = None
+
+    def __len__(self) -> int:
+        return len(self._plain)
+
+    @property
+    def packets(self) -> list[bytes]:  # type: ignore[override]
+        """Signed copies of the messages."""
+        if self._signed is None:
+            self._signed = [sign(packet, self.signature) for packet in self._plain.packets]
+        return self._signed
+
+    @property
+    def shortest(self) -> int:
+        """See `Run`."""
+        return self._plain.shortest

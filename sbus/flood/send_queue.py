@@ -44,11 +44,13 @@ from sbus.flood.backlogs import Backlog, FifoBacklog, PriorityBacklog, Reply
 from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.interfaces import Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
+from sbus.flood.naming import Signature, sign
 from sbus.flood.outgoing import OutgoingQueue, QueueOwner, State
 from sbus.flood.run import Run
 from sbus.flood.settings import ClientSettings
 from sbus.flood.strategies import SOFT_ERROR
 from sbus.protocol.notices import LossReason
+from sbus.routing.runs import find_type
 
 __all__ = ["SendQueue"]
 
@@ -183,6 +185,23 @@ class SendQueue(OutgoingQueue):
             and isinstance(self._backlog, FifoBacklog)
             and not self._lacks_room(len(run), run.size)
         )
+
+    def sign_rest(self, last: Signature | None) -> None:
+        """Sign what a flush has left as far as that is needed to `settle` it.
+
+        :param last: as for `sign_pending`.
+        """
+        left = self.pending
+        if (
+            left
+            and type(left[0]) is bytes
+            and last is not None
+            and find_type(left, Reply, 0) < 0
+            and self.keeps(Run(left))
+        ):
+            left[0] = sign(left[0], last)
+        else:
+            self.sign_pending(last)
 
     def settle(self, may_block: bool) -> Outcome | None:
         """Decide about the packets that a first flush has left; see `admit`."""

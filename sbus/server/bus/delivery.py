@@ -37,7 +37,7 @@ from collections.abc import Sequence, Set
 
 from sbus.errors import CloseReason
 from sbus.fair import Scheduler
-from sbus.flood import PROGRAM, Loss, Outcome, Run, SendQueue, State
+from sbus.flood import PROGRAM, Loss, Outcome, Run, SendQueue, Signature, State, sign_from
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Route
@@ -240,7 +240,7 @@ class Delivery(Posting):
             queue = receiver.direct
             if queue is None:
                 run = run or Run(packets)
-                foreign += self._offer(receiver, run, publisher, at_once)
+                foreign += self._offer(receiver, run, publisher)
             elif queue.state is not _OPEN:
                 run = run or Run(packets)
                 self._admit(receiver, queue, run, publisher)
@@ -274,13 +274,11 @@ class Delivery(Posting):
         indirect: list[tuple[Receiver, IPacketTransport]] = []
         for receiver in receivers:
             queue, transport = receiver.direct, receiver.transport
-            if (
-                queue is None
-                or transport is None
-                or queue.state is not _OPEN
-                or queue.pending
-                or queue.head is not None
-            ):
+            if queue is None:
+                if not self._send_named(receiver, packets, publisher, packed):
+                    others.append(receiver)
+                continue
+            if transport is None or queue.state is not _OPEN or queue.pending or queue.head is not None:
                 others.append(receiver)
                 continue
             sock = transport.plain_socket
@@ -373,14 +371,42 @@ class Delivery(Posting):
             publisher, receiver, queue.messages - messages, queue.size - size, queue.messages, queue.size
         )
 
-    def _offer(self, receiver: Receiver, run: Run, publisher: Publisher | None, at_once: bool) -> bool:
+    def _send_named(
+        self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None, packed: BundleCache
+    ) -> bool:
+        """Send a run past the queue of a receiver that has asked who publishes, if nothing is in the way.
+
+        :returns: False if something is, or the receiver has not asked: it has no queue.
+        """
+        queue, naming, transport = receiver.queue, receiver.naming, receiver.transport
+        if (
+            naming is None
+            or queue is None
+            or transport is None
+            or queue.state is not _OPEN
+            or queue.pending
+            or queue.head is not None
+        ):
+            return False
+        signature = self._signature(publisher)
+        sent = naming.send(packets, signature, transport, packed)
+        if sent < len(packets):
+            self.touch(receiver, publisher)
+            queue.pending += sign_from(packets, sent, signature)
+        return True
+
+    def _signature(self, publisher: Publisher | None) -> Signature:
+        """Return the signature of the messages at hand."""
+        return self.signature or (PROGRAM if publisher is None else publisher.signature)
+
+    def _offer(self, receiver: Receiver, run: Run, publisher: Publisher | None) -> bool:
         """Hand a run to a receiver without a direct queue.
 
         :returns: whether flood control has decided about it, for a receiver of another user.
         """
         packets, queue = run.packets, receiver.queue
         if queue is not None:
-            return self._name(receiver, queue, run, publisher, at_once)
+            return self._name(receiver, queue, run, publisher)
         keeper = self._keeper
         if keeper is not None and receiver is keeper:
             keeper.keep(packets, publisher)
@@ -397,21 +423,17 @@ class Delivery(Posting):
         self.touch(receiver, publisher)
         return False
 
-    def _name(self, receiver: Receiver, queue: SendQueue, run: Run, publisher: Publisher | None, at_once: bool) -> bool:
+    def _name(self, receiver: Receiver, queue: SendQueue, run: Run, publisher: Publisher | None) -> bool:
         """As `_offer`, for a receiver that has asked who publishes (`sbus.flood.naming`)."""
-        naming, transport = receiver.naming, receiver.transport
-        named = run.by(self.signature or (PROGRAM if publisher is None else publisher.signature))
+        signature = self._signature(publisher)
         if queue.state is not _OPEN:
-            self._admit(receiver, queue, Run(named.rest() if queue.keeps(run) else named.signed), publisher)
+            is_kept = queue.keeps(run)
+            named = Run(sign_from(run.packets, 0, signature)) if is_kept else run.by(signature)
+            self._admit(receiver, queue, named, publisher)
             return publisher is not None and receiver.user is not publisher.user
-        sent = 0
         if not queue.pending:
-            if at_once and self._most_at_once and queue.head is None and naming is not None and transport is not None:
-                sent = naming.send(named, transport)
-                if sent == len(run):
-                    return False
             self.touch(receiver, publisher)
-        queue.pending += named.rest(sent)
+        queue.pending += sign_from(run.packets, 0, signature)
         return False
 
     # --- what became of it -------------------------------------------------------------------

@@ -25,8 +25,8 @@ from sbus.flood import (
     SharedBudget,
     Signature,
     UserShare,
+    sign_from,
 )
-from sbus.flood.naming import NamedRun
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import PeerCredentials
 from tests.support.examples import examples
@@ -93,19 +93,21 @@ class Receiver:
                     self._come(packet)
                 sent += 1
             self.naming.ack(taken, sent)
-            if sent < len(taken) and self.queue.is_congested:
+            if sent < len(taken) and (self.queue.is_congested or not self.queue.pending):
                 if self.queue.pending:
                     self.queue.settle(False)
                 return
 
     def publish(self, packets: list[bytes], signature: Signature, count: int, at_once: bool) -> None:
-        run = NamedRun(packets, signature)
+        run = Run(packets)
         if self.queue.is_congested:
-            self.queue.admit(Run(run.rest() if self.queue.keeps(Run(packets)) else run.signed), False)
+            self.queue.admit(
+                Run(sign_from(packets, 0, signature)) if self.queue.keeps(run) else run.by(signature), False
+            )
             return
-        sent = self.naming.send(run, self) if at_once else 0
+        sent = self.naming.send(packets, signature, self, {}) if at_once else 0
         if sent < len(packets):
-            self.queue.pending += run.rest(sent)
+            self.queue.pending += sign_from(packets, sent, signature)
         self.flush(count)
 
     def _come(self, packet: bytes) -> None:
@@ -185,7 +187,7 @@ def test_no_batch_is_longer_than_asked():
     """Notices count: what has no place in a batch beside them stays pending, and is no congestion."""
     receiver = Receiver()
     for who in range(3):
-        receiver.queue.pending += NamedRun([b"MSG k\0%d" % who], PUBLISHERS[who]).rest()
+        receiver.queue.pending += sign_from([b"MSG k\0%d" % who], 0, PUBLISHERS[who])
     assert receiver.naming.take(3) == [NOTICES[0], b"MSG k\x000", NOTICES[1]]
     receiver.naming.ack([], 3)
     assert not receiver.queue.is_congested
@@ -195,7 +197,7 @@ def test_no_batch_is_longer_than_asked():
 def test_what_was_not_sent_is_named_again():
     """A notice that was not sent comes again; one that was sent does not."""
     receiver = Receiver()
-    receiver.queue.pending += NamedRun([b"MSG k\x001"], PUBLISHERS[1]).rest()
+    receiver.queue.pending += sign_from([b"MSG k\x001"], 0, PUBLISHERS[1])
     taken = receiver.naming.take(64)
     receiver.naming.ack(taken, 0)
     receiver.queue.settle(False)
