@@ -239,8 +239,11 @@ class Delivery(Posting):
         for receiver in others:
             queue = receiver.direct
             if queue is None:
-                run = run or Run(packets)
-                foreign += self._offer(receiver, run, publisher)
+                if (queue := receiver.queue) is None:
+                    self._offer(receiver, packets, publisher)
+                else:
+                    run = run or Run(packets)
+                    foreign += self._name(receiver, queue, run, publisher)
             elif queue.state is not _OPEN:
                 run = run or Run(packets)
                 self._admit(receiver, queue, run, publisher)
@@ -275,7 +278,7 @@ class Delivery(Posting):
         for receiver in receivers:
             queue, transport = receiver.direct, receiver.transport
             if queue is None:
-                if not self._send_named(receiver, packets, publisher, packed):
+                if receiver.queue is None or not self._send_named(receiver, packets, publisher, packed):
                     others.append(receiver)
                 continue
             if transport is None or queue.state is not _OPEN or queue.pending or queue.head is not None:
@@ -376,7 +379,7 @@ class Delivery(Posting):
     ) -> bool:
         """Send a run past the queue of a receiver that has asked who publishes, if nothing is in the way.
 
-        :returns: False if something is, or the receiver has not asked: it has no queue.
+        :returns: False if something is.
         """
         queue, naming, transport = receiver.queue, receiver.naming, receiver.transport
         if (
@@ -399,21 +402,15 @@ class Delivery(Posting):
         """Return the signature of the messages at hand."""
         return self.signature or (PROGRAM if publisher is None else publisher.signature)
 
-    def _offer(self, receiver: Receiver, run: Run, publisher: Publisher | None) -> bool:
-        """Hand a run to a receiver without a direct queue.
-
-        :returns: whether flood control has decided about it, for a receiver of another user.
-        """
-        packets, queue = run.packets, receiver.queue
-        if queue is not None:
-            return self._name(receiver, queue, run, publisher)
+    def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
+        """Hand a run to a receiver without a `SendQueue`."""
         keeper = self._keeper
         if keeper is not None and receiver is keeper:
             keeper.keep(packets, publisher)
             self._counters.tally.no_copy(packets)
-            return False
+            return
         if receiver in self._muted:
-            return False
+            return
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
             if outcome is not None:
@@ -421,10 +418,12 @@ class Delivery(Posting):
         except Exception:
             self._failed(receiver)
         self.touch(receiver, publisher)
-        return False
 
     def _name(self, receiver: Receiver, queue: SendQueue, run: Run, publisher: Publisher | None) -> bool:
-        """As `_offer`, for a receiver that has asked who publishes (`sbus.flood.naming`)."""
+        """Put a run into the queue of a receiver that has asked who publishes (`sbus.flood.naming`).
+
+        :returns: whether flood control has decided about it, for a receiver of another user.
+        """
         signature = self._signature(publisher)
         if queue.state is not _OPEN:
             is_kept = queue.keeps(run)

@@ -90,7 +90,6 @@ class Mail:
         "_number",
         "_packed",
         "_post",
-        "_runs",
         "_shares",
         "_size",
         "_took",
@@ -112,7 +111,6 @@ class Mail:
         self._size = 0
         self._packed: BundleCache = {}
         self._shares: list[tuple[Lines | None, int, int, int, Signature]] = []
-        self._runs: list[tuple[list[bytes], Signature, BundleCache]] = []  # of one publisher each, once they are needed
         lines: Lines = group.user.lines
         lines.expect(group)
         group.user.charge_memory(_ENTRY_MEMORY)
@@ -149,15 +147,16 @@ class Mail:
 
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
-        post, packets, receivers = self._post, self.packets, self.group.receivers
-        clock = post.scheduler.clock
-        began, total, askers = clock(), len(receivers), self.group.user.askers
-        step = max(1, min(LOOK, JOINED // len(packets), LOOK_BYTES // max(self._size, 1)))
+        post, packets, size, group = self._post, self.packets, self._size, self.group
+        scheduler, receivers, askers = post.scheduler, group.receivers, group.user.askers
+        clock, count, total = scheduler.clock, len(packets), len(receivers)
+        began = now = clock()
+        step = max(1, min(LOOK, JOINED // count, LOOK_BYTES // size))
         while self._at < total:
             some = receivers[self._at : self._at + step]
             self._at += len(some)
-            post.scheduler.mail_copies -= len(some) * len(packets)
-            post.scheduler.mail_bytes -= len(some) * self._size
+            scheduler.mail_copies -= len(some) * count
+            scheduler.mail_bytes -= len(some) * size
             if self.skip in some:
                 some = tuple(receiver for receiver in some if receiver is not self.skip)
             post.number = self._number
@@ -170,7 +169,7 @@ class Mail:
             if now >= until and self._at < total:
                 self._took += now - began
                 return False
-        self._end(self._took + clock() - began)
+        self._end(self._took + now - began)
         return True
 
     def _hand_named(self, receivers: tuple[Receiver, ...], askers: Container[Receiver]) -> tuple[Receiver, ...]:
@@ -179,25 +178,24 @@ class Mail:
         asking = tuple(receiver for receiver in receivers if receiver in askers)
         if not asking:
             return receivers
-        if not self._runs:
-            at = 0
-            for _, _, _, count, signature in self._shares:
-                self._runs.append((self.packets[at : at + count], signature, {}))
-                at += count
-        for packets, signature, packed in self._runs:
+        at = 0
+        for _, _, _, count, signature in self._shares:
             post.signature = signature
-            post.hand(packets, asking, self.waiter, True, packed)
+            post.hand(self.packets[at : at + count], asking, self.waiter, True)
             post.flush()
+            at += count
         post.signature = None
         return tuple(receiver for receiver in receivers if receiver not in askers)
 
     def _end(self, took: int) -> None:
         """Give back all that the entry was charged, and let its publisher go on."""
-        user, lines = self.group.user, self.group.user.lines
-        lines.learn(len(self.packets) * len(self.group.receivers), took)
-        lines.settle(self.group)
-        for sender, work, size, _, _ in self._shares:
-            lines.remove(sender, work, size)
+        group = self.group
+        user = group.user
+        lines: Lines = user.lines
+        lines.learn(len(self.packets) * len(group.receivers), took)
+        lines.settle(group)
+        for share in self._shares:
+            lines.remove(*share[:3])
         user.charge_memory(-self._size - _ENTRY_MEMORY)
         if self.waiter is not None:
             self.waiter.mail_delivered()

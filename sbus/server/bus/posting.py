@@ -132,9 +132,8 @@ class Posting(ABC):
         else:
             sender, signature = publisher.user.lines, publisher.signature
         for group in groups:
-            lines, last = group.user.lines, None
-            if lines.mail:
-                last = lines.mail[-1]
+            lines = group.user.lines
+            last = lines.mail[-1] if lines.mail else None
             gap = last if isinstance(last, Gap) and last.takes() else None
             if lines is not sender and not self._has_mail_room(group, packets, publisher, gap is not None):
                 if gap is None:
