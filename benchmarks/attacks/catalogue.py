@@ -249,6 +249,16 @@ def receipt_flips(me: Attacker) -> None:
         _send_to_all(me, receivers, choice)
 
 
+def sender_flips(me: Attacker) -> None:
+    """Ask for senders, and no more, with 20 readers in the newest-first order that have something waiting."""
+    receivers = [me.connect(b"CMSG order/stack", EVERYTHING) for _ in range(20)]
+    me.ready()
+    for choice in itertools.cycle((b"CMSG sender/on", b"CMSG sender/off")):
+        if not me.running():
+            return
+        _send_to_all(me, receivers, choice)
+
+
 def flood_keys(me: Attacker) -> None:
     """Publish to 20,000 keys in turn, in bundles."""
     sock, _ = me.connect_bundling()
@@ -452,6 +462,12 @@ def _catalogue() -> Iterator[Attack]:
         f"3,900 such readers in {_GROUPS} groups, each with a key of its own",
         (draining(3_900, *_MIXED, groups=_GROUPS), flood_groups),
     )
+    asking = (b"sender/on",)
+    yield Attack(
+        "eager-senders", "200 readers that ask for senders and read all the time", (draining(200, asking), flood)
+    )
+    yield Attack("silent-senders", "200 silent readers that ask for senders", (silent(200, *asking), flood))
+    yield Attack("sender-flips", "senders on and off for 20 readers with a backlog", (sender_flips, flood))
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
     yield Attack("receipt-flips", "receipts on and off for 20 readers that lose", (receipt_flips, flood))
     yield Attack("latest-keys", "20,000 keys to 20 silent readers of the newest", (_latest, flood_keys))
