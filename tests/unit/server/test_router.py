@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from sbus.fair import Lines, Scheduler
 from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import CURRENT, matches
-from sbus.server.bus.router import _FORGOTTEN, _REFRESHED_RECEIVERS, Router
+from sbus.server.bus.router import _BLAMED, _FORGOTTEN, _REFRESHED_RECEIVERS, Router
 from tests.support.buses import Bus
 from tests.support.strategies import PEERS, keys, may_subscribe, patterns
 
@@ -112,7 +112,7 @@ def test_who_changes_routes_pays_for_them():
     scheduler = Scheduler(Clock(), clock)
     router = Router(CURRENT, scheduler)
     changer, publisher = Lines(), Lines()
-    members: list[Any] = [Member(0, changer) for _ in range(_REFRESHED_RECEIVERS + 1)]
+    members: list[Any] = [Member(0, changer) for _ in range(_REFRESHED_RECEIVERS + 2)]
     for member in members:
         router.add(member, b"", None)
     scheduler.is_busy = True
@@ -144,3 +144,84 @@ def test_routes_that_are_forgotten_together_are_paid_for():
     router.forget_routes()
     assert router.surcharge - before == 3 * _FORGOTTEN
     assert not router.routes
+
+
+def test_many_keys_that_are_looked_up_again():
+    """Past a number of keys nobody but their publishers pays; a receiver of the program never does."""
+    now = 0
+
+    def clock() -> int:
+        nonlocal now
+        now += 1_000
+        return now
+
+    scheduler = Scheduler(Clock(), clock)
+    router = Router(CURRENT, scheduler)
+    changer = Lines()
+    members: list[Any] = [Member(0, changer) for _ in range(_REFRESHED_RECEIVERS // 100)]
+    inside: Any = Named(1)
+    for member in (*members, inside):
+        router.add(member, b"", None)
+    scheduler.is_busy = True
+    some = [b"%d" % number for number in range(200)]
+    for key in some:
+        router.route(key)
+    router.remove(inside, b"", None)  # it has no user that could pay
+    router.route(some[0])
+    assert changer.deficit == QUANTUM
+    for first in range(0, 7 * len(some), len(some)):
+        for number in range(first, first + len(some)):
+            router.route(b"%d" % number)
+        router.remove(members.pop(), b"", None)
+    charged = 0
+    for number in range(7 * len(some)):
+        before = changer.deficit
+        router.route(b"%d" % number)
+        charged += changer.deficit < before
+    assert 0 < charged <= _BLAMED
+
+
+def test_routes_without_room_are_paid_for():
+    """A route that is forgotten for want of room is worth its next look-up, once; what is found stays right."""
+    router = Router(CURRENT, Scheduler(Clock()), cache_bytes=4_000)
+    receivers: list[Any] = [Named(number % len(PEERS)) for number in range(40)]
+    for number in range(60):
+        router.route(b"%d" % number)
+    assert 0 < router.surcharge < 60 * _FORGOTTEN
+    before = router.surcharge
+    router.route(b"59")
+    assert router.surcharge == before
+    for at, receiver in enumerate(receivers):
+        router.add(receiver, b"", None)
+        for number in range(30):
+            assert router.route(b"%d" % number).receivers == tuple(receivers[: at + 1])
+
+
+def test_without_caching():
+    """A server that stops keeps no route."""
+    router = Router(CURRENT, Scheduler(Clock()))
+    router.route(b"k")
+    router.stop_caching()
+    router.route(b"k")
+    assert not router.routes
+    router.start_caching()
+    router.route(b"k")
+    assert list(router.routes) == [b"k"]
+
+
+def test_muted_receivers_are_not_found():
+    """A receiver that leaves is found no more; nobody is told of secret subscriptions."""
+    events: list[tuple[str, Any, bytes]] = []
+    router = Router(CURRENT, Scheduler(Clock()))
+    router.listeners = (Listener(events),)
+    one: Any = Named(0)
+    secret = b"!/cred///%d/s" % one.peer.pid
+    for pattern in (b"k", secret):
+        router.add(one, pattern, CURRENT.check(pattern))
+    router.mute(one)
+    assert router.route(b"k").receivers == router.look_up(b"k") == ()
+    router.unmute(one)
+    assert router.look_up(b"k") == (one,)
+    for pattern in (b"k", secret):
+        router.remove(one, pattern, CURRENT.check(pattern))
+    assert events == [("added", one, b"k"), ("removed", one, b"k")]
