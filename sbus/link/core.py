@@ -3,7 +3,7 @@
 .. rubric:: Theory of operation
 
 A link is a client of two buses, the one *below* and its master *above*. `LinkCore` gets what each of them sends, in
-batches, and hands packets to a `Wire`, which has the connections. It has no clock: each call brings the time, in
+batches, and hands packets to a `Wire` (`sbus.link.wire`). It has no clock: each call brings the time, in
 seconds.
 
 A connection goes through three steps (`Stage`). GREETING: the link has asked for what it needs to know. A server that
@@ -25,6 +25,7 @@ What it keeps true:
 * *Fences.* After each change of interest the link asks the master ``whoami``; the reply confirms all subscriptions sent
   before it, and the link passes that on (``link/fence``). One question at a time: changes that come meanwhile share the
   next one.
+* *Authors stay.* Each message has its publisher's name on the other bus, too (`sbus.link.authors`).
 * *Losses are counted.* A bus reports what it has dropped for the link (receipts). What comes while the link is not up
   is dropped here. Both sums go to the bus below, once a second at most.
 
@@ -39,13 +40,13 @@ to honour ``echo/off``, which the link finds out with a message to itself.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
-from typing import Protocol
 
 from sbus.client.identity import explain_name
 from sbus.errors import Violation
+from sbus.link.authors import NOTICE, Authors
 from sbus.link.interest import Change, Interest
+from sbus.link.wire import Side, Stage, Wire
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, unbundle
 from sbus.protocol.notices import BYE, LOST
@@ -74,65 +75,6 @@ _LIMITS = (b"violation ", b"user-limit ")
 """Reasons of a bus for ending the connection that too many patterns can have."""
 
 
-class Side(enum.IntEnum):
-    """One of the two buses."""
-
-    BELOW = 0
-    ABOVE = 1
-
-    @property
-    def other(self) -> Side:
-        """The other bus."""
-        return _OTHER[self]
-
-
-_OTHER = (Side.ABOVE, Side.BELOW)
-"""The other bus: a member called by its number costs ten times as much."""
-
-
-class Stage(enum.Enum):
-    """How far a connection has come."""
-
-    CLOSED = "not connected"
-    GREETING = "asked for what there is to know"
-    KNOWN = "answered"
-    OPEN = "subscribed"
-
-
-class Wire(Protocol):
-    """What the core needs of its shell."""
-
-    def send(self, side: Side, packets: list[bytes]) -> None:
-        """Send packets to one of the buses."""
-
-    def bundle(self, side: Side, limit: int) -> None:
-        """Bundle what is sent to a bus from now on, and take bundles from it.
-
-        :param limit: bytes in the largest bundle that the bus takes.
-        """
-
-    def limit(self, side: Side, size: int) -> None:
-        """Note how long a packet to or from a bus may be.
-
-        :param size: bytes; 0 if the bus does not say.
-        """
-
-    def disconnect(self, side: Side, reason: str, retry: float | None) -> None:
-        """End a connection, and try again.
-
-        :param retry: seconds until then; None for the usual pause.
-        """
-
-    def is_up(self, up: bool, master: str) -> None:
-        """Note that the link carries messages, or no more.
-
-        :param master: the name of the bus above.
-        """
-
-    def log(self, text: str) -> None:
-        """Log a line that an operator has to see."""
-
-
 class _Bus:
     """What the link knows of one of its buses.
 
@@ -144,13 +86,16 @@ class _Bus:
     :ivar fences: the questions under way, each with the number of the change of interest that its reply confirms.
     :ivar receipts: messages that the bus has dropped for the link.
     :ivar known: the keys of messages that may cross, for `next_run`.
-    :ivar grants: whether this bus lists the wanted patterns for the link.
+    :ivar grants: whether this bus lists the wanted patterns for the link, so that it trusts the link.
+    :ivar names: whether this bus knows who publishes, and takes names from a link that it trusts.
+    :ivar authors: the publishers of what this bus sends.
     """
 
     def __init__(self, listed: tuple[bytes, ...], limit: int) -> None:
         self.listed = listed
         self.interest = Interest(listed, limit=limit)
         self.known: dict[bytes, tuple[bool, ...]] = {}
+        self.authors = Authors()
         self.reset()
 
     def reset(self) -> None:
@@ -158,7 +103,8 @@ class _Bus:
         self.known.clear()
         self.name = b""
         self.path: list[tuple[bytes, bytes]] = []
-        self.grants = False
+        self.grants = self.names = False
+        self.authors.restart_source()
         self.patterns: dict[bytes, None] = {}
         self.number = 0
         self.is_listed = False
@@ -214,10 +160,10 @@ class LinkCore:
     def connected(self, side: Side) -> None:
         """Begin a new connection."""
         bus = self._buses[side]
-        bus.reset()
+        self._reset(side)
         bus.stage = Stage.GREETING
         questions = [controls.ECHO_OFF, controls.BUNDLE_ON, controls.BYE_ON, controls.RECEIPTS_ON]
-        questions += [controls.LINK_PATH, controls.INTEREST_PATTERNS]
+        questions += [controls.SENDER_ON, controls.LINK_PATH, controls.INTEREST_PATTERNS]
         questions.append(controls.CHAIN_ON if side is Side.ABOVE else controls.CHAIN_OFF)
         self._wire.send(side, [build(CMSG, key) for key in questions])
         if side is Side.ABOVE:
@@ -228,10 +174,10 @@ class LinkCore:
         if self._buses[side].stage is Stage.CLOSED:
             return
         was_up, self.is_up = self.is_up, False
-        self._buses[side].reset()
+        self._reset(side)
         if side is Side.BELOW:
             if self._above.stage is not Stage.CLOSED:
-                self._above.reset()
+                self._reset(Side.ABOVE)
                 self._wire.disconnect(Side.ABOVE, "the bus below has gone", None)
         elif self._below.stage is not Stage.CLOSED:
             if was_up:
@@ -239,6 +185,11 @@ class LinkCore:
             self._tell_below(controls.LINK_PATH, b"")
         if was_up:
             self._wire.is_up(False, self._master)
+
+    def _reset(self, side: Side) -> None:
+        """Forget what was said on a connection, by either end."""
+        self._buses[side].reset()
+        self._buses[side.other].authors.restart_target()
 
     def _refuse(self, side: Side, reason: str, retry: float | None = None) -> None:
         self.disconnected(side)
@@ -307,6 +258,7 @@ class LinkCore:
         total = len(packets)
         at = looks = self.left = 0
         is_plain = self.is_up
+        ready: list[bytes] = []
         while at < total and bus.stage is not Stage.CLOSED:
             found, until = next_run(packets, at, total, bus.known)
             if found is None:
@@ -315,28 +267,37 @@ class LinkCore:
                     break
                 looks += 1
                 packet, until = packets[at], at + 1
+                if packet.startswith(NOTICE):
+                    ready += bus.authors.hear(packet)
+                    at = until
+                    continue
                 if packet[:4] == MAGIC:  # read together with the answer that agrees to bundles
                     parts = unbundle([packet])
                     if parts[0] is not packet:
                         packets[at:until] = parts
                         total = len(packets)
                         continue
+                if ready and packet[:4] != b"MSG ":
+                    self._wire.send(side.other, ready)  # before the link does what the packet says
+                    ready = []
                 if not self._handle(side, bus, packet, now):
                     at = until
                     is_plain = False
                     continue
-            self._carry(side, packets if until - at == total else packets[at:until])
+            if not self.is_up:
+                self.lost[side] += until - at
+            else:
+                self.carried[side] += until - at
+                if until - at == total:
+                    ready = packets
+                else:
+                    ready += packets[at:until]
             at = until
+        if ready:
+            self._wire.send(side.other, ready)
         if not is_plain:
             self.tick(now)
         return not is_plain
-
-    def _carry(self, side: Side, messages: list[bytes]) -> None:
-        if self.is_up:
-            self.carried[side] += len(messages)
-            self._wire.send(_OTHER[side], messages)
-        else:
-            self.lost[side] += len(messages)
 
     def log_long(self, why: str, now: float) -> None:
         """Log that a message was too long to cross: at once, and then once a minute."""
@@ -400,6 +361,8 @@ class LinkCore:
                 self._wire.bundle(side, min(int(payload), MAX_BUNDLE))
         elif key == controls.BYE_ON:
             self._wire.limit(side, int(payload) if payload.isdigit() and len(payload) < 10 else 0)
+        elif key == controls.SENDER_ON:
+            bus.names = True
         elif key == LOST:
             self._lost(side, bus, payload)
         elif key == BYE:
@@ -514,6 +477,7 @@ class LinkCore:
         self._tell_below(controls.LINK_UP, above.name if proven else b"")
         self._tell_below(controls.LINK_FENCE, b"%d" % self._fenced)
         self.is_up = True
+        self._name_authors()
         if below.stage is Stage.KNOWN:
             below.stage = Stage.OPEN
             changes = below.interest.restart(now)
@@ -523,12 +487,22 @@ class LinkCore:
             self._wire.send(Side.BELOW, _packets(changes))
         self._wire.is_up(True, self._master)
 
+    def _name_authors(self) -> None:
+        """Have each bus know the publisher of what comes next from the other one."""
+        is_proven = explain_name(self._above.name) is None
+        for side, vouched in ((Side.BELOW, self._above.name + _CREDENTIALS), (Side.ABOVE, _CREDENTIALS[1:])):
+            authors, target = self._buses[side].authors, self._buses[side.other]
+            authors.vouched = vouched if is_proven and target.grants and target.names else None
+            if due := authors.due():
+                self._wire.send(side.other, due)
+
     def _renamed(self, bus: _Bus, name: bytes) -> None:
         """The link has a new name at the master, because the master has one; its subscription to it still counts."""
         if bus.stage is not Stage.GREETING and explain_name(name) is None:
             bus.name = name
             if self.is_up:
                 self._tell_below(controls.LINK_UP, name)
+                self._name_authors()
 
     # --- the path ----------------------------------------------------------------------------
 
