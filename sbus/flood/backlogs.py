@@ -42,6 +42,7 @@ from zope.interface import implementer
 from sbus.flood.interfaces import IQueueOrder
 from sbus.flood.naming import Signature, Signed, sign, sign_each
 from sbus.flood.receipts import Receipt
+from sbus.flood.shared import SharedBacklog
 
 __all__ = [
     "ORDERS",
@@ -104,6 +105,8 @@ ORDERS = (
     Order(b"order/random", _largest_first, newest_first=None),
 )
 """The orders of the protocol; the first is the default."""
+SHARED = Order(b"order/shared", lambda arrival, size, newest: arrival, newest_first=False)
+"""The order of a link's queue, which no client can choose: users in turn (`sbus.flood.shared`)."""
 PRICE = 64
 """Bytes of memory that a packet takes in a backlog, besides its own."""
 REPLY = 16
@@ -443,7 +446,7 @@ class PriorityBacklog:
         del self._first[: max(0, sent - self._taken)]
 
 
-Backlog = FifoBacklog | StackBacklog | PriorityBacklog
+Backlog = FifoBacklog | StackBacklog | PriorityBacklog | SharedBacklog
 
 
 def _split(packets: Iterator[bytes]) -> tuple[list[bytes], list[tuple[int, bytes]]]:
@@ -466,4 +469,6 @@ def new_backlog(packets: Iterator[bytes], order: IQueueOrder, newest_first: bool
         return FifoBacklog(packets)
     if order is _STACK:
         return StackBacklog(packets)
+    if order is SHARED:
+        return SharedBacklog(packets)
     return PriorityBacklog(packets, order, newest_first)

@@ -51,11 +51,16 @@ class Signature:
     :param number: its connection.
     :param peer: its credentials.
     :param prefix: the name of the link to the bus's master; empty without one.
+    :ivar user: the user that it counts as where users share something: a UID, or a name without GID and PID if a link
+        has named the publisher.
     """
 
-    __slots__ = ("_notice", "_number", "_peer", "_prefix")
+    __slots__ = ("_notice", "_number", "_peer", "_prefix", "user")
 
-    def __init__(self, number: int, peer: PeerCredentials, prefix: bytes = b"") -> None:
+    def __init__(
+        self, number: int, peer: PeerCredentials, prefix: bytes = b"", user: int | bytes | None = None
+    ) -> None:
+        self.user = peer.uid if user is None else user
         self._number = number
         self._peer = peer
         self._prefix = prefix
@@ -64,7 +69,8 @@ class Signature:
     @classmethod
     def vouched(cls, number: int, credentials: bytes) -> Self:
         """Return the signature of a publisher that a link names."""
-        signature = cls(number, _UNKNOWN)
+        chain, _, uid, _ = (b"/// " + credentials).rsplit(b"/", 3)
+        signature = cls(number, _UNKNOWN, user=chain + b"/" + uid)
         signature._notice = sender(number, credentials)
         return signature
 

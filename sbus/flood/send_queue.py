@@ -35,7 +35,7 @@ both limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -48,6 +48,7 @@ from sbus.flood.naming import Signature, sign
 from sbus.flood.outgoing import OutgoingQueue, QueueOwner, State
 from sbus.flood.run import Run
 from sbus.flood.settings import ClientSettings
+from sbus.flood.shared import SharedBacklog
 from sbus.flood.strategies import SOFT_ERROR
 from sbus.protocol.notices import LossReason
 from sbus.routing.runs import find_type
@@ -234,6 +235,14 @@ class SendQueue(OutgoingQueue):
             and budget.bytes + copies <= budget.unreserved
             and self._user.has_memory(size + messages * self.price)
         )
+
+    def has_share(self, user: Hashable, run: Run) -> bool:
+        """Return whether a publisher's user may add messages, if the queue is shared by users, as that of a link is."""
+        backlog, limits = self._backlog, self._limits
+        if not isinstance(backlog, SharedBacklog):
+            return True
+        rest = limits.messages - self.messages, limits.bytes - self.size
+        return backlog.has_room(user, len(run), run.size, *rest)
 
     def drop_next(self) -> bool:
         """Drop the message that would be sent next, and return whether there was one.

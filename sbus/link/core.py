@@ -163,7 +163,7 @@ class LinkCore:
         self._reset(side)
         bus.stage = Stage.GREETING
         questions = [controls.ECHO_OFF, controls.BUNDLE_ON, controls.BYE_ON, controls.RECEIPTS_ON]
-        questions += [controls.SENDER_ON, controls.LINK_PATH, controls.INTEREST_PATTERNS]
+        questions += [controls.SENDER_ON, controls.LINK_LOST, controls.LINK_PATH, controls.INTEREST_PATTERNS]
         questions.append(controls.CHAIN_ON if side is Side.ABOVE else controls.CHAIN_OFF)
         self._wire.send(side, [build(CMSG, key) for key in questions])
         if side is Side.ABOVE:

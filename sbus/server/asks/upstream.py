@@ -129,9 +129,9 @@ class Upstream:
         own = b"!/cred/%d/%d/%d" % (peer.gid, peer.uid, peer.pid)
         return b"%b/%b" % (self._prefix, own) if self._prefix else own
 
-    def signature_of(self, number: int, peer: PeerCredentials) -> Signature:
+    def signature_of(self, client: Client) -> Signature:
         """Return what receivers are told of a client of this bus that publishes."""
-        return Signature(number, peer, self._prefix or b"")
+        return Signature(client.number, client.peer, self._prefix or b"", client.user.uid)
 
     def local(self, key: bytes) -> bytes:
         """Return what a key or a pattern means on this bus: the same without P, if it begins with P."""
@@ -228,6 +228,9 @@ class Upstream:
             return False
         if key == controls.LINK_SENDER:
             return self._name(client, payload)
+        if key == controls.LINK_LOST and payload is None:
+            client.share_queue()
+            return True
         if self.link is None and key in (controls.LINK_PATH, controls.LINK_UP):
             self.link = client
             self.has_link = True
@@ -259,7 +262,7 @@ class Upstream:
     def _name(self, link: Client, payload: bytes | None) -> bool:
         """Have the next messages of a link be those of the publisher that it names, or with no name its own."""
         if not payload:
-            link.signature = self.signature_of(link.number, link.peer)
+            link.signature = self.signature_of(link)
         elif (named := parse_sender(payload)) is not None:
             link.signature = Signature.vouched(*named)
         else:

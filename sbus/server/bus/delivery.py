@@ -426,9 +426,12 @@ class Delivery(Posting):
         """
         signature = self._signature(publisher)
         if queue.state is not _OPEN:
-            is_kept = queue.keeps(run)
-            named = Run(sign_from(run.packets, 0, signature)) if is_kept else run.by(signature)
-            self._admit(receiver, queue, named, publisher)
+            if queue.has_share(signature.user, run):
+                is_kept = queue.keeps(run)
+                named = Run(sign_from(run.packets, 0, signature)) if is_kept else run.by(signature)
+                self._admit(receiver, queue, named, publisher)
+            elif (outcome := queue.lose(len(run), run.size, LossReason.SHARE)) is not None:
+                self._act(receiver, outcome, publisher)
             return publisher is not None and receiver.user is not publisher.user
         if not queue.pending:
             self.touch(receiver, publisher)

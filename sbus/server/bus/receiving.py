@@ -46,7 +46,7 @@ from sbus.flood import (
     SendQueue,
     State,
 )
-from sbus.flood.backlogs import PRICE
+from sbus.flood.backlogs import PRICE, SHARED
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, build
 from sbus.seqpacket.interfaces import IPacketTransport
@@ -446,6 +446,10 @@ class ReceivingHalf(ABC):
         """Name nobody more, if that is what the client wants."""
         if not self.settings.sender:
             self.naming = None
+
+    def share_queue(self) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+        self.choose(self.settings.with_order(SHARED))
 
     def _use(self, queue: SendQueue) -> None:
         """Have messages go into a queue."""

@@ -331,7 +331,7 @@ class SubscriptionRegistry(Service):
             self._refuse(client.peer, reason, client.listener)
             return reason
         self._members.add(client)
-        client.signature = self.upstream.signature_of(client.number, client.peer)
+        client.signature = self.upstream.signature_of(client)
         self.counters.connected += 1
         for notify in self._events.connected:
             notify(client)
@@ -359,7 +359,7 @@ class SubscriptionRegistry(Service):
         """Sign what clients publish with their new names, on a bus whose link to its master has another name now."""
         for client in self.clients.values():
             if not client.signature.is_vouched:
-                client.signature = self.upstream.signature_of(client.number, client.peer)
+                client.signature = self.upstream.signature_of(client)
 
     def observe(self, client: Client, is_observer: bool) -> None:
         """Have a client's subscriptions count no more as interest, or count again."""

@@ -194,6 +194,9 @@ class Client(Publisher, Receiver, Holder, Protocol):
     def notify(self, key: bytes, payload: bytes) -> None:
         """Send the client a notice, maybe in another client's batch; it takes the place of a reply."""
 
+    def share_queue(self) -> None:
+        """Share the queue among the users whose messages wait there: the client is a link."""
+
     def hold_replies(self) -> None:
         """Hold back the replies from now on, and leave a place for one that has to wait."""
 

@@ -128,7 +128,7 @@ def test_slow_master_harms_nobody_below(join):
     linked.settle()
     link = linked.of_link(linked.below)
     assert link.lost > 0
-    assert link.queue.messages == 200
+    assert link.queue.messages == 100  # half of it: the rest is for other users
     assert HIGH_WATER < linked.waiting(Side.ABOVE) < HIGH_WATER + BATCH_BYTES
     master.resume_publishing()
     linked.settle()
@@ -186,7 +186,7 @@ def test_messages_of_many_keys_are_taken_in_parts(join, way, monkeypatch: pytest
     linked.settle()
     assert reader.take() == sent
     assert max(taken) == CLOSELY
-    assert sum(taken) == 2_000
+    assert sum(taken) == 1 + 2_000  # the publisher's name comes first
 
 
 def test_link_that_the_bus_disconnects_comes_back(join):
