@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain, islice
+from operator import attrgetter
 
 from sbus.flood.naming import Signed
 from sbus.routing.runs import total_size
@@ -27,6 +28,9 @@ __all__ = ["TURN", "SharedBacklog"]
 
 TURN = 16 << 10
 """Bytes that one user's line sends in its turn, about: a few packets for each change of the publisher's name."""
+
+
+_signature = attrgetter("signature")
 
 
 class _Line:
@@ -114,21 +118,28 @@ class SharedBacklog:
 
     def push(self, packets: list[bytes]) -> None:
         """Add messages and replies."""
-        lines = self._lines
+        try:
+            users = {signature.user for signature in set(map(_signature, packets))}
+        except AttributeError:  # replies, or messages without a name
+            users = set()
+        if len(users) == 1:
+            self._add(users.pop(), packets)
+            return
         for packet in packets:
             if type(packet) is Signed:
-                user: Hashable = packet.signature.user
+                self._add(packet.signature.user, [packet])
             elif type(packet) is bytes:
-                user = None
+                self._add(None, [packet])
             else:
                 self._replies.append(packet)
-                continue
-            line = lines.get(user)
-            if line is None:
-                line = lines[user] = _Line()
-            line.packets.append(packet)
-            line.size += len(packet)
-            self._count += 1
+
+    def _add(self, user: Hashable, packets: list[bytes]) -> None:
+        line = self._lines.get(user)
+        if line is None:
+            line = self._lines[user] = _Line()
+        line.packets += packets
+        line.size += total_size(packets)
+        self._count += len(packets)
 
     def pop_message(self) -> bytes | None:
         """See `FifoBacklog.pop_message`."""

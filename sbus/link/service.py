@@ -39,7 +39,7 @@ from sbus.syscalls.sockets import LONGEST_PACKET, grow_send_buffer
 
 __all__ = ["HIGH_WATER", "STOP_TIMEOUT", "LinkService"]
 
-HIGH_WATER = 4 << 20
+HIGH_WATER = 256 << 10
 """Bytes in the queue for one bus above which the other bus is not read from; below a quarter it is read again."""
 STOP_TIMEOUT = 5.0
 """Seconds for which a link that stops passes on what is queued for it."""

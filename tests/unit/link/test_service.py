@@ -165,6 +165,29 @@ def test_slow_bus_below_stops_the_reading_from_the_master(join):
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
+def test_flood_of_one_user_costs_another_one_nothing(join, way):
+    """While the other bus reads nothing, a user that floods the link loses its own messages, and no other user one."""
+    linked = join()
+    one, other = (linked.below, linked.above) if way == "up" else (linked.above, linked.below)
+    reader = linked.client(other, b"x")
+    flood, quiet = one.connect(uid=1001), one.connect(uid=1002)
+    stuck = linked.of_link(other)
+    stuck.pause_publishing()
+    for number in range(1500):
+        flood.send(b"MSG x\0flood" + BLOCK)
+        if not number % 50:
+            quiet.send(b"MSG x\0%d" % number)
+        linked.clock.turn()
+    linked.settle()
+    assert linked.of_link(one).lost > 500
+    stuck.resume_publishing()
+    linked.settle()
+    assert [packet for packet in reader.take() if b"flood" not in packet] == [
+        b"MSG x\0%d" % number for number in range(0, 1500, 50)
+    ]
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
 def test_messages_of_many_keys_are_taken_in_parts(join, way, monkeypatch: pytest.MonkeyPatch):
     """However many new keys a batch has, the link looks at a few packets at a time, and none is lost or overtaken."""
     linked = join(Limits(queue_messages=10_000))
