@@ -22,6 +22,8 @@ Invariants, at every moment, each change taken as done:
   and what is wanted is anybody's choice.
 * At most about `limit` patterns, or `max_bytes` of them, are asked for. Past that the interest *collapses*: the listed
   patterns are asked for whole. It expands again when half of the limit is enough.
+* Nobody waits for more than a second's changes: when more new patterns wait, as those of one user can, the interest
+  collapses, too, which covers all of them with one step, and expands again at leisure.
 
 Changes are decided when they are done, not when they are requested. A pattern that came and went within the wait for
 the rate costs nothing, and the agenda holds each pattern once.
@@ -35,6 +37,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from sbus.errors import UsageError
@@ -100,6 +103,7 @@ class Interest:
         self._limit = limit
         self._max_bytes = max_bytes
         self._delay = delay
+        self._most_new = int(rate)  # that may wait
         self._rate = rate * (1 - 1 / _BURST)
         self._burst = max(1.0, rate / _BURST)
         self._tokens = self._burst
@@ -225,9 +229,15 @@ class Interest:
                 del self._leaving[asked]
                 self._bytes -= self._cost(asked)
                 changes.append(Change(False, asked.pattern(self._separator)))
-            elif not self._expire(now):
+            elif not self._expire(now, changes):
                 break
             self._tokens -= len(changes) - done
+        if self._tokens < 1 and len(self._new) > self._most_new:
+            done = len(changes)
+            self._collapse(now, changes)
+            self._tokens -= len(changes) - done
+        if self.is_collapsed and not self._new:
+            self._maybe_expand(now)
         return changes
 
     def _consider(self, needed: Shape, now: float, changes: list[Change]) -> None:
@@ -259,7 +269,7 @@ class Interest:
         for covered in self._asked.covered_by(asked):
             self._dooms.setdefault(covered, now + self._delay)
 
-    def _expire(self, now: float) -> bool:
+    def _expire(self, now: float, changes: list[Change]) -> bool:
         """Begin to give up the first pattern whose time has come; return whether there was one."""
         for asked, when in self._dooms.items():
             if when > now:
@@ -269,7 +279,10 @@ class Interest:
             self._leaving[asked] = None
             if asked in self._needed:
                 self._again[asked] = None
-            covered = list(self._needed.covered_by(asked))
+            covered = list(islice(self._needed.covered_by(asked), self._limit + 1))
+            if len(covered) > self._limit:
+                self._collapse(now, changes)
+                return True
             if len(covered) <= _SORTED:
                 covered.sort(key=_widest_first)
             self._again.update(dict.fromkeys(covered))
@@ -277,11 +290,14 @@ class Interest:
         return False
 
     def _collapse(self, now: float, changes: list[Change]) -> None:
-        self.is_collapsed = True
-        for each in self._listed:
-            self._count(each)
+        if not self.is_collapsed:
+            self.is_collapsed = True
+            for each in self._listed:
+                self._count(each)
         for each in self._listed:
             self._consider(each, now, changes)
+        self._new.clear()  # all are covered now
+        self._again.clear()
 
     def _maybe_expand(self, now: float) -> None:
         if self.is_collapsed and len(self._needed) <= self._limit // 2 + len(self._listed):

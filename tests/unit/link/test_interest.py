@@ -222,12 +222,12 @@ def test_bytes_are_limited_too():
 
 def test_restart_says_everything_at_once():
     """At another side that knows nothing, all subscriptions are made at once, the covered ones left out."""
-    interest = Interest([b""], rate=10)
+    interest = Interest([b""])
     for number in range(500):
         interest.add(b"a/%d" % number)
     interest.add(b"b/c")
     interest.add(b"b/")
-    assert len(interest.changes(0.0)) == 1
+    assert len(interest.changes(0.0)) == 100
     changes = interest.restart(1.0)
     assert len(changes) == 501
     assert (True, b"b/c") not in changes
@@ -247,6 +247,37 @@ def test_settled_waits_for_the_rate():
     assert due is not None
     assert interest.changes(due) == [(True, b"b")]
     assert interest.settled == 8
+
+
+def test_nobody_waits_behind_the_patterns_of_one_user():
+    """More new patterns than a second's changes are covered at once, and asked for one by one afterwards."""
+    interest, other = Interest([b""]), OtherSide()
+    for number in range(2_000):
+        interest.add(b"many/%d" % number, number + 1)
+    interest.add(b"late", 2_001)
+    other.follow(interest.changes(0.0))
+    assert b"" in other.patterns
+    assert interest.settled == 2_001
+    now = settle(interest, other, 0.0)
+    assert not interest.is_collapsed
+    assert b"" not in other.patterns
+    assert len(other.patterns) == 2_001
+    assert now < 6
+
+
+def test_wide_pattern_of_too_many_that_ends():
+    """When a pattern ends that covers more than there may be, the listed ones take its place in one step."""
+    interest, other = Interest([b""], limit=50, rate=1000), OtherSide()
+    interest.add(b"many/")
+    other.follow(interest.changes(0.0))
+    for number in range(100):
+        interest.add(b"many/%d" % number)
+    now = settle(interest, other, 1.0)
+    assert other.patterns == {b"many/"}
+    interest.remove(b"many/", now)
+    settle(interest, other, now)
+    assert other.patterns == {b""}
+    assert interest.is_collapsed
 
 
 @pytest.mark.parametrize("listed", [[b"a/*b"], [b"!/cred/1/2/3/x"], [b"a", b"b", b"c"]])
