@@ -35,10 +35,15 @@ from __future__ import annotations
 
 from sbus.protocol.notices import LossReason, lost
 
-__all__ = ["MERGE", "Receipt"]
+__all__ = ["KEYS", "LONGEST_KEY", "MERGE", "Receipt"]
 
 MERGE = 64
 """Messages behind a waiting receipt from which on the next loss begins a new one."""
+
+KEYS = 64
+"""Keys that a link's receipt names: of a user that floods with more, the other bus learns the number alone."""
+LONGEST_KEY = 256
+"""Bytes of the longest key that is named."""
 
 
 class Receipt:
@@ -49,9 +54,10 @@ class Receipt:
     :ivar why: the common cause, or `LossReason.SEVERAL`.
     :ivar replies: replies that stand behind it.
     :ivar stamped: the messages in the packet that was made last.
+    :ivar keys: of a link's receipt: the keys of messages among them, with the number and the bytes of each one's.
     """
 
-    __slots__ = ("_packet", "_stamped_size", "_total", "messages", "replies", "size", "stamped", "why")
+    __slots__ = ("_packet", "_stamped_size", "_total", "keys", "messages", "replies", "size", "stamped", "why")
 
     def __init__(self, messages: int, size: int, why: LossReason) -> None:
         self.messages = messages
@@ -62,6 +68,7 @@ class Receipt:
         self._stamped_size = 0
         self._total = 0
         self._packet = b""
+        self.keys: dict[bytes, tuple[int, int]] = {}
 
     def add(self, messages: int, size: int, why: LossReason) -> None:
         """Take up further losses."""
@@ -70,6 +77,17 @@ class Receipt:
         if why is not self.why:
             self.why = LossReason.SEVERAL
 
+    def note_keys(self, packets: list[bytes]) -> None:
+        """Note the keys of messages that were added, as far as there is room for more."""
+        keys = self.keys
+        for packet in packets:
+            key = packet[4 : packet.find(b"\0", 4)]
+            found = keys.get(key)
+            if found is not None:
+                keys[key] = found[0] + 1, found[1] + len(packet)
+            elif len(keys) < KEYS and len(key) <= LONGEST_KEY:
+                keys[key] = 1, len(packet)
+
     def packet(self, total: int) -> bytes:
         """Return the packet to send now.
 
@@ -77,7 +95,7 @@ class Receipt:
         """
         if self.stamped != self.messages or total != self._total:
             self.stamped, self._stamped_size, self._total = self.messages, self.size, total
-            self._packet = lost(self.messages, self.size, total, self.why)
+            self._packet = lost(self.messages, self.size, total, self.why, self.keys)
         return self._packet
 
     def rest(self) -> Receipt | None:

@@ -218,6 +218,20 @@ class SendQueue(OutgoingQueue):
         self._lose(messages, size, why)
         return self._outcome(None, None)
 
+    def lose_share(self, run: Run) -> Outcome | None:
+        """Drop messages of a user whose part of a shared queue has no room; the receipt names their keys."""
+        outcome = self.lose(len(run), run.size, LossReason.SHARE)
+        if self.head is not None:
+            self.head.note_keys(run.packets)
+        return outcome
+
+    def miss(self, messages: int, size: int) -> None:
+        """Note messages that were lost on their way to this bus, for a receipt; they are nobody's drops here."""
+        if self.settings.receipts and self.state is not _DEAF:
+            losses = dict(self._losses)
+            self._lose(messages, size, LossReason.SHARE)
+            self._losses = losses
+
     def has_room(self, messages: int, size: int, copies: int, may_block: bool = True) -> bool:
         """Return whether the queue, once it is congested, surely keeps these messages and blocks no publisher.
 

@@ -371,12 +371,15 @@ class LinkCore:
             self._wire.log(f"disconnected by {self._name(side)}: {payload.partition(b' ')[2].decode(errors='replace')}")
 
     def _lost(self, side: Side, bus: _Bus, payload: bytes) -> None:
-        """Count what a bus has dropped for the link: the difference of the totals in its receipts."""
-        words = payload.split(b" ")
+        """Count what a bus has dropped for the link, by the totals in its receipts; tell the other bus of the keys."""
+        text, *keys = payload.split(b"\0")
+        words = text.split(b" ")
         if len(words) >= 3 and words[2].isdigit():
             total = int(words[2])
             self.lost[side] += max(0, total - bus.receipts)
             bus.receipts = total
+        if keys and self.is_up and self._buses[side.other].grants:
+            self._wire.send(side.other, [build(CMSG, controls.LINK_GAP, each) for each in keys])
 
     # --- interest ----------------------------------------------------------------------------
 

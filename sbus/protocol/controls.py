@@ -38,6 +38,7 @@ __all__ = [
     "LAST_DONE",
     "LINK_DOWN",
     "LINK_FENCE",
+    "LINK_GAP",
     "LINK_LOST",
     "LINK_PATH",
     "LINK_SENDER",
@@ -116,7 +117,7 @@ INTEREST_PATTERN, INTEREST_PATTERNS = b"interest/pattern", b"interest/patterns"
 PROBE, LAST, LAST_DONE = b"probe", b"last", b"last/done"
 CHAIN_ON, CHAIN_OFF = b"chain/on", b"chain/off"
 LINK_UP, LINK_DOWN, LINK_FENCE = b"link/up", b"link/down", b"link/fence"
-LINK_PATH, LINK_LOST, LINK_SENDER = b"link/path", b"link/lost", b"link/sender"
+LINK_PATH, LINK_LOST, LINK_GAP, LINK_SENDER = b"link/path", b"link/lost", b"link/gap", b"link/sender"
 
 SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
 BYE, RECEIPTS, SENDER, OBSERVER, CHAIN = b"bye", b"receipts", b"sender", b"observer", b"chain"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 
 from sbus.protocol.packets import CMSG, build
 
@@ -56,14 +57,18 @@ class LossReason(enum.Enum):
     __hash__ = object.__hash__  # `enum.Enum` hashes the name, with a call in Python
 
 
-def lost(messages: int, size: int, total: int, why: LossReason) -> bytes:
+def lost(
+    messages: int, size: int, total: int, why: LossReason, keys: Mapping[bytes, tuple[int, int]] | None = None
+) -> bytes:
     """Return the packet of a receipt.
 
     :param messages: messages that were dropped here.
     :param size: bytes of their packets.
     :param total: messages that were dropped since the connection began, these included.
+    :param keys: for a link: keys of messages among them, with the number and the bytes of each one's.
     """
-    return build(CMSG, LOST, f"{messages} {size} {total} {why.value}".encode())
+    text = f"{messages} {size} {total} {why.value}".encode()
+    return build(CMSG, LOST, b"\0".join([text, *(b"%d %d %b" % (*count, key) for key, count in (keys or {}).items())]))
 
 
 def sender(number: int, credentials: bytes) -> bytes:

@@ -140,6 +140,7 @@ _LINK = frozenset(
         controls.LINK_FENCE,
         controls.LINK_PATH,
         controls.LINK_LOST,
+        controls.LINK_GAP,
         controls.LINK_SENDER,
     )
 )

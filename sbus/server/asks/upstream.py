@@ -69,6 +69,7 @@ class Upstream:
     :param flush: sends what was queued for clients.
     :param forget_routes: called when keys get another meaning.
     :param rename: called when the names of all clients have changed.
+    :param miss: tells the receivers of a key of messages that a link has lost: the link, the key, messages and bytes.
     :param number_of: returns the number of the change by which a link learns of a pattern
         (`sbus.server.asks.pattern_lists.PatternLists.number_of`).
     :ivar identity: identifies the bus.
@@ -90,6 +91,7 @@ class Upstream:
         flush: Callable[[], None],
         forget_routes: Callable[[], None],
         rename: Callable[[], None],
+        miss: Callable[[Client, bytes, int, int], None],
         number_of: Callable[[Client, bytes], int],
     ) -> None:
         self.identity = secrets.token_hex(16)
@@ -104,6 +106,7 @@ class Upstream:
         self._flush = flush
         self._forget_routes = forget_routes
         self._rename = rename
+        self._miss = miss
         self._number_of = number_of
         self._prefix: bytes | None = None
         self._former: deque[bytes] = deque(maxlen=FORMER)
@@ -228,6 +231,11 @@ class Upstream:
             return False
         if key == controls.LINK_SENDER:
             return self._name(client, payload)
+        if key == controls.LINK_GAP:
+            messages, size, lost_key = [*(payload or b"").split(b" ", 2), b"", b"", b""][:3]
+            if lost_key and _number(messages):
+                self._miss(client, lost_key, _number(messages), _number(size))
+            return True
         if key == controls.LINK_LOST and payload is None:
             client.share_queue()
             return True

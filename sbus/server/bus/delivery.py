@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence, Set
+from functools import partial
 
 from sbus.errors import CloseReason
 from sbus.fair import Scheduler
@@ -430,7 +431,7 @@ class Delivery(Posting):
                 is_kept = queue.keeps(run)
                 named = Run(sign_from(run.packets, 0, signature)) if is_kept else run.by(signature)
                 self._admit(receiver, queue, named, publisher)
-            elif (outcome := queue.lose(len(run), run.size, LossReason.SHARE)) is not None:
+            elif (outcome := queue.lose_share(run)) is not None:
                 self._act(receiver, outcome, publisher)
             return publisher is not None and receiver.user is not publisher.user
         if not queue.pending:
@@ -480,6 +481,25 @@ class Delivery(Posting):
             self.number = None
         if queue.head is not None:
             self.touch_also(receiver)  # its receipt
+
+    def miss(self, receivers: Sequence[Receiver], link: object, messages: int, size: int) -> None:
+        """Tell receivers of messages for them that were lost on their way to this bus.
+
+        :param link: the client that would have published them.
+        """
+        for receiver in receivers:
+            queue = receiver.queue
+            if queue is None or receiver is link or not queue.settings.receipts:
+                continue
+            if not self.post(receiver, "loss", partial(self._miss, receiver, messages, size)):
+                self._miss(receiver, messages, size)
+
+    def _miss(self, receiver: Receiver, messages: int, size: int) -> None:
+        queue = receiver.queue
+        if queue is not None:
+            queue.miss(messages, size)
+            if queue.head is not None:
+                self.touch_also(receiver)
 
     def dropped(self, receiver: Receiver, losses: tuple[Loss, ...]) -> None:
         """Count messages that were dropped for a receiver, by cause."""

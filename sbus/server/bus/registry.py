@@ -191,6 +191,7 @@ class SubscriptionRegistry(Service):
             flush=self.delivery.flush,
             forget_routes=self._router.forget_routes,
             rename=self._rename,
+            miss=self._miss,
             number_of=self._pattern_lists.number_of,
         )
         self._subscriptions = Subscriptions(
@@ -354,6 +355,14 @@ class SubscriptionRegistry(Service):
     def may_ask_sender(self, client: Client) -> bool:
         """Return whether a client may ask who publishes what it gets."""
         return self._public_senders or is_exempt(client.peer.uid)
+
+    def _miss(self, link: Client, key: bytes, messages: int, size: int) -> None:
+        """Tell the receivers of a key of messages that were lost on their way to this bus."""
+        try:
+            route = self.route(key)
+        except Violation:
+            return
+        self.delivery.miss(route.receivers, link, messages, size)
 
     def _rename(self) -> None:
         """Sign what clients publish with their new names, on a bus whose link to its master has another name now."""

@@ -166,25 +166,37 @@ def test_slow_bus_below_stops_the_reading_from_the_master(join):
 
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_flood_of_one_user_costs_another_one_nothing(join, way):
-    """While the other bus reads nothing, a user that floods the link loses its own messages, and no other user one."""
+    """While the other bus reads nothing, a user that floods the link loses its own messages, and no other user one.
+
+    The receivers there of what was lost are told the exact number, and nobody else.
+    """
     linked = join()
     one, other = (linked.below, linked.above) if way == "up" else (linked.above, linked.below)
-    reader = linked.client(other, b"x")
+    loud, calm, untold = (linked.client(other, pattern) for pattern in (b"x/flood", b"x/calm", b"x/flood"))
+    for reader in (loud, calm):
+        reader.send(b"CMSG receipts/on")
+        assert reader.take() == [b"CMSG receipts/on\0"]
     flood, quiet = one.connect(uid=1001), one.connect(uid=1002)
     stuck = linked.of_link(other)
     stuck.pause_publishing()
     for number in range(1500):
-        flood.send(b"MSG x\0flood" + BLOCK)
+        flood.send(b"MSG x/flood\0" + BLOCK)
         if not number % 50:
-            quiet.send(b"MSG x\0%d" % number)
+            quiet.send(b"MSG x/calm\0%d" % number)
         linked.clock.turn()
     linked.settle()
-    assert linked.of_link(one).lost > 500
+    lost = linked.of_link(one).lost
+    assert lost > 500
     stuck.resume_publishing()
     linked.settle()
-    assert [packet for packet in reader.take() if b"flood" not in packet] == [
-        b"MSG x\0%d" % number for number in range(0, 1500, 50)
-    ]
+    assert calm.take() == [b"MSG x/calm\0%d" % number for number in range(0, 1500, 50)]
+    packets = loud.take()
+    receipts = [packet.partition(b"\0")[2].split(b" ") for packet in packets if packet.startswith(b"CMSG lost\0")]
+    assert sum(int(messages) for messages, *_ in receipts) == lost == 1500 - (len(packets) - len(receipts))
+    assert sum(int(size) for _, size, *_ in receipts) == lost * (len(b"MSG x/flood\0") + len(BLOCK))
+    assert int(receipts[-1][2]) == lost
+    assert {why for *_, why in receipts} == {b"share"}
+    assert untold.take() == [packet for packet in packets if packet.startswith(b"MSG ")]
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
