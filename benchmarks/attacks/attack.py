@@ -45,6 +45,7 @@ class Attack:
     :ivar has_throughput: whether throughput is measured.
     :ivar scrapes: whether scrapes of the admin socket are counted in the place of new clients.
     :ivar is_usual: whether the row is measured if no names are given.
+    :ivar is_linked: whether the server has a master, on which the second client of the pair is.
     :ivar server_files: descriptors that the server may have, if not as usual.
     :ivar server_options: more options of ``twistd sbus``.
     """
@@ -61,6 +62,7 @@ class Attack:
     has_throughput: bool = True
     scrapes: bool = False
     is_usual: bool = True
+    is_linked: bool = False
     server_files: int | None = None
     server_options: tuple[str, ...] = ()
 

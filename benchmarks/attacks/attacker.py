@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.attacks.processes import Board
 
-__all__ = ["BIG_BUNDLE", "LARGEST_PACKET", "WHOAMI", "Attacker", "bundle", "filled", "receive", "receive_now"]
+__all__ = [
+    "BIG_BUNDLE",
+    "LARGEST_PACKET",
+    "WHOAMI",
+    "Attacker",
+    "bundle",
+    "filled",
+    "master_of",
+    "receive",
+    "receive_now",
+]
 
 WHOAMI = b"CMSG !/cred/whoami"
 LARGEST_PACKET = 409_600
@@ -28,6 +38,11 @@ _TICK = 0.05
 """Seconds between two looks for connections that the server has ended."""
 _REPLACED = 20
 """Connections that are replaced in each such look, at most: 400 a second, so that holding is no connection storm."""
+
+
+def master_of(address: str) -> str:
+    """Return the address of the master of a server, if it has one."""
+    return f"{address}-master"
 
 
 def bundle(packets: Iterable[bytes]) -> bytes:
@@ -76,12 +91,14 @@ class Attacker:
     def count(self, actions: int = 1) -> None:
         self._board.add(self._index, actions)
 
-    def connect(self, *packets: bytes, timeout: float = _TIMEOUT) -> socket.socket:
+    def connect(self, *packets: bytes, timeout: float = _TIMEOUT, is_above: bool = False) -> socket.socket:
         """Connect and send packets.
 
+        :param is_above: connect to the server's master.
         :raises OSError: if the server refuses, or leaves either undone for `timeout` seconds.
         """
-        return self._connect(socket.SOCK_SEQPACKET, self.address, packets, timeout)
+        address = master_of(self.address) if is_above else self.address
+        return self._connect(socket.SOCK_SEQPACKET, address, packets, timeout)
 
     def connect_stream(self, timeout: float = _TIMEOUT) -> socket.socket:
         """Connect to the server's stream socket.
@@ -107,14 +124,14 @@ class Attacker:
             raise
         return sock
 
-    def connect_bundling(self, *packets: bytes) -> tuple[socket.socket, int]:
+    def connect_bundling(self, *packets: bytes, is_above: bool = False) -> tuple[socket.socket, int]:
         """Connect and ask for bundles.
 
         :returns: the socket, and how many bytes a bundle should have: more than the server announces, unless it has
             ended a connection before.
         :raises OSError: as `connect`, or if the server does not answer.
         """
-        sock = self.connect(*packets, b"CMSG bundle/on")
+        sock = self.connect(*packets, b"CMSG bundle/on", is_above=is_above)
         try:
             while not (answer := receive(sock)).startswith(b"CMSG bundle/on\0"):
                 pass

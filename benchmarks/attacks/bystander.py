@@ -34,6 +34,8 @@ _WINDOW = 256
 """Messages under way, at most, while throughput is measured."""
 _SILENCE = 0.5
 """Seconds without an arrival after which one message more may be under way, so that a loss becomes known."""
+_CROSSING = 0.05
+"""Seconds between two messages that find out whether a subscription is known on another bus."""
 _NEWCOMER_EVERY = 0.1
 _NEWCOMER_PATIENCE = 1.0
 
@@ -57,18 +59,23 @@ def summary(times: Sequence[float], unanswered: int) -> Result:
 # --- the pair -------------------------------------------------------------------------------------
 
 
-def pair(commands: Connection, address: str) -> None:
+def pair(commands: Connection, address: str, far: str = "") -> None:
     """Two clients that exchange messages through the router, in one process.
+
+    :param far: the address of the second one's bus, if that is another one.
 
     Commands: ``("trips", messages a second, seconds, bytes)`` and ``("bulk", seconds, messages)``.
     """
     measurements: dict[str, Callable[..., Result]] = {"trips": trips, "bulk": bulk}
-    with _connect(address) as first, _connect(address) as second:
+    with _connect(address) as first, _connect(far or address) as second:
         first.send(b"SUB " + _PONG)
         for key in (_PING, _BULK):
             second.send(b"SUB " + key)
         for sock in (first, second):
             _fence(sock)
+        for source, target, key in ((first, second, _PING), (second, first, _PONG)) if far else ():
+            while not is_readable(target, _CROSSING):
+                source.send(b"MSG " + key + b"\0")
         first.setblocking(False)
         second.setblocking(False)
         _obey(commands, lambda stop, name, *arguments: measurements[name](stop, first, second, *arguments))

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from benchmarks.attacks.attack import ALL, Attack, Part
 from benchmarks.attacks.attacker import LARGEST_PACKET, WHOAMI, Attacker, bundle, filled, receive, receive_now
 from benchmarks.attacks.crowds import crowds
+from benchmarks.attacks.links import links
 from benchmarks.attacks.readers import EVERYTHING, draining, flood, silent
 
 __all__ = ["ATTACKS"]
@@ -507,5 +508,5 @@ def _with_all(attacks: list[Attack]) -> dict[str, Attack]:
     return {attack.name: attack for attack in (*attacks, everything)}
 
 
-ATTACKS = _with_all([*_catalogue(), *crowds()])
+ATTACKS = _with_all([*_catalogue(), *crowds(), *links()])
 """Every attack by its name; the last is all at once."""

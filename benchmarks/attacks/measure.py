@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.attacks import bystander, kernel
 from benchmarks.attacks.attack import Attack, Part
-from benchmarks.attacks.attacker import Attacker
+from benchmarks.attacks.attacker import Attacker, master_of
 from benchmarks.attacks.processes import BYSTANDER, Board, Swarm, bystanders, connect_as, fork, spin
 from benchmarks.attacks.server import Server, serving
 from benchmarks.servers import Failed
@@ -122,7 +122,9 @@ def run(installation: Installation, attack: Attack, plan: Plan) -> Record:
     record: Record = {"attack": attack.name, "server": installation.name, "processes": len(attack.parts)}
     try:
         options = (*installation.options, *attack.server_options)
-        with serving(installation.command, options, pure=installation.pure, files=attack.server_files) as server:
+        with serving(
+            installation.command, options, pure=installation.pure, files=attack.server_files, linked=attack.is_linked
+        ) as server:
             _measure(server, attack, plan, record)
     except (Failed, OSError) as e:  # /proc has nothing about a server that is gone
         record["error"] = str(e)
@@ -168,7 +170,7 @@ def _helpers(server: Server, attack: Attack, seconds: float) -> Iterator[tuple[_
             return helper
 
         if attack.crowd is None:
-            first = start(bystander.pair, server.address)
+            first = start(bystander.pair, server.address, master_of(server.address) if attack.is_linked else "")
         else:
             users = bystanders(attack.crowd.users)
             socks = [connect_as(users[number % len(users)], server.address) for number in range(attack.crowd.clients)]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.attacks import kernel
+from benchmarks.attacks.attacker import master_of
 from benchmarks.attacks.processes import die_with_parent
 from benchmarks.servers import Failed
 
@@ -110,7 +111,12 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-    command: Sequence[str], options: Sequence[str] = (), *, pure: bool = False, files: int | None = None
+    command: Sequence[str],
+    options: Sequence[str] = (),
+    *,
+    pure: bool = False,
+    files: int | None = None,
+    linked: bool = False,
 ) -> Iterator[Server]:
     """Start a server in a temporary directory, with a socket for every user; kill it at the end if it still runs.
 
@@ -118,36 +124,48 @@ def serving(
     :param options: more options of ``twistd sbus``; ``{address}`` in them stands for the server's address.
     :param pure: run without the compiled helpers.
     :param files: the descriptors that it may have, if not as many as this process.
+    :param linked: start a master for it, too, and a link that carries everything.
     :raises Failed: if it does not start.
     """
     environment = {**os.environ, **({"SBUS_PURE": "1"} if pure else {})}
+    # Where descriptors are few, the limit of a user is the usual one.
+    crowds = [_CROWDS] if files is None else []
+    with tempfile.TemporaryDirectory(prefix="sbus-attacks-") as folder, contextlib.ExitStack() as stack:
+        os.chmod(folder, 0o711)
+        address = f"{folder}/bus"
+        own = [*crowds, *(option.replace("{address}", address) for option in options)]
+        if linked:
+            master = stack.enter_context(_running(command, master_of(address), crowds, environment, files))
+            own += [f"--upstream={master.address}", "--upstream-out=", "--upstream-in="]
+        yield stack.enter_context(_running(command, address, own, environment, files))
 
+
+@contextlib.contextmanager
+def _running(
+    command: Sequence[str], address: str, options: Sequence[str], environment: dict[str, str], files: int | None
+) -> Iterator[Server]:
     def prepare() -> None:
         die_with_parent()
         if files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
-    with tempfile.TemporaryDirectory(prefix="sbus-attacks-") as folder:
-        os.chmod(folder, 0o711)
-        address, log = f"{folder}/bus", Path(folder, "log")
-        # Where descriptors are few, the limit of a user is the usual one.
-        own = [*([_CROWDS] if files is None else []), *(option.replace("{address}", address) for option in options)]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*command, "-n", "--pidfile=", "sbus", f"--socket={address}", "--mode=0777", *own],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=prepare,
-            )
-        server = Server(process, address, log)
-        try:
-            _await_start(server)
-            yield server
-        finally:
-            server.kill()
+    log = Path(f"{address}.log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "-n", "--pidfile=", "sbus", f"--socket={address}", "--mode=0777", *options],
+            cwd=log.parent,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=prepare,
+        )
+    server = Server(process, address, log)
+    try:
+        _await_start(server)
+        yield server
+    finally:
+        server.kill()
 
 
 def _await_start(server: Server) -> None:
