@@ -31,7 +31,7 @@ What it keeps true:
 
 A batch is carried as it is: messages with known keys form a run (`sbus.routing.runs`), and the run is one list on its
 way to the other bus. So a message costs the link what it costs a bus, or less. Any other packet is looked at by itself,
-which takes 5 µs, or more if interest changes. One read can bring 25,000 messages of as many keys, so a batch is left
+which takes 5 µs, or 25 if interest changes. One read can bring 25,000 messages of as many keys, so a batch is left
 after `CLOSELY` of such looks, and taken up again in a later turn of the reactor.
 
 A master of the original's kind knows neither path nor interest: all listed patterns are subscribed to then, and it has
@@ -55,8 +55,8 @@ from sbus.routing.runs import next_run
 
 __all__ = ["CLOSELY", "LOOP_RETRY", "LinkCore", "Side", "Stage", "Wire"]
 
-CLOSELY = 256
-"""Packets of a batch at most that are looked at one by one at a time."""
+CLOSELY = 64
+"""Packets of a batch at most that are looked at one by one at a time: 2 ms of patterns (row ``link-patterns``)."""
 LOOP_RETRY = 30.0
 """Seconds after which a link that would close a loop is tried again."""
 _REPORT_INTERVAL = 1.0
