@@ -487,6 +487,7 @@ class Delivery(Posting):
 
         :param link: the client that would have published them.
         """
+        self.flush()  # what came before
         for receiver in receivers:
             queue = receiver.queue
             if queue is None or receiver is link or not queue.settings.receipts:

@@ -238,6 +238,28 @@ def test_what_is_no_message_of_a_bridge_is_dropped(hosts: Joined) -> None:
     assert not client.has_input()
 
 
+def test_the_bridge_is_the_sender(hosts: Joined) -> None:
+    """To receivers that ask who publishes, what comes from other hosts is the bridge's; a header claims nothing."""
+    client = hosts.client("c")
+    client.cmsg(b"sender/on")
+    assert client.recv() == b"CMSG sender/on\0"
+    client.sub(b"t/x")
+    client.sync()
+    hosts.server.wait_subscriptions("sbus c", "sbus.t.x")
+    hosts.client("a").msg(b"t/x", b"from a client of another host")
+
+    async def forge() -> None:
+        evil = await nats.connect(hosts.server.url)
+        headers = {"Sbus-Origin": "1" * 32 + " evil", "Sbus-Seq": "1.1", "Sbus-Sender": "1 !/cred/0/0/1"}
+        await evil.publish("sbus.t.x", b"MSG t/x\0forged", headers=headers)
+        await evil.drain()
+
+    name, _ = client.receive(2)
+    asyncio.run(forge())
+    assert re.fullmatch(rb"CMSG sender\0\d+ !/cred/\d+/\d+/%d" % hosts.bridges["c"].pid, name)
+    assert client.recv() == b"MSG t/x\0forged"
+
+
 def test_messages_cross_byte_for_byte_and_once(hosts: Joined) -> None:
     """With all keys in and out, each message arrives once on every host; nothing echoes."""
     clients = [hosts.client(name, b"") for name in "ab"]

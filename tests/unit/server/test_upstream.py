@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sbus.errors import CloseReason
+from sbus.flood.receipts import KEYS, LONGEST_KEY, Receipt
+from sbus.protocol.notices import LossReason
 from sbus.server.asks.upstream import FORMER, PATIENCE
+from sbus.server.core.limits import Limits
 from tests.support.buses import Bus, Peer
 
 P = b"!/cred/1/2/3"
@@ -209,7 +212,15 @@ def test_subscription_taken_back_needs_no_fence():
 
 
 @pytest.mark.parametrize(
-    "packet", [b"CMSG link/up\0" + P, b"CMSG link/down", b"CMSG link/fence\0" + b"9" * 5, b"CMSG link/lost\0001 2"]
+    "packet",
+    [
+        b"CMSG link/up\0" + P,
+        b"CMSG link/down",
+        b"CMSG link/fence\0" + b"9" * 5,
+        b"CMSG link/lost\0001 2",
+        b"CMSG link/lost",
+        b"CMSG link/gap\0001 9 k",
+    ],
 )
 def test_ordinary_clients_are_no_links(packet):
     """From other users than root and the server's, and from a client that is not the link, they are unknown."""
@@ -253,6 +264,74 @@ def test_losses_of_all_links_are_counted():
     link_to(bus).send(b"CMSG link/lost\0001 0")
     assert bus.registry.upstream.lost == (6, 4)
     link_to(bus).send(b"CMSG link/lost\0nonsense")
+
+
+def test_what_a_link_has_lost_is_told_to_the_receivers_of_the_key():
+    """They get a receipt at its place, if they have asked for receipts; the bus has dropped nothing itself."""
+    bus = Bus()
+    link = link_to(bus)
+    link.send(b"SUB a/")
+    told, other, silent = (bus.connect() for _ in range(3))
+    for client, packets in (
+        (told, (b"CMSG receipts/on", b"SUB a/*")),
+        (other, (b"CMSG receipts/on", b"SUB b")),
+        (silent, (b"SUB a/x",)),
+    ):
+        client.send(*packets)
+        client.take()
+    link.send(b"MSG a/x\0001", b"CMSG link/gap\0003 30 a/x", b"CMSG link/gap\0002 9 a/y z", b"MSG a/x\0002")
+    assert [packet for packet in told.take() if packet.startswith(b"CMSG")] == [
+        b"CMSG lost\0003 30 3 share",
+        b"CMSG lost\0002 9 5 share",
+    ]
+    assert other.take() == []
+    assert silent.take() == [b"MSG a/x\0001", b"MSG a/x\0002"]
+    assert bus.registry.counters.dropped == 0
+    assert told.protocol.lost == 0
+    for nonsense in (b"", b"1 2", b"x 2 a/x", b"1 2 ", b"0 0 a/x", b"1 2 !/x"):
+        link.send(b"CMSG link/gap\0" + nonsense)
+    assert link.is_connected
+    assert told.take() == []
+
+
+def test_receipt_for_a_loss_of_a_link_waits_for_its_place():
+    """A receiver that does not read gets it behind what waits."""
+    bus = Bus()
+    link, client = link_to(bus), bus.connect()
+    client.send(b"CMSG receipts/on", b"SUB a")
+    client.take()
+    client.stall()
+    link.send(*[b"MSG a\0%d" % number for number in range(70)], b"CMSG link/gap\0003 30 a", b"MSG a\0end")
+    client.drain()
+    packets = client.take()
+    assert packets[70:] == [b"CMSG lost\0003 30 3 share", b"MSG a\0end"]
+
+
+def test_queue_of_a_link_is_shared():
+    """After ``link/lost`` without a payload, receipts to a link name the keys of what a user has lost in its queue."""
+    bus = Bus(limits=Limits(queue_messages=8))
+    link, flood, quiet = bus.connect(uid=0), bus.connect(uid=1001), bus.connect(uid=1002)
+    link.send(b"CMSG sender/on", b"CMSG receipts/on", b"CMSG link/lost", b"SUB a/")
+    link.take()
+    link.stall()
+    flood.send(b"MSG a/0\0")  # what the socket leaves makes the queue one that waits
+    for number in range(9):
+        flood.send(b"MSG a/%d\0" % (number % 2))
+    quiet.send(b"MSG a/q\0")
+    link.drain()
+    packets = link.take()
+    (receipt,) = [packet for packet in packets if packet.startswith(b"CMSG lost")]
+    head, *keys = receipt.split(b"\0")[1:]
+    assert head.split(b" ")[0] == b"6"
+    assert sorted(keys) == [b"3 24 a/0", b"3 24 a/1"]
+    assert [packet for packet in packets if packet.startswith(b"MSG")].count(b"MSG a/q\0") == 1
+
+
+def test_receipt_names_a_bounded_number_of_keys():
+    """Past that, and for long keys, the number alone is told."""
+    receipt = Receipt(0, 0, LossReason.SHARE)
+    receipt.note_keys([b"MSG " + b"k" * (LONGEST_KEY + 1) + b"\0", *(b"MSG %d\0" % n for n in range(KEYS + 9))])
+    assert list(receipt.keys) == [b"%d" % number for number in range(KEYS)]
 
 
 def test_path_is_told_and_told_again():
