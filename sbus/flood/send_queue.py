@@ -40,7 +40,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sbus.errors import CloseReason
-from sbus.flood.backlogs import Backlog, FifoBacklog, PriorityBacklog, Reply
+from sbus.flood.backlogs import SHARED, Backlog, FifoBacklog, PriorityBacklog, Reply
 from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.interfaces import Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
@@ -179,11 +179,12 @@ class SendQueue(OutgoingQueue):
         return self.admit_each(run.packets, may_block)
 
     def keeps(self, run: Run) -> bool:
-        """Return whether `admit` would keep a run as a whole, in the order of arrival."""
+        """Return whether `admit` would keep a run as a whole, in a place where it stays one."""
+        order = self.settings.order
         return (
             self.settings.soft.always is Verdict.KEEP
-            and self.settings.order.arrival
-            and isinstance(self._backlog, FifoBacklog)
+            and order is self._arranged_by
+            and (order.arrival or order is SHARED)
             and not self._lacks_room(len(run), run.size)
         )
 

@@ -11,7 +11,8 @@ The part of one user is at most (rest + own) / (n + 1), where n users have messa
 the next one, and loses its own messages alone.
 
 The users are those of the messages' signatures (`sbus.flood.naming`): a link asks who publishes before it says that its
-queue is shared. What came before that has no signature, and is one user's.
+queue is shared. What came before that has no signature, and is one user's. In a line, only the first message of a run
+need be signed, as in the order of arrival; the first one of a turn is signed when it leaves.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain, islice
 from operator import attrgetter
+from typing import cast
 
-from sbus.flood.naming import Signed
-from sbus.routing.runs import total_size
+from sbus.flood.naming import Signature, Signed, sign, sign_each
+from sbus.routing.runs import find_type, total_size
 
 __all__ = ["TURN", "SharedBacklog"]
 
@@ -33,17 +35,34 @@ TURN = 16 << 10
 _signature = attrgetter("signature")
 
 
+def _last_of(packets: list[bytes], before: Signature | None) -> Signature | None:
+    """Return the signature of the last one of some messages.
+
+    :param before: that of the message in front of them.
+    """
+    last = packets[-1]
+    if type(last) is Signed:
+        return last.signature
+    at = find_type(packets, Signed, 0)
+    while at >= 0:
+        before = cast(Signed, packets[at]).signature
+        at = find_type(packets, Signed, at + 1)
+    return before
+
+
 class _Line:
     """One user's messages, in their order of arrival.
 
     :ivar packets: the messages, behind those that are gone; `front` is the index of the first.
     :ivar size: the bytes of the messages.
+    :ivar signature: that of the last one that is gone.
     """
 
-    __slots__ = ("front", "packets", "size")
+    __slots__ = ("front", "packets", "signature", "size")
 
     def __init__(self) -> None:
         self.packets: list[bytes] = []
+        self.signature: Signature | None = None
         self.front = self.size = 0
 
     def __len__(self) -> int:
@@ -65,7 +84,9 @@ class _Line:
     def drop(self, count: int) -> None:
         """Remove messages from the front."""
         packets, front = self.packets, self.front + count
-        self.size -= total_size(packets[self.front : front])
+        gone = packets[self.front : front]
+        self.size -= total_size(gone)
+        self.signature = _last_of(gone, self.signature)
         if front * 2 > len(packets):
             del packets[:front]
             front = 0
@@ -93,13 +114,15 @@ class SharedBacklog:
         self._count = 0  # messages
         self._taken = 0  # replies
         self._turns: list[tuple[Hashable, int]] = []  # of whom messages were taken, and how many
-        self.push(list(packets))
+        if waiting := list(packets):
+            self.push(waiting)
 
     def __len__(self) -> int:
         return len(self._replies) + self._count
 
     def __iter__(self) -> Iterator[bytes]:
-        return chain(self._replies, *(line.packets[line.front :] for line in self._lines.values()))
+        lines = (sign_each(line.packets[line.front :], line.signature) for line in self._lines.values())
+        return chain(self._replies, *lines)
 
     def has_room(self, user: Hashable, messages: int, size: int, rest: int, rest_size: int) -> bool:
         """Return whether a user may add messages.
@@ -117,19 +140,24 @@ class SharedBacklog:
         """Do nothing: no message has a rank."""
 
     def push(self, packets: list[bytes]) -> None:
-        """Add messages and replies."""
-        try:
-            users = {signature.user for signature in set(map(_signature, packets))}
-        except AttributeError:  # replies, or messages without a name
-            users = set()
-        if len(users) == 1:
-            self._add(users.pop(), packets)
-            return
+        """Add messages, of which the first one is signed, or replies."""
+        if type(packets[0]) is Signed:
+            if find_type(packets, Signed, 1) < 0:
+                self._add(packets[0].signature.user, packets)
+                return
+            try:
+                users = {signature.user for signature in set(map(_signature, packets))}
+            except AttributeError:
+                users = set()
+            if len(users) == 1:
+                self._add(users.pop(), packets)
+                return
+        user: Hashable = None
         for packet in packets:
             if type(packet) is Signed:
-                self._add(packet.signature.user, [packet])
-            elif type(packet) is bytes:
-                self._add(None, [packet])
+                user = packet.signature.user
+            if type(packet) is Signed or type(packet) is bytes:
+                self._add(user, [packet])
             else:
                 self._replies.append(packet)
 
@@ -164,14 +192,18 @@ class SharedBacklog:
         taken = list(islice(self._replies, count))
         self._taken = len(taken)
         self._turns = []
-        waiting = deque((user, line, line.front) for user, line in self._lines.items())
+        waiting = deque((user, line, line.front, line.signature) for user, line in self._lines.items())
         while (left := count - len(taken)) and waiting:
-            user, line, at = waiting.popleft()
-            end = line.end_of_turn(at, left) if waiting else min(at + left, len(line.packets))
-            taken += line.packets[at:end]
+            user, line, at, signature = waiting.popleft()
+            packets = line.packets
+            end = line.end_of_turn(at, left) if waiting else min(at + left, len(packets))
+            if type(packets[at]) is bytes and signature is not None:
+                packets[at] = sign(packets[at], signature)
+            part = packets[at:end]
+            taken += part
             self._turns.append((user, end - at))
-            if end < len(line.packets):
-                waiting.append((user, line, end))
+            if end < len(packets):
+                waiting.append((user, line, end, _last_of(part, signature)))
         return taken
 
     def ack(self, sent: int) -> None:
