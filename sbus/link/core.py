@@ -26,7 +26,8 @@ What it keeps true:
   before it, and the link passes that on (``link/fence``). One question at a time: changes that come meanwhile share the
   next one.
 * *Authors stay.* Each message has its publisher's name on the other bus, too (`sbus.link.authors`).
-* *Losses are counted.* A bus reports what it has dropped for the link (receipts). What comes while the link is not up
+* *Losses are counted, and told.* A bus reports what it has dropped for the link (receipts), with the keys of messages
+  among them as far as it knows these; the link tells the other bus (``link/gap``). What comes while the link is not up
   is dropped here. Both sums go to the bus below, once a second at most.
 
 A batch is carried as it is: messages with known keys form a run (`sbus.routing.runs`), and the run is one list on its

@@ -21,7 +21,7 @@ fences     A reply to ``whoami`` says that the client's subscriptions are in for
            until P is known. Replies behind it wait, too.
 bridges    A bridge to other hosts is a link without a master. It says ``link/up`` with no name and confirms nothing, so
            nothing but ``is_up`` changes.
-counters   what the link has lost, for the operator
+losses     what the link has lost, for the operator, and for the receivers of the keys
 =========  ===========================================================================================================
 
 Messages pay nothing for it: routes of keys that P or the link changes are not cached, and all other keys never come
