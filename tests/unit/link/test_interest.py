@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import UsageError
-from sbus.link.interest import CONSIDERED, Change, Interest
+from sbus.link.interest import CONSIDERED, NOTED, Change, Interest
 from sbus.protocol.keys import matches_open
 from sbus.protocol.patterns import covers, shape
 
@@ -66,11 +66,11 @@ STEPS = st.lists(
 
 
 @example(
-    [b""], [("add", b"a"), ("wait", 0.3), ("replace", [b""]), ("replace", [b"a"]), ("add", b"")], 2, 5.0
+    [b""], [("add", b"a"), ("wait", 0.3), ("replace", [b""]), ("replace", [b"a"]), ("add", b"")], 2, 5.0, False
 )  # a pattern that is wanted again before it was given up covers one that was wanted again just before
 @settings(max_examples=400)
-@given(LISTS, STEPS, st.sampled_from([2, 4, 1000]), st.sampled_from([5.0, 1000.0]))
-def test_interest_is_what_is_wanted_and_listed(listed, steps, limit, rate):
+@given(LISTS, STEPS, st.sampled_from([2, 4, 1000]), st.sampled_from([5.0, 1000.0]), st.booleans())
+def test_interest_is_what_is_wanted_and_listed(listed, steps, limit, rate, is_noted):
     """Whatever comes and goes: nothing wanted is ever missing once it is settled, and in the end nothing else is there.
 
     The patterns asked for are then few (none covers another), unless they were too many: then the listed ones are asked
@@ -90,11 +90,17 @@ def test_interest_is_what_is_wanted_and_listed(listed, steps, limit, rate):
         if step == "add":
             number += 1
             wanted.append(value)
-            interest.add(value, number)
+            if is_noted:
+                interest.note(True, value, number)
+            else:
+                interest.add(value, number)
         elif step == "remove" and wanted:
             number += 1
             gone = wanted.pop(value % len(wanted))
-            interest.remove(gone, now, number)
+            if is_noted:
+                interest.note(False, gone, number)
+            else:
+                interest.remove(gone, now, number)
         elif step == "replace":
             wanted = list(value)
             number = 0
@@ -263,6 +269,28 @@ def test_nobody_waits_behind_the_patterns_of_one_user():
     assert b"" not in other.patterns
     assert len(other.patterns) == 2_001
     assert now < 6
+
+
+@pytest.mark.parametrize("many", [2_000, 20_000])
+def test_noted_patterns_are_counted_in_parts(many):
+    """Nobody waits until thousands that were noted have been counted; in the end all are, and can go again."""
+    interest, other = Interest([b""]), OtherSide()
+    for number in range(many):
+        interest.note(True, b"many/%d" % number, number + 1)
+    interest.note(True, b"late", many + 1)
+    other.follow(interest.changes(0.0))
+    assert len(list(interest.wanted)) == NOTED
+    assert other.patterns == {b""}
+    assert interest.settled >= many + 1
+    now = settle(interest, other, 0.0)
+    assert len(list(interest.wanted)) == many + 1
+    assert interest.is_collapsed is (many > 4_096)
+    assert len(other.patterns) == (1 if interest.is_collapsed else many + 1)
+    for number in range(many):
+        interest.note(False, b"many/%d" % number, many + 2 + number)
+    settle(interest, other, now)
+    assert other.patterns == {b"late"}
+    assert interest.settled == 2 * many + 1
 
 
 def test_wide_pattern_of_too_many_that_ends():

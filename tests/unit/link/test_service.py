@@ -220,7 +220,7 @@ def test_messages_of_many_keys_are_taken_in_parts(join, way, monkeypatch: pytest
     linked.settle()
     linked.settle()
     assert reader.take() == sent
-    assert max(taken) == CLOSELY
+    assert max(taken) <= CLOSELY + 1  # and the publisher's name
     assert sum(taken) == 1 + 2_000  # the publisher's name comes first
 
 
