@@ -22,6 +22,7 @@ ones.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -59,7 +60,7 @@ class PatternFeed:
     def __init__(self, lists: PatternLists, client: Client) -> None:
         self._lists = lists
         self.client = client
-        self.agenda: dict[bytes | None, int] = {}
+        self.agenda: OrderedDict[bytes | None, int] = OrderedDict()  # whose first item is found at once, as in no dict
         self.known: dict[bytes, int] = {}
         self.is_waiting = False
         self.has_room = True
@@ -119,7 +120,7 @@ class PatternLists:
             self._to_count = dict.fromkeys(self._clients.values())
             self._count_on()
         feed = self._feeds[client] = PatternFeed(self, client)
-        feed.agenda = dict.fromkeys(self._counts, self._number)
+        feed.agenda = OrderedDict.fromkeys(self._counts, self._number)
         client.on_room = (*client.on_room, feed.on_room)
         if not self._to_count:
             feed.note(None, self._number)
@@ -258,8 +259,7 @@ class PatternLists:
             feed.has_room = client.waiting_replies < MAX_REPLIES or self._has_flushed(feed)
             if not feed.has_room:
                 return False  # `on_room` comes back
-            pattern = next(iter(agenda))
-            number = agenda.pop(pattern)
+            pattern, number = agenda.popitem(last=False)
             if pattern is None:
                 client.notify(controls.INTEREST_PATTERNS, b"")
                 continue
