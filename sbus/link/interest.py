@@ -60,8 +60,8 @@ MAX_BYTES = 1 << 19
 CONSIDERED = 32
 """Patterns that one call of `Interest.changes` considers in vain at most: below 4 ms, and mostly 0.1 ms."""
 
-NOTED = 128
-"""Patterns that one call of `Interest.changes` counts at most, of those that were noted: 3 ms (``link-patterns``)."""
+NOTED = 64
+"""Patterns that one call of `Interest.changes` counts at most, of those that were noted: 2 ms, mostly."""
 _SORTED = 1024
 """Patterns at most that are put into the best order when a wide one ends: that takes longer than to find them."""
 _BURST = 10
@@ -307,8 +307,11 @@ class Interest:
             self._leaving[asked] = None
             if asked in self._needed:
                 self._again[asked] = None
-            covered = list(islice(self._needed.covered_by(asked), self._limit + 1))
-            if len(covered) > self._limit:
+            if asked in self._listed:
+                covered, most = list(self._needed), self._limit  # others, too, but without a walk
+            else:
+                covered, most = list(islice(self._needed.covered_by(asked), self._most_new + 1)), self._most_new
+            if len(covered) > most:
                 self._collapse(now, changes)
                 return True
             if len(covered) <= _SORTED:
