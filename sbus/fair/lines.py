@@ -28,7 +28,7 @@ everything (a user's own backlog would keep its clients from being read).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Hashable, Set
 from typing import Any, Protocol
 
 from sbus.routing.route import FIRST_NS, learned
@@ -134,7 +134,7 @@ class Lines:
         self.waiting: dict[Members, int] = {}
         self.letters: dict[Any, int] = {}
         self.on_rest: Callable[[], None] | None = None
-        self._shares: dict[Lines | None, _Share] = {}
+        self._shares: dict[Hashable, _Share] = {}
         self._first = 0
 
     @property
@@ -152,45 +152,46 @@ class Lines:
             return True
         return any(receiver in group.members for group in self.waiting)
 
-    def has_room(self, publisher: Lines | None, work: int, size: int, after_gap: bool = False) -> bool:
+    def has_room(self, account: Hashable, work: int, size: int, after_gap: bool = False) -> bool:
         """Return whether a publisher's user may add to the mail.
 
-        :param publisher: that user's lines; None for the program around the bus, whose mail is bounded by bytes alone.
+        :param account: whose part it takes: that user's lines, or an author that a link has named; None for the program
+            around the bus, whose mail is bounded by bytes alone.
         :param work: nanoseconds that the messages will take.
         :param size: their bytes.
         :param after_gap: messages have been lost last, so there is room only when half of the work is done: a mailbox
             with a gap after each entry would take several times as long.
         """
-        share = self._shares.get(publisher)
+        share = self._shares.get(account)
         if share is None:
             return True
         parts = len(self._shares) + 1
         if share.bytes + size > (self.most_bytes - self.bytes + share.bytes) // parts:
             return False
         most = MAIL_NS // 2 if after_gap else MAIL_NS
-        return publisher is None or share.ns + work <= (most - self.work + share.ns) // parts
+        return account is None or share.ns + work <= (most - self.work + share.ns) // parts
 
-    def add(self, publisher: Lines | None, work: int, size: int) -> None:
+    def add(self, account: Hashable, work: int, size: int) -> None:
         """Count messages that were put into the mail; `remove` takes them back."""
-        share = self._shares.get(publisher)
+        share = self._shares.get(account)
         if share is None:
-            share = self._shares[publisher] = _Share()
+            share = self._shares[account] = _Share()
         share.entries += 1
         share.ns += work
         share.bytes += size
         self.work += work
         self.bytes += size
 
-    def remove(self, publisher: Lines | None, work: int, size: int) -> None:
+    def remove(self, account: Hashable, work: int, size: int) -> None:
         """Take back an `add`: these messages have left the mail."""
-        share = self._shares[publisher]
+        share = self._shares[account]
         share.entries -= 1
         share.ns -= work
         share.bytes -= size
         self.work -= work
         self.bytes -= size
         if not share.entries:
-            del self._shares[publisher]
+            del self._shares[account]
         if self.held:
             self._let_go()
 

@@ -25,7 +25,7 @@ Rejected: an entry for each receiver (the publisher would pay for all of them); 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 from typing import Any, Protocol
 
 from twisted.logger import Logger
@@ -110,7 +110,7 @@ class Mail:
         self._took = 0
         self._size = 0
         self._packed: BundleCache = {}
-        self._shares: list[tuple[Lines | None, int, int, int, Signature]] = []
+        self._shares: list[tuple[Hashable, int, int, int, Signature]] = []
         lines: Lines = group.user.lines
         lines.expect(group)
         group.user.charge_memory(_ENTRY_MEMORY)
@@ -125,11 +125,11 @@ class Mail:
             and len(self.packets) + messages <= JOINED
         )
 
-    def add(self, packets: list[bytes], size: int, sender: Lines | None, signature: Signature) -> None:
+    def add(self, packets: list[bytes], size: int, account: Hashable, signature: Signature) -> None:
         """Add messages.
 
         :param size: their bytes.
-        :param sender: the lines of the publisher's user; None for the program around the bus.
+        :param account: whose part of the mailbox they take; None for the program around the bus.
         :param signature: the publisher's.
         """
         user, scheduler = self.group.user, self._post.scheduler
@@ -139,8 +139,8 @@ class Mail:
         self.packets += packets
         self._number = self._post.handled()
         self._size += size
-        self._shares.append((sender, work, size, count, signature))
-        lines.add(sender, work, size)
+        self._shares.append((account, work, size, count, signature))
+        lines.add(account, work, size)
         user.charge_memory(size)
         scheduler.mail_copies += count * receivers
         scheduler.mail_bytes += size * receivers

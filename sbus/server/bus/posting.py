@@ -8,7 +8,7 @@ room there. `sbus.server.bus.delivery` has the theory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import islice
 
 from twisted.logger import Logger
@@ -118,9 +118,8 @@ class Posting(ABC):
         self, group: Group[Receiver], packets: list[bytes], publisher: Publisher | None, after_gap: bool = False
     ) -> bool:
         lines = group.user.lines
-        sender = None if publisher is None else publisher.user.lines
         work = len(packets) * len(group.receivers) * lines.ns
-        return bool(lines.has_room(sender, work, total_size(packets), after_gap))
+        return bool(lines.has_room(_account_of(publisher), work, total_size(packets), after_gap))
 
     def _post(
         self, groups: list[Group[Receiver]], packets: list[bytes], publisher: Publisher | None, has_echo: bool
@@ -146,7 +145,7 @@ class Posting(ABC):
             if waiter is not None or type(last) is not Mail or not last.takes(group, skip, count):  # type: ignore[arg-type]
                 last = Mail(self, group, skip, waiter)  # type: ignore[arg-type]
                 self.scheduler.append(lines, last)
-            last.add(packets, size, sender, signature)
+            last.add(packets, size, _account_of(publisher), signature)
             if waiter is not None:
                 waiter.wait_for_mail()
 
@@ -174,3 +173,11 @@ class Posting(ABC):
                 "Error in the credentials policy: client {number} blocks nobody", number=getattr(receiver, "number", 0)
             )
             return False
+
+
+def _account_of(publisher: Publisher | None) -> Hashable:
+    """Return whose part of a mailbox messages take: that of their user, or of the author whom a link names."""
+    if publisher is None:
+        return None
+    signature = publisher.signature
+    return signature.user if signature.is_vouched else publisher.user.lines

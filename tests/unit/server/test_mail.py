@@ -542,6 +542,23 @@ def test_a_flood_leaves_room_for_the_next_user():
     assert got == messages(*range(1, 11))
 
 
+def test_authors_that_a_link_names_share_a_mailbox():
+    """A flood that comes through a link leaves room for the messages of the link's other authors."""
+    bus = tight_bus()
+    readers, link = readers_of(bus), bus.connect(uid=0)
+    bus.registry.scheduler.is_busy = True
+    author = b"CMSG link/sender\0%d !/cred/1/0/7/!/cred/1/%d/9"
+    link.transport.deliver(author % (1, 10), *[message(0, size=500)] * 64)
+    for number in range(1, 11):
+        link.transport.deliver(author % (2, 10 + number), message(number))
+        link.transport.deliver(author % (1, 10), *[message(0, size=500)] * 64)
+    bus.settle()
+    got = [packet for packet in readers[0].take() if len(packet) < 100]
+    assert got == messages(*range(1, 11))
+    assert bus.registry.counters.dropped > 0
+    assert is_clean(bus)
+
+
 def test_a_lone_publisher_has_half_of_the_time():
     """Mail of one publisher's user is estimated to take half of `MAIL_NS` at most (I9)."""
     bus = Bus()
