@@ -12,10 +12,11 @@ container          how it keeps packets
                    (`sbus.flood.receipts`) between its packets, and can replace a message in its place.
 `StackBacklog`     in a list that is sent from its end; replies go first, in the order of their questions
 `PriorityBacklog`  in a heap, for any other order; replies go first as well
+`SharedBacklog`    in a line for each user, for a link (`sbus.flood.shared`); replies go first as well
 =================  ===================================================================================================
 
 All hand packets out with `take` and learn with `ack` how many of them the socket accepted; the others are back in their
-place. All iterate in the order of arrival, so that a change of the order can build one from another.
+place. All but the last iterate in the order of arrival, so that a change of the order can build one from another.
 
 A heap is dear: a message in and out takes 16 to 24 times as long as with a list (benchmarks/micro), and what its
 receiver never reads needs no rank. So messages come to a `PriorityBacklog` unranked, and are ranked when the next one
