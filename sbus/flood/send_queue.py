@@ -222,8 +222,7 @@ class SendQueue(OutgoingQueue):
     def lose_share(self, run: Run) -> Outcome | None:
         """Drop messages of a user whose part of a shared queue has no room; the receipt names their keys."""
         outcome = self.lose(len(run), run.size, LossReason.SHARE)
-        if self.head is not None:
-            self.head.note_keys(run.packets)
+        self._name_lost(run.packets)
         return outcome
 
     def miss(self, messages: int, size: int) -> None:
@@ -296,8 +295,10 @@ class SendQueue(OutgoingQueue):
         why = self._lacks_any_room(run)
         if why is not None:
             self._lose(len(run), run.size, why)
+            self._name_lost(run.packets)
             return
         losses = _Losses(self._lose)
+        lost: list[bytes] = []
         refused = 0  # the size of a packet for which there was no room
         for packet in run.packets:
             size = len(packet)
@@ -310,7 +311,14 @@ class SendQueue(OutgoingQueue):
                     continue
                 why, refused = cause, size
             losses.add(1, size, why)
+            lost.append(packet)
         losses.end()
+        self._name_lost(lost)
+
+    def _name_lost(self, packets: list[bytes]) -> None:
+        """Note the keys of messages that were dropped in the receipt for them, if it is a link's."""
+        if self.head is not None and isinstance(self._backlog, SharedBacklog):
+            self.head.note_keys(packets)
 
     def admit_each(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         """As `admit`, one by one; there may be replies among the packets."""

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sbus.link.core import CLOSELY, Side
@@ -321,3 +321,47 @@ def test_every_message_arrives_once_or_is_counted(steps):
             numbers = [int(packet.partition(b"\0")[2].split(b" ")[0]) for packet in reader.take()]
             assert numbers == sorted(set(numbers))
             assert len(numbers) + link.lost == len(sent[way])
+
+
+@settings(max_examples=examples(40), deadline=None)
+@example([("pause above", 1), *[("flood", 120), ("calm", 1), ("settle", 1)] * 12, ("go on above", 1), ("flood", 90)])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["flood", "calm", "pause above", "go on above", "settle"]), st.integers(1, 120)),
+        max_size=30,
+    )
+)
+def test_receivers_know_what_the_link_has_lost(steps):
+    """Whatever stands still, and whoever publishes: got and told is what was published, for each key, at any time."""
+    with TemporaryDirectory() as directory, ExitStack() as stack:
+        linked = Linked(Path(directory), Limits(queue_messages=50, block_timeout=1e6))
+        stack.callback(linked.close)
+        readers = {key: linked.client(linked.above, b"x/" + key) for key in (b"flood", b"calm")}
+        for reader in readers.values():
+            reader.send(b"CMSG receipts/on")
+            reader.take()
+        publishers = {b"flood": linked.below.connect(uid=1001), b"calm": linked.below.connect(uid=1002)}
+        above = linked.of_link(linked.above)
+        sent = dict.fromkeys(readers, 0)
+        for what, count in [*steps, ("go on above", 1), ("settle", 1)]:
+            if what == "settle":
+                linked.settle()
+            elif (key := what.encode()) in sent:
+                numbers = range(sent[key], sent[key] + count)
+                publishers[key].send(*(b"MSG x/%b\0%d " % (key, number) + BLOCK for number in numbers))
+                sent[key] += count
+            else:
+                (above.pause_publishing if what.startswith("pause") else above.resume_publishing)()
+        linked.settle()
+        for key, reader in readers.items():
+            told = last = got = 0
+            for packet in reader.take():
+                words = packet.partition(b"\0")[2].split(b" ")
+                if packet.startswith(b"CMSG lost"):
+                    told += int(words[0])
+                    continue
+                number = int(words[0])
+                assert got == 0 or number > last
+                got, last = got + 1, number
+                assert number + 1 - got <= told
+            assert got + told == sent[key]
