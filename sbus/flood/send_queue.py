@@ -253,7 +253,7 @@ class SendQueue(OutgoingQueue):
     def has_share(self, user: Hashable, run: Run) -> bool:
         """Return whether a publisher's user may add messages, if the queue is shared by users, as that of a link is."""
         backlog, limits = self._backlog, self._limits
-        if not isinstance(backlog, SharedBacklog):
+        if not isinstance(backlog, SharedBacklog) or self.state is _DEAF:
             return True
         rest = limits.messages - self.messages, limits.bytes - self.size
         return backlog.has_room(user, len(run), run.size, *rest)
