@@ -65,7 +65,7 @@ def test_three_buses_and_three_users(tree: StartBus, as_root: None) -> None:
     for number, (publisher, bus) in enumerate(zip(publishers, (root, one, two), strict=True)):
         for other in (root, one, two):
             if other is not bus:
-                probe = b"a/%d/" % number + other.address.name.encode()
+                probe = b"a/%d/" % number + Path(other.address).name.encode()
                 wait_crossing(publisher, probe, other.client(probe))
     for number, publisher in enumerate(publishers):
         for _ in range(2):

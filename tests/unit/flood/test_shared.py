@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -31,7 +32,7 @@ class Shared(RuleBasedStateMachine):
         super().__init__()
         self.backlog = SharedBacklog(iter(()))
         self.replies: list[bytes] = []
-        self.lines: dict[int, list[bytes]] = defaultdict(list)
+        self.lines: dict[Any, list[bytes]] = defaultdict(list)
         self.number = 0
 
     @rule(
@@ -68,7 +69,7 @@ class Shared(RuleBasedStateMachine):
         assert len(taken) == min(count, waiting)
         sent = min(part, len(taken))
         self.backlog.ack(sent)
-        user: object = None
+        user = None
         for packet in taken[:sent]:
             if isinstance(packet, Signed):
                 user = packet.signature.user
@@ -114,7 +115,9 @@ def test_socket_that_takes_less_than_a_turn_serves_everybody():
     backlog.push(of(2, *[10] * 3))
     sent = []
     for _ in range(6):
-        sent.append(backlog.take(64)[0].signature.user)
+        (first, *_) = backlog.take(64)
+        assert isinstance(first, Signed)
+        sent.append(first.signature.user)
         backlog.ack(1)
     assert sent == [1, 2, 1, 2, 1, 2]
 
@@ -124,7 +127,7 @@ def test_room(kind):
     """Of 12, one user may have 6, the next one a third of the rest, and so on; an empty line takes any run."""
     limit, size = (12, 1_000) if kind == "messages" else (1_000, 12)
     backlog = SharedBacklog(iter(()))
-    had = []
+    had: list[int] = []
     for uid in range(3):
         count = 0
         while True:
