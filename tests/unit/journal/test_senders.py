@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from sbus.journal import schema
 from sbus.journal.index import BATCH, RECORD_SIZE, read_index
 from sbus.journal.layout import list_segments
 from sbus.journal.lock import locked
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.repair import repair
 from sbus.journal.schema import FORMATS, Kind, decode, encode
-from sbus.journal.senders import TYPES, Senders
+from sbus.journal.senders import TYPES, Senders, split
 from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
 from tests.support.journals import Clock, rows
@@ -87,8 +87,12 @@ def test_only_those_who_ask_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with JournalWriter.open(tmp_path) as journal:
         journal.append_columns(*columns(3), senders_of((ALICE, 3)))
     asked: list[list[str]] = []
-    split = schema.split
-    monkeypatch.setattr(schema, "split", lambda stored, names: asked.append(list(names)) or split(stored, names))
+
+    def noting(stored: pa.RunEndEncodedArray, names: Sequence[str]) -> dict[str, pa.Array]:
+        asked.append(list(names))
+        return split(stored, names)
+
+    monkeypatch.setattr("sbus.journal.schema.split", noting)
     reader = JournalReader(tmp_path)
     for names in (["seq", "key"], ["sender_uid", "key", "sender_number"]):
         (batch,) = read(reader.plan(0, 3)[0], names)
