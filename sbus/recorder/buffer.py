@@ -172,8 +172,7 @@ def _senders(columns: Columns) -> Senders:
     names = _array(columns.senders, columns.sender_ends)
     starts = pa.Array.from_buffers(pa.int32(), len(names), [None, pa.py_buffer(columns.run_starts)])
     ends = pa.concat_arrays([starts[1:], pa.array([columns.rows], pa.int32())])
-    if len(names) > 1:
-        # No message came between two names, or none yet behind the last one.
-        is_run = pc.less(starts, ends)
+    is_run = pc.less(starts, ends)
+    if is_run.true_count < len(is_run):  # no message came between two names, or none yet behind the last one
         names, ends = names.filter(is_run), ends.filter(is_run)
     return Senders(names, ends)
