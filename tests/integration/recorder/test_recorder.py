@@ -19,12 +19,14 @@ from typing import Any
 
 import pytest
 
+from sbus.client.blocking import connect
 from sbus.errors import JournalError
 from sbus.syscalls.polling import is_readable
 from tests.support import servers as conftest
 from tests.support.disks import fill, mounted
 from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, twistd
 from tests.support.journals import rows
+from tests.support.original import OriginalServer
 from tests.support.waiting import paused, wait_until
 
 directory, spawn = conftest.directory, conftest.spawn
@@ -561,11 +563,12 @@ def test_publishers(bus: Callable[..., Bus], recorder: Callable[..., Recorder], 
 
 
 def test_publishers_that_the_bus_does_not_name(
-    bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path
+    directory: Path, recorder: Callable[..., Recorder], journal: Path
 ) -> None:
-    """A bus that names nobody is recorded all the same; the columns are null."""
-    server = bus("--dialect=early")
-    recorder("--dialect=early")
-    server.client().msg(b"k", b"1")
-    found = wait_rows(journal, ends_with(b"MSG k\x001"))
+    """The original server names nobody, and is recorded all the same; the columns are null."""
+    with contextlib.closing(OriginalServer(directory / "bus")):
+        recorder()
+        with connect(str(directory / "bus")) as client:
+            client.publish(b"k", b"1")
+            found = wait_rows(journal, ends_with(b"MSG k\x001"))
     assert [row["sender_number"] for row in found] == [None] * len(found)

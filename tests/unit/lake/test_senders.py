@@ -11,6 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+pytest.importorskip("deltalake", reason="the extra delta is not installed")
+
+from deltalake import DeltaTable
+
 from sbus.journal.senders import TYPES
 from sbus.lake import delta
 from sbus.lake.check import check
@@ -31,19 +35,30 @@ def plain(directory: Path) -> Table:
 
 
 def of_delta(directory: Path) -> Table:
-    pytest.importorskip("deltalake", reason="the extra delta is not installed")
     return delta.DeltaLake(str(directory))
 
 
-@pytest.fixture(params=[plain, of_delta], ids=["plain", "delta"])
-def lake(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
-    """A lake of an earlier version, with two batches."""
-    make: Callable[[Path], Table] = request.param
-    table = make(tmp_path / "lake")
-    with monkeypatch.context() as patch:
+def old(table: Table) -> Table:
+    """Fill a lake as an earlier version does, with two batches."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delta, "_SCHEMA", pa.schema([field for field in delta._SCHEMA if field.name not in TYPES]))
         for batch in range(2):
             archive(table, batch, [row("one", 10 * batch + n, n // 5) for n in range(10)])
+    return table
+
+
+@pytest.fixture(params=[plain, of_delta], ids=["plain", "delta"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
+    """A lake of an earlier version."""
+    make: Callable[[Path], Table] = request.param
+    return old(make(tmp_path / "lake"))
+
+
+@pytest.fixture
+def delta_lake(tmp_path: Path) -> delta.DeltaLake:
+    """The same in a Delta table."""
+    table = old(of_delta(tmp_path / "lake"))
+    assert isinstance(table, delta.DeltaLake)
     return table
 
 
@@ -107,35 +122,29 @@ def test_counts(lake: Table) -> None:
     assert sum(each["n"] for table in tables for each in table) == 23
 
 
-def test_delta_for_every_program(lake: Table) -> None:
+def test_delta_for_every_program(delta_lake: delta.DeltaLake) -> None:
     """Any reader of Delta finds the columns; the log says when they came, and how many nulls each new file has."""
-    if lake.format != "delta":
-        pytest.skip("of Delta")
-    from deltalake import DeltaTable
-
-    before = DeltaTable(lake.location)
-    found = DeltaTable(grown(lake).location)
+    before = DeltaTable(delta_lake.location)
+    found = DeltaTable(grown(delta_lake).location)
     assert before.version() + 3 == found.version()
     assert {each["seq"]: tuple(each[name] for name in TYPES) for each in found.to_pyarrow_table().to_pylist()} == (
         EXPECTED
     )
     polars = pytest.importorskip("polars", reason="the extra interop is not installed")
     for uid, seqs in ((1000, [20, 21]), (1001, [22])):  # also by the statistics of the log
-        assert polars.scan_delta(lake.location).filter(sender_uid=uid).collect()["seq"].sort().to_list() == seqs
-    assert [event.what for event in lake.history()][-3:] == ["columns", "batch", "batch"]
-    (newest, *_) = sorted(Path(lake.location, "_delta_log").glob("*.json"))[-1:]
+        assert polars.scan_delta(delta_lake.location).filter(sender_uid=uid).collect()["seq"].sort().to_list() == seqs
+    assert [event.what for event in delta_lake.history()][-3:] == ["columns", "batch", "batch"]
+    (newest, *_) = sorted(Path(delta_lake.location, "_delta_log").glob("*.json"))[-1:]
     (added,) = [json.loads(line)["add"] for line in newest.read_text().splitlines() if '"add"' in line]
     counts = json.loads(added["stats"])["nullCount"]
     assert [counts[name] for name in TYPES] == [0, 0, 0, 0, 0]
 
 
-def test_two_processes_add_the_columns(lake: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_add_the_columns(delta_lake: delta.DeltaLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one finds that they are there."""
-    if lake.format != "delta":
-        pytest.skip("of Delta")
-    stale = lake._create()  # type: ignore[attr-defined]
-    grown(lake)
-    monkeypatch.setattr(lake, "_create", lambda: stale)
-    archive(lake, 4, [row("one", 23, 0)], sender=ALICE)
+    stale = delta_lake._create()
+    grown(delta_lake)
+    monkeypatch.setattr(delta_lake, "_create", lambda: stale)
+    archive(delta_lake, 4, [row("one", 23, 0)], sender=ALICE)
     monkeypatch.undo()
-    assert senders(lake) == EXPECTED | {23: ALICE}
+    assert senders(delta_lake) == EXPECTED | {23: ALICE}
