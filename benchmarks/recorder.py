@@ -7,6 +7,11 @@ publisher sends numbered messages at an even rate; afterwards the journal is rea
 
     python benchmarks/recorder.py [--rate 150000] [--seconds 5] [--size 64] [--plain] [--rounds 3] [--directory DIR]
 
+With ``--senders`` it compares the recorder with one that does not ask who published a message: for one publisher, and
+for eight at the same time. It takes CPU time, so other work on the machine matters little.
+
+    python benchmarks/recorder.py --senders [--rate 100000] [--seconds 2] [--rounds 5] [--plain]
+
 With ``--jetstream`` it measures how many messages a second the recorder and JetStream's file store keep without a loss,
 in turn, and what one costs their servers. Publishers send as fast as they are allowed, without a library
 (`benchmarks.keeping`).
@@ -17,6 +22,7 @@ in turn, and what one costs their servers. Publishers send as fast as they are a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -30,11 +36,19 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from benchmarks.jetstream import SYNC_INTERVAL  # noqa: E402
-from benchmarks.recording import PATIENCE, TWISTD, check, running  # noqa: E402
+from benchmarks.recording import PATIENCE, TWISTD, check, running, turns_of  # noqa: E402
 
 _TICK = 0.004
 """Seconds between two bursts of the publisher."""
 _KEYS = 100
+_MANY = 8
+"""Publishers that send at the same time."""
+_NAMELESS = """\
+from sbus.recorder.bus import RecorderBus
+RecorderBus.ask_senders = lambda self: None
+from twisted.scripts.twistd import run
+run()
+"""
 _COUNT = """\
 import sys
 from twisted.internet import defer, reactor, task
@@ -68,6 +82,7 @@ class Run(NamedTuple):
     :ivar reader: µs of CPU time for each message, of the reading process.
     :ivar bus: the same of the bus.
     :ivar memory: bytes that the reading process had at most.
+    :ivar turns: messages of one publisher in a row, on average; 0 if that was not recorded.
     """
 
     published: int
@@ -78,30 +93,44 @@ class Run(NamedTuple):
     reader: float
     bus: float
     memory: int
+    turns: float = 0.0
 
 
-def publish(address: str, rate: int, seconds: float, size: int, bundles: bool) -> None:
+def publish(address: str, rate: int, seconds: float, size: int, bundles: bool, publishers: int) -> None:
     """Publish at this rate in bundles or not, and print the number of messages and of seconds."""
     from sbus.client.blocking import connect
 
     keys = [b"bench/%d/value" % i for i in range(_KEYS)]
     padding = bytes(max(0, size - 8))
-    with connect(address, bundles=bundles) as bus:
+    with contextlib.ExitStack() as connections:
+        buses = [connections.enter_context(connect(address, bundles=bundles)) for _ in range(publishers)]
         start = time.monotonic()
         sent = 0
         while (passed := time.monotonic() - start) < seconds:
             due = int(passed * rate)
-            bus.publish_many([(keys[i % _KEYS], i.to_bytes(8, "little") + padding) for i in range(sent, due)])
+            messages = [(keys[i % _KEYS], i.to_bytes(8, "little") + padding) for i in range(sent, due)]
+            if publishers == 1:
+                buses[0].publish_many(messages)
+            else:
+                for i, message in enumerate(messages):
+                    buses[i % publishers].publish(*message)
             sent = due
             time.sleep(_TICK)
-        bus.fence(PATIENCE)
+        for bus in buses:
+            bus.fence(PATIENCE)
         print(sent, time.monotonic() - start, flush=True)
 
 
-def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
-    """Perform one run with a fresh bus in an empty directory."""
+def run(
+    directory: Path, record: bool, arguments: argparse.Namespace, publishers: int = 1, *, names: bool = True
+) -> Run:
+    """Perform one run with a fresh bus in an empty directory.
+
+    :param names: whether the recorder asks who published a message.
+    """
     address, journal = directory / "bus", directory / "journal"
-    command = [*TWISTD, "sbus-recorder", f"--socket={address}", f"--journal={journal}", *arguments.option]
+    twistd = TWISTD if names else [sys.executable, "-c", _NAMELESS, *TWISTD[3:]]
+    command = [*twistd, "sbus-recorder", f"--socket={address}", f"--journal={journal}", *arguments.option]
     ready = "recording"
     if not record:
         command, ready = [sys.executable, "-c", _COUNT, str(address), str(int(not arguments.plain))], "ready"
@@ -112,7 +141,7 @@ def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
         reader.settle()
         before = reader.cpu(), bus.cpu()
         words = [str(address), str(arguments.rate), str(arguments.seconds), str(arguments.size)]
-        words.append(str(int(not arguments.plain)))
+        words += [str(int(not arguments.plain)), str(publishers)]
         publisher = subprocess.run(
             [sys.executable, __file__, "--publish", *words],
             capture_output=True,
@@ -127,11 +156,31 @@ def run(directory: Path, record: bool, arguments: argparse.Namespace) -> Run:
         (reader if record else bus).stop()  # what only counts is ended by the end of the bus
         if not record:
             reader._popen.wait(PATIENCE)
-            arrived, misplaced, gaps = int(reader.log.split()[-1]), 0, 0
+            arrived, misplaced, gaps, turns = int(reader.log.split()[-1]), 0, 0, 0.0
         else:
             reader._popen.wait(PATIENCE)
             arrived, misplaced, gaps = check(journal)
-    return Run(int(published), published / seconds, arrived, misplaced, gaps, costs[0], costs[1], memory)
+            turns = turns_of(journal) if names else 0.0
+    return Run(int(published), published / seconds, arrived, misplaced, gaps, costs[0], costs[1], memory, turns)
+
+
+def compare_senders(arguments: argparse.Namespace) -> None:
+    """Compare the recorder with one that does not ask who published a message."""
+    for publishers in (1, _MANY):
+        found: dict[bool, list[Run]] = {True: [], False: []}
+        for number in range(arguments.rounds):
+            for names in (True, False) if number % 2 == 0 else (False, True):
+                with tempfile.TemporaryDirectory(prefix="sbus-", dir=arguments.directory) as directory:
+                    found[names].append(run(Path(directory), True, arguments, publishers, names=names))
+        with_names, without = ([one.reader for one in found[names]] for names in (True, False))
+        lost = sum(one.published - one.arrived for runs in found.values() for one in runs)
+        print(
+            f"{publishers} publishing, {median(one.turns for one in found[True]):.1f} messages in a row, lost {lost}: "
+            f"{median(with_names):.3f} µs a message with publishers, {median(without):.3f} without: "
+            f"{median(with_names) / median(without):.3f} times "
+            f"({', '.join(f'{a:.2f}/{b:.2f}' for a, b in zip(with_names, without, strict=True))})",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -144,6 +193,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured (3)")
     parser.add_argument("--directory", help="where journals are written for the time (a temporary directory)")
     parser.add_argument("--option", action="append", default=[], help="an option of the recorder; repeatable")
+    parser.add_argument("--senders", action="store_true", help="compare with a recorder that records no publishers")
     parser.add_argument("--jetstream", action="store_true", help="compare the recorder with JetStream's file store")
     parser.add_argument(
         "--messages", type=int, default=1_000_000, help="messages of a run beside JetStream; four times that, bundled"
@@ -158,6 +208,9 @@ def main() -> None:
         compare(arguments.messages, arguments.rounds, arguments.sync_interval, arguments.directory)
         return
     arguments.seconds = min(arguments.seconds, 60.0)
+    if arguments.senders:
+        compare_senders(arguments)
+        return
     found: dict[bool, list[Run]] = {True: [], False: []}
     for number in range(arguments.rounds):
         for record in (True, False) if number % 2 == 0 else (False, True):
@@ -180,6 +233,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--publish"]:
-        publish(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]), sys.argv[6] == "1")
+        publish(
+            sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]), sys.argv[6] == "1", int(sys.argv[7])
+        )
     else:
         main()

@@ -212,7 +212,7 @@ class _Repair:
         assert self._format is not None
         self.lost.append(Lost(record.first_seq, record.rows, record.min_time, record.max_time))
         length = record.end - record.start
-        data = _padded_row(record, length) if Kind.DAMAGED in self._format.kinds else None
+        data = _padded_row(record, length, self._format) if Kind.DAMAGED in self._format.kinds else None
         if length:
             self._asides.append((record.start, record.end))
         if data is not None:
@@ -271,15 +271,18 @@ class _Repair:
         self.kept.append(path)
 
 
-def _padded_row(record: Record, length: int) -> bytes | None:
+def _padded_row(record: Record, length: int, format_: Format) -> bytes | None:
     """Return a row of the kind ``damaged`` that takes exactly `length` bytes; None if it cannot."""
+
+    def row(payload: bytes) -> pa.Buffer:
+        return encode(Kind.DAMAGED, record.first_seq, record.min_time, [b""], [payload], format_=format_)
+
     details = json.dumps({"rows": record.rows, "last": record.next_seq - 1, "reason": "damaged on the disk"}).encode()
-    empty = encode(Kind.DAMAGED, record.first_seq, record.min_time, [b""], [b""]).size
-    room = length - empty
+    room = length - row(b"").size
     if room < 0:
         return None
     payload = details.ljust(room) if room >= len(details) else b" " * room
-    data = encode(Kind.DAMAGED, record.first_seq, record.min_time, [b""], [payload]).to_pybytes()
+    data = row(payload).to_pybytes()
     return data if len(data) == length else None
 
 

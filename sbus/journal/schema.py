@@ -1,7 +1,9 @@
 """Rows of a journal: columns, kinds, formats on disk, encoding and decoding.
 
-*Columns.* `COLUMNS` is the only list of the columns. Readers, the command line, Spark and the documentation take the
-names and types from there.
+*Columns.* `COLUMNS` is the only list of the columns that readers get. The command line, Spark and the documentation
+take the names and types from there. A segment has the same ones, but for those of the publisher: it has one column,
+``sender``, in which a run of messages takes as much as a single one (`sbus.journal.senders`). It is taken apart for a
+reader that asks for one of the five.
 
 *Bytes.* A segment is an Arrow IPC stream. It begins with a *header*: the schema, the dictionaries of the columns
 ``journal`` and ``kind``, and a batch without rows. The dictionaries never change after the header, so the message of a
@@ -32,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbus.errors import JournalError
+from sbus.journal.senders import STORED, TYPES, Senders, encode_senders, split
 
 __all__ = [
     "COLUMNS",
@@ -81,25 +84,29 @@ _TIME = pa.timestamp("us", tz="UTC")
 
 
 class Column(NamedTuple):
-    """One column of a journal; no column has nulls.
+    """One column of a journal.
 
     :ivar name: the name of the column.
-    :ivar arrow_type: the type that readers get.
-    :ivar stored_type: the type in the message of a batch: of a dictionary only the indices.
+    :ivar arrow_type: the type of the column.
     :ivar meaning: what the column holds, in words.
+    :ivar nullable: whether it has nulls.
     """
 
     name: str
     arrow_type: pa.DataType
-    stored_type: pa.DataType
     meaning: str
+    nullable: bool = False
+
+    @property
+    def stored_type(self) -> pa.DataType:
+        """The type in the message of a batch: of a dictionary only the indices."""
+        return self.arrow_type.index_type if pa.types.is_dictionary(self.arrow_type) else self.arrow_type
 
 
-COLUMNS = (
-    Column("journal", _NAMES, pa.int8(), "the ID of the journal, 32 hexadecimal digits: the same in every row"),
+_OF_ALL_FORMATS = (
+    Column("journal", _NAMES, "the ID of the journal, 32 hexadecimal digits: the same in every row"),
     Column(
         "seq",
-        pa.int64(),
         pa.int64(),
         "the number of the row in its journal: from 0, without holes, gaps included; a ``damaged`` row has the "
         "first of the numbers that it stands for",
@@ -107,24 +114,42 @@ COLUMNS = (
     Column(
         "time",
         _TIME,
-        _TIME,
         "when the recorder received the message, or when the gap ended, by the clock of that moment; it never "
         "goes back within an epoch, which a ``clock`` row begins; the order of rows is ``seq``",
     ),
     Column(
         "kind",
         _NAMES,
-        pa.int8(),
         "``message``, or the kind of a gap: ``start``, ``stop``, ``reconnect``, ``full``, ``lost``, ``damaged``; "
         "or ``clock``",
     ),
-    Column("key", pa.binary(), pa.binary(), "the key of a message; empty for a gap"),
+    Column("key", pa.binary(), "the key of a message; empty for a gap"),
     Column(
         "payload",
         pa.binary(),
-        pa.binary(),
         "the payload of a message; for ``lost``, the receipt of the bus: ``<messages> <bytes> <total> <why>``; for "
         "other gaps and for ``clock``, a JSON object",
+    ),
+)
+_SENDER = Column("sender", STORED, "who published the message, in the words of the bus", nullable=True)
+
+COLUMNS = (
+    *_OF_ALL_FORMATS,
+    Column("sender_uid", TYPES["sender_uid"], "the user who published the message, by the kernel's word", True),
+    Column("sender_gid", TYPES["sender_gid"], "the group of the publishing process", True),
+    Column("sender_pid", TYPES["sender_pid"], "the number of that process", True),
+    Column(
+        "sender_number",
+        TYPES["sender_number"],
+        "the number of its connection at its bus; 0, with all others null, for the program around the bus",
+        True,
+    ),
+    Column(
+        "sender_chain",
+        TYPES["sender_chain"],
+        "of a client of another bus, the names of the links that the message came through, such as "
+        "``!/cred/0/0/4711``; null for a client of the recorded bus",
+        True,
     ),
 )
 """The columns of a journal, in their order."""
@@ -153,19 +178,19 @@ class Format:
     @cached_property
     def stored_schema(self) -> pa.Schema:
         """The schema of the messages of batches: indices in place of dictionaries."""
-        return pa.schema([pa.field(column.name, column.stored_type, nullable=False) for column in self.columns])
+        return pa.schema([pa.field(column.name, column.stored_type, column.nullable) for column in self.columns])
 
     def schema(self, journal_id: str) -> pa.Schema:
         """Return the schema of the segments of a journal.
 
         Its metadata names the format and the journal.
         """
-        fields = [pa.field(column.name, column.arrow_type, nullable=False) for column in self.columns]
-        return pa.schema(fields, metadata={"sbus.format": str(self.version), "sbus.journal": journal_id})
+        return _schema(self.columns, self.version, journal_id)
 
     def header(self, journal_id: str) -> bytes:
         """Return the bytes that every segment of a journal begins with."""
-        empty = pa.RecordBatch.from_pylist([], schema=self.stored_schema)
+        stored = self.stored_schema
+        empty = pa.RecordBatch.from_arrays([pa.array([], type_) for type_ in stored.types], schema=stored)
         sink = pa.BufferOutputStream()
         writer = pa.ipc.new_stream(sink, self.schema(journal_id))
         writer.write_batch(self._with_dictionaries(empty, journal_id))
@@ -197,19 +222,30 @@ class Format:
         return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
+def _schema(columns: Sequence[Column], version: int, journal_id: str) -> pa.Schema:
+    fields = [pa.field(column.name, column.arrow_type, column.nullable) for column in columns]
+    return pa.schema(fields, metadata={"sbus.format": str(version), "sbus.journal": journal_id})
+
+
 def _with_todays_kinds(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Lift rows of a format with fewer kinds: the indices of those that it has are the same."""
     kinds = pa.DictionaryArray.from_arrays(rows.column("kind").indices, pa.array(KINDS, pa.utf8()))
     return rows.set_column(rows.schema.get_field_index("kind"), rows.schema.field("kind"), kinds)
 
 
-FORMAT = 3
+def _with_nobody(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Lift rows of a format without publishers."""
+    return rows.append_column(_SENDER.name, encode_senders(None, rows.num_rows))
+
+
+FORMAT = 4
 """The newest format, which this package writes."""
 
 FORMATS = {
-    1: Format(1, COLUMNS, tuple(map(str, KINDS[:5])), _with_todays_kinds),
-    2: Format(2, COLUMNS, tuple(map(str, KINDS[:6])), _with_todays_kinds),
-    3: Format(3, COLUMNS, tuple(map(str, KINDS))),
+    1: Format(1, _OF_ALL_FORMATS, tuple(map(str, KINDS[:5])), _with_todays_kinds),
+    2: Format(2, _OF_ALL_FORMATS, tuple(map(str, KINDS[:6])), _with_todays_kinds),
+    3: Format(3, _OF_ALL_FORMATS, tuple(map(str, KINDS)), _with_nobody),
+    4: Format(4, (*_OF_ALL_FORMATS, _SENDER), tuple(map(str, KINDS))),
 }
 """Every format that this package can read, by its version."""
 
@@ -232,8 +268,8 @@ def find_format(version: object, where: str) -> Format:
 
 
 def schema(journal_id: str) -> pa.Schema:
-    """Return the schema of the rows that readers get, and of new segments."""
-    return FORMATS[FORMAT].schema(journal_id)
+    """Return the schema of the rows that readers get."""
+    return _schema(COLUMNS, FORMAT, journal_id)
 
 
 def header(journal_id: str) -> bytes:
@@ -262,6 +298,8 @@ def encode(
     keys: Sequence[bytes] | pa.Array,
     payloads: Sequence[bytes] | pa.Array,
     ends: Sequence[int] | None = None,
+    senders: Senders | None = None,
+    format_: Format | None = None,
 ) -> pa.Buffer:
     """Encode rows of one kind as the message of a batch.
 
@@ -270,6 +308,8 @@ def encode(
     :param keys: the key of each row.
     :param payloads: the payload of each row.
     :param ends: if a time stands for several rows, the number of rows up to the last one with that time, for each time.
+    :param senders: who published the rows; None: nobody is known.
+    :param format_: the format of the segment, if it has today's kinds; None: the newest.
     :raises ValueError: if the rows hold 2 GiB or more.
     """
     rows = len(keys)
@@ -280,10 +320,12 @@ def encode(
         _constant(KINDS.index(kind), rows),
         keys if isinstance(keys, pa.Array) else pa.array(keys, pa.binary()),
         payloads if isinstance(payloads, pa.Array) else pa.array(payloads, pa.binary()),
+        encode_senders(senders, rows),
     ]
     if any(isinstance(column, pa.ChunkedArray) for column in columns):
         raise ValueError("a batch cannot hold 2 GiB: append fewer messages at a time")
-    return pa.RecordBatch.from_arrays(columns, schema=FORMATS[FORMAT].stored_schema).serialize()
+    stored = (format_ or FORMATS[FORMAT]).stored_schema
+    return pa.RecordBatch.from_arrays(columns[: len(stored)], schema=stored).serialize()
 
 
 def _times(times: int | Sequence[int], ends: Sequence[int] | None, rows: int) -> pa.Array:
@@ -303,24 +345,29 @@ def _constant(index: int, rows: int) -> pa.Array:
 def decode(
     data: pa.Buffer, journal_id: str, columns: Sequence[str] | None = None, format_: Format | None = None
 ) -> pa.RecordBatch:
-    """Decode the message of a batch into rows of the newest format.
+    """Decode the message of a batch into the columns of readers.
 
-    Rows that were written in that format are not copied.
+    Of rows that were written in the newest format, only the columns of the publisher are copied.
 
     :param columns: the names of the columns to return, in this order; None: all.
     :param format_: the format of the segment; None: the newest.
     """
-    newest = FORMATS[FORMAT]
-    if format_ is None or format_.version == FORMAT:
-        return newest.decode(data, journal_id, columns)
-    rows = format_.decode(data, journal_id)
+    wanted = schema(journal_id)
+    if columns is not None:
+        wanted = pa.schema([wanted.field(name) for name in columns], metadata=wanted.metadata)
+    of_sender = [name for name in wanted.names if name in TYPES]
+    format_ = format_ or FORMATS[FORMAT]
+    if format_.upcast is None:
+        needed = [name for name in wanted.names if name not in TYPES] + [_SENDER.name] * bool(of_sender)
+        rows = format_.decode(data, journal_id, needed)
+    else:
+        rows = format_.decode(data, journal_id)
     while format_.upcast is not None:
         rows = format_.upcast(rows)
         format_ = FORMATS[format_.version + 1]
-    wanted = newest.schema(journal_id)
-    if columns is not None:
-        wanted = pa.schema([wanted.field(name) for name in columns], metadata=wanted.metadata)
-    return pa.RecordBatch.from_arrays([rows.column(name) for name in wanted.names], schema=wanted)
+    made = split(rows.column(_SENDER.name), of_sender) if of_sender else {}
+    arrays = [made[name] if name in made else rows.column(name) for name in wanted.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 def damaged_row(

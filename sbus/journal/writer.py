@@ -65,6 +65,7 @@ from sbus.journal.place import Place
 from sbus.journal.row_clock import EPOCH_STEP, TOLERANCE, RowClock
 from sbus.journal.schema import FORMAT, Kind, encode
 from sbus.journal.segment import SegmentWriter
+from sbus.journal.senders import Senders
 from sbus.journal.summary import read_summary
 
 __all__ = ["JournalWriter"]
@@ -257,17 +258,25 @@ class JournalWriter:
             keys = [message[0] for message in messages]
             self._write(Kind.MESSAGE, keys, [message[1] for message in messages], times)
 
-    def append_columns(self, keys: pa.Array, payloads: pa.Array, times: Sequence[int], ends: Sequence[int]) -> None:
+    def append_columns(
+        self,
+        keys: pa.Array,
+        payloads: pa.Array,
+        times: Sequence[int],
+        ends: Sequence[int],
+        senders: Senders | None = None,
+    ) -> None:
         """Append messages that are in columns already, as one batch.
 
         :param keys: the key of each message, an array of ``binary``.
         :param payloads: the payload of each message, likewise.
         :param times: when they arrived, in µs since the epoch, as for `append`; each may stand for several messages.
         :param ends: for each time, the number of messages up to the last one with that time.
+        :param senders: who published them; None: unknown.
         :raises OSError: if they cannot be written; the journal is then as it was before.
         """
         if len(keys):
-            self._write(Kind.MESSAGE, keys, payloads, times, ends)
+            self._write(Kind.MESSAGE, keys, payloads, times, ends, senders)
 
     def append_gap(self, kind: Kind, details: Mapping[str, object], time: int | None = None) -> None:
         """Append the row of a gap.
@@ -295,6 +304,7 @@ class JournalWriter:
         payloads: Sequence[bytes] | pa.Array,
         times: int | Sequence[int] | None,
         ends: Sequence[int] | None = None,
+        senders: Senders | None = None,
     ) -> None:
         self._repair()  # before the times are chosen: it may append a row, and no later row may have an earlier time
         times, is_set_back = self._times.on_one_clock(self._times.read() if times is None else times)
@@ -302,7 +312,7 @@ class JournalWriter:
         if is_set_back and self.next_seq:
             self._begin_epoch(first)
         self._note_step(first)
-        self._put(kind, keys, payloads, self._times.rising(times), self._epoch, ends)
+        self._put(kind, keys, payloads, self._times.rising(times), self._epoch, ends, senders)
 
     def _begin_epoch(self, time: int) -> None:
         step = time - self._times.last
@@ -349,10 +359,11 @@ class JournalWriter:
         rising: int | Sequence[int],
         epoch: int,
         ends: Sequence[int] | None = None,
+        senders: Senders | None = None,
     ) -> None:
         """Append rows whose times are those that they get."""
         first, last = (rising, rising) if isinstance(rising, int) else (rising[0], rising[-1])
-        data = encode(kind, self.next_seq, rising, keys, payloads, ends)
+        data = encode(kind, self.next_seq, rising, keys, payloads, ends, senders)
         if self._segment and (self._segment.size + data.size > self._segment_bytes or self._is_too_old(first)):
             self.roll()
         if not self._segment:

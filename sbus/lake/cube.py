@@ -5,15 +5,17 @@ Theory of operation
 
 For each closed hour there are two small files in the state of the lake::
 
-    cube/2026-01-31T07-<digest>.counts.parquet    messages by journal, key and payload size
+    cube/2026-01-31T07-<digest>.counts.parquet    messages by journal, key, payload size and publisher
     cube/2026-01-31T07-<digest>.rows.parquet      the rows that are not messages, and those beside them
 
-The digest is that of the names of the hour's files. No name is used twice for other rows, so counts with the digest of
-today's files are true. Others are left over, from before a compaction or ``forget``, and are removed. The counts are a
-cache: they can be deleted at any time, and are made again when a report needs them.
+The digest is that of the names of the hour's files, and of the columns of the counts. No name is used twice for other
+rows, so counts with the digest of today's files are true. Others are left over, from before a compaction, ``forget`` or
+a new version of sbus, and are removed. The counts are a cache: they can be deleted at any time, and are made again when
+a report needs them.
 
-*Counts* have the number of messages and bytes, and the first and last time, of each key and payload size. Sizes keep
-six significant bits: up to 63 they are exact, and above that at most 1.6 % too small.
+*Counts* have the number of messages and bytes, and the first and last time, of each key, payload size and publisher.
+Sizes keep six significant bits: up to 63 they are exact, and above that at most 1.6 % too small. A publisher is a user,
+by its UID, or `PROGRAM` or `UNKNOWN`.
 
 *Rows* are all that a report needs of the others: gaps with the rows before and behind them, and of each journal the
 rows with the least and greatest time and number.
@@ -36,9 +38,12 @@ from sbus.lake.merge import Limits, sorted_rows
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
 from sbus.ownership import replacing
 
-__all__ = ["build", "clean", "update"]
+__all__ = ["PROGRAM", "UNKNOWN", "build", "clean", "update"]
 
-_KEYS = ["journal", "key", "size"]
+PROGRAM, UNKNOWN = -1, -2
+"""Publishers that are no user: the program around the bus, and nobody that is known."""
+
+_KEYS = ["journal", "key", "size", "publisher"]
 _SUMS = [("n", "sum"), ("bytes", "sum"), ("first", "min"), ("last", "max")]
 _SIZE_BITS = 6
 
@@ -76,7 +81,7 @@ def clean(table: Table, hours: dict[Hour, list[DataFile]]) -> None:
 
 
 def _base(directory: Path, hour: Hour, files: Sequence[DataFile]) -> str:
-    names = "\n".join(sorted(file.name for file in files))
+    names = "\n".join([*_KEYS, *sorted(file.name for file in files)])
     return str(directory / f"{hour.date}T{hour.hour:02}-{hashlib.sha256(names.encode()).hexdigest()[:32]}")
 
 
@@ -117,6 +122,7 @@ def _count(rows: pa.RecordBatch) -> pa.Table:
             "journal": messages.column("journal"),
             "key": messages.column("key"),
             "size": _rounded(length),
+            "publisher": _publishers(messages),
             "n": pa.repeat(pa.scalar(1, pa.int64()), messages.num_rows),
             "bytes": length,
             "first": times,
@@ -124,6 +130,11 @@ def _count(rows: pa.RecordBatch) -> pa.Table:
         }
     )
     return _grouped(table)
+
+
+def _publishers(messages: pa.RecordBatch) -> pa.Array:
+    is_program = pc.equal(messages.column("sender_number"), 0)
+    return pc.coalesce(messages.column("sender_uid"), pc.if_else(is_program, PROGRAM, UNKNOWN), UNKNOWN)
 
 
 def _rounded(sizes: pa.Array) -> pa.Array:

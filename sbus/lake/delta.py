@@ -53,7 +53,7 @@ from typing import IO, Any, cast
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake._internal import DeltaFileSystemHandler
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
@@ -61,6 +61,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from sbus.errors import LakeError, StorageError
 from sbus.journal import disk
+from sbus.journal.senders import TYPES
 from sbus.lake.checkpoint import Checkpoint
 from sbus.lake.state import State
 from sbus.lake.table import DataFile, Event, Hour, Table
@@ -79,11 +80,13 @@ _SCHEMA = pa.schema(
         ("payload", pa.binary()),
         ("date", pa.date32()),
         ("hour", pa.int32()),
+        *TYPES.items(),
     ]
 )
 _STATISTICS = ("journal", "seq", "time", "kind")
 _OWNER = "sbus.lake"
 """The property of the table that has the ID of the lake."""
+_ADDED = {"sbus": "columns", "note": "of publishers"}
 _UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|\\")
 """What the ``deltalake`` package takes for a part of a URL in a path, however it is written."""
 _LAST_CHECKPOINT = "_last_checkpoint"
@@ -132,7 +135,7 @@ class DeltaLake(Table):
     # --- batches --------------------------------------------------------------------------------
 
     def commit(self, batch: int, staged: Path) -> None:
-        table = self._create()
+        table = self._with_today_columns(self._create())
         owner = self._owner(table)
         application = self.state.identity(self.format)
         if owner != application:
@@ -237,7 +240,7 @@ class DeltaLake(Table):
     # --- rewrites -------------------------------------------------------------------------------
 
     def replace(self, old: Sequence[DataFile], new: Mapping[Hour, Sequence[Path]], what: str, note: str) -> bool:
-        table = self._table()
+        table = self._with_today_columns(self._table())
         there = {file.name for file in _files(table)}
         if not {file.name for file in old} <= there:
             return False
@@ -361,6 +364,22 @@ class DeltaLake(Table):
         except (DeltaError, OSError) as e:
             raise _unreachable(self.location, e) from None
 
+    def _with_today_columns(self, table: DeltaTable) -> DeltaTable:
+        """Add the columns that a table of an earlier version lacks, in a commit of their own.
+
+        Its files stay as they are: what a file lacks, readers of Delta take for null.
+        """
+        there = {field.name for field in table.schema().fields}
+        missing = [field for field in Schema.from_arrow(_SCHEMA).fields if field.name not in there]
+        if not missing:
+            return table
+        try:
+            with self._writing_log():
+                table.alter.add_columns(missing, commit_properties=CommitProperties(custom_metadata=_ADDED))
+        except CommitFailedError:
+            return self._table()  # another process has just added them
+        return table
+
     def _owner(self, table: DeltaTable) -> str:
         return str(table.metadata().configuration.get(_OWNER))
 
@@ -405,8 +424,14 @@ def _statistics(metadata: pq.FileMetaData) -> dict[str, object]:
         "numRecords": metadata.num_rows,
         "minValues": least,
         "maxValues": greatest,
-        "nullCount": dict.fromkeys(names, 0),
+        "nullCount": {name: count for name in names if (count := _nulls(metadata, names.index(name))) is not None},
     }
+
+
+def _nulls(metadata: pq.FileMetaData, column: int) -> int | None:
+    """Return the number of nulls in a column of a file; None if the footer does not say."""
+    found = [metadata.row_group(group).column(column).statistics for group in range(metadata.num_row_groups)]
+    return sum(each.null_count for each in found) if all(each and each.has_null_count for each in found) else None
 
 
 def _plain(value: object) -> object:

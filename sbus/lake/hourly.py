@@ -30,8 +30,8 @@ _LONGER = 1.05
 class Hourly:
     """Parquet files of one or several hours each.
 
-    :ivar counts: paths of files with ``journal``, ``key``, ``size``, ``n``, ``bytes``, ``first``, ``last``; times are
-        in µs, and a row stands for the messages of an hour, key and size.
+    :ivar counts: paths of files with ``journal``, ``key``, ``size``, ``publisher``, ``n``, ``bytes``, ``first``,
+        ``last``; times are in µs, and a row stands for the messages of an hour, key, size and publisher.
     :ivar rows: paths of files with rows that are not messages, those beside them, and of each journal and hour those
         with the least and greatest time and number, with the columns of a journal.
     """

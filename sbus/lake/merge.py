@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbus.errors import LakeError
+from sbus.journal.senders import TYPES
 
 __all__ = ["Limits", "Merged", "iter_rows", "merge", "sorted_rows"]
 
@@ -41,8 +42,8 @@ _MIB = 1 << 20
 _MAX_BATCH_ROWS = 1 << 16
 _SORTING = (pq.SortingColumn(0), pq.SortingColumn(1))
 _DELTA_ENCODED = ("seq", "time")
-_DICTIONARIES = ("journal", "kind", "key")
-_STATISTICS = ("journal", "seq", "time", "kind", "key")
+_DICTIONARIES = ("journal", "kind", "key", *TYPES)
+_STATISTICS = ("journal", "seq", "time", "kind", "key", *TYPES)
 
 Opener = Callable[[], pq.ParquetFile]
 Keep = Callable[[pa.RecordBatch], pa.BooleanArray]
@@ -195,7 +196,13 @@ def _is_sorted(source: Opener, limits: Limits) -> bool:
 
 
 def iter_rows(file: pq.ParquetFile, limits: Limits, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in batches of bounded size."""
+    """Yield the rows of a file in batches of bounded size.
+
+    A file from before publishers were recorded has nulls for them. So files of any age can be merged, and none has to
+    be written again for new columns.
+
+    :param columns: the names of the columns, in the order of a journal; None: all.
+    """
     metadata = file.metadata
     size = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
     # Plain columns repeat what a dictionary says once, hence the constant.
@@ -203,6 +210,9 @@ def iter_rows(file: pq.ParquetFile, limits: Limits, columns: Sequence[str] | Non
     rows = max(1, min(_MAX_BATCH_ROWS, int(limits.batch_bytes / per_row)))
     for batch in file.iter_batches(batch_size=rows, columns=columns, use_threads=False):
         if batch.num_rows:
+            for name, type_ in TYPES.items():
+                if name not in batch.schema.names and (columns is None or name in columns):
+                    batch = batch.append_column(name, pa.nulls(batch.num_rows, type_))
             yield batch
 
 
@@ -246,7 +256,11 @@ def _extent(metadata: pq.FileMetaData) -> tuple[str, int] | None:
 def _spill(file: pq.ParquetFile, path: Path, limits: Limits) -> list[_Run]:
     """Sort the rows of a file in pieces, and return the runs in these."""
     found: list[tuple[str, int, int, int, int]] = []
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, file.schema_arrow) as writer:
+    schema = file.schema_arrow
+    for name, type_ in TYPES.items():
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, type_))
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for number, rows in enumerate(_chunks(iter_rows(file, limits), limits.chunk_bytes)):
             ordered = rows.sort_by([("journal", "ascending"), ("seq", "ascending")]).combine_chunks()
             (batch,) = ordered.to_batches()

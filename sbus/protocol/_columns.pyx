@@ -9,6 +9,10 @@ from libc.string cimport memchr, memcmp, memcpy
 from sbus.protocol._framing cimport has_magic, is_framed, read_length
 
 
+cdef enum:
+    NAMES = 12  # bytes before the name in a packet that names a publisher
+
+
 cdef struct Cursor:
     const char *data  # of the packet at hand
     Py_ssize_t size
@@ -22,6 +26,11 @@ cdef inline Py_ssize_t _key_size(const char *data, Py_ssize_t size) noexcept:
         return -1
     nul = <const char *>memchr(data + 4, 0, size - 4)
     return -1 if nul == NULL else nul - data - 4
+
+
+cdef inline bint _names_sender(const char *data, Py_ssize_t size) noexcept:
+    """Return whether a packet names the publisher of the messages behind it."""
+    return size >= NAMES and memcmp(data, b"CMSG sender\0", NAMES) == 0
 
 
 cdef inline void _open(Cursor *cursor, object packet, Py_ssize_t offset):
@@ -53,6 +62,9 @@ def collect(
     bytearray key_ends not None,
     bytearray payloads not None,
     bytearray payload_ends not None,
+    bytearray senders not None,
+    bytearray sender_ends not None,
+    bytearray run_starts not None,
     Py_ssize_t max_rows,
     Py_ssize_t max_bytes,
 ):
@@ -63,6 +75,11 @@ def collect(
     cdef Py_ssize_t rows = PyByteArray_Size(key_ends) // 4 - 1, new = 0
     cdef Py_ssize_t key_size = PyByteArray_Size(keys), payload_size = PyByteArray_Size(payloads)
     cdef Py_ssize_t key_bytes = key_size, payload_bytes = payload_size
+    cdef Py_ssize_t runs = PyByteArray_Size(run_starts) // 4, new_runs = 0
+    cdef Py_ssize_t sender_size = PyByteArray_Size(senders), sender_bytes = sender_size
+    cdef char *to_senders
+    cdef int32_t *to_sender_ends
+    cdef int32_t *to_run_starts
     cdef char *to_keys
     cdef char *to_payloads
     cdef int32_t *to_key_ends
@@ -79,12 +96,16 @@ def collect(
             begin = cursor.offset
             size = _next(&cursor, &data)
             key = _key_size(data, size)
-            if key < 0:
+            if key >= 0:
+                new += 1
+                key_bytes += key
+                payload_bytes += size - key - 5
+            elif _names_sender(data, size):
+                new_runs += 1
+                sender_bytes += size - NAMES
+            else:
                 other = packet if begin == 0 else PyBytes_FromStringAndSize(data, size)
                 break
-            new += 1
-            key_bytes += key
-            payload_bytes += size - key - 5
             if cursor.offset >= cursor.size:
                 break
         if cursor.offset >= cursor.size:
@@ -93,7 +114,13 @@ def collect(
         if other is not None or cursor.offset:
             break
     end = cursor.offset if stop < count else 0
-    if new:
+    if new or new_runs:
+        PyByteArray_Resize(senders, sender_bytes)
+        PyByteArray_Resize(sender_ends, 4 * (runs + new_runs + 1))
+        PyByteArray_Resize(run_starts, 4 * (runs + new_runs))
+        to_senders = PyByteArray_AsString(senders)
+        to_sender_ends = <int32_t *>PyByteArray_AsString(sender_ends) + runs + 1
+        to_run_starts = <int32_t *>PyByteArray_AsString(run_starts) + runs
         PyByteArray_Resize(keys, key_bytes)
         PyByteArray_Resize(payloads, payload_bytes)
         PyByteArray_Resize(key_ends, 4 * (rows + new + 1))
@@ -103,11 +130,22 @@ def collect(
         to_key_ends = <int32_t *>PyByteArray_AsString(key_ends) + rows + 1
         to_payload_ends = <int32_t *>PyByteArray_AsString(payload_ends) + rows + 1
         begin = at
-        while new:
+        while new or new_runs:
             _open(&cursor, packets[begin], offset if begin == at else 0)
-            while new:
+            while new or new_runs:
                 size = _next(&cursor, &data)
                 key = _key_size(data, size)
+                if key < 0:
+                    memcpy(to_senders + sender_size, data + NAMES, size - NAMES)
+                    sender_size += size - NAMES
+                    to_sender_ends[0] = <int32_t>sender_size
+                    to_run_starts[0] = <int32_t>rows
+                    to_sender_ends += 1
+                    to_run_starts += 1
+                    new_runs -= 1
+                    if cursor.offset >= cursor.size:
+                        break
+                    continue
                 memcpy(to_keys + key_size, data + 4, key)
                 memcpy(to_payloads + payload_size, data + 5 + key, size - key - 5)
                 key_size += key
@@ -116,6 +154,7 @@ def collect(
                 to_payload_ends[0] = <int32_t>payload_size
                 to_key_ends += 1
                 to_payload_ends += 1
+                rows += 1
                 new -= 1
                 if cursor.offset >= cursor.size:
                     break

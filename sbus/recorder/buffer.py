@@ -4,7 +4,7 @@ Each batch costs the journal a record, a checksum and two writes, so a batch sho
 that arrives alone must not wait for others, so a timer bounds how long it is held.
 
 Messages go straight from received packets into the columns of a batch (`sbus.protocol.columns`). Those that were read
-together have one time.
+together have one time, and those of one publisher in a row one name.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from sbus.journal import clock
+from sbus.journal.senders import Senders
 from sbus.protocol.columns import Columns
 
 __all__ = ["Batch", "BatchBuffer"]
@@ -31,12 +33,14 @@ class Batch(NamedTuple):
     :ivar payloads: the payload of each message.
     :ivar times: when they arrived, in µs since the epoch.
     :ivar ends: for each time, the number of messages up to the last one with that time.
+    :ivar senders: who published them.
     """
 
     keys: pa.BinaryArray
     payloads: pa.BinaryArray
     times: list[int]
     ends: list[int]
+    senders: Senders
 
     @property
     def rows(self) -> int:
@@ -51,11 +55,11 @@ class Batch(NamedTuple):
     @property
     def memory(self) -> int:
         """The bytes of memory that the batch takes."""
-        return _memory(self.rows, self.size, len(self.times))
+        return _memory(self.rows, self.size, len(self.times), self.senders.names.nbytes + self.senders.ends.nbytes)
 
 
-def _memory(rows: int, size: int, times: int) -> int:
-    data = size + 8 * rows
+def _memory(rows: int, size: int, times: int, senders: int) -> int:
+    data = size + 8 * rows + senders
     return data + data // 8 + times * _MEMORY_OF_TIME  # a buffer that grows has an eighth to spare
 
 
@@ -103,7 +107,9 @@ class BatchBuffer:
     @property
     def memory(self) -> int:
         """The bytes of memory that they take."""
-        return _memory(self._columns.rows, self._columns.size, len(self._times))
+        columns = self._columns
+        senders = len(columns.senders) + len(columns.sender_ends) + len(columns.run_starts)
+        return _memory(columns.rows, columns.size, len(self._times), senders)
 
     @property
     def oldest(self) -> int | None:
@@ -139,6 +145,11 @@ class BatchBuffer:
                 handle(other)
         return found
 
+    def restart(self) -> None:
+        """Send the messages in the buffer; those that come next are of another connection, which has named nobody."""
+        self.flush()
+        self._columns = Columns()
+
     def flush(self) -> None:
         """Send the messages in the buffer, if there are any."""
         if self._timer is not None:
@@ -147,11 +158,21 @@ class BatchBuffer:
             self._timer = None
         if self._times:
             columns, times, ends = self._columns, self._times, self._ends
-            self._columns, self._times, self._ends = Columns(), [], []
+            self._columns, self._times, self._ends = Columns(columns.sender), [], []
             keys, payloads = _array(columns.keys, columns.key_ends), _array(columns.payloads, columns.payload_ends)
-            self._send(Batch(keys, payloads, times, ends))
+            self._send(Batch(keys, payloads, times, ends, _senders(columns)))
 
 
 def _array(values: bytearray, ends: bytearray) -> pa.BinaryArray:
     """Return a column as an array of Arrow; nothing is copied."""
     return pa.Array.from_buffers(pa.binary(), len(ends) // 4 - 1, [None, pa.py_buffer(ends), pa.py_buffer(values)])
+
+
+def _senders(columns: Columns) -> Senders:
+    names = _array(columns.senders, columns.sender_ends)
+    starts = pa.Array.from_buffers(pa.int32(), len(names), [None, pa.py_buffer(columns.run_starts)])
+    ends = pa.concat_arrays([starts[1:], pa.array([columns.rows], pa.int32())])
+    is_run = pc.less(starts, ends)
+    if is_run.true_count < len(is_run):  # no message came between two names, or none yet behind the last one
+        names, ends = names.filter(is_run), ends.filter(is_run)
+    return Senders(names, ends)

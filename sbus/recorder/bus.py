@@ -11,7 +11,8 @@ from twisted.internet import defer
 from sbus.client.options import ConnectOptions
 from sbus.client.tx import Bus
 from sbus.client.tx.protocol import BusProtocol
-from sbus.protocol.packets import MSG, SUB, UNSUB, build
+from sbus.protocol.controls import SENDER_ON
+from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build
 from sbus.seqpacket.transport import PacketTransport
 
 __all__ = ["RecorderBus", "Take"]
@@ -35,6 +36,10 @@ class RecorderBus(Bus):
     def open(self) -> defer.Deferred[None]:
         """Connect; fail as `sbus.client.tx.connect` does."""
         return defer.Deferred.fromCoroutine(self._open_initially())
+
+    def ask_senders(self) -> None:
+        """Ask the bus to name publishers; those of messages behind this are recorded, if it can name them."""
+        self.send([build(CMSG, SENDER_ON)])
 
     def subscribe_all(self, patterns: Sequence[bytes]) -> None:
         """Subscribe to patterns; a message that several of them match arrives once."""

@@ -1,7 +1,7 @@
 """The recorder's connection to the bus: subscribes, reads, reconnects.
 
 The invariant that this module is for: *between two messages in the journal, messages may be missing only where a row
-says so.* Four decisions follow from it:
+says so.* Five decisions keep it, and the names of publishers right:
 
 * Each connection is a `sbus.recorder.bus.RecorderBus` of its own. The client library can reconnect by itself, but it
   would not show where the gap between the messages of the old and the new connection is.
@@ -9,6 +9,8 @@ says so.* Four decisions follow from it:
   messages of all patterns arrive in the order in which the bus sent them.
 * The recorder asks the bus for receipts. What the bus drops for the recorder becomes a row in its place
   (`RecordSink.add_lost`). A bus that knows no receipts drops silently.
+* It asks who published what before it subscribes, so that the bus names the publisher of the very first message. The
+  sink finds the names among the packets. A bus that names nobody leaves the columns null.
 * After subscribing, the recorder sends a *fence*, a question that the bus answers once it has handled everything before
   it. The sink holds messages that arrive earlier, in bounded memory, because some of the patterns may not be in force
   yet. When the answer comes, `RecordSink.recording_started` writes the row that begins recording or ends the gap; the
@@ -74,9 +76,9 @@ class RecordSink(Protocol):
         """
 
     def add(self, packets: list[bytes], handle: Callable[[bytes], None]) -> bool:
-        """Take packets and bundles that have just arrived.
+        """Take packets and bundles that have just arrived; those that name publishers, too.
 
-        :param handle: called with each packet that is no message, in its place.
+        :param handle: called with each other packet, in its place.
         :returns: whether there was a message.
         """
 
@@ -249,6 +251,7 @@ class Connection:
         settings = self._settings
         if bus.core.dialect.control:
             bus.control(OBSERVER_ON)
+            bus.ask_senders()
             hard = None if settings.hard == "adaptive" else settings.hard
             bus.flood_control(soft=settings.soft, hard=hard, order=settings.order)
             if settings.hard == "adaptive":

@@ -196,7 +196,7 @@ class Recording:
 
     def connected(self) -> None:
         """Implement `sbus.recorder.connection.RecordSink`."""
-        self._buffer.flush()
+        self._buffer.restart()
         self._held, self._held_bytes, self._held_losses, self._dropped_unconfirmed = deque(), 0, [], 0
 
     def recording_started(self, gap: GapDetails | None) -> None:

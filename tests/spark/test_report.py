@@ -178,7 +178,7 @@ def test_no_pass_over_the_rows_sorts_them(spark) -> None:
     """What is computed from every row is hashed: sorting a hundred million rows would take the disk, and minutes."""
     rows = spark.range(10).selectExpr(
         "'a' AS journal", "id AS seq", "id AS us", "'stop' AS kind", "'k' AS key", "1L AS size", "1L AS n",
-        "1L AS bytes", "id AS first", "id AS last",
+        "1L AS bytes", "id AS first", "id AS last", "0L AS publisher",
     )  # fmt: skip
     windows = Windows(Span(0, 10), 1)
     for result in (gaps.extents(rows), count_keys(rows, windows)):

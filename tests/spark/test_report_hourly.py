@@ -14,12 +14,14 @@ from sbus.cli.spark import report as command
 from sbus.cli.spark.report import report
 from sbus.errors import UsageError
 from sbus.journal.keytext import as_text
+from sbus.lake.cube import PROGRAM, UNKNOWN
 from sbus.lake.hourly import hourly
 from sbus.lake.plain import PlainTable
 from sbus.protocol.keys import matches_open
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.jobs.tables import key_filter, key_matches
 from sbus.spark.report import measure, measure_counted
+from sbus.spark.report.analysis.figures import Publisher
 from tests.support.lakes import archive, row
 
 HOURS = 14 * 24
@@ -158,11 +160,47 @@ def chances(seed):
 def test_random_rows_give_the_same_report(spark, tmp_path, seed):
     """Whatever was recorded, Spark's report from rows and the report from counts agree, with a pattern too."""
     table = PlainTable(tmp_path / "lake")
-    archive(table, 0, chances(seed))
+    rows = chances(seed)
+    publishers = (None, (1000, 100, 42, 17, None), (1001, 100, 43, 18, None), (None, None, None, 0, None))
+    for batch, sender in enumerate(publishers[: seed + 1]):
+        archive(table, batch, rows[batch :: seed + 1], sender=sender)
     patterns = (b"", b"site-*/a/", b"site-1")
     whole, found = both(spark, tmp_path / "lake", patterns[seed % 3], start=START, end=END, top=50)
     whole, found = rounded(whole), rounded(found)
     assert found == whole
+    # Files of one publisher alone, who is not known, give no section.
+    assert sum(each.messages for each in found.publishers) == (found.totals.messages if seed else 0)
+
+
+def test_who_publishes_what(tmp_path):
+    """The messages of each user, with their busiest prefixes, from files of before publishers were recorded, too."""
+    table = PlainTable(tmp_path / "lake")
+    archive(table, 0, [row("one", seq, HOURS - 1 - seq % 3, "old/x") for seq in range(2)])
+    for batch, (count, key, sender) in enumerate(
+        (
+            (5, "plant/a", (1000, 100, 42, 17, None)),
+            (4, "plant/b", (1000, 100, 43, 18, "!/cred/0/0/4711")),
+            (3, "hall/a", (1000, 100, 42, 17, None)),
+            (3, "hall/b", (1001, 100, 44, 19, None)),
+            (1, "hall/c", (None, None, None, 0, None)),
+        ),
+        start=1,
+    ):
+        archive(table, batch, [row("one", 10 * batch + n, HOURS - 1, key, b"xx") for n in range(count)], sender=sender)
+    with hourly(table, START, END) as counts:
+        assert counts is not None
+        found = measure_counted(counts, start=START, end=END, depth=2)
+        limited = measure_counted(counts, start=START, end=END, depth=1, top=1)
+    assert found is not None
+    assert limited is not None
+    assert found.publishers == [
+        Publisher(1000, 12, 24, 3, [("plant/a", 5), ("plant/b", 4), ("hall/a", 3)]),
+        Publisher(1001, 3, 6, 1, [("hall/b", 3)]),
+        Publisher(UNKNOWN, 2, 2, 1, [("old/x", 2)]),
+        Publisher(PROGRAM, 1, 2, 1, [("hall/c", 1)]),
+    ]
+    assert limited.publishers == [Publisher(1000, 12, 24, 3, [("plant/", 9), ("hall/", 3)])]
+    assert limited.publisher_count == 4
 
 
 def test_a_long_report_needs_no_spark(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sbus.journal.keytext import as_text
 from sbus.journal.layout import list_segments
 from sbus.journal.schema import Kind
+from sbus.journal.senders import TYPES, Senders
 from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource.options import ReadOptions
 from sbus.spark.datasource.scan import schema
@@ -65,7 +67,7 @@ def test_every_row_and_column(spark: SparkSession, new_journal: NewJournal):
     expected = stored(journal)
     assert len(expected) == 5 * (1 + 3 * 7)
     for raw in (False, True):
-        rows = table(spark, journal, rawKeys=str(raw)).toArrow().sort_by("seq").to_pylist()
+        rows = table(spark, journal, rawKeys=str(raw), senders="true").toArrow().sort_by("seq").to_pylist()
         wanted = [{**row, "key": row["key"] if raw else as_text(row["key"])} for row in expected]
         assert rows == wanted
 
@@ -81,6 +83,26 @@ def test_some_columns(spark: SparkSession, new_journal: NewJournal):
     for columns, words in (("Seq BIGINT", "no column Seq BIGINT"), ("key BINARY", "no column key BINARY")):
         with pytest.raises(PySparkException, match=f"UsageError: .*{words}: choose from journal STRING, seq BIGINT"):
             table(spark, journal, columns=columns).collect()
+
+
+def test_publishers(spark: SparkSession, new_journal: NewJournal):
+    """The columns of publishers are there for a read that asks for them, by the option or by its schema."""
+    journal = new_journal(clock=Clock(0))
+    journal.append_gap(Kind.START, {})
+    values = pa.array([b"1", b"2", b"3"], pa.binary())
+    names = pa.array([b"17 !/cred/100/1000/42", b"9 !/cred/0/0/4711/!/cred/100/1001/43"], pa.binary())
+    journal.append_columns(values, values, [0], [3], Senders(names, pa.array([2, 3], pa.int32())))
+    journal.sync()
+    assert table(spark, journal).columns == ["journal", "seq", "time", "kind", "key", "payload"]
+    frame = table(spark, journal, senders="true")
+    assert frame.columns[6:] == [*TYPES]
+    assert [tuple(row) for row in frame.orderBy("seq").select(*TYPES).collect()] == [
+        (None,) * 5,
+        *[(1000, 100, 42, 17, None)] * 2,
+        (1001, 100, 43, 9, "!/cred/0/0/4711"),
+    ]
+    chosen = table(spark, journal, columns="sender_uid BIGINT, key STRING", gaps="false")
+    assert chosen.groupBy("sender_uid").count().sort("sender_uid").collect() == [(1000, 2), (1001, 1)]
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sbus.journal.senders import TYPES
 from sbus.lake.table import Hour, Table, open_parquet
 
 __all__ = ["Row", "archive", "row", "rows_of"]
@@ -34,8 +35,13 @@ def row(journal: str, seq: int, hour: int, key: str = "a/b", payload: bytes = b"
     return journal, seq, _START + timedelta(hours=hour, microseconds=seq), "message", key, payload
 
 
-def archive(table: Table, batch: int, rows: Iterable[Row], *, done: bool = True) -> None:
-    """Do to a lake what the archive does with a batch."""
+def archive(
+    table: Table, batch: int, rows: Iterable[Row], *, done: bool = True, sender: Sequence[object] | None = None
+) -> None:
+    """Do to a lake what the archive does with a batch.
+
+    :param sender: who published the rows, in the order of `TYPES`; None: files from before publishers were recorded.
+    """
     state = table.state
     state.make_directories(state.staging)
     state.make_checkpoint()
@@ -49,7 +55,11 @@ def archive(table: Table, batch: int, rows: Iterable[Row], *, done: bool = True)
         path = staged / hour.directory / "part-0.parquet"
         path.parent.mkdir(parents=True)
         columns = [list(column) for column in zip(*found, strict=True)]
-        pq.write_table(pa.table(dict(zip(_TYPES.names, columns, strict=True)), schema=_TYPES), path)
+        written = pa.table(dict(zip(_TYPES.names, columns, strict=True)), schema=_TYPES)
+        if sender is not None:
+            for (name, type_), value in zip(TYPES.items(), sender, strict=True):
+                written = written.append_column(name, pa.array([value] * len(found), type_))
+        pq.write_table(written, path)
     table.commit(batch, staged)
     if done:
         (state.checkpoint / "commits" / str(batch)).write_text("v1\n{}\n")

@@ -27,6 +27,7 @@ def cat(
     directory: str,
     patterns: tuple[bytes, ...],
     only_gaps: bool,
+    sender: bool,
     message_format: MessageFormat,
     since: datetime | None,
     until: datetime | None,
@@ -36,6 +37,6 @@ def cat(
     """Print the rows of a journal: messages, and the gaps between them."""
     with needs("recorder"):
         from sbus.cli.journal.rows import Rows
-    rows = Rows(directory, message_format, patterns, only_gaps)
+    rows = Rows(directory, message_format, patterns, only_gaps, sender)
     start, end = rows.range_of(since, until, first, last)
     rows.print_range(start, end, sys.stdout.buffer)

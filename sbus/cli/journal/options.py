@@ -19,7 +19,8 @@ ROWS_EPILOG = f"""\
 Directives of FORMAT (%n is the row's sequence number):{FORMAT_HELP}
 
 \b
-Messages are printed as by "sbus sub". A gap is printed as a line that begins
+Messages are printed as by "sbus sub"; --json has who published them, if the
+bus has told the recorder. A gap is printed as a line that begins
 with "# " and the kind of gap; with --json, as an object with "kind" and
 "details". --raw and --format skip gaps.
 """
@@ -41,6 +42,7 @@ def row_options(command: F) -> F:
             help="Print only messages whose key matches PATTERN; repeatable.",
         ),
         click.option("--gaps", "only_gaps", is_flag=True, help="Print only gaps."),
+        click.option("--sender", is_flag=True, help="Print who published each message, before its key."),
         message_options(noun="row", moment="recording time"),
     )
     for option in reversed(options):

@@ -7,17 +7,21 @@ import select
 from collections import deque
 from collections.abc import Collection, Iterator
 from datetime import datetime
+from itertools import starmap
 from typing import BinaryIO, NamedTuple, NoReturn
 
+import click
 import pyarrow as pa
 
 from sbus.cli.messages import MessageFormat, ReceivedMessage, json_fields
 from sbus.cli.output import escape
 from sbus.client.core import Message
 from sbus.client.losses import parse_lost
+from sbus.client.senders import kind_of
 from sbus.journal import clock
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.schema import GAPS, Kind
+from sbus.journal.senders import TYPES
 from sbus.protocol.keys import matches_open
 
 __all__ = ["Rows"]
@@ -31,16 +35,19 @@ _MAX_STEP_ROWS = 100_000
 _CACHED_KEYS = 100_000
 """Keys for which it is known whether they match."""
 _COLUMNS = ("seq", "time", "kind", "key", "payload")
+_NOBODY = b"0 -"
+"""What stands for a publisher that is not known, in text."""
 
 
 class _Row(NamedTuple):
-    """A row; its time is in microseconds since the epoch."""
+    """A row; its time is in microseconds since the epoch, and its sender in the words of the bus; empty: not known."""
 
     seq: int
     time: int
     kind: str
     key: bytes
     payload: bytes
+    sender: bytes = b""
 
 
 class Rows:
@@ -49,14 +56,20 @@ class Rows:
     :param message_format: how messages are printed. In raw output and in the user's formats there are no gaps.
     :param patterns: print only messages whose key matches one of these; empty for all messages.
     :param only_gaps: print no messages.
+    :param sender: print who published each message.
     :raises click.UsageError: if the format contradicts itself.
     :raises sbus.errors.JournalError: if the directory is not a journal.
     """
 
     def __init__(
-        self, directory: str, message_format: MessageFormat, patterns: Collection[bytes], only_gaps: bool
+        self, directory: str, message_format: MessageFormat, patterns: Collection[bytes], only_gaps: bool, sender: bool
     ) -> None:
+        if sender and message_format.raw:
+            raise click.UsageError("--sender is not for --raw, which prints payloads alone.")
         self._print_message = message_format.printer()
+        is_text = not message_format.json and message_format.template is None
+        self._needs_sender = sender or not is_text
+        self._unknown = _NOBODY if sender and is_text else b""
         self._reader = JournalReader(directory)
         self._patterns = patterns
         self._json = message_format.json
@@ -126,11 +139,14 @@ class Rows:
 
     def _select(self, start: int, end: int) -> Iterator[_Row]:
         for part in self._reader.plan(start, end, kinds=self._kinds, min_time=self._min_time, max_time=self._max_time):
-            for batch in read(part, _COLUMNS):
-                columns = (
-                    batch.column("time").cast(pa.int64()) if name == "time" else batch.column(name) for name in _COLUMNS
-                )
-                for row in map(_Row._make, zip(*(column.to_pylist() for column in columns), strict=True)):
+            for batch in read(part, (*_COLUMNS, *TYPES) if self._needs_sender else _COLUMNS):
+                columns = [
+                    (batch.column("time").cast(pa.int64()) if name == "time" else batch.column(name)).to_pylist()
+                    for name in _COLUMNS
+                ]
+                if self._needs_sender:
+                    columns.append(_senders(batch))
+                for row in starmap(_Row, zip(*columns, strict=True)):
                     if self._is_in_time(row.time) and (row.kind != Kind.MESSAGE or self._matches(row.key)):
                         yield row
 
@@ -148,8 +164,10 @@ class Rows:
         return known
 
     def _format(self, row: _Row) -> bytes:
-        received = ReceivedMessage(row.seq, row.time, Message(row.key, row.payload))
         is_message = row.kind == Kind.MESSAGE
+        sender = row.sender or self._unknown
+        message = (kind_of(sender) if sender and is_message else Message)(row.key, row.payload)
+        received = ReceivedMessage(row.seq, row.time, message)
         if self._json:
             fields = (
                 json_fields(received) if is_message else {"time": clock.to_seconds(row.time), "details": _details(row)}
@@ -158,6 +176,19 @@ class Rows:
         if is_message:
             return self._print_message(received)
         return f"# {row.kind} {clock.format_local(row.time)} {escape(row.payload)}\n".encode()
+
+
+def _senders(batch: pa.RecordBatch) -> list[bytes]:
+    """Return the publisher of each row in the words of the bus; empty: not known."""
+    columns = (batch.column(name).to_pylist() for name in TYPES)
+    return [
+        b""
+        if number is None
+        else _NOBODY
+        if uid is None
+        else f"{number} {f'{chain}/' if chain else ''}!/cred/{gid}/{uid}/{pid}".encode()
+        for uid, gid, pid, number, chain in zip(*columns, strict=True)
+    ]
 
 
 def _details(row: _Row) -> object:

@@ -30,6 +30,7 @@ def tail(
     directory: str,
     patterns: tuple[bytes, ...],
     only_gaps: bool,
+    sender: bool,
     message_format: MessageFormat,
     count: int,
     no_follow: bool,
@@ -40,5 +41,5 @@ def tail(
     """
     with needs("recorder"):
         from sbus.cli.journal.rows import Rows
-    rows = Rows(directory, message_format, patterns, only_gaps)
+    rows = Rows(directory, message_format, patterns, only_gaps, sender)
     rows.print_tail(count, sys.stdout.buffer, follow=not no_follow)

@@ -121,7 +121,13 @@ def _by_spark(job: Job, subject: Subject) -> Report:
         from sbus.spark.report import measure
 
         rows = load_rows(
-            spark, journals=job.journal, lake=job.lake, state=job.state, since=subject.first, until=subject.until
+            spark,
+            journals=job.journal,
+            lake=job.lake,
+            state=job.state,
+            since=subject.first,
+            until=subject.until,
+            senders=True,
         )
         progress = Progress()
         figures = measure(rows, wanted=key_matches(subject.pattern), **subject.settings(progress))

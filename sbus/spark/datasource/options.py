@@ -33,6 +33,7 @@ _READ = (
     "pattern",
     "gaps",
     "rawKeys",
+    "senders",
     "dialect",
     "partitionBytes",
     "startingOffsets",
@@ -54,6 +55,7 @@ class ReadOptions:
     :ivar pattern: read only the messages whose keys it matches; None: all messages.
     :ivar gaps: whether to read the rows that are not messages.
     :ivar raw_keys: whether keys come as bytes instead of text.
+    :ivar senders: whether a read without a schema has the columns of publishers.
     :ivar dialect: the rules by which the pattern matches.
     :ivar partition_bytes: about how many bytes of journals one task reads; None: the scan decides.
     :ivar since: leave out the rows before this time (µs since the epoch); None: no limit.
@@ -68,6 +70,7 @@ class ReadOptions:
     pattern: bytes | None = None
     gaps: bool = True
     raw_keys: bool = False
+    senders: bool = False
     dialect: Dialect = CURRENT
     partition_bytes: int | None = None
     since: int | None = None
@@ -110,6 +113,7 @@ class ReadOptions:
             pattern=pattern,
             gaps=given.flag("gaps", pattern is None),
             raw_keys=given.flag("rawKeys", False),
+            senders=given.flag("senders", False),
             dialect=dialect,
             partition_bytes=given.number("partitionBytes"),
             since=given.time("since"),

@@ -41,6 +41,7 @@ from sbus.journal.keytext import as_text_array
 from sbus.journal.layout import Segment
 from sbus.journal.reader import JournalReader, Slice, read
 from sbus.journal.schema import COLUMNS, Kind
+from sbus.journal.senders import TYPES
 from sbus.spark.datasource.filters import RowFilter
 from sbus.spark.datasource.options import ReadOptions
 from sbus.spark.datasource.payloads import PROBLEM, VALUE, PayloadParser
@@ -61,10 +62,13 @@ _MAX_BATCH_JOURNALS = 127
 """Journals in a batch: the index of a row's journal is one byte (see `sbus.journal.schema`)."""
 
 
-def schema(*, raw_keys: bool) -> StructType:
-    """Return the columns of a journal in Spark's types."""
+def schema(*, raw_keys: bool, senders: bool = True) -> StructType:
+    """Return the columns of a journal in Spark's types.
+
+    :param senders: whether those of publishers are among them.
+    """
     columns = StructType()
-    for column in COLUMNS:
+    for column in COLUMNS if senders else COLUMNS[: -len(TYPES)]:
         kind = column.arrow_type.value_type if pa.types.is_dictionary(column.arrow_type) else column.arrow_type
         is_text = column.name == "key" and not raw_keys
         columns = columns.add(column.name, StringType() if is_text else from_arrow_type(kind))
@@ -74,9 +78,12 @@ def schema(*, raw_keys: bool) -> StructType:
 def described(options: ReadOptions) -> StructType | str:
     """Return the columns of a read: those of a journal, and those of typed payloads, in Spark's DDL if need be.
 
+    Those of publishers are read only if they are asked for, here or by a schema: Spark does not tell a source in Python
+    which columns a query needs, and they would make every query a quarter slower.
+
     :raises sbus.errors.UsageError: if the type of the payloads is missing.
     """
-    columns = schema(raw_keys=options.raw_keys)
+    columns = schema(raw_keys=options.raw_keys, senders=options.senders)
     if options.payload_format is None:
         return columns
     if options.payload_format == "text":

@@ -147,6 +147,7 @@ class Archive:
                 .option("journal", "\n".join(self._journals))
                 .option("maxRowsPerTrigger", self._max_rows)
                 .option("failOnDataLoss", self._fail_on_data_loss)
+                .option("senders", True)
             )
             if self._max_bytes is not None:
                 reader = reader.option("maxBytesPerTrigger", self._max_bytes)

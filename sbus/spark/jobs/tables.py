@@ -27,6 +27,7 @@ def load_rows(
     state: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
+    senders: bool = False,
 ) -> DataFrame:
     """Return the rows of journals or a lake as a journal's columns, keys as text.
 
@@ -35,13 +36,14 @@ def load_rows(
     :param state: the state directory of a lake in object storage.
     :param since: leave out the rows before this time.
     :param until: leave out the rows at or after this time.
+    :param senders: whether to read the columns of publishers from journals; a lake has them always.
     :raises sbus.errors.UsageError: if neither journals nor a lake are given, or both.
     """
     if bool(journals) == (lake is not None):
         raise UsageError("nothing to read, or two things: use either --lake=DIR or --journal=DIR (one or several)")
     if lake is not None:
         return Lake(lake, state=state).read(spark, since, until)
-    reader = spark.read.format("sbus").option("journal", "\n".join(journals))
+    reader = spark.read.format("sbus").option("journal", "\n".join(journals)).option("senders", senders)
     for name, moment in (("since", since), ("until", until)):
         if moment is not None:
             reader = reader.option(name, format_utc(from_datetime(moment), "microseconds"))

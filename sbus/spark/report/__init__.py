@@ -12,9 +12,9 @@ A report has two halves, which meet in one class::
 
 ``analysis`` turns rows into figures, with Spark. It passes over all messages twice: once for the messages per key and
 window (`analysis.cube`), and once for the sizes of payloads. The period, the journals and the gaps take passes over few
-columns. The cube is cached on the executors; traffic, top keys, silences and changes all come from it, so a new section
-costs no further pass over the rows. What reaches this process is bounded by the number of windows (at most 300), by
-`top`, and by seven prefixes, however much was recorded.
+columns. The cube is cached on the executors; traffic, top keys, publishers, silences and changes all come from it, so a
+new section costs no further pass over the rows. What reaches this process is bounded by the number of windows (at most
+300), by `top`, by seven prefixes, and by the users who publish, however much was recorded.
 
 ``counted`` turns the counts that are kept beside a lake into the same figures, for long periods, without Spark. What
 follows the aggregates is written once (`analysis.compose`).

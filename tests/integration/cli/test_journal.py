@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -19,6 +20,7 @@ from sbus.journal.consumers import advance
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.schema import Kind
+from sbus.journal.senders import Senders
 from sbus.journal.writer import JournalWriter
 from tests.support.journals import Clock
 
@@ -102,6 +104,54 @@ class TestLs:
                 f"sbus: {tmp_path}: this is no journal (it has no journal.json): "
                 "name the directory that the recorder writes\n"
             )
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A journal with a gap, and messages of a client, of one of another bus, of the program, and of nobody known."""
+    with JournalWriter.open(tmp_path / "published", clock=Clock(BEGIN)) as journal:
+        journal.append_gap(Kind.START, {})
+        values = pa.array([b"1", b"2", b"3", b"4"], pa.binary())
+        names = [b"17 !/cred/100/1000/42", b"9 !/cred/0/0/7/!/cred/100/1001/43", b"0 -", None]
+        ends = pa.array([1, 2, 3, 4], pa.int32())
+        journal.append_columns(values, values, [BEGIN], [4], Senders(pa.array(names, pa.binary()), ends))
+    return tmp_path / "published"
+
+
+class TestSenders:
+    """Who published the messages."""
+
+    @pytest.mark.parametrize("command", [("cat",), ("tail", "--no-follow")])
+    def test_text(self, published, command):
+        """With --sender the name stands before the key, and - where there is none; without it, nothing does."""
+        assert sbus(*command, "--sender", published).splitlines()[1:] == [
+            "!/cred/100/1000/42 1 1",
+            "!/cred/0/0/7/!/cred/100/1001/43 2 2",
+            "- 3 3",
+            "- 4 4",
+        ]
+        assert sbus(*command, published).splitlines()[1:] == ["1 1", "2 2", "3 3", "4 4"]
+
+    def test_json(self, published):
+        """As JSON each message whose publisher is known has it."""
+        gap, *found = map(json.loads, sbus("cat", "--json", published).splitlines())
+        assert "sender" not in gap
+        assert [each.get("sender") for each in found] == [
+            {"number": 17, "gid": 100, "uid": 1000, "pid": 42, "chain": None},
+            {"number": 9, "gid": 100, "uid": 1001, "pid": 43, "chain": "!/cred/0/0/7"},
+            {"number": 0, "gid": None, "uid": None, "pid": None, "chain": None},
+            None,
+        ]
+
+    def test_formats(self, published):
+        """The directives of a format have it, with --sender and without."""
+        expected = ["1 1000 !/cred/100/1000/42", "2 1001 !/cred/0/0/7/!/cred/100/1001/43", "3 - -", "4 - -"]
+        for options in ((), ("--sender",)):
+            assert sbus("cat", "--format=%k %u %f", *options, published).splitlines() == expected
+
+    def test_raw(self, published):
+        """Raw output has no place for it."""
+        assert "--sender is not for --raw" in sbus("cat", "--raw", "--sender", published, status=2)
 
 
 class TestCat:

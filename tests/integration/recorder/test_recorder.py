@@ -19,12 +19,14 @@ from typing import Any
 
 import pytest
 
+from sbus.client.blocking import connect
 from sbus.errors import JournalError
 from sbus.syscalls.polling import is_readable
 from tests.support import servers as conftest
 from tests.support.disks import fill, mounted
 from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, twistd
 from tests.support.journals import rows
+from tests.support.original import OriginalServer
 from tests.support.waiting import paused, wait_until
 
 directory, spawn = conftest.directory, conftest.spawn
@@ -537,3 +539,36 @@ def test_server_loads_neither_client_nor_arrow() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment_with({})
     )
     assert {"sbus.client", "pyarrow", "sbus.journal", "sbus.recorder"}.isdisjoint(loaded.stdout.split())
+
+
+def test_publishers(bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path) -> None:
+    """Each message has its true publisher, however publishers take turns."""
+    server = bus()
+    recorder()
+    clients = [server.client(), server.client()]
+    expected = []
+    for number in range(40):
+        client = number // 3 % 2
+        clients[client].msg(b"who/%d" % client, b"%d" % number)
+        clients[client].sync()
+        expected.append((b"%d" % number, client))
+    found = wait_rows(journal, ends_with(b"MSG who/1\x0039"))
+    messages = [row for row in found if row["kind"] == "message"]
+    numbers = sorted({row["sender_number"] for row in messages})
+    assert [(row["payload"], numbers.index(row["sender_number"])) for row in messages] == expected
+    assert {(row["sender_uid"], row["sender_gid"], row["sender_pid"], row["sender_chain"]) for row in messages} == {
+        (os.getuid(), os.getgid(), os.getpid(), None)
+    }
+    assert all(row["sender_number"] is None for row in found if row["kind"] != "message")
+
+
+def test_publishers_that_the_bus_does_not_name(
+    directory: Path, recorder: Callable[..., Recorder], journal: Path
+) -> None:
+    """The original server names nobody, and is recorded all the same; the columns are null."""
+    with contextlib.closing(OriginalServer(directory / "bus")):
+        recorder()
+        with connect(str(directory / "bus")) as client:
+            client.publish(b"k", b"1")
+            found = wait_rows(journal, ends_with(b"MSG k\x001"))
+    assert [row["sender_number"] for row in found] == [None] * len(found)

@@ -217,7 +217,7 @@ def test_remains_of_a_refused_batch(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "at", "lost"), [(".arrows", 2100, {2, 3}), (".arrows", -1, {4, 5}), (".idx", 70, {0, 1, 2, 3, 4, 5})]
+    ("suffix", "at", "lost"), [(".arrows", 2600, {2, 3}), (".arrows", -1, {4, 5}), (".idx", 70, {0, 1, 2, 3, 4, 5})]
 )
 def test_damage_to_what_was_safe(tmp_path, suffix, at, lost):
     """A damaged synced row is not cut off: no number is used twice, and the rows around it can be read."""

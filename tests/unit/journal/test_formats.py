@@ -17,7 +17,8 @@ from sbus.journal.clock import to_datetime
 from sbus.journal.consumers import consumers
 from sbus.journal.layout import list_segments, read_identity
 from sbus.journal.reader import JournalReader, Slice, read
-from sbus.journal.schema import COLUMN_NAMES, COLUMNS, FORMAT, FORMATS, KINDS, Column, Format, Kind
+from sbus.journal.schema import COLUMN_NAMES, FORMAT, FORMATS, KINDS, Column, Format, Kind
+from sbus.journal.senders import TYPES
 from sbus.journal.summary import read_summary
 from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
@@ -39,6 +40,12 @@ EXPECTED = [
     (6.0, "stop", b"", {}),
 ]
 """The rows of the committed journals: seconds after 12:00, kind, key, and payload or details."""
+SENDERS = {
+    1: (1000, 100, 4242, 17, None),
+    2: (1001, 100, 43, 9, "!/cred/0/0/4711"),
+    3: (None, None, None, 0, None),
+}
+"""The publishers in formats that have them, by row; the bus had named none for the second segment."""
 
 
 def problems_of(directory: Any) -> list[str]:
@@ -61,6 +68,8 @@ class TestCommitted:
             assert row["time"] == to_datetime(round((SECOND + after) * 1_000_000))
             assert (row["kind"], row["key"]) == (kind, key)
             assert (row["payload"] if kind == "message" else json.loads(row["payload"])) == content
+            known = SENDERS if version >= 4 else {}
+            assert tuple(row[name] for name in TYPES) == known.get(row["seq"], (None,) * 5)
 
     def test_everything_else(self, version: int) -> None:
         """The identity, summaries, consumers and checksums are those that were written."""
@@ -101,7 +110,7 @@ class TestNewer:
 
     def test_segment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A segment of a newer format is refused by itself, whatever ``journal.json`` states."""
-        newer = Format(FORMAT + 1, COLUMNS, tuple(KINDS))
+        newer = Format(FORMAT + 1, FORMATS[FORMAT].columns, tuple(KINDS))
         monkeypatch.setattr("sbus.journal.segment.header", newer.header)
         with JournalWriter.open(tmp_path) as journal:
             journal.append([(b"k", b"")])
@@ -125,7 +134,8 @@ def lift(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({**columns, "kind": kinds, "payload": payload})
 
 
-OLD = Format(0, (*COLUMNS[:3], COLUMNS[4], Column("body", pa.binary(), pa.binary(), "")), (), lift)
+_FIRST = FORMATS[1].columns
+OLD = Format(0, (*_FIRST[:3], _FIRST[4], Column("body", pa.binary(), "")), (), lift)
 
 
 class TestOlder:
@@ -140,10 +150,10 @@ class TestOlder:
         """A journal of the older format; its second segment is open, as a crash leaves it."""
 
         def encode(
-            kind: Kind, first_seq: int, times: int, keys: Sequence[bytes], bodies: Sequence[bytes], ends: None
+            kind: Kind, first_seq: int, times: int, keys: Sequence[bytes], bodies: Sequence[bytes], *unused: None
         ) -> pa.Buffer:
             indices, seqs = pa.array([0] * len(keys), pa.int8()), pa.arange(first_seq, first_seq + len(keys))
-            stamps = pa.array([times] * len(keys), COLUMNS[2].arrow_type)
+            stamps = pa.array([times] * len(keys), _FIRST[2].arrow_type)
             columns = [indices, seqs, stamps, pa.array(keys, pa.binary()), pa.array(bodies, pa.binary())]
             return pa.RecordBatch.from_arrays(columns, schema=OLD.stored_schema).serialize()
 

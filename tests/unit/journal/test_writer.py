@@ -16,7 +16,7 @@ import pytest
 from sbus.errors import JournalError, JournalLocked
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, Slice, find_journals, read
-from sbus.journal.schema import FORMAT, Kind, schema
+from sbus.journal.schema import FORMAT, FORMATS, Kind
 from sbus.journal.writer import JournalWriter
 from tests.support.journals import Clock, messages, rows
 
@@ -203,8 +203,11 @@ class TestReading:
         (segment,) = JournalReader(journal.directory).segments()
         with pa.memory_map(segment.path()) as file:
             table = pa.ipc.open_stream(file).read_all()
-        assert table.schema.equals(schema(journal.id), check_metadata=True)
-        assert table.to_pylist() == rows(journal.directory)
+        assert table.schema.equals(FORMATS[FORMAT].schema(journal.id), check_metadata=True)
+        names = table.schema.names[:-1]  # not the publisher, which is a single column there
+        assert table.select(names).to_pylist() == [
+            {name: row[name] for name in names} for row in rows(journal.directory)
+        ]
 
     def test_by_the_book(self, journal, clock):
         """An open segment can be read and checked by the documentation alone."""

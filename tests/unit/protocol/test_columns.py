@@ -54,9 +54,7 @@ def collected(
     while at < len(packets):
         part = columns.Columns()
         before = at, offset
-        at, offset, other = collect(
-            packets, at, offset, part.keys, part.key_ends, part.payloads, part.payload_ends, max_rows, max_bytes
-        )
+        at, offset, other = collect(packets, at, offset, *part.buffers, max_rows, max_bytes)
         assert (at, offset) > before
         found += [rows(part)] if part.rows else []
         found += [other] if other is not None else []
@@ -130,7 +128,7 @@ def test_wrong_types() -> None:
     """What is no packet is refused by the compiled twin too."""
     part = columns.Columns()
     with pytest.raises(TypeError, match="a packet is bytes, not str"):
-        compiled.collect(["MSG a"], 0, 0, part.keys, part.key_ends, part.payloads, part.payload_ends, 1, 1)
+        compiled.collect(["MSG a"], 0, 0, *part.buffers, 1, 1)
 
 
 @pytest.mark.parametrize("collect", TWINS)
@@ -138,6 +136,69 @@ def test_truncated_packet_keeps_its_length(collect: Callable[..., Any]) -> None:
     """The stand-in for a packet that was too long is handed on as it is, in its place."""
     columns = Columns()
     cut = Truncated.of(600_000, b"MSG ")
-    buffers = (columns.keys, columns.key_ends, columns.payloads, columns.payload_ends)
-    assert collect([b"MSG k\0x", cut, b"MSG k\0y"], 0, 0, *buffers, 10, 1000)[2] is cut
+    assert collect([b"MSG k\0x", cut, b"MSG k\0y"], 0, 0, *columns.buffers, 10, 1000)[2] is cut
     assert columns.rows == 1
+
+
+def runs(found: columns.Columns) -> list[tuple[int, bytes]]:
+    """Return for each notice the row that its run begins with, and the name."""
+    ends = struct.unpack(f"={len(found.sender_ends) // 4}i", found.sender_ends)
+    starts = struct.unpack(f"={len(found.run_starts) // 4}i", found.run_starts)
+    assert len(ends) == len(starts) + 1
+    assert ends[-1] == len(found.senders)
+    return [(start, bytes(found.senders[ends[i] : ends[i + 1]])) for i, start in enumerate(starts)]
+
+
+@pytest.mark.parametrize("collect", TWINS)
+def test_publishers_of_runs(collect: Callable[..., Any]) -> None:
+    """A notice begins a run with the next message, also within a bundle; it is handed to nobody."""
+    packets = [
+        b"MSG a\0",
+        b"CMSG sender\0one",
+        bundle(b"MSG b\0", b"CMSG sender\0two", b"MSG c\0", b"MSG d\0", b"CMSG sender\0three"),
+        bundle(b"CMSG sender\0four", b"MSG e\0"),
+        b"CMSG sender\0five",
+    ]
+    found = Columns()
+    assert collect(packets, 0, 0, *found.buffers, 100, 1000) == (5, 0, None)
+    assert [key for key, _ in rows(found)] == [b"a", b"b", b"c", b"d", b"e"]
+    assert runs(found) == [(0, b""), (1, b"one"), (2, b"two"), (4, b"three"), (4, b"four"), (5, b"five")]
+    assert found.sender == b"five"
+
+
+@pytest.mark.parametrize("collect", TWINS)
+def test_publisher_of_the_next_columns(collect: Callable[..., Any]) -> None:
+    """What begins with the last publisher of the columns before goes on with it."""
+    found = Columns(b"one")
+    collect([b"MSG a\0", b"CMSG sender\0two"], 0, 0, *found.buffers, 1, 1000)
+    assert runs(found) == [(0, b"one")]
+    assert found.sender == b"one"
+    assert Columns().sender == b""
+
+
+@pytest.mark.parametrize("collect", TWINS)
+@pytest.mark.parametrize("packet", [b"CMSG sender", b"CMSG sender/on\0", b"CMSG senders\0one"])
+def test_what_names_no_publisher(collect: Callable[..., Any], packet: bytes) -> None:
+    """Other control messages are handed on."""
+    found = Columns()
+    assert collect([packet], 0, 0, *found.buffers, 100, 1000) == (1, 0, packet)
+    assert runs(found) == [(0, b"")]
+
+
+@given(st.lists(st.one_of(packet, st.sampled_from([b"CMSG sender\0one", bundle(b"CMSG sender\0two", b"MSG k\0")]))))
+def test_twins_agree_on_publishers(packets: list[bytes]) -> None:
+    """For any packets, both twins find the publisher of each message that unbundling gives."""
+    expected, sender = [], b""
+    for one in unbundle(packets):
+        if one.startswith(b"CMSG sender\0"):
+            sender = one[12:]
+        elif one[:4] == b"MSG " and b"\0" in one:
+            expected.append(sender)
+    for twin in (columns._collect, *([compiled.collect] if compiled else [])):
+        found = Columns()
+        at = offset = 0
+        while at < len(packets):
+            at, offset, _ = twin(packets, at, offset, *found.buffers, 1 << 30, 1 << 30)
+        named = [max((start, i, name) for i, (start, name) in enumerate(runs(found)) if start <= row)[2]
+                 for row in range(found.rows)]  # fmt: skip
+        assert named == expected

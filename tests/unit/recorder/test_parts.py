@@ -26,6 +26,7 @@ from sbus.errors import JournalError, JournalLocked, UsageError
 from sbus.journal import disk
 from sbus.journal.layout import list_segments
 from sbus.journal.place import JournalMoved
+from sbus.journal.senders import Senders
 from sbus.recorder import pipeline as recording
 from sbus.recorder.buffer import Batch, BatchBuffer
 from sbus.recorder.pipeline import Recording
@@ -360,7 +361,8 @@ def run_jobs(
 
 
 def batch(count: int) -> Batch:
-    return Batch(pa.array([b"k"] * count), pa.array([b"p"] * count), [0], [count])
+    nobody = Senders(pa.nulls(1, pa.binary()), pa.array([count], pa.int32()))
+    return Batch(pa.array([b"k"] * count), pa.array([b"p"] * count), [0], [count], nobody)
 
 
 def test_jobs_keep_their_order() -> None:

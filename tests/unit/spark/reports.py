@@ -12,6 +12,7 @@ from sbus.spark.report.analysis.figures import (
     Gap,
     KeyTraffic,
     Loss,
+    Publisher,
     Report,
     Silence,
     Sizes,
@@ -102,4 +103,5 @@ def hostile_report() -> Report:
         gaps=[replace(report.gaps[0], reason=HOSTILE), replace(report.gaps[0], kind=HOSTILE)],
         changes=Changes([prefix], [change], 1, [prefix], 2, [change], [change]),
         losses=[Loss("lost", HOSTILE, 1, 1, 0, PERIOD.start, PERIOD.start)],
+        publishers=[Publisher(65_533, 1, 1, 1, [(HOSTILE, 1), (f"{HOSTILE}/", 1)])],
     )

@@ -10,6 +10,7 @@ from sbus.protocol.keys import EARLY
 from sbus.spark.datasource.catalog import recall, remember, table_options
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
 from sbus.spark.datasource.positions import EARLIEST, LATEST, Positions
+from sbus.spark.datasource.scan import described, schema
 
 
 def read(**options: str) -> ReadOptions:
@@ -31,6 +32,13 @@ def test_names_in_any_case():
     assert read(RAWKEYS="TRUE").raw_keys
     assert read(rawkeys="true").raw_keys
     assert not read(rawKeys="False").raw_keys
+
+
+def test_publishers_are_read_only_if_asked_for():
+    """Their columns are five more, with the option or in a schema."""
+    assert described(read()) == schema(raw_keys=False, senders=False)
+    assert described(read(senders="true")) == schema(raw_keys=False)
+    assert len(schema(raw_keys=False)) == len(schema(raw_keys=False, senders=False)) + 5
 
 
 def test_several_journals():

@@ -16,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.journal.clock import HOUR, MINUTE, SECOND
-from sbus.spark.report.analysis.figures import Report, Totals, Traffic
+from sbus.lake.cube import PROGRAM, UNKNOWN
+from sbus.spark.report.analysis.figures import Publisher, Report, Totals, Traffic
 from sbus.spark.report.analysis.spans import Span
 from sbus.spark.report.page.charts import HEIGHT
 from sbus.spark.report.page.format import axis_values, printable_key
 from sbus.spark.report.page.highlights import highlights
+from sbus.spark.report.page.publishers import publishers as publishers_of_page
 from sbus.spark.report.page.render import render
 from sbus.spark.report.page.sections import header, traffic
 from tests.support.pages import PageStructure
@@ -130,6 +132,35 @@ def test_losses_are_shown_with_their_numbers() -> None:
     assert "clock was set back by 2\N{NARROW NO-BREAK SPACE}h at 12:31: times before" in highlights(once)[-1].text
     unknown = replace(report, steps=[replace(step, step=None) for step in report.steps])
     assert "clock was set 2 times; the largest step was at 12:30: times before" in highlights(unknown)[-1].text
+
+
+def test_who_publishes_what() -> None:
+    """Each user has a row with its part of the messages and its busiest prefixes; without any, there is no section."""
+    publishers = [
+        Publisher(0, 630, 5040, 1, [("plant/steady", 600), ("plant/stops", 30)]),
+        Publisher(4_294_967_290, 315, 2520, 1, [("plant/stops", 315)]),
+        Publisher(PROGRAM, 200, 100, 1, [("office", 200)]),
+        Publisher(UNKNOWN, 115, 10, 1, [("", 115)]),
+    ]
+    found = publishers_of_page(replace(new_report(), publishers=publishers, publisher_count=6))
+    assert found is not None
+    assert [(row.name, row.messages, row.share.replace("\N{NARROW NO-BREAK SPACE}", " ")) for row in found.rows] == [
+        ("root (0)", "630", "50 %"),
+        ("4294967290", "315", "25 %"),
+        ("the program around the bus", "200", "16 %"),
+        ("not known", "115", "9.1 %"),
+    ]
+    text = PageStructure(page_of(replace(new_report(), publishers=publishers, publisher_count=6))).text
+    for part in (
+        "Who publishes what",
+        "root (0)",
+        "plant/steady (600), plant/stops (30)",
+        "(empty key) (115)",
+        "2 more",
+    ):
+        assert part in text, part
+    assert publishers_of_page(new_report()) is None
+    assert "Who publishes what" not in PageStructure(page_of(new_report())).text
 
 
 def test_a_period_without_messages_is_not_calm() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -9,13 +10,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import IntegerType, LongType, StructType
 
 from sbus.journal.schema import decode, encode
+from sbus.journal.senders import split
 from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource import scan
-from sbus.spark.datasource.options import ReadOptions
+from sbus.spark.datasource.options import ReadOptions, StreamOptions
 from sbus.spark.datasource.scan import JournalPartition, Scan, resized, schema
 from sbus.spark.datasource.snapshot import Snapshot
+from sbus.spark.datasource.source import SbusReader
+from sbus.spark.datasource.stream import SbusStreamReader
 from tests.support.journals import NewJournal
 
 MIB = 1 << 20
@@ -96,7 +101,7 @@ def test_segments_of_usual_size_are_not_opened_to_plan(new_journal: NewJournal, 
     for _ in range(20):
         journal.append([(b"k", b"p" * 1000)])
         journal.roll()
-    sizes(monkeypatch, min_task_bytes=1000, max_task_bytes=2000)
+    sizes(monkeypatch, min_task_bytes=1000, max_task_bytes=3000)
 
     def refuse(_: object) -> None:
         raise AssertionError("an index was read")
@@ -105,3 +110,35 @@ def test_segments_of_usual_size_are_not_opened_to_plan(new_journal: NewJournal, 
     monkeypatch.setattr("sbus.journal.reader.read_index", refuse)
     monkeypatch.setattr("sbus.journal.reader.read_summary", refuse)
     assert ranges(planned(journal)) == [(i, i + 1) for i in range(20)]
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["table", "stream"])
+def test_publishers_are_read_only_for_who_asks(
+    new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+):
+    """A scan without their columns does not decode them; one that names some decodes those alone."""
+    journal = new_journal()
+    journal.append([(b"k", b"p")] * 3)
+    journal.sync()
+    decoded: list[str] = []
+
+    def noting(stored: pa.RunEndEncodedArray, names: Sequence[str]) -> dict[str, pa.Array]:
+        decoded.extend(names)
+        return split(stored, names)
+
+    monkeypatch.setattr("sbus.journal.schema.split", noting)
+    options, end = {"journal": journal.directory}, {Snapshot(journal.directory).id: 3}
+    for columns, expected in (
+        (schema(raw_keys=False, senders=False), []),
+        (StructType().add("sender_pid", IntegerType()).add("seq", LongType()), ["sender_pid"]),
+    ):
+        reader: SbusReader | SbusStreamReader
+        if is_stream:
+            reader = SbusStreamReader(StreamOptions.parse(options), columns)
+            partitions = reader.partitions(dict.fromkeys(end, 0), end)
+        else:
+            reader = SbusReader(ReadOptions.parse(options), columns)
+            partitions = reader.partitions()
+        batches = [batch for partition in partitions for batch in reader.read(partition)]
+        assert [batch.schema.names for batch in batches] == [columns.fieldNames()]
+        assert decoded == expected

@@ -10,7 +10,18 @@ from typing import Protocol
 from sbus.errors import UsageError
 from sbus.journal.clock import format_utc, from_datetime, from_seconds
 from sbus.spark.report.analysis import cube as cubes
-from sbus.spark.report.analysis.figures import Changes, ClockStep, Gap, Loss, Report, Silence, Sizes, Totals, Traffic
+from sbus.spark.report.analysis.figures import (
+    Changes,
+    ClockStep,
+    Gap,
+    Loss,
+    Publisher,
+    Report,
+    Silence,
+    Sizes,
+    Totals,
+    Traffic,
+)
 from sbus.spark.report.analysis.gaps import Journal, lost, recorded
 from sbus.spark.report.analysis.spans import Span, length, nice_width
 
@@ -74,6 +85,9 @@ class Aggregates(Protocol):
     def sizes(self, depth: int, labels: Sequence[str]) -> tuple[list[Sizes], list[tuple[int, int, int]]]:
         """Return the payload sizes of all messages of the period and of each label, and a histogram."""
 
+    def publishers(self, depth: int, top: int) -> tuple[list[Publisher], int]:
+        """Return the users with the most messages, and how many there are."""
+
 
 def compose(
     aggregates: Aggregates, windows: cubes.Windows, *, pattern: str, depth: int | None, top: int,
@@ -123,6 +137,8 @@ def compose(
     changes = aggregates.changes(missing, depth, top, (new, vanished)) if has_before else None
     progress("payload sizes")
     sizes, histogram = aggregates.sizes(depth, labels)
+    progress("publishers")
+    publishers, publisher_count = aggregates.publishers(depth, top)
     return Report(
         period,
         pattern,
@@ -141,6 +157,8 @@ def compose(
         changes,
         losses,
         steps,
+        publishers,
+        publisher_count,
     )
 
 

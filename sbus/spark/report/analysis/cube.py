@@ -29,6 +29,7 @@ __all__ = [
     "find_top",
     "find_traffic",
     "half_octaves",
+    "of_all_publishers",
     "prefix",
     "shapes",
     "total",
@@ -76,18 +77,27 @@ class Windows:
 
 
 def count_keys(messages: DataFrame, windows: Windows) -> DataFrame:
-    """Count messages by journal, key and window.
+    """Count messages by publisher, journal, key and window.
 
-    :param messages: of both periods ``journal``, ``key``, ``us`` (a time in the window), ``n``, ``bytes``, ``first``
-        and ``last``; each row is a message, or several of one window.
-    :returns: ``journal``, ``key``, ``now`` (false for the period before), ``window`` (its number), ``n``, ``bytes``,
-        ``first`` and ``last`` (times in µs).
+    :param messages: of both periods ``publisher``, ``journal``, ``key``, ``us`` (a time in the window), ``n``,
+        ``bytes``, ``first`` and ``last``; each row is a message, or several of one window.
+    :returns: ``publisher``, ``journal``, ``key``, ``now`` (false for the period before), ``window`` (its number),
+        ``n``, ``bytes``, ``first`` and ``last`` (times in µs).
     """
     span = windows.period.end - windows.period.start
     now = F.col("us") >= windows.period.start
     shifted = F.when(now, F.col("us")).otherwise(F.col("us") + span)
     window = F.floor((shifted - windows.origin) / windows.width).cast("int")
-    return messages.groupBy("journal", "key", now.alias("now"), window.alias("window")).agg(
+    return _sum(messages, "publisher", "journal", "key", now.alias("now"), window.alias("window"))
+
+
+def of_all_publishers(counts: DataFrame) -> DataFrame:
+    """Return the cube, from what `count_keys` has returned."""
+    return _sum(counts, "journal", "key", "now", "window")
+
+
+def _sum(counts: DataFrame, *by: str | Column) -> DataFrame:
+    return counts.groupBy(*by).agg(
         F.sum("n").alias("n"),
         F.sum("bytes").alias("bytes"),
         F.min("first").alias("first"),

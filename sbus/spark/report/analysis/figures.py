@@ -17,6 +17,7 @@ __all__ = [
     "Gap",
     "KeyTraffic",
     "Loss",
+    "Publisher",
     "Report",
     "Silence",
     "Sizes",
@@ -67,6 +68,22 @@ class KeyTraffic:
     messages: int
     bytes: int
     shape: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """What a user has published in the period.
+
+    :ivar uid: the user, by the kernel's word; `sbus.lake.cube.PROGRAM` and `UNKNOWN` are no user.
+    :ivar keys: the number of keys.
+    :ivar prefixes: the prefixes with the most of these messages, and how many; at most `publishers.MAX_PREFIXES`.
+    """
+
+    uid: int
+    messages: int
+    bytes: int
+    keys: int
+    prefixes: list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +232,8 @@ class Report:
     :ivar journals: for each journal, the time from its first row to its last.
     :ivar losses: what was lost in the period, the largest number first; at most `analysis.gaps.MAX_LOSSES` causes.
     :ivar steps: the steps of clocks in the period, in order; at most `analysis.gaps.MAX_STEPS`, the newest.
+    :ivar publishers: the users with the most messages, the busiest first; none if no publisher is known.
+    :ivar publisher_count: how many there are in all.
     """
 
     period: Span
@@ -234,3 +253,5 @@ class Report:
     changes: Changes | None
     losses: list[Loss] = field(default_factory=list)
     steps: list[ClockStep] = field(default_factory=list)
+    publishers: list[Publisher] = field(default_factory=list)
+    publisher_count: int = 0

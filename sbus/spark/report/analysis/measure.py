@@ -17,7 +17,18 @@ from sbus.spark.report.analysis import cube as cubes
 from sbus.spark.report.analysis import gaps as gap
 from sbus.spark.report.analysis.changes import compare
 from sbus.spark.report.analysis.compose import compose, period_of, windows_of
-from sbus.spark.report.analysis.figures import Changes, ClockStep, Gap, Loss, Report, Silence, Sizes, Traffic
+from sbus.spark.report.analysis.figures import (
+    Changes,
+    ClockStep,
+    Gap,
+    Loss,
+    Publisher,
+    Report,
+    Silence,
+    Sizes,
+    Traffic,
+)
+from sbus.spark.report.analysis.publishers import find_publishers, publisher
 from sbus.spark.report.analysis.silences import find_silences
 from sbus.spark.report.analysis.spans import Span
 
@@ -67,6 +78,8 @@ def _bounds(rows: DataFrame) -> tuple[int, int] | None:
 class _Rows:
     """The aggregates of rows (`sbus.spark.report.analysis.compose.Aggregates`)."""
 
+    _published: DataFrame
+    """The cube with a ``publisher`` in each row."""
     _cube: DataFrame
     _keys: DataFrame
     """``key``, ``n`` and ``bytes`` of the period, ``n_before`` and ``bytes_before``, and ``journals``."""
@@ -100,10 +113,13 @@ class _Rows:
         return gap.find_steps(self._rows, self._windows.period)
 
     def count(self) -> None:
-        self._cube = cubes.count_keys(self._messages, self._windows).persist(StorageLevel.MEMORY_AND_DISK)
-        self._cached.append(self._cube)
-        self._keys = _by_key(self._cube).persist(StorageLevel.MEMORY_AND_DISK)
-        self._cached.append(self._keys)
+        self._published = self._cache(cubes.count_keys(self._messages, self._windows))
+        self._cube = self._cache(cubes.of_all_publishers(self._published))
+        self._keys = self._cache(_by_key(self._cube))
+
+    def _cache(self, frame: DataFrame) -> DataFrame:
+        self._cached.append(frame.persist(StorageLevel.MEMORY_AND_DISK))
+        return self._cached[-1]
 
     def totals(self) -> tuple[tuple[int, int, int], tuple[int, int, int], int, int]:
         return cubes.total(self._keys)
@@ -139,18 +155,22 @@ class _Rows:
         period = self._messages.where(F.col("us") >= self._windows.period.start)
         return cubes.find_sizes(period, depth, labels)
 
+    def publishers(self, depth: int, top: int) -> tuple[list[Publisher], int]:
+        return find_publishers(self._published.where("now"), depth, top)
+
 
 def _messages(rows: DataFrame) -> DataFrame:
     """Return each message as counts of one.
 
     :param rows: the columns of a journal, and ``us``.
-    :returns: ``journal``, ``key``, ``us``, ``size``, ``n``, ``bytes``, ``first``, ``last``.
+    :returns: ``journal``, ``key``, ``us``, ``publisher``, ``size``, ``n``, ``bytes``, ``first``, ``last``.
     """
     size = F.length("payload").cast("long")
     return rows.where("kind = 'message'").select(
         "journal",
         "key",
         "us",
+        publisher(rows).alias("publisher"),
         size.alias("size"),
         F.lit(1).cast("long").alias("n"),
         size.alias("bytes"),

@@ -29,8 +29,19 @@ from sbus.journal.clock import HOUR
 from sbus.lake.hourly import Hourly
 from sbus.spark.report.analysis.compose import compose, period_of, windows_of
 from sbus.spark.report.analysis.cube import MAX_DEPTH, MAX_LABELS, Windows, choose_depth, traffic_of
-from sbus.spark.report.analysis.figures import Changes, ClockStep, Gap, Loss, Report, Silence, Sizes, Traffic
+from sbus.spark.report.analysis.figures import (
+    Changes,
+    ClockStep,
+    Gap,
+    Loss,
+    Publisher,
+    Report,
+    Silence,
+    Sizes,
+    Traffic,
+)
 from sbus.spark.report.analysis.gaps import Journal
+from sbus.spark.report.analysis.publishers import MAX_PREFIXES, publishers_of
 from sbus.spark.report.analysis.spans import Span
 from sbus.spark.report.counted import changes, gaps, silences, store
 from sbus.spark.report.counted.sizes import sizes_of
@@ -185,3 +196,27 @@ class _Counts:
             },
         )
         return sizes_of(found.fetchall(), labels)
+
+    def publishers(self, depth: int, top: int) -> tuple[list[Publisher], int]:
+        self._database.execute(
+            "CREATE TABLE published AS SELECT publisher, id, key, sum(n)::BIGINT AS n, sum(bytes)::BIGINT AS bytes "
+            f"FROM {store.READ} AS counts JOIN names USING (key) "
+            "WHERE first >= $start AND first < $until GROUP BY ALL",
+            {
+                "paths": store.literal(self._counted.counts),
+                "start": self._windows.period.start,
+                "until": self._windows.period.end,
+            },
+        )
+        users = self._database.execute(
+            "SELECT publisher, sum(n)::BIGINT, sum(bytes)::BIGINT, count(*) FROM published GROUP BY publisher"
+        ).fetchall()
+        prefixes = self._database.execute(
+            "SELECT publisher, prefix, n FROM ("
+            "  SELECT publisher, shortened(key, $depth) AS prefix, sum(n)::BIGINT AS n, "
+            "  row_number() OVER (PARTITION BY publisher ORDER BY sum(n) DESC, prefix) AS rank "
+            "  FROM published GROUP BY publisher, prefix"
+            ") WHERE rank <= $most ORDER BY publisher, rank",
+            {"depth": depth, "most": MAX_PREFIXES},
+        ).fetchall()
+        return publishers_of(users, prefixes, top)

@@ -19,6 +19,7 @@ from sbus.spark.report.page import sections
 from sbus.spark.report.page.charts import HEIGHT
 from sbus.spark.report.page.format import moment, printable_key
 from sbus.spark.report.page.highlights import highlights
+from sbus.spark.report.page.publishers import publishers
 from sbus.version import __version__
 
 __all__ = ["render"]
@@ -52,6 +53,7 @@ def render(report: Report, *, source: str = "", title: str = "Traffic report", n
             changes=sections.changes(report),
             top=sections.top_keys(report),
             sizes=sections.sizes(report),
+            publishers=publishers(report),
             source=source,
             made=(now or datetime.now(UTC)).astimezone(UTC),
             journals=len(report.journals),

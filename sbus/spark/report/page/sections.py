@@ -36,7 +36,18 @@ from sbus.spark.report.page.format import (
 )
 from sbus.spark.report.page.highlights import cause, loss_cause, step_text
 
-__all__ = ["changes", "header", "recording", "silences", "sizes", "top_keys", "traffic"]
+__all__ = [
+    "Bar",
+    "bar_of",
+    "changes",
+    "header",
+    "recording",
+    "share",
+    "silences",
+    "sizes",
+    "top_keys",
+    "traffic",
+]
 
 _TABLE_ROWS = 48
 _COUNT_UNITS = ("", " k", " M", " G")
@@ -75,7 +86,8 @@ class Bar(NamedTuple):
     title: str
 
 
-def _bar(value: float, largest: float, title: str) -> Bar:
+def bar_of(value: float, largest: float, title: str) -> Bar:
+    """Return the bar of a value."""
     return Bar(f"{100 * value / largest:.2f}" if largest else "", title)
 
 
@@ -545,7 +557,7 @@ def _change(c: Change, largest: float) -> ChangeRow:
         now,
         "gone" if not c.messages else change(c.rate, c.rate_before),
         style,
-        _bar(c.rate, largest, rate(c.rate)),
+        bar_of(c.rate, largest, rate(c.rate)),
     )
 
 
@@ -582,9 +594,9 @@ def top_keys(report: Report) -> TopSection:
             k.key,
             sparkline(k.shape, f"{number(k.messages)} messages over the period"),
             amount(k.bytes) if by_bytes else number(k.messages),
-            _share(k.bytes, totals.bytes) if by_bytes else _share(k.messages, totals.messages),
+            share(k.bytes, totals.bytes) if by_bytes else share(k.messages, totals.messages),
             amount(k.bytes / k.messages) if by_bytes else rate(k.messages / seconds),
-            _bar(k.bytes if by_bytes else k.messages, largest, "relative to the largest"),
+            bar_of(k.bytes if by_bytes else k.messages, largest, "relative to the largest"),
         )
 
     most_messages = max([k.messages for k in report.top_messages], default=1)
@@ -596,9 +608,10 @@ def top_keys(report: Report) -> TopSection:
     )
 
 
-def _share(part: int, whole: int) -> str:
-    share = 100 * part / whole if whole else 0
-    return f"{share:.{1 if share < 9.95 else 0}f}\N{NARROW NO-BREAK SPACE}%"
+def share(part: int, whole: int) -> str:
+    """Return a part of a whole in percent."""
+    percentage = 100 * part / whole if whole else 0
+    return f"{percentage:.{1 if percentage < 9.95 else 0}f}\N{NARROW NO-BREAK SPACE}%"
 
 
 # --- sizes -----------------------------------------------------------------------------------------
