@@ -45,17 +45,21 @@ SIGNED = 160
 of its own, if its publisher has left. In runs it takes less, so this is the middle."""
 
 
+_UNKNOWN = PeerCredentials(0, 0, 0)
+
+
 class Signature:
     """What receivers are told of one publisher.
 
     :param number: its connection.
     :param peer: its credentials.
     :param prefix: the name of the link to the bus's master; empty without one.
+    :ivar is_vouched: whether a link has named the publisher.
     :ivar user: the user that it counts as where users share something: a UID, or a name without GID and PID if a link
         has named the publisher.
     """
 
-    __slots__ = ("_notice", "_number", "_peer", "_prefix", "user")
+    __slots__ = ("_notice", "_number", "_peer", "_prefix", "is_vouched", "user")
 
     def __init__(
         self, number: int, peer: PeerCredentials, prefix: bytes = b"", user: int | bytes | None = None
@@ -65,6 +69,7 @@ class Signature:
         self._peer = peer
         self._prefix = prefix
         self._notice = b""
+        self.is_vouched = peer is _UNKNOWN
 
     @classmethod
     def vouched(cls, number: int, credentials: bytes) -> Self:
@@ -73,11 +78,6 @@ class Signature:
         signature = cls(number, _UNKNOWN, user=chain + b"/" + uid)
         signature._notice = sender(number, credentials)
         return signature
-
-    @property
-    def is_vouched(self) -> bool:
-        """Whether a link has named the publisher."""
-        return self._peer is _UNKNOWN
 
     @property
     def notice(self) -> bytes:
@@ -89,7 +89,6 @@ class Signature:
         return self._notice
 
 
-_UNKNOWN = PeerCredentials(0, 0, 0)
 PROGRAM = Signature.vouched(0, NOBODY)
 """The signature of the program around the bus."""
 

@@ -46,7 +46,7 @@ from sbus.routing.runs import total_size
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.asks.last_values import LastValues
 from sbus.server.bus.backpressure import Backpressure
-from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS, Posting
+from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS, Posting, account_of
 from sbus.server.bus.unrouted import is_unrouted
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import ICredentials, Publisher, Receiver
@@ -167,7 +167,7 @@ class Delivery(Posting):
         now, later = self._split(packets, route, publisher)
         if publisher is not None:
             for group in later:
-                if group.user is publisher.user and not self._has_mail_room(group, packets, publisher):
+                if group.user is publisher.user and not self._has_mail_room(group, packets, account_of(publisher)):
                     return 0
         receivers = tuple(now) if has_echo else _without(now, publisher)
         count = len(packets)

@@ -22,7 +22,7 @@ from sbus.routing.runs import total_size
 from sbus.server.bus.mail import Gap, Letter, Mail
 from sbus.server.core.interfaces import ICredentials, Publisher, Receiver
 
-__all__ = ["AT_ONCE", "AT_ONCE_KIB", "OF_OTHERS", "Posting"]
+__all__ = ["AT_ONCE", "AT_ONCE_KIB", "OF_OTHERS", "Posting", "account_of"]
 
 AT_ONCE = 512
 """Receivers of one user that get a message at once: about a millisecond (row ``fan-out``, with 1,000)."""
@@ -89,7 +89,8 @@ class Posting(ABC):
             return True
         _, later = self._split([packet], route, publisher)
         return all(
-            group.user is not publisher.user or self._has_mail_room(group, [packet], publisher) for group in later
+            group.user is not publisher.user or self._has_mail_room(group, [packet], account_of(publisher))
+            for group in later
         )
 
     def _split(
@@ -115,11 +116,11 @@ class Posting(ABC):
         return now, later
 
     def _has_mail_room(
-        self, group: Group[Receiver], packets: list[bytes], publisher: Publisher | None, after_gap: bool = False
+        self, group: Group[Receiver], packets: list[bytes], account: Hashable, after_gap: bool = False
     ) -> bool:
         lines = group.user.lines
         work = len(packets) * len(group.receivers) * lines.ns
-        return bool(lines.has_room(_account_of(publisher), work, total_size(packets), after_gap))
+        return bool(lines.has_room(account, work, total_size(packets), after_gap))
 
     def _post(
         self, groups: list[Group[Receiver]], packets: list[bytes], publisher: Publisher | None, has_echo: bool
@@ -127,14 +128,16 @@ class Posting(ABC):
         """Put a run into the mail of the users of these groups; where there is no room, it is lost for them."""
         size, count = total_size(packets), len(packets)
         if publisher is None:
-            sender, signature = None, PROGRAM
+            sender = account = None
+            signature = PROGRAM
         else:
             sender, signature = publisher.user.lines, publisher.signature
+            account = signature.user if signature.is_vouched else sender
         for group in groups:
             lines = group.user.lines
             last = lines.mail[-1] if lines.mail else None
             gap = last if isinstance(last, Gap) and last.takes() else None
-            if lines is not sender and not self._has_mail_room(group, packets, publisher, gap is not None):
+            if lines is not sender and not self._has_mail_room(group, packets, account, gap is not None):
                 if gap is None:
                     gap = Gap(self, lines)
                     self.scheduler.append(lines, gap)
@@ -145,7 +148,7 @@ class Posting(ABC):
             if waiter is not None or type(last) is not Mail or not last.takes(group, skip, count):  # type: ignore[arg-type]
                 last = Mail(self, group, skip, waiter)  # type: ignore[arg-type]
                 self.scheduler.append(lines, last)
-            last.add(packets, size, _account_of(publisher), signature)
+            last.add(packets, size, account, signature)
             if waiter is not None:
                 waiter.wait_for_mail()
 
@@ -175,9 +178,7 @@ class Posting(ABC):
             return False
 
 
-def _account_of(publisher: Publisher | None) -> Hashable:
+def account_of(publisher: Publisher) -> Hashable:
     """Return whose part of a mailbox messages take: that of their user, or of the author whom a link names."""
-    if publisher is None:
-        return None
     signature = publisher.signature
     return signature.user if signature.is_vouched else publisher.user.lines
