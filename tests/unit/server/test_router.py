@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from hypothesis import given
@@ -102,14 +103,7 @@ def test_a_router_without_listeners():
 
 def test_who_changes_routes_pays_for_them():
     """The look-up of a route that was too dear to keep right is charged to the user who has changed it, once."""
-    now = 0
-
-    def clock() -> int:
-        nonlocal now
-        now += 1_000
-        return now
-
-    scheduler = Scheduler(Clock(), clock)
+    scheduler = Scheduler(Clock(), itertools.count(1_000, 1_000).__next__)
     router = Router(CURRENT, scheduler)
     changer, publisher = Lines(), Lines()
     members: list[Any] = [Member(0, changer) for _ in range(_REFRESHED_RECEIVERS + 2)]
@@ -148,14 +142,7 @@ def test_routes_that_are_forgotten_together_are_paid_for():
 
 def test_many_keys_that_are_looked_up_again():
     """Past a number of keys nobody but their publishers pays; a receiver of the program never does."""
-    now = 0
-
-    def clock() -> int:
-        nonlocal now
-        now += 1_000
-        return now
-
-    scheduler = Scheduler(Clock(), clock)
+    scheduler = Scheduler(Clock(), itertools.count(1_000, 1_000).__next__)
     router = Router(CURRENT, scheduler)
     changer = Lines()
     members: list[Any] = [Member(0, changer) for _ in range(_REFRESHED_RECEIVERS // 100)]
