@@ -43,7 +43,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials, SecretKey
-from sbus.routing.route import Route
+from sbus.routing.route import Groups, Route
 
 __all__ = ["LONGEST_KEY", "RouteCache"]
 
@@ -64,6 +64,7 @@ class RouteCache(Generic[S]):
     """A bounded table from keys to routes.
 
     :ivar routes: the table itself, for hot loops to read; only this class writes it.
+    :ivar all_groups: the groups of all routes, kept or not.
     :ivar overflown: the routes forgotten because the cache was full, since the counter was last set to 0.
     :param max_keys: the limit for keys.
     :param max_receivers: the limit for receivers, summed over all routes.
@@ -87,6 +88,7 @@ class RouteCache(Generic[S]):
         self.overflown = 0
         self._groups: dict[bytes, dict[bytes, dict[bytes, None]]] = {}
         self._shared: dict[tuple[S, ...], Route[S]] = {}
+        self.all_groups = Groups()
 
     def remember(self, key: bytes, secret: SecretKey | None, receivers: tuple[S, ...]) -> Route[S]:
         """Keep a route.
@@ -94,7 +96,7 @@ class RouteCache(Generic[S]):
         :returns: the route of these receivers: equal ones are one object.
         """
         if len(key) > LONGEST_KEY:
-            return Route(receivers)
+            return Route(receivers, self.all_groups)
         if (
             len(self.routes) >= self._max_keys
             or self._receivers + len(receivers) > self._max_receivers
@@ -236,7 +238,7 @@ class RouteCache(Generic[S]):
     def _hold(self, key: bytes, receivers: tuple[S, ...]) -> Route[S]:
         route = self._shared.get(receivers)
         if route is None:
-            route = self._shared[receivers] = Route(receivers)
+            route = self._shared[receivers] = Route(receivers, self.all_groups)
         route.uses += 1
         self.routes[key] = route
         self._receivers += len(receivers)

@@ -52,7 +52,7 @@ class Group(Generic[S]):
 
 
 class Groups:
-    """All groups that routes refer to: equal ones are one object."""
+    """All groups that the routes of one bus refer to: equal ones are one object."""
 
     def __init__(self) -> None:
         self._groups: WeakValueDictionary[tuple[Any, ...], Group[Any]] = WeakValueDictionary()
@@ -76,7 +76,6 @@ class Groups:
         return group
 
 
-_ALL = Groups()
 FIRST_NS = 500
 """Nanoseconds that a copy counts for before one was measured."""
 
@@ -92,15 +91,17 @@ def learned(ns: int, copies: int, took: int) -> int:
 class Route(Generic[S]):
     """The receivers of a key.
 
+    :param all_groups: the groups of the same bus.
     :ivar receivers: the receivers, each once.
     :ivar ns: nanoseconds that a copy to one of them has taken lately.
     :ivar uses: the cached keys whose route this is.
     """
 
-    __slots__ = ("_groups", "ns", "receivers", "uses")
+    __slots__ = ("_all_groups", "_groups", "ns", "receivers", "uses")
 
-    def __init__(self, receivers: tuple[S, ...]) -> None:
+    def __init__(self, receivers: tuple[S, ...], all_groups: Groups) -> None:
         self.receivers = receivers
+        self._all_groups = all_groups
         self.ns = FIRST_NS
         self.uses = 0
         self._groups: tuple[Group[S], ...] | None = None
@@ -110,7 +111,7 @@ class Route(Generic[S]):
         """The receivers by user (`Groups.of`)."""
         groups = self._groups
         if groups is None:
-            groups = self._groups = _ALL.of(self.receivers)
+            groups = self._groups = self._all_groups.of(self.receivers)
         return groups
 
     @property

@@ -80,10 +80,10 @@ class Router:
         if secret is not None and self.upstream is not None and self.upstream.is_chained:
             chained = self.upstream.receivers(key, self._look_up_secret)
             if chained is not None:
-                return Route(chained)
+                return Route(chained, self._cache.all_groups)
         receivers = self._look_up(key, secret)
         if not self._is_caching:
-            return Route(receivers)
+            return Route(receivers, self._cache.all_groups)
         route = self._cache.remember(key, secret, receivers)
         if self._cache.overflown:
             self.surcharge += _FORGOTTEN * self._cache.overflown

@@ -92,7 +92,7 @@ def test_groups_belong_to_the_routes_that_refer_to_them():
 
 def test_groups_are_made_when_they_are_needed():
     """A route has no groups until somebody asks for them, and then keeps them."""
-    route = Route(clients(User(), 2))
+    route = Route(clients(User(), 2), Groups())
     assert not route.has_groups
     groups = route.groups
     assert route.has_groups

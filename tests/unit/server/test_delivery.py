@@ -11,7 +11,7 @@ from sbus.errors import CloseReason
 from sbus.fair.scheduler import CROWD
 from sbus.flood import Outcome, Until
 from sbus.protocol.keys import PeerCredentials, SecretKey
-from sbus.routing.route import Route
+from sbus.routing.route import Groups, Route
 from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS
 from sbus.server.bus.protocol import FANOUT_BUDGET
 from sbus.server.bus.registry import SubscriptionRegistry
@@ -230,7 +230,7 @@ def test_what_goes_through_the_queue_of_a_plain_socket(plain, subscribers):
         reader.send(b"SUB k")
         reader.transport.plain_socket, theirs = plain(10)
         ends.append(theirs)
-    route: Route[Any] = Route(tuple(reader.protocol for reader in readers))
+    route: Route[Any] = Route(tuple(reader.protocol for reader in readers), Groups())
     delivery = bus.registry.delivery
     delivery.deliver(messages(1), route, None)
     delivery.deliver(messages(2)[1:], route, None, True)
@@ -253,7 +253,7 @@ def test_who_observes_deliveries_sees_those_of_plain_sockets(plain, subscribers)
     for reader in readers:
         reader.send(b"SUB k")
         reader.transport.plain_socket, _ = plain(10)
-    route: Route[Any] = Route(tuple(reader.protocol for reader in readers))
+    route: Route[Any] = Route(tuple(reader.protocol for reader in readers), Groups())
     bus.registry.delivery.deliver(messages(1), route, None, True)
     bus.registry.delivery.flush()
     assert seen == [(receiver, 1, len(messages(1)[0])) for receiver in route.receivers]

@@ -7,7 +7,9 @@ knows what each client is to get, and compares it with what came, after each ste
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
@@ -747,3 +749,17 @@ def test_a_message_for_a_client_that_has_ended_has_no_copy() -> None:
 def test_what_an_observer_publishes_comes_in_order_too(**case: Any) -> None:
     """A message that an observer publishes inside an event has one place in the order of all others."""
     play(has_observer=True, **case)
+
+
+def test_a_bus_that_nobody_refers_to_is_gone() -> None:
+    """A bus shares nothing with others: with its last reference all of it is garbage, routes in use or not."""
+    model = Model(Limits(), across_users=False, has_observer=False)
+    for slot in range(CROWD):
+        model.subscribe(slot, 0, 0)
+    model.publish(0, 0, 5)
+    (route,) = [route for route in model.registry.routes.values() if len(route.receivers) == CROWD]
+    assert len(route.groups) == 1
+    registry = weakref.ref(model.registry)
+    del model, route
+    gc.collect()
+    assert registry() is None
