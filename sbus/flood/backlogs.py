@@ -41,7 +41,7 @@ from typing import Any
 from zope.interface import implementer
 
 from sbus.flood.interfaces import IQueueOrder
-from sbus.flood.naming import Signature, Signed, sign, sign_each
+from sbus.flood.naming import Mark, Signed, sign, sign_each
 from sbus.flood.receipts import Receipt
 from sbus.flood.shared import SharedBacklog
 
@@ -209,21 +209,21 @@ class FifoBacklog:
     def rank(self, most: int) -> None:
         """Do nothing: no message has a rank."""
 
-    def sign_all(self, last: Signature | None) -> Signature | None:
+    def sign_all(self, last: Mark | None) -> Mark | None:
         """Sign each message as the one before it is.
 
-        :param last: the signature of those in front of the first one that is signed.
-        :returns: the signature of the last message.
+        :param last: the mark of those in front of the first one that is signed.
+        :returns: the mark of the last message.
         """
         packets = self._packets = [*self._packets[: self._front], *sign_each(self, last)]
-        return next((packet.signature for packet in reversed(packets) if type(packet) is Signed), last)
+        return next((packet.__dict__ for packet in reversed(packets) if type(packet) is Signed), last)
 
     def _pass_on(self, dropped: Signed, at: int) -> None:
         """Sign the message behind one that is dropped as that one was, if it is not signed."""
         for place in range(at, len(self._packets)):
             packet = self._packets[place]
             if type(packet) is bytes:
-                self._packets[place] = sign(packet, dropped.signature)
+                self._packets[place] = sign(packet, dropped.__dict__)
             if type(packet) is bytes or type(packet) is Signed:
                 return
 

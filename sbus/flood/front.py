@@ -38,7 +38,7 @@ from collections.abc import Callable, Generator, Sequence
 from zope.interface import implementer
 
 from sbus.flood.interfaces import IPacketQueue, Loss
-from sbus.flood.naming import Signature
+from sbus.flood.naming import Mark
 from sbus.flood.outgoing import QueueOwner
 from sbus.flood.send_queue import SendQueue
 from sbus.protocol.notices import LossReason
@@ -104,7 +104,7 @@ class Front:
     def put_back(self, taken: list[bytes], kept: int) -> None:
         """See `SendQueue.put_back`; all that stands here keeps what `ack` does not report."""
 
-    def sign_rest(self, last: Signature | None) -> None:
+    def sign_rest(self, last: Mark | None) -> None:
         """See `SendQueue.sign_rest`; all that stands here is signed where that may be needed."""
 
     def ack(self, taken: list[bytes], sent: int) -> None:

@@ -10,7 +10,7 @@ known only when its message leaves:
 a message             what happens
 ====================  =============================================================================================
 goes past the queue   `Naming.send` sends the notice of its run first, if it differs from the last one
-waits                 it is `Signed`: bytes that know their publisher's `Signature`. In the order of arrival only the
+waits                 it is `Signed`: bytes that know the notice of their publisher. In the order of arrival only the
                       first of a run is signed: the others are of the same publisher as the message before them
 leaves the queue      `Naming.take` puts the notices between the messages, and `Naming.ack` counts without them
 ====================  =============================================================================================
@@ -27,7 +27,7 @@ that waits, by its place (the same).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Protocol, Self, cast
 
 from zope.interface import implementer
@@ -38,11 +38,15 @@ from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.notices import NOBODY, sender
 from sbus.routing.runs import find_type
 
-__all__ = ["PROGRAM", "SIGNED", "Naming", "Signature", "Signed", "sign", "sign_each", "sign_from"]
+__all__ = ["PROGRAM", "SIGNED", "Mark", "Naming", "Signature", "Signed", "sign", "sign_each", "sign_from"]
 
-SIGNED = 160
-"""Bytes of memory that a message takes more when it is signed: 110 for the object, and as much as 210 for a signature
-of its own, if its publisher has left. In runs it takes less, so this is the middle."""
+SIGNED = 128
+"""Bytes of memory that a message takes more when it is signed: 40 for the object, and as much as 370 for a signature of
+its own, if its publisher has left. In runs it takes less, so this is the middle."""
+
+Mark = dict[str, Any]
+"""The attributes of `Signed` messages: those of one publisher share one `__dict__`, as 190 bytes for each of them would
+be most of what they take."""
 
 
 _UNKNOWN = PeerCredentials(0, 0, 0)
@@ -59,7 +63,7 @@ class Signature:
         has named the publisher.
     """
 
-    __slots__ = ("_notice", "_number", "_peer", "_prefix", "is_vouched", "user")
+    __slots__ = ("_mark", "_number", "_peer", "_prefix", "is_vouched", "user")
 
     def __init__(
         self, number: int, peer: PeerCredentials, prefix: bytes = b"", user: int | bytes | None = None
@@ -68,7 +72,7 @@ class Signature:
         self._number = number
         self._peer = peer
         self._prefix = prefix
-        self._notice = b""
+        self._mark: Mark | None = None
         self.is_vouched = peer is _UNKNOWN
 
     @classmethod
@@ -76,17 +80,23 @@ class Signature:
         """Return the signature of a publisher that a link names."""
         chain, _, uid, _ = (b"/// " + credentials).rsplit(b"/", 3)
         signature = cls(number, _UNKNOWN, user=chain + b"/" + uid)
-        signature._notice = sender(number, credentials)
+        signature._mark = {"notice": sender(number, credentials), "user": signature.user}
         return signature
 
     @property
     def notice(self) -> bytes:
         """The packet that names the publisher."""
-        if not self._notice:
+        return cast(bytes, self.mark["notice"])
+
+    @property
+    def mark(self) -> Mark:
+        """The attributes of the messages that it signs; nobody may change them."""
+        if self._mark is None:
             pid, uid, gid = self._peer
             own = b"!/cred/%d/%d/%d" % (gid, uid, pid)
-            self._notice = sender(self._number, b"%b/%b" % (self._prefix, own) if self._prefix else own)
-        return self._notice
+            notice = sender(self._number, b"%b/%b" % (self._prefix, own) if self._prefix else own)
+            self._mark = {"notice": notice, "user": self.user}
+        return self._mark
 
 
 PROGRAM = Signature.vouched(0, NOBODY)
@@ -96,42 +106,44 @@ PROGRAM = Signature.vouched(0, NOBODY)
 class Signed(bytes):
     """A message that waits for a receiver that has asked who publishes.
 
-    :ivar signature: its publisher's.
+    :ivar notice: the packet that names its publisher.
+    :ivar user: see `Signature`.
     """
 
-    signature: Signature
+    notice: bytes
+    user: Hashable
 
 
-def sign(packet: bytes, signature: Signature) -> Signed:
+def sign(packet: bytes, mark: Mark) -> Signed:
     """Return a signed copy of a message."""
     signed = Signed(packet)
-    signed.signature = signature
+    signed.__dict__ = mark
     return signed
 
 
 def sign_from(packets: list[bytes], at: int, signature: Signature) -> list[bytes]:
     """Return the messages of a run from one on, of which the first is signed."""
-    return [sign(packets[at], signature), *packets[at + 1 :]]
+    return [sign(packets[at], signature.mark), *packets[at + 1 :]]
 
 
-def sign_each(packets: Iterable[Any], last: Signature | None) -> list[Any]:
+def sign_each(packets: Iterable[Any], last: Mark | None) -> list[Any]:
     """Sign each message that is not signed, as the one before it is; leave everything else as it is.
 
-    :param last: the signature of those in front of the first one that is signed.
+    :param last: the mark of those in front of the first one that is signed; None if nobody knows it.
     """
     signed = []
     for packet in packets:
         if type(packet) is Signed:
-            last = packet.signature
+            last = packet.__dict__
         elif type(packet) is bytes and last is not None:
             packet = sign(packet, last)
         signed.append(packet)
     return signed
 
 
-def _is_same(last: Signature | None, signature: Signature) -> bool:
-    """Return whether a signature names the publisher that was named last."""
-    return last is signature or (last is not None and last.notice == signature.notice)
+def _is_same(last: Mark | None, mark: Mark) -> bool:
+    """Return whether a mark names the publisher that was named last."""
+    return last is mark or (last is not None and last["notice"] == mark["notice"])
 
 
 class Sender(Protocol):
@@ -147,7 +159,7 @@ class Source(Protocol):
     def write(self, packet: bytes) -> None: ...
     def take(self, count: int) -> list[bytes]: ...
     def put_back(self, taken: list[bytes], kept: int) -> None: ...
-    def sign_rest(self, last: Signature | None) -> None: ...
+    def sign_rest(self, last: Mark | None) -> None: ...
     def ack(self, taken: list[bytes], sent: int) -> None: ...
     def reject_oversized(self, taken: list[bytes], at: int) -> bool: ...
     def discard_all(self, taken: Sequence[bytes] = ()) -> None: ...
@@ -158,16 +170,16 @@ class Naming:
     """Names the publishers of what a transport sends.
 
     :ivar source: what it sends from.
-    :ivar last: the signature of the publisher that was named last.
+    :ivar last: the mark of the publisher that was named last; None before the first.
     """
 
     __slots__ = ("_notices", "_taken", "last", "source")
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.last: Signature | None = None
+        self.last: Mark | None = None
         self._taken: list[bytes] = []
-        self._notices: list[tuple[int, Signature]] = []  # among the packets that `take` returned, by index
+        self._notices: list[tuple[int, Mark]] = []  # among the packets that `take` returned, by index
 
     def send(self, packets: list[bytes], signature: Signature, transport: Sender, packed: BundleCache) -> int:
         """Send messages of one publisher past an empty queue.
@@ -175,12 +187,13 @@ class Naming:
         :param packed: the messages as bundles, by limit, which receivers share.
         :returns: how many of them the socket took.
         """
-        if _is_same(self.last, signature):
+        mark = signature.mark
+        if _is_same(self.last, mark):
             return transport.try_send(packets, packed)
-        sent = transport.try_send([signature.notice, *packets])
+        sent = transport.try_send([mark["notice"], *packets])
         if not sent:
             return 0
-        self.last = signature
+        self.last = mark
         return sent - 1
 
     # --- as the transport's queue ------------------------------------------------------------
@@ -200,12 +213,12 @@ class Naming:
         named: list[bytes] = []
         at = find_type(taken, Signed, 0)
         while at >= 0:
-            signature = cast(Signed, taken[at]).signature
-            if not _is_same(last, signature):
+            mark = taken[at].__dict__
+            if not _is_same(last, mark):
                 named += taken[done:at]
-                self._notices.append((len(named), signature))
-                named.append(signature.notice)
-                last, done = signature, at
+                self._notices.append((len(named), mark))
+                named.append(mark["notice"])
+                last, done = mark, at
             at = find_type(taken, Signed, at + 1)
         if not named:
             return taken
@@ -220,10 +233,10 @@ class Naming:
         notices, inner = self._notices, self._taken
         self._notices, self._taken = [], []
         messages = sent
-        for at, signature in notices:
+        for at, mark in notices:
             if at >= sent:
                 break
-            self.last = signature
+            self.last = mark
             messages -= 1
         self.source.ack(inner, messages)
         if messages < len(inner):

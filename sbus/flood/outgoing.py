@@ -16,7 +16,7 @@ from sbus.flood.backlogs import PRICE, RANKED, REPLY, Backlog, FifoBacklog, Repl
 from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.interfaces import IPacketQueue, IQueueOrder, Loss
 from sbus.flood.latest import KeyIndex
-from sbus.flood.naming import Signature, sign_each
+from sbus.flood.naming import Mark, sign_each
 from sbus.flood.receipts import MERGE, Receipt
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.protocol import notices
@@ -174,14 +174,14 @@ class OutgoingQueue:
         if self._backlog is not None and not self.messages and not self.replies:
             self._relax()
 
-    def sign_pending(self, last: Signature | None) -> None:
+    def sign_pending(self, last: Mark | None) -> None:
         """Sign all that is pending, for a receiver that has asked who publishes (`sbus.flood.naming`).
 
-        :param last: the signature of the messages in front of the first one that is signed.
+        :param last: the mark of the messages in front of the first one that is signed.
         """
         self.pending = sign_each(self.pending, last)
 
-    def sign_all(self, last: Signature | None) -> None:
+    def sign_all(self, last: Mark | None) -> None:
         """Sign all that waits: messages may change their places, or be replaced, from now on."""
         if isinstance(self._backlog, FifoBacklog):
             last = self._backlog.sign_all(last)

@@ -76,7 +76,8 @@ class NamedRun(Run):
     def packets(self) -> list[bytes]:  # type: ignore[override]
         """Signed copies of the messages."""
         if self._signed is None:
-            self._signed = [sign(packet, self.signature) for packet in self._plain.packets]
+            mark = self.signature.mark
+            self._signed = [sign(packet, mark) for packet in self._plain.packets]
         return self._signed
 
     @property

@@ -44,7 +44,7 @@ from sbus.flood.backlogs import SHARED, Backlog, FifoBacklog, PriorityBacklog, R
 from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.interfaces import Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
-from sbus.flood.naming import Signature, sign
+from sbus.flood.naming import Mark, sign
 from sbus.flood.outgoing import OutgoingQueue, QueueOwner, State
 from sbus.flood.run import Run
 from sbus.flood.settings import ClientSettings
@@ -188,7 +188,7 @@ class SendQueue(OutgoingQueue):
             and not self._lacks_room(len(run), run.size)
         )
 
-    def sign_rest(self, last: Signature | None) -> None:
+    def sign_rest(self, last: Mark | None) -> None:
         """Sign what a flush has left as far as that is needed to `settle` it.
 
         :param last: as for `sign_pending`.

@@ -21,9 +21,8 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain, islice
 from operator import attrgetter
-from typing import cast
 
-from sbus.flood.naming import Signature, Signed, sign, sign_each
+from sbus.flood.naming import Mark, Signed, sign, sign_each
 from sbus.routing.runs import find_type, total_size
 
 __all__ = ["TURN", "SharedBacklog"]
@@ -32,20 +31,20 @@ TURN = 16 << 10
 """Bytes that one user's line sends in its turn, about: a few packets for each change of the publisher's name."""
 
 
-_signature = attrgetter("signature")
+_user = attrgetter("user")
 
 
-def _last_of(packets: list[bytes], before: Signature | None) -> Signature | None:
-    """Return the signature of the last one of some messages.
+def _last_of(packets: list[bytes], before: Mark | None) -> Mark | None:
+    """Return the mark of the last one of some messages.
 
     :param before: that of the message in front of them.
     """
     last = packets[-1]
     if type(last) is Signed:
-        return last.signature
+        return last.__dict__
     at = find_type(packets, Signed, 0)
     while at >= 0:
-        before = cast(Signed, packets[at]).signature
+        before = packets[at].__dict__
         at = find_type(packets, Signed, at + 1)
     return before
 
@@ -55,14 +54,14 @@ class _Line:
 
     :ivar packets: the messages, behind those that are gone; `front` is the index of the first.
     :ivar size: the bytes of the messages.
-    :ivar signature: that of the last one that is gone.
+    :ivar mark: that of the last one that is gone.
     """
 
-    __slots__ = ("front", "packets", "signature", "size")
+    __slots__ = ("front", "mark", "packets", "size")
 
     def __init__(self) -> None:
         self.packets: list[bytes] = []
-        self.signature: Signature | None = None
+        self.mark: Mark | None = None
         self.front = self.size = 0
 
     def __len__(self) -> int:
@@ -86,7 +85,7 @@ class _Line:
         packets, front = self.packets, self.front + count
         gone = packets[self.front : front]
         self.size -= total_size(gone)
-        self.signature = _last_of(gone, self.signature)
+        self.mark = _last_of(gone, self.mark)
         if front * 2 > len(packets):
             del packets[:front]
             front = 0
@@ -121,7 +120,7 @@ class SharedBacklog:
         return len(self._replies) + self._count
 
     def __iter__(self) -> Iterator[bytes]:
-        lines = (sign_each(line.packets[line.front :], line.signature) for line in self._lines.values())
+        lines = (sign_each(line.packets[line.front :], line.mark) for line in self._lines.values())
         return chain(self._replies, *lines)
 
     def has_room(self, user: Hashable, messages: int, size: int, rest: int, rest_size: int) -> bool:
@@ -143,10 +142,10 @@ class SharedBacklog:
         """Add messages, of which the first one is signed, or replies."""
         if type(packets[0]) is Signed:
             if find_type(packets, Signed, 1) < 0:
-                self._add(packets[0].signature.user, packets)
+                self._add(packets[0].user, packets)
                 return
             try:
-                users = {signature.user for signature in set(map(_signature, packets))}
+                users = set(map(_user, packets))
             except AttributeError:
                 users = set()
             if len(users) == 1:
@@ -155,7 +154,7 @@ class SharedBacklog:
         user: Hashable = None
         for packet in packets:
             if type(packet) is Signed:
-                user = packet.signature.user
+                user = packet.user
             if type(packet) is Signed or type(packet) is bytes:
                 self._add(user, [packet])
             else:
@@ -192,18 +191,18 @@ class SharedBacklog:
         taken = list(islice(self._replies, count))
         self._taken = len(taken)
         self._turns = []
-        waiting = deque((user, line, line.front, line.signature) for user, line in self._lines.items())
+        waiting = deque((user, line, line.front, line.mark) for user, line in self._lines.items())
         while (left := count - len(taken)) and waiting:
-            user, line, at, signature = waiting.popleft()
+            user, line, at, mark = waiting.popleft()
             packets = line.packets
             end = line.end_of_turn(at, left) if waiting else min(at + left, len(packets))
-            if type(packets[at]) is bytes and signature is not None:
-                packets[at] = sign(packets[at], signature)
+            if type(packets[at]) is bytes and mark is not None:
+                packets[at] = sign(packets[at], mark)
             part = packets[at:end]
             taken += part
             self._turns.append((user, end - at))
             if end < len(packets):
-                waiting.append((user, line, end, _last_of(part, signature)))
+                waiting.append((user, line, end, _last_of(part, mark)))
         return taken
 
     def ack(self, sent: int) -> None:

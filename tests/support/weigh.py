@@ -68,6 +68,28 @@ def messages(order: bytes, size: int) -> Callable[[int], None]:
     return make
 
 
+def named(publishers: int) -> Callable[[int], None]:
+    """Messages for a receiver that asks who publishes, of which each has a name.
+
+    :param publishers: different ones for each 50 messages, which leave.
+    """
+
+    def make(start: int) -> None:
+        reader = bus.connect(uid=1000)
+        reader.stall()
+        reader.send(b"CMSG sender/on", b"CMSG order/stack", b"SUB %d" % start)
+        reader.drain(1)
+        reader.stall()
+        for number in range(0, ITEMS, 50):
+            for first in range(0, 50, 50 // publishers):
+                publisher = bus.connect(uid=1000)
+                publisher.send(*[b"MSG %d\0" % start + b"%05d" % n for n in range(number + first, number + first + 50 // publishers)])
+                publisher.transport.hang_up()
+            bus.clock.pump([0.0])
+
+    return make
+
+
 def replies(start: int) -> None:
     for _ in range(ITEMS // 60):
         peer = bus.connect(uid=1000)
@@ -152,6 +174,8 @@ KINDS: dict[str, Callable[[], Callable[[int], None]]] = {
     "wildcard": lambda: patterns(b"m/%08d/*"),
     "secret": lambda: patterns(b"!/cred////memory/%08d"),
     "secret-long": lambda: patterns(b"!/cred////m/%0500d"),
+    "named": lambda: named(1),
+    "named-each": lambda: named(50),
     "replies": lambda: replies,
     "connections": lambda: connections,
     "kept": lambda: kept,

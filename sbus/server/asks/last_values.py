@@ -353,7 +353,7 @@ class LastValues:
                     while pull.is_waiting:
                         yield None
                 if wanted.matches(key):
-                    yield sign(value.packet, value.signature) if client.naming else value.packet
+                    yield sign(value.packet, value.signature.mark) if client.naming else value.packet
             yield done
         finally:
             if pull is not None:

@@ -22,7 +22,7 @@ USERS = {uid: Signature(uid, PeerCredentials(uid, uid, 1)) for uid in range(4)}
 
 def of(uid: int, *sizes: int, first: int = 0, is_run: bool = True) -> list[bytes]:
     packets = [b"MSG %d " % (first + at) + b"." * size for at, size in enumerate(sizes)]
-    return [sign(packet, USERS[uid]) if not (at and is_run) else packet for at, packet in enumerate(packets)]
+    return [sign(packet, USERS[uid].mark) if not (at and is_run) else packet for at, packet in enumerate(packets)]
 
 
 class Shared(RuleBasedStateMachine):
@@ -72,7 +72,7 @@ class Shared(RuleBasedStateMachine):
         user = None
         for packet in taken[:sent]:
             if isinstance(packet, Signed):
-                user = packet.signature.user
+                user = packet.user
             line = self.replies if isinstance(packet, Reply) else self.lines[user]
             assert line.pop(0) == packet
 
@@ -117,7 +117,7 @@ def test_socket_that_takes_less_than_a_turn_serves_everybody():
     for _ in range(6):
         (first, *_) = backlog.take(64)
         assert isinstance(first, Signed)
-        sent.append(first.signature.user)
+        sent.append(first.user)
         backlog.ack(1)
     assert sent == [1, 2, 1, 2, 1, 2]
 
