@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Hashable
+from typing import Literal, cast
 
-from sbus.flood.naming import Signature, sign
-from sbus.routing.runs import newest, shortest, total_size
+from sbus.flood.naming import Signature, Signed, sign_each, sign_from
+from sbus.routing.runs import find_type, newest, shortest, total_size
 
 __all__ = ["NamedRun", "Run"]
 
@@ -44,43 +45,58 @@ class Run:
         return self if self._newest is True else self._newest
 
     def by(self, signature: Signature) -> NamedRun:
-        """Return the run as one publisher's, for receivers that have asked who publishes."""
-        if self._named is None or self._named.signature is not signature:
-            self._named = NamedRun(self, signature)
+        """Return the run as one publisher's, always the same, for receivers that have asked who publishes."""
+        if self._named is None:
+            self._named = NamedRun(sign_from(self.packets, 0, signature))
         return self._named
 
 
 class NamedRun(Run):
-    """A run of one publisher, for receivers that have asked: signed copies of its messages.
+    """A run for receivers that have asked who publishes: signed copies of its messages.
 
-    They are made when they are first looked at. If none has room, that is never.
+    They are made when they are first looked at. If none has room, or all are kept in the order of arrival, that is
+    never.
 
-    :param plain: the run.
-    :ivar signature: the publisher's.
+    :param packets: the messages; the first of each publisher in a row is signed.
+    :ivar leading: a run of these, as they are.
     """
 
-    __slots__ = ("_plain", "_signed", "signature")
+    __slots__ = ("_parts", "_signed", "leading")
 
-    def __init__(self, plain: Run, signature: Signature) -> None:
-        self.signature = signature
-        self.size = plain.size
-        self._plain = plain
+    def __init__(self, packets: list[bytes]) -> None:
+        self.leading = Run(packets)
+        self.size = self.leading.size
         self._signed: list[bytes] | None = None
+        self._parts: list[NamedRun] = []
         self._shortest = -1
         self._newest = self._named = None
 
     def __len__(self) -> int:
-        return len(self._plain)
+        return len(self.leading)
 
     @property
     def packets(self) -> list[bytes]:  # type: ignore[override]
-        """Signed copies of the messages."""
+        """The messages, all of them signed."""
         if self._signed is None:
-            mark = self.signature.mark
-            self._signed = [sign(packet, mark) for packet in self._plain.packets]
+            self._signed = sign_each(self.leading.packets, None)
         return self._signed
 
     @property
     def shortest(self) -> int:
         """See `Run`."""
-        return self._plain.shortest
+        return self.leading.shortest
+
+    @property
+    def user(self) -> Hashable:
+        """The user of the first publisher; see `Signature`."""
+        return cast(Signed, self.leading.packets[0]).user
+
+    @property
+    def parts(self) -> list[NamedRun]:
+        """The runs of one publisher each that this one consists of."""
+        if not self._parts:
+            packets, end = self.leading.packets, 0
+            while end >= 0:
+                start, end = end, find_type(packets, Signed, end + 1)
+                self._parts.append(NamedRun(packets[start:] if end < 0 else packets[start:end]))
+        return self._parts

@@ -250,6 +250,11 @@ class SendQueue(OutgoingQueue):
             and self._user.has_memory(size + messages * self.price)
         )
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether users share the queue, as that of a link is."""
+        return self.settings.order is SHARED
+
     def has_share(self, user: Hashable, run: Run) -> bool:
         """Return whether a publisher's user may add messages, if the queue is shared by users, as that of a link is."""
         backlog, limits = self._backlog, self._limits

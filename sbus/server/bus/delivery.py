@@ -38,7 +38,7 @@ from functools import partial
 
 from sbus.errors import CloseReason
 from sbus.fair import Scheduler
-from sbus.flood import PROGRAM, Loss, Outcome, Run, SendQueue, Signature, State, sign_from
+from sbus.flood import PROGRAM, Loss, NamedRun, Outcome, Run, SendQueue, Signature, State, sign_from
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Route
@@ -244,7 +244,7 @@ class Delivery(Posting):
                     self._offer(receiver, packets, publisher)
                 else:
                     run = run or Run(packets)
-                    foreign += self._name(receiver, queue, run, publisher)
+                    foreign += self._name(receiver, queue, run.by(_signature(publisher)), publisher)
             elif queue.state is not _OPEN:
                 run = run or Run(packets)
                 self._admit(receiver, queue, run, publisher)
@@ -259,6 +259,17 @@ class Delivery(Posting):
             self.scheduler.press()
         if len(self.touched) > AT_ONCE:
             self.flush()
+
+    def hand_named(self, run: NamedRun, receivers: tuple[Receiver, ...], publisher: Publisher | None) -> None:
+        """Put a run, of several publishers perhaps, into the queues of receivers that have asked who publishes.
+
+        :param publisher: the one that these may block; None for nobody.
+        """
+        for receiver in receivers:
+            queue = receiver.queue
+            if queue is not None:
+                for part in run.parts if queue.is_shared else (run,):
+                    self._name(receiver, queue, part, publisher)
 
     def _send_at_once(
         self,
@@ -392,16 +403,12 @@ class Delivery(Posting):
             or queue.head is not None
         ):
             return False
-        signature = self._signature(publisher)
+        signature = _signature(publisher)
         sent = naming.send(packets, signature, transport, packed)
         if sent < len(packets):
             self.touch(receiver, publisher)
             queue.pending += sign_from(packets, sent, signature)
         return True
-
-    def _signature(self, publisher: Publisher | None) -> Signature:
-        """Return the signature of the messages at hand."""
-        return self.signature or (PROGRAM if publisher is None else publisher.signature)
 
     def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
         """Hand a run to a receiver without a `SendQueue`."""
@@ -420,23 +427,21 @@ class Delivery(Posting):
             self._failed(receiver)
         self.touch(receiver, publisher)
 
-    def _name(self, receiver: Receiver, queue: SendQueue, run: Run, publisher: Publisher | None) -> bool:
+    def _name(self, receiver: Receiver, queue: SendQueue, run: NamedRun, publisher: Publisher | None) -> bool:
         """Put a run into the queue of a receiver that has asked who publishes (`sbus.flood.naming`).
 
+        :param run: if the queue is shared, of one publisher.
         :returns: whether flood control has decided about it, for a receiver of another user.
         """
-        signature = self._signature(publisher)
         if queue.state is not _OPEN:
-            if queue.has_share(signature.user, run):
-                is_kept = queue.keeps(run)
-                named = Run(sign_from(run.packets, 0, signature)) if is_kept else run.by(signature)
-                self._admit(receiver, queue, named, publisher)
-            elif (outcome := queue.lose_share(run)) is not None:
+            if queue.has_share(run.user, run):
+                self._admit(receiver, queue, run.leading if queue.keeps(run) else run, publisher)
+            elif (outcome := queue.lose_share(run.leading)) is not None:
                 self._act(receiver, outcome, publisher)
             return publisher is not None and receiver.user is not publisher.user
         if not queue.pending:
             self.touch(receiver, publisher)
-        queue.pending += sign_from(run.packets, 0, signature)
+        queue.pending += run.leading.packets
         return False
 
     # --- what became of it -------------------------------------------------------------------
@@ -546,3 +551,8 @@ class Delivery(Posting):
 
 def _without(receivers: Sequence[Receiver], publisher: object) -> tuple[Receiver, ...]:
     return tuple(receiver for receiver in receivers if receiver is not publisher)
+
+
+def _signature(publisher: Publisher | None) -> Signature:
+    """Return the signature of a publisher's messages."""
+    return PROGRAM if publisher is None else publisher.signature

@@ -32,7 +32,7 @@ from twisted.logger import Logger
 
 from sbus.errors import CloseReason
 from sbus.fair import Entry, Lines, Scheduler
-from sbus.flood import Signature
+from sbus.flood import NamedRun, Signature, sign_from
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
@@ -62,7 +62,6 @@ class Post(Protocol):
 
     scheduler: Scheduler
     number: int | None
-    signature: Signature | None
 
     def handled(self) -> int: ...
     def hand(
@@ -73,6 +72,7 @@ class Post(Protocol):
         at_once: bool,
         packed: BundleCache | None = None,
     ) -> None: ...
+    def hand_named(self, run: NamedRun, receivers: tuple[Receiver, ...], publisher: Publisher | None) -> None: ...
     def flush(self) -> None: ...
     def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason, number: int) -> None: ...
 
@@ -87,6 +87,7 @@ class Mail:
 
     __slots__ = (
         "_at",
+        "_named",
         "_number",
         "_packed",
         "_post",
@@ -110,6 +111,7 @@ class Mail:
         self._took = 0
         self._size = 0
         self._packed: BundleCache = {}
+        self._named: NamedRun | None = None
         self._shares: list[tuple[Hashable, int, int, int, Signature]] = []
         lines: Lines = group.user.lines
         lines.expect(group)
@@ -173,18 +175,17 @@ class Mail:
         return True
 
     def _hand_named(self, receivers: tuple[Receiver, ...], askers: Container[Receiver]) -> tuple[Receiver, ...]:
-        """Hand the messages, publisher by publisher, to those that have asked; return the others."""
-        post = self._post
+        """Hand the messages to those that have asked who publishes them; return the others."""
         asking = tuple(receiver for receiver in receivers if receiver in askers)
         if not asking:
             return receivers
-        at = 0
-        for _, _, _, count, signature in self._shares:
-            post.signature = signature
-            post.hand(self.packets[at : at + count], asking, self.waiter, True)
-            post.flush()
-            at += count
-        post.signature = None
+        if self._named is None:
+            packets: list[bytes] = []
+            for _, _, _, count, signature in self._shares:
+                at = len(packets)
+                packets += sign_from(self.packets[at : at + count], 0, signature)
+            self._named = NamedRun(packets)
+        self._post.hand_named(self._named, asking, self.waiter)
         return tuple(receiver for receiver in receivers if receiver not in askers)
 
     def _end(self, took: int) -> None:

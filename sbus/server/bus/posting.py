@@ -14,7 +14,7 @@ from itertools import islice
 from twisted.logger import Logger
 
 from sbus.fair import Scheduler
-from sbus.flood import PROGRAM, Signature
+from sbus.flood import PROGRAM, NamedRun
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group, Route
@@ -43,18 +43,16 @@ class Posting(ABC):
     :param scheduler: whose turn it is.
     :ivar scheduler: the same.
     :ivar number: the messages handled up to the last one of the entry of mail at hand; None outside of entries.
-    :ivar signature: that of the messages of the entry at hand, for receivers that have asked; None outside of entries.
     """
 
     log = Logger(namespace="sbus.bus")
 
-    __slots__ = ("_credentials", "number", "scheduler", "signature")
+    __slots__ = ("_credentials", "number", "scheduler")
 
     def __init__(self, credentials: ICredentials, scheduler: Scheduler) -> None:
         self._credentials = credentials
         self.scheduler = scheduler
         self.number: int | None = None
-        self.signature: Signature | None = None
 
     # --- what entries of mail need, too ------------------------------------------------------
 
@@ -72,6 +70,10 @@ class Posting(ABC):
         packed: BundleCache | None = None,
     ) -> None:
         """Put a run into the receivers' queues, or past them."""
+
+    @abstractmethod
+    def hand_named(self, run: NamedRun, receivers: tuple[Receiver, ...], publisher: Publisher | None) -> None:
+        """Put a run into the queues of receivers that have asked who publishes."""
 
     @abstractmethod
     def flush(self) -> None:

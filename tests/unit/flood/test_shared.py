@@ -135,7 +135,7 @@ def test_room(kind):
             rest = limit - total, size - total
             if not backlog.has_room(uid, 1, 1, *rest):
                 break
-            backlog.push([sign(b"M", USERS[uid])])
+            backlog.push([sign(b"M", USERS[uid].mark)])
             count += 1
         had.append(count)
     assert had == [6, 2, 1]

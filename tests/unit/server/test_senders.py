@@ -134,6 +134,30 @@ def test_mail_of_several_publishers():
     assert plain.take() == [b"MSG k\0%d" % number for number in range(1, 5)]
 
 
+def test_mail_of_many_publishers_costs_a_receiver_one_step(monkeypatch):
+    """However often the publishers take turns: each change cost a system call, ten times as long in all."""
+    bus = HandTurnedBus()
+    readers = [reader_of(bus) for _ in range(4)]
+    one, two = bus.connect(uid=3), bus.connect(uid=4)
+    bus.use_up(readers[0], 100)
+    for _ in range(4):
+        one.send(b"MSG k\x001")
+        two.send(b"MSG k\x002")
+    assert len(readers[0].protocol.user.lines.mail) == 1
+    transport, flushed = readers[0].transport, 0
+
+    def flush() -> None:
+        nonlocal flushed
+        flushed += 1
+        type(transport).flush(transport)
+
+    monkeypatch.setattr(transport, "flush", flush)
+    monkeypatch.setattr(transport, "try_send", None)
+    bus.finish()
+    assert readers[0].take() == [notice(one), b"MSG k\x001", notice(two), b"MSG k\x002"] * 4
+    assert flushed == 1
+
+
 def test_a_message_too_long_for_the_socket():
     """The receipt of a message that no socket takes stands in its place, and the next one is named."""
     bus = Bus()
