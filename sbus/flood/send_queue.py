@@ -180,6 +180,9 @@ class SendQueue(OutgoingQueue):
 
     def keeps(self, run: Run) -> bool:
         """Return whether `admit` would keep a run as a whole, in a place where it stays one."""
+        return not self.pending and self._keeps(run)
+
+    def _keeps(self, run: Run) -> bool:
         order = self.settings.order
         return (
             self.settings.soft.always is Verdict.KEEP
@@ -189,21 +192,17 @@ class SendQueue(OutgoingQueue):
         )
 
     def sign_rest(self, last: Mark | None) -> None:
-        """Sign what a flush has left as far as that is needed to `settle` it.
+        """Sign what a flush has left: the first message, or all if `settle` may not keep them together.
 
         :param last: as for `sign_pending`.
         """
         left = self.pending
-        if (
-            left
-            and type(left[0]) is bytes
-            and last is not None
-            and find_type(left, Reply, 0) < 0
-            and self.keeps(Run(left))
-        ):
-            left[0] = sign(left[0], last)
-        else:
+        if not left:
+            return
+        if find_type(left, Reply, 0) >= 0 or not self._keeps(Run(left)):
             self.sign_pending(last)
+        elif type(left[0]) is bytes and last is not None:
+            left[0] = sign(left[0], last)
 
     def settle(self, may_block: bool) -> Outcome | None:
         """Decide about the packets that a first flush has left; see `admit`."""

@@ -24,7 +24,9 @@ from sbus.flood import (
     SendQueue,
     SharedBudget,
     Signature,
+    Strategy,
     UserShare,
+    Verdict,
     sign_from,
 )
 from sbus.protocol.bundles import BundleCache
@@ -54,8 +56,8 @@ class Receiver:
     :ivar got: the messages that came.
     """
 
-    def __init__(self, chosen: ClientSettings = DEFAULT_SETTINGS, longest: int = 1 << 20, messages: int = 1000) -> None:
-        self.queue = SendQueue(self, QueueLimits(messages, 1 << 20), UserShare(SharedBudget()))
+    def __init__(self, chosen: ClientSettings = DEFAULT_SETTINGS, longest: int = 1 << 20, messages: int = 1000, size: int = 1 << 20) -> None:
+        self.queue = SendQueue(self, QueueLimits(messages, size), UserShare(SharedBudget()))
         self.queue.configure(chosen)
         self.naming = Naming(self.queue)
         self.longest = longest
@@ -102,7 +104,7 @@ class Receiver:
         run = Run(packets)
         if self.queue.is_congested:
             self.queue.admit(
-                Run(sign_from(packets, 0, signature)) if self.queue.keeps(run) else run.by(signature), False
+                run.by(signature).leading if self.queue.keeps(run) else run.by(signature), False
             )
             return
         sent = self.naming.send(packets, signature, self, {}) if at_once else 0
@@ -217,3 +219,34 @@ def test_names_that_wait_are_charged():
         receiver.publish([b"MSG k\x001"] * 10, PUBLISHERS[1], 64, True)
         weights.append(receiver.queue.memory)
     assert weights[1] - weights[0] == 10 * SIGNED
+
+
+class _Failing(Strategy):
+    """Fails at the first message, and drops all others."""
+
+    def __init__(self) -> None:
+        super().__init__(b"blocking/hard/failing", None)
+        self._has_failed = False
+
+    def decide(self, queue: Any, packet: bytes) -> Verdict:
+        if not self._has_failed:
+            self._has_failed = True
+            raise ValueError
+        return Verdict.DROP
+
+
+def test_behind_what_a_strategy_has_not_judged():
+    """A run that would be kept alone is not kept as a whole behind messages that an exception has left."""
+    receiver = Receiver(replace(DEFAULT_SETTINGS, hard=_Failing(), sender=True), size=200)
+    receiver.room = 0
+    receiver.publish([b"MSG k\0" + b"x" * 80 + b"0"], PUBLISHERS[0], 64, False)
+    receiver.publish([b"MSG k\0" + b"x" * 80 + b"1"], PUBLISHERS[1], 64, False)
+    with pytest.raises(ValueError):
+        receiver.publish([b"MSG k\0" + b"x" * 80 + b"2"], PUBLISHERS[2], 64, False)
+    receiver.naming.ack(receiver.naming.take(64), 2)
+    receiver.named = NOTICES[0]
+    receiver.publish([b"MSG k\0" + b"x" * 80 + b"4", b"MSG k\x004"], PUBLISHERS[4], 64, False)
+    receiver.room = 100
+    receiver.flush(64)
+    assert receiver.got[-1] == b"MSG k\x004"
+    assert receiver.queue.lost == 1
