@@ -130,13 +130,14 @@ class FifoBacklog:
     ranked = unranked = 0
     """See `PriorityBacklog`."""
 
-    __slots__ = ("_base", "_front", "_packets", "_taken", "marks")
+    __slots__ = ("_base", "_front", "_packets", "_signed", "_taken", "marks")
 
     def __init__(self, packets: Iterator[bytes]) -> None:
         self._packets: list[Any] = list(packets)
         self._base = 0
         self._front = 0
         self._taken = 0
+        self._signed = 0  # all messages before this place are signed
         self.marks: list[int] = []
 
     def __len__(self) -> int:
@@ -215,8 +216,12 @@ class FifoBacklog:
         :param last: the mark of those in front of the first one that is signed.
         :returns: the mark of the last message.
         """
-        packets = self._packets = [*self._packets[: self._front], *sign_each(self, last)]
-        return next((packet.__dict__ for packet in reversed(packets) if type(packet) is Signed), last)
+        packets = self._packets
+        at = max(self._signed - self._base, self._front)
+        last = next((each.__dict__ for each in reversed(packets[self._front : at]) if type(each) is Signed), last)
+        packets[at:] = sign_each(packets[at:], last)
+        self._signed = self.end
+        return next((each.__dict__ for each in reversed(packets) if type(each) is Signed), last)
 
     def _pass_on(self, dropped: Signed, at: int) -> None:
         """Sign the message behind one that is dropped as that one was, if it is not signed."""
@@ -231,7 +236,7 @@ class FifoBacklog:
         """Take out and return all receipts; every place becomes invalid."""
         receipts = [self[place] for place in self.marks]
         self._packets = [packet for packet in self if type(packet) is not Receipt]
-        self._base = self._front = self._taken = 0
+        self._base = self._front = self._taken = self._signed = 0
         self.marks = []
         return receipts
 

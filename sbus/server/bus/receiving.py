@@ -387,7 +387,7 @@ class ReceivingHalf(ABC):
         registry.flush()
         front, live = self.queue, registry.new_queue(self, self, self.user)
         if self.naming is not None:
-            front.sign_all(self.naming.last)
+            front.sign_pending(self.naming.last)  # flood control may decide about it; all else stays in its place
         self._use(live)
         self._front = Front(front, packets, live, self, partial(self._snapshot_over, on_over))
         self._send_from(transport, self._front)
