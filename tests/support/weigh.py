@@ -80,11 +80,10 @@ def named(publishers: int) -> Callable[[int], None]:
         reader.send(b"CMSG sender/on", b"CMSG order/stack", b"SUB %d" % start)
         reader.drain(1)
         reader.stall()
-        for number in range(0, ITEMS, 50):
-            for first in range(0, 50, 50 // publishers):
-                publisher = bus.connect(uid=1000)
-                publisher.send(*[b"MSG %d\0" % start + b"%05d" % n for n in range(number + first, number + first + 50 // publishers)])
-                publisher.transport.hang_up()
+        for first in range(0, ITEMS, 50 // publishers):
+            publisher = bus.connect(uid=1000)
+            publisher.send(*[b"MSG %d\0" % start + b"%05d" % n for n in range(first, first + 50 // publishers)])
+            publisher.transport.hang_up()
             bus.clock.pump([0.0])
 
     return make

@@ -45,6 +45,7 @@ from sbus.flood import (
     Run,
     SendQueue,
     State,
+    Verdict,
 )
 from sbus.flood.backlogs import PRICE, SHARED
 from sbus.protocol.keys import PeerCredentials, SecretKey
@@ -277,9 +278,9 @@ class ReceivingHalf(ABC):
 
     def configure_queue(self) -> None:
         """Give the queue the client's choices; behind a snapshot, each message is kept if there is room."""
-        settings, before, naming = self.settings, self.queue.settings, self.naming
-        if naming is not None and (settings.order is not before.order or settings.soft is not before.soft):
-            self.queue.sign_all(naming.last)
+        settings = self.settings
+        if self.naming is not None and not (settings.order.arrival and settings.soft.always is not Verdict.REPLACE):
+            self.queue.sign_all(self.naming.last)  # messages do not stay behind those of their publishers
         self.queue.configure(settings if self._front is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
         if self.reason is None and self.queue.state is not State.DEAF and self.queue.settings.can_block():
             self.user.blockers[self] = None

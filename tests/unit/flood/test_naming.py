@@ -56,7 +56,13 @@ class Receiver:
     :ivar got: the messages that came.
     """
 
-    def __init__(self, chosen: ClientSettings = DEFAULT_SETTINGS, longest: int = 1 << 20, messages: int = 1000, size: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        chosen: ClientSettings = DEFAULT_SETTINGS,
+        longest: int = 1 << 20,
+        messages: int = 1000,
+        size: int = 1 << 20,
+    ) -> None:
         self.queue = SendQueue(self, QueueLimits(messages, size), UserShare(SharedBudget()))
         self.queue.configure(chosen)
         self.naming = Naming(self.queue)
@@ -103,9 +109,7 @@ class Receiver:
     def publish(self, packets: list[bytes], signature: Signature, count: int, at_once: bool) -> None:
         run = Run(packets)
         if self.queue.is_congested:
-            self.queue.admit(
-                run.by(signature).leading if self.queue.keeps(run) else run.by(signature), False
-            )
+            self.queue.admit(run.by(signature).leading if self.queue.keeps(run) else run.by(signature), False)
             return
         sent = self.naming.send(packets, signature, self, {}) if at_once else 0
         if sent < len(packets):
@@ -124,6 +128,19 @@ class Receiver:
             self.got.append(packet)
 
 
+class _DropOldest(Strategy):
+    """Makes room by dropping what would be sent next; what to do then is drawn."""
+
+    def __init__(self, then: Verdict) -> None:
+        super().__init__(b"blocking/hard/drop-oldest", then)
+        self.always = None
+        self._then = then
+
+    def decide(self, queue: Any, packet: bytes) -> Verdict:
+        queue.drop_next()
+        return self._then
+
+
 STEPS = st.one_of(
     st.tuples(
         st.just("publish"),
@@ -140,14 +157,17 @@ STEPS = st.one_of(
 @pytest.mark.parametrize("soft", range(len(SOFT_STRATEGIES)))
 @pytest.mark.parametrize("order", range(len(ORDERS)))
 @settings(max_examples=examples(60), deadline=None)
-@given(steps=st.lists(STEPS, max_size=40), has_receipts=st.booleans(), messages=st.sampled_from((3, 1000)))
+@given(
+    steps=st.lists(STEPS, max_size=40),
+    has_receipts=st.booleans(),
+    messages=st.sampled_from((3, 1000)),
+    hard=st.sampled_from((HARD_STRATEGIES[0], _DropOldest(Verdict.KEEP), _DropOldest(Verdict.DROP))),
+)
 def test_the_last_notice_names_the_publisher(
-    soft: int, order: int, steps: list[Any], has_receipts: bool, messages: int
+    soft: int, order: int, steps: list[Any], has_receipts: bool, messages: int, hard: Strategy
 ) -> None:
     """It holds under every strategy and order, with losses and packets that are too long for the socket."""
-    chosen = replace(
-        DEFAULT_SETTINGS, soft=SOFT_STRATEGIES[soft], hard=HARD_STRATEGIES[0], receipts=has_receipts, sender=True
-    )
+    chosen = replace(DEFAULT_SETTINGS, soft=SOFT_STRATEGIES[soft], hard=hard, receipts=has_receipts, sender=True)
     receiver = Receiver(chosen.with_order(ORDERS[order]), longest=100, messages=messages)
     published = replies = 0
     for name, *values in steps:
@@ -225,13 +245,14 @@ class _Failing(Strategy):
     """Fails at the first message, and drops all others."""
 
     def __init__(self) -> None:
-        super().__init__(b"blocking/hard/failing", None)
+        super().__init__(b"blocking/hard/failing", Verdict.DROP)
+        self.always = None
         self._has_failed = False
 
     def decide(self, queue: Any, packet: bytes) -> Verdict:
         if not self._has_failed:
             self._has_failed = True
-            raise ValueError
+            raise LookupError
         return Verdict.DROP
 
 
@@ -241,7 +262,7 @@ def test_behind_what_a_strategy_has_not_judged():
     receiver.room = 0
     receiver.publish([b"MSG k\0" + b"x" * 80 + b"0"], PUBLISHERS[0], 64, False)
     receiver.publish([b"MSG k\0" + b"x" * 80 + b"1"], PUBLISHERS[1], 64, False)
-    with pytest.raises(ValueError):
+    with pytest.raises(LookupError):
         receiver.publish([b"MSG k\0" + b"x" * 80 + b"2"], PUBLISHERS[2], 64, False)
     receiver.naming.ack(receiver.naming.take(64), 2)
     receiver.named = NOTICES[0]

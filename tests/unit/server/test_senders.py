@@ -93,7 +93,7 @@ def test_a_message_in_the_place_of_another_has_its_own_name():
     assert reader.take() == [notice(two), b"MSG k\x002", notice(one), b"MSG j\x001"]
 
 
-@pytest.mark.parametrize("asked", [ON, b"CMSG last\0kept/", b"CMSG blocking/soft/latest"])
+@pytest.mark.parametrize("asked", [ON, b"CMSG last\0kept/", b"CMSG blocking/soft/latest", b"CMSG blocking/soft/block"])
 def test_what_waits_is_signed_once(asked: bytes):
     """A request costs as much however many messages wait: 65,536 of them took 30 to 70 ms, each time."""
     costs = []
