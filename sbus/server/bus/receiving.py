@@ -436,7 +436,7 @@ class ReceivingHalf(ABC):
             self._stop_naming()
             self._use(self.queue)
             self._send_from(transport, self.queue)
-            self.answer(answer)
+            self._put(answer, self.registry.touch_also)  # ahead of replies that are held back: notices are, too
             self._maybe_resume()
         else:
             self._is_loading = True

@@ -277,6 +277,22 @@ def test_names_below_a_master():
     ]
 
 
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_no_notice_comes_before_the_answer(is_behind: bool):
+    """The answer waits for no reply that the link holds back, whether something waits for the socket or not."""
+    bus = Bus()
+    link_to(bus)
+    reader, one = bus.connect(uid=2), bus.connect(uid=3)
+    reader.send(b"SUB k")
+    if is_behind:
+        reader.stall()
+        one.send(b"MSG k\x000")
+    reader.send(b"CMSG !/cred/whoami", ON)
+    reader.drain()
+    one.send(b"MSG k\x001")
+    assert reader.take() == [b"MSG k\x000"] * is_behind + [ANSWER, notice(one, P + b"/"), b"MSG k\x001"]
+
+
 # --- permissions -------------------------------------------------------------------------------
 
 
