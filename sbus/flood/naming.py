@@ -3,15 +3,17 @@
 .. rubric:: Theory of operation
 
 A receiver that has asked (``CMSG sender/on``) gets a *notice* in front of each message whose publisher is not the one
-that was last named. Messages that wait change places, replace each other and get lost, so the place of a notice is
+that was named last. Messages that wait change places, replace each other and get lost, so the place of a notice is
 known only when its message leaves:
 
 ====================  =============================================================================================
 a message             what happens
 ====================  =============================================================================================
 goes past the queue   `Naming.send` sends the notice of its run first, if it differs from the last one
-waits                 it is `Signed`: bytes that know the notice of their publisher. In the order of arrival only the
-                      first of a run is signed: the others are of the same publisher as the message before them
+waits                 it is `Signed`: bytes that know the notice of their publisher. Where flood control keeps a run
+                      together, only its first message is: the others are of the publisher of the one before them
+may leave its place   all that waits is signed first: before ``latest`` and other orders, and before flood control
+                      decides about messages one by one
 leaves the queue      `Naming.take` puts the notices between the messages, and `Naming.ack` counts without them
 ====================  =============================================================================================
 
@@ -22,7 +24,7 @@ Invariants: the last notice that was sent before a message names its publisher. 
 after it does no harm, as the next message is named again if it has another publisher.
 
 Rejected: notices in the queue (each order, each loss and ``latest`` would have to move them); a name in each message
-that waits, by its place (the same).
+that waits, by its place (the same); a name of its own for each `Signed` message (three times the memory).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import pytest
 from sbus.flood import SIGNED
 from sbus.protocol.notices import LONGEST_SENDER
 from sbus.server.asks.last_values import LastValueRule
+from sbus.server.core.limits import Limits
 from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.costs import calls
 from tests.unit.server.test_upstream import P, link_to
@@ -173,6 +174,33 @@ def test_mail_of_many_publishers_costs_a_receiver_one_step(monkeypatch):
     bus.finish()
     assert readers[0].take() == [notice(one), b"MSG k\x001", notice(two), b"MSG k\x002"] * 4
     assert flushed == 1
+
+
+def test_mail_for_a_shared_queue_is_each_publishers():
+    """Users that share a link's queue have their parts also of what one entry of mail brings."""
+    bus = HandTurnedBus(limits=Limits(queue_messages=8))
+    links = [bus.connect(uid=0) for _ in range(3)]
+    for link in links:
+        link.send(ON, b"CMSG link/lost", b"SUB k")
+        link.take()
+        link.stall()
+    flood, quiet = bus.connect(uid=3), bus.connect(uid=4)
+    bus.registry.publish(b"k", b"first")  # what the sockets leave makes the queues wait
+    bus.finish()
+    bus.use_up(links[0], 100)
+    for _ in range(6):
+        flood.send(b"MSG k\x001")
+    quiet.send(b"MSG k\x002")
+    assert len(links[0].protocol.user.lines.mail) == 1
+    bus.finish()
+    for link in links:
+        link.drain()
+        bus.finish()
+        assert link.take() == [
+            *[b"CMSG sender\x000 -", b"MSG k\0first", notice(flood), b"MSG k\x001", b"MSG k\x001"],
+            *[notice(quiet), b"MSG k\x002"],
+        ]
+        assert link.protocol.lost == 4
 
 
 def test_a_message_too_long_for_the_socket():
