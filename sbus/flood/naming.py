@@ -43,7 +43,7 @@ from sbus.routing.runs import find_type
 __all__ = ["PROGRAM", "SIGNED", "Mark", "Naming", "Signature", "Signed", "sign", "sign_each", "sign_from"]
 
 SIGNED = 120
-"""Bytes of memory that a message takes more when it is signed: 40 for the object, and as much as 370 for a signature of
+"""Bytes of memory that a message takes more when it is signed: 40 for the object, and as much as 270 for a signature of
 its own, if its publisher has left. In runs it takes less, so this is the middle."""
 
 Mark = dict[str, Any]
