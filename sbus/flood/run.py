@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Literal, cast
 
-from sbus.flood.naming import Signature, Signed, sign_each, sign_from
+from sbus.flood.naming import Signed, sign_each
 from sbus.routing.runs import find_type, newest, shortest, total_size
 
 __all__ = ["NamedRun", "Run"]
@@ -17,14 +17,13 @@ class Run:
     :param packets: the messages, at least one; nobody may change the list afterwards.
     """
 
-    __slots__ = ("_named", "_newest", "_shortest", "packets", "size")
+    __slots__ = ("_newest", "_shortest", "packets", "size")
 
     def __init__(self, packets: list[bytes]) -> None:
         self.packets = packets
         self.size = total_size(packets)
         self._shortest = -1
         self._newest: Run | Literal[True] | None = None  # True for this one: a reference to itself would be garbage
-        self._named: NamedRun | None = None
 
     def __len__(self) -> int:
         return len(self.packets)
@@ -44,12 +43,6 @@ class Run:
             self._newest = len(found) == len(self.packets) or Run(found)
         return self if self._newest is True else self._newest
 
-    def by(self, signature: Signature) -> NamedRun:
-        """Return the run as one publisher's, always the same, for receivers that have asked who publishes."""
-        if self._named is None:
-            self._named = NamedRun(sign_from(self.packets, 0, signature))
-        return self._named
-
 
 class NamedRun(Run):
     """A run for receivers that have asked who publishes: signed copies of its messages.
@@ -58,18 +51,18 @@ class NamedRun(Run):
     never.
 
     :param packets: the messages; the first of each publisher in a row is signed.
-    :ivar leading: a run of these, as they are.
+    :ivar leading: the same, as they are.
     """
 
     __slots__ = ("_parts", "_signed", "leading")
 
     def __init__(self, packets: list[bytes]) -> None:
-        self.leading = Run(packets)
-        self.size = self.leading.size
+        self.leading = packets
+        self.size = total_size(packets)
         self._signed: list[bytes] | None = None
         self._parts: list[NamedRun] = []
         self._shortest = -1
-        self._newest = self._named = None
+        self._newest = None
 
     def __len__(self) -> int:
         return len(self.leading)
@@ -78,24 +71,26 @@ class NamedRun(Run):
     def packets(self) -> list[bytes]:  # type: ignore[override]
         """The messages, all of them signed."""
         if self._signed is None:
-            self._signed = sign_each(self.leading.packets, None)
+            self._signed = sign_each(self.leading, None)
         return self._signed
 
     @property
     def shortest(self) -> int:
         """See `Run`."""
-        return self.leading.shortest
+        if self._shortest < 0:
+            self._shortest = shortest(self.leading)
+        return self._shortest
 
     @property
     def user(self) -> Hashable:
         """The user of the first publisher; see `Signature`."""
-        return cast(Signed, self.leading.packets[0]).user
+        return cast(Signed, self.leading[0]).user
 
     @property
     def parts(self) -> list[NamedRun]:
         """The runs of one publisher each that this one consists of."""
         if not self._parts:
-            packets, end = self.leading.packets, 0
+            packets, end = self.leading, 0
             while end >= 0:
                 start, end = end, find_type(packets, Signed, end + 1)
                 self._parts.append(NamedRun(packets[start:] if end < 0 else packets[start:end]))

@@ -236,6 +236,7 @@ class Delivery(Posting):
                     return
             others = self._send_at_once(packets, receivers, publisher, {} if packed is None else packed)
         run: Run | None = None
+        named: NamedRun | None = None
         foreign = 0
         for receiver in others:
             queue = receiver.direct
@@ -243,8 +244,9 @@ class Delivery(Posting):
                 if (queue := receiver.queue) is None:
                     self._offer(receiver, packets, publisher)
                 else:
-                    run = run or Run(packets)
-                    foreign += self._name(receiver, queue, run.by(_signature(publisher)), publisher)
+                    if named is None:
+                        named = NamedRun(sign_from(packets, 0, _signature(publisher)))
+                    foreign += self._name(receiver, queue, named, publisher)
             elif queue.state is not _OPEN:
                 run = run or Run(packets)
                 self._admit(receiver, queue, run, publisher)
@@ -435,13 +437,13 @@ class Delivery(Posting):
         """
         if queue.state is not _OPEN:
             if queue.has_share(run.user, run):
-                self._admit(receiver, queue, run.leading if queue.keeps(run) else run, publisher)
-            elif (outcome := queue.lose_share(run.leading)) is not None:
+                self._admit(receiver, queue, Run(run.leading) if queue.keeps(run) else run, publisher)
+            elif (outcome := queue.lose_share(Run(run.leading))) is not None:
                 self._act(receiver, outcome, publisher)
             return publisher is not None and receiver.user is not publisher.user
         if not queue.pending:
             self.touch(receiver, publisher)
-        queue.pending += run.leading.packets
+        queue.pending += run.leading
         return False
 
     # --- what became of it -------------------------------------------------------------------

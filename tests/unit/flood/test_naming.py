@@ -18,6 +18,7 @@ from sbus.flood import (
     SOFT_STRATEGIES,
     ClientSettings,
     Loss,
+    NamedRun,
     Naming,
     QueueLimits,
     Run,
@@ -107,9 +108,9 @@ class Receiver:
                 return
 
     def publish(self, packets: list[bytes], signature: Signature, count: int, at_once: bool) -> None:
-        run = Run(packets)
         if self.queue.is_congested:
-            self.queue.admit(run.by(signature).leading if self.queue.keeps(run) else run.by(signature), False)
+            named = NamedRun(sign_from(packets, 0, signature))
+            self.queue.admit(Run(named.leading) if self.queue.keeps(named) else named, False)
             return
         sent = self.naming.send(packets, signature, self, {}) if at_once else 0
         if sent < len(packets):
