@@ -94,7 +94,21 @@ class Drain:
         return {"client": self._client.number}
 
 
-class ReceivingHalf(ABC):
+class _Hot:
+    """What the loops over thousands of receivers look at: together, and at the front of the object.
+
+    Elsewhere these were in three cache lines, and row ``flip`` had a third of its throughput.
+    """
+
+    __slots__ = ("direct", "queue", "transport", "user")
+
+    direct: SendQueue | None
+    queue: SendQueue
+    transport: IPacketTransport | None
+    user: User
+
+
+class ReceivingHalf(_Hot, ABC):
     """A client's connection, as far as it receives. The other half makes it a `sbus.server.core.interfaces.Client`.
 
     :param listener: the socket at which the client has connected.
@@ -130,7 +144,6 @@ class ReceivingHalf(ABC):
         "_scheduler",
         "_write_closed",
         "connected_at",
-        "direct",
         "has_echo",
         "is_paused",
         "listener",
@@ -142,18 +155,12 @@ class ReceivingHalf(ABC):
         "pattern_memory",
         "patterns",
         "peer",
-        "queue",
         "reason",
         "registry",
         "settings",
         "signature",
-        "transport",
-        "user",
     )
 
-    queue: SendQueue
-    direct: SendQueue | None
-    user: User
     settings: ClientSettings
 
     def __init__(self, registry: SubscriptionRegistry, listener: Listener) -> None:
@@ -161,7 +168,7 @@ class ReceivingHalf(ABC):
         self.listener = listener
         self._delivery = registry.delivery
         self._scheduler = registry.scheduler
-        self.transport: IPacketTransport | None = None
+        self.transport = None
         self.number = 0
         self.signature = PROGRAM  # until it is connected
         self.naming: Naming | None = None
