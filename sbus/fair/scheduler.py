@@ -45,7 +45,8 @@ from sbus.fair.lines import QUANTUM, Entry, Lines, Reader
 __all__ = ["ALONE", "CROWD", "LONGEST_CHARGE", "Scheduler"]
 
 ALONE = 4_000_000
-"""Nanoseconds of one turn of a user who is alone: a turn itself takes 40 µs. A newcomer waits for one such turn at
+"""Nanoseconds of one turn of a user who is alone, or of turns that follow each other before the reactor goes on: that
+takes 40 µs. A newcomer waits for one such turn at
 most, a fifth of the 20 ms that row ``keys`` leaves to a round trip."""
 CROWD = 64
 """Batches of one user, without one of another user between them, after which that user is alone. One client with a
@@ -70,6 +71,8 @@ class Scheduler:
     :ivar is_busy: whether more than one user is active, or anything waits for a turn. If not, nothing is measured.
     :ivar last: the lines of the user who has sent the last batch; change it with `change`.
     :ivar crowd: batches until that user counts as alone, if nobody else sends.
+    :ivar look: serves the sockets that are ready, between two turns; returns whether the reactor can wait. None to
+        leave that to the reactor.
     :ivar waited: how often a client has had to wait for a turn, since the start.
     :ivar mail_copies: copies of messages that wait in mail now.
     :ivar mail_bytes: the bytes of these.
@@ -89,6 +92,7 @@ class Scheduler:
         "crowd",
         "is_busy",
         "last",
+        "look",
         "mail_bytes",
         "mail_copies",
         "waited",
@@ -111,6 +115,7 @@ class Scheduler:
         self._is_due = False
         self._began = self._until = self._turn_ended = 0
         self.last: Lines | None = None
+        self.look: Callable[[], bool] | None = None
         self.crowd = 0
         self.is_busy = False
         self.waited = 0
@@ -286,8 +291,13 @@ class Scheduler:
         return not self._ring or self.clock() - self._turn_ended < QUANTUM
 
     def _call(self) -> None:
+        """Serve one turn, or several with a look at the sockets between two: the reactor takes longer than a short one."""
         try:
             self.turn()
+            if self.look is not None:
+                end = self._turn_ended + ALONE
+                while self._ring and self._turn_ended < end and self.look():
+                    self.turn()
         finally:
             self._is_due = bool(self._ring)
             if self._is_due:

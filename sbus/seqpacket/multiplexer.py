@@ -297,6 +297,11 @@ class Multiplexer:
                 if now - began >= (_PASSES_TIME if number < _LONG_PASSES - 1 else _SHORT_PASSES_TIME):
                     return
 
+    def look(self) -> bool:
+        """Serve the ready sockets, as the reactor would; return whether nothing was put off until its next turn."""
+        self.doRead()
+        return not (self._deferred or self._closing)
+
     def _dispatch(self) -> bool:
         """Make one pass; return whether another one may follow."""
         epoll = self._epoll

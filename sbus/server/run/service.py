@@ -189,6 +189,7 @@ class BusService(MultiService):
         super().startService()
         if self._multiplexer is not None:
             self._multiplexer.ask_after_pass(self.registry.scheduler.may_pass)
+            self.registry.scheduler.look = self._multiplexer.look
         if not self._sockets.is_open:
             try:
                 self._sockets.open()
@@ -282,6 +283,7 @@ class BusService(MultiService):
         await super().stopService()
         if self._multiplexer is not None:
             self._multiplexer.ask_no_more(self.registry.scheduler.may_pass)
+            self.registry.scheduler.look = None
         self._log_observer.stop()
 
     def stopService(self) -> defer.Deferred[None]:
