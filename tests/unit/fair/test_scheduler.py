@@ -695,3 +695,34 @@ def test_an_exception_costs_its_user_time_and_nobody_else_a_turn(line):
     assert not machine.scheduler._ring
     if line != "readers":
         assert lines.deficit <= QUANTUM
+
+
+# --- turns without the reactor -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("can_wait", [True, False])
+def test_turns_follow_each_other_while_the_reactor_can_wait(can_wait):
+    """Between two turns the sockets are looked at; the reactor goes on after `ALONE`, or if something was put off."""
+    machine = Machine()
+    looks = []
+    for _ in range(2):
+        add(machine, Lines(), "mail", QUANTUM)
+
+    def look() -> bool:
+        looks.append(machine.now)
+        return can_wait
+
+    machine.scheduler.look = look
+    began = machine.now
+    machine.scheduler._call()
+    assert len(looks) == (ALONE // QUANTUM if can_wait else 1)
+    assert machine.now - began == (ALONE + QUANTUM if can_wait else QUANTUM)
+
+
+def test_nobody_looks_when_nothing_waits_any_more():
+    """With the last entry the turns end, and the reactor has its own again."""
+    machine = Machine()
+    add(machine, Lines(), "mail", 1_000, steps=1)
+    machine.scheduler.look = lambda: pytest.fail("nothing waits for a turn")
+    machine.scheduler._call()
+    assert not machine.scheduler.is_busy
