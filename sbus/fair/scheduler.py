@@ -291,7 +291,7 @@ class Scheduler:
         return not self._ring or self.clock() - self._turn_ended < QUANTUM
 
     def _call(self) -> None:
-        """Serve one turn, or several with a look at the sockets between two: the reactor takes longer than a short one."""
+        """Serve one turn, or several, with a look at the sockets between two: the reactor would take longer."""
         try:
             self.turn()
             if self.look is not None:
