@@ -1,4 +1,4 @@
-"""Authorisation: only the administrator may command the pump, and the display believes the pump alone.
+"""Authorisation: only the administrator may command the pump, and the display believes only the pump.
 
 python3 pump.py serve ADDRESS ADMINISTRATOR      (a user's name or UID, as below)
 python3 pump.py start ADDRESS
