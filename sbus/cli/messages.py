@@ -103,9 +103,9 @@ class MessageFormat:
             raise click.BadParameter(f"{e} (see --help)", param_hint="--format") from None
 
     def check_sender(self, wanted: bool) -> None:
-        """Check that there is a place for the sender of each message, if it is wanted.
+        """Check that the output has a place for senders, if they are to be printed.
 
-        :raises click.UsageError: if there is none.
+        :raises click.UsageError: if it has none.
         """
         if wanted and self.raw:
             raise click.UsageError("--sender is not for --raw, which prints payloads alone.")

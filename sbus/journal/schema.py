@@ -1,9 +1,9 @@
 """Rows of a journal: columns, kinds, formats on disk, encoding and decoding.
 
 *Columns.* `COLUMNS` is the only list of the columns that readers get. The command line, Spark and the documentation
-take the names and types from there. A segment has the same ones, but for those of the publisher: it has one column,
-``sender``, in which a run of messages takes as much as a single one (`sbus.journal.senders`). It is taken apart for a
-reader that asks for one of the five.
+take the names and types from there. A segment has the same columns, except those of the publisher: it has one column,
+``sender``, in which a run of messages takes as much space as a single one (`sbus.journal.senders`). The five columns
+are made from it only for a reader that asks for one of them.
 
 *Bytes.* A segment is an Arrow IPC stream. It begins with a *header*: the schema, the dictionaries of the columns
 ``journal`` and ``kind``, and a batch without rows. The dictionaries never change after the header, so the message of a
@@ -99,7 +99,7 @@ class Column(NamedTuple):
 
     @property
     def stored_type(self) -> pa.DataType:
-        """The type in the message of a batch: of a dictionary only the indices."""
+        """The type in the message of a batch: for a dictionary, the type of its indices."""
         return self.arrow_type.index_type if pa.types.is_dictionary(self.arrow_type) else self.arrow_type
 
 
@@ -131,23 +131,23 @@ _OF_ALL_FORMATS = (
         "other gaps and for ``clock``, a JSON object",
     ),
 )
-_SENDER = Column("sender", STORED, "who published the message, in the words of the bus", nullable=True)
+_SENDER = Column("sender", STORED, "the publisher of the message, as the bus names it", nullable=True)
 
 COLUMNS = (
     *_OF_ALL_FORMATS,
-    Column("sender_uid", TYPES["sender_uid"], "the user who published the message, by the kernel's word", True),
+    Column("sender_uid", TYPES["sender_uid"], "the user who published the message, according to the kernel", True),
     Column("sender_gid", TYPES["sender_gid"], "the group of the publishing process", True),
-    Column("sender_pid", TYPES["sender_pid"], "the number of that process", True),
+    Column("sender_pid", TYPES["sender_pid"], "the process ID of the publisher", True),
     Column(
         "sender_number",
         TYPES["sender_number"],
-        "the number of its connection at its bus; 0, with all others null, for the program around the bus",
+        "the number of the publisher's connection at its bus; 0 for the program around the bus, with the others null",
         True,
     ),
     Column(
         "sender_chain",
         TYPES["sender_chain"],
-        "of a client of another bus, the names of the links that the message came through, such as "
+        "for a client of another bus, the names of the links that the message came through, such as "
         "``!/cred/0/0/4711``; null for a client of the recorded bus",
         True,
     ),
@@ -308,7 +308,7 @@ def encode(
     :param keys: the key of each row.
     :param payloads: the payload of each row.
     :param ends: if a time stands for several rows, the number of rows up to the last one with that time, for each time.
-    :param senders: who published the rows; None: nobody is known.
+    :param senders: the publishers of the rows; None: no publisher is known.
     :param format_: the format of the segment, if it has today's kinds; None: the newest.
     :raises ValueError: if the rows hold 2 GiB or more.
     """
@@ -347,7 +347,7 @@ def decode(
 ) -> pa.RecordBatch:
     """Decode the message of a batch into the columns of readers.
 
-    Of rows that were written in the newest format, only the columns of the publisher are copied.
+    Of rows in the newest format, only the columns of the publisher are copied.
 
     :param columns: the names of the columns to return, in this order; None: all.
     :param format_: the format of the segment; None: the newest.

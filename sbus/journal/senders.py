@@ -1,12 +1,13 @@
-"""Who published the messages: one column on the disk, five for readers.
+"""The publishers of messages: one column on the disk, five for readers.
 
-A batch stores the bus's own words, ``<number> <credentials>``, and null where nobody is known. They are run-end
-encoded: once for all messages in a row of one publisher. So one publisher takes nothing for each message, and a message
-that comes alone takes 180 bytes more. `split` makes the columns of readers from that, each distinct publisher once.
+A batch stores the bus's own text, ``<number> <credentials>``, or null if the publisher is not known. The column is
+run-end encoded: one value for consecutive messages of one publisher. So a single publisher takes no space for each
+message, and a message that is alone in its batch takes 180 bytes more. `split` makes the readers' columns from it, and
+parses each distinct publisher once.
 
-Rejected: to store the five columns. Their frames take 700 bytes in each batch, and a quiet bus has a batch for each
-message. Rejected: dictionaries. Those of a segment never change after its header, so that each batch can be read by
-itself (`sbus.journal.schema`), and publishers come and go.
+Rejected: storing the five columns. Their frames take 700 bytes in each batch, and a quiet bus has a batch for each
+message. Rejected: dictionaries. The dictionaries of a segment never change after its header, so that each batch can be
+read by itself (`sbus.journal.schema`), but publishers come and go.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _Values = tuple[int | None, int | None, int | None, int | None, str | None]
 class Senders(NamedTuple):
     """The publishers of the messages of a batch.
 
-    :ivar names: for each run of messages its publisher, in the bus's words; null or empty: unknown.
+    :ivar names: the publisher of each run of messages, in the bus's text form; null or empty: unknown.
     :ivar ends: for each run, the number of messages up to its last one; runs are not empty.
     """
 
@@ -49,16 +50,16 @@ class Senders(NamedTuple):
 
 
 def encode_senders(senders: Senders | None, rows: int) -> pa.RunEndEncodedArray:
-    """Return the column that is stored, for a number of rows; None: nobody is known."""
+    """Return the stored column for a number of rows; without `senders`, no publisher is known."""
     if senders is None:
         senders = Senders(pa.nulls(1, pa.binary()), pa.array([rows], pa.int32()))
     return pa.RunEndEncodedArray.from_arrays(senders.ends, senders.names)
 
 
 def split(stored: pa.RunEndEncodedArray, names: Sequence[str]) -> dict[str, pa.Array]:
-    """Return columns of readers, made from the one that is stored.
+    """Return readers' columns, made from the stored one.
 
-    :param names: which ones.
+    :param names: the names of the columns to make; others are ignored.
     """
     runs = stored.values.dictionary_encode()
     known = [_parse(name) for name in runs.dictionary.to_pylist()]

@@ -83,7 +83,7 @@ def raise_missing(segment: Segment) -> NoReturn:
 
 
 def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a slice, batch by batch, from a memory map: nothing is copied but publishers.
+    """Yield the rows of a slice, batch by batch, from a memory map; only publishers are copied.
 
     :param columns: the names of the columns to return, in this order; None: all (`sbus.journal.schema.COLUMNS`).
     :param index: the index of the segment, if the caller has it; it needs only the batches of this slice.

@@ -272,7 +272,7 @@ class JournalWriter:
         :param payloads: the payload of each message, likewise.
         :param times: when they arrived, in µs since the epoch, as for `append`; each may stand for several messages.
         :param ends: for each time, the number of messages up to the last one with that time.
-        :param senders: who published them; None: unknown.
+        :param senders: the publishers of the messages; None: unknown.
         :raises OSError: if they cannot be written; the journal is then as it was before.
         """
         if len(keys):

@@ -165,7 +165,7 @@ CONTROLS = (
         repeated=False,
         meaning="report no losses",
     ),
-    Control(key=SENDER_ON, group=SENDER, answer=Answer.EMPTY, meaning="tell me who published what you send me"),
+    Control(key=SENDER_ON, group=SENDER, answer=Answer.EMPTY, meaning="name the publisher of each message I get"),
     Control(
         key=SENDER_OFF,
         group=SENDER,

@@ -19,8 +19,8 @@ ROWS_EPILOG = f"""\
 Directives of FORMAT (%n is the row's sequence number):{FORMAT_HELP}
 
 \b
-Messages are printed as by "sbus sub"; --json has who published them, if the
-bus has told the recorder. A gap is printed as a line that begins
+Messages are printed as by "sbus sub"; with --json they have "sender" if the
+bus named it to the recorder. A gap is printed as a line that begins
 with "# " and the kind of gap; with --json, as an object with "kind" and
 "details". --raw and --format skip gaps.
 """

@@ -36,11 +36,11 @@ _CACHED_KEYS = 100_000
 """Keys for which it is known whether they match."""
 _COLUMNS = ("seq", "time", "kind", "key", "payload")
 _NOBODY = b"0 -"
-"""What stands for a publisher that is not known, in text."""
+"""The text for an unknown publisher."""
 
 
 class _Row(NamedTuple):
-    """A row; its time is in microseconds since the epoch, and its sender in the words of the bus; empty: not known."""
+    """A row; the time is in µs since the epoch, the sender is the bus's text, or empty if it is not known."""
 
     seq: int
     time: int
@@ -179,7 +179,7 @@ class Rows:
 
 
 def _senders(batch: pa.RecordBatch) -> list[bytes]:
-    """Return the publisher of each row in the words of the bus; empty: not known."""
+    """Return the publisher of each row in the bus's text form; empty if it is not known."""
     columns = (batch.column(name).to_pylist() for name in TYPES)
     return [
         b""

@@ -226,7 +226,7 @@ class Options(CommandLine):
         [
             "no-sender",
             None,
-            "Tell nobody but root and the server's user who publishes a message",
+            "Name the publishers of messages only to root and the server's user",
         ],
     ]
 

@@ -86,7 +86,7 @@ class BusService(MultiService):
     :param observers: observers of the bus, besides the log.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
-    :param public_senders: whether all users may ask who publishes; else only root and the server's user.
+    :param public_senders: whether all users may ask for senders; else only root and the server's user.
     :param last_values: the patterns whose last values are kept.
     :param name: the name of the bus for people, in the paths of links; by default its address.
     :param secrets_go_up: whether secret messages that are not for clients of this bus are for its link.
