@@ -181,8 +181,8 @@ class ClientApi(ABC, Generic[Sub]):
         :param last: get the last values of matching keys first, as far as the server keeps them
             (`sbus.client.core.Message.is_last_value`).
         :param sender: get only messages whose sender is known (`sbus.client.core.Message.sender`). From now on the
-            client asks for the sender of every message, on later connections too. A server that does not say it ends
-            the connection: what waits, and every later call, raises `sbus.errors.UsageError`.
+            client asks for the sender of every message, on later connections too. If the server does not name senders,
+            the client ends the connection: waiting and later calls raise `sbus.errors.UsageError`.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         :raises sbus.errors.UsageError: for `last` and `sender`, in a dialect without control messages.
         """
@@ -251,9 +251,9 @@ class ClientApi(ABC, Generic[Sub]):
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> Result[bool]:
         """Return whether a client with the name `peer` is connected and proves it.
 
-        It takes a round trip. Who published a message, `sbus.client.core.Message.sender` says without one; this is
-        still needed for a peer of which there is no message, and where the server names no senders. Across a bridge
-        neither helps: the sender is the bridge, and secret keys, and with them proofs, do not cross.
+        This takes a round trip. For the publisher of a message, `sbus.client.core.Message.sender` needs none. Use
+        `verify` for a peer that has not sent you a message, and where the server does not name senders. Across a bridge
+        neither works: the sender is the bridge, and secret keys, which carry the proofs, do not cross it.
 
         False if there is no proof within `timeout` seconds.
         """
@@ -449,7 +449,7 @@ class ClientApi(ABC, Generic[Sub]):
         itself, or will: `Request.answer`, `Request.fail`. If it raises `sbus.errors.RequestFailed`, the requester gets
         that text. Any other exception is logged here, and the requester gets its name.
 
-        :param sender: answer only requests whose sender is known, ``request.sender`` (see `subscribe`).
+        :param sender: answer only requests whose sender is known; it is ``request.sender`` (see `subscribe`).
         :returns: the subscription; close it to stop.
         """
         return self.subscribe(pattern, Responder(self, handler), sender=sender)

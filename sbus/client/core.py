@@ -140,7 +140,7 @@ class ClientCore:
     :param on_lost: called with each loss that the server reports, in its place among the messages; None: do not ask
         for such reports.
     :param sender: ask the server who published each message.
-    :param give_up: called with the error if it does not say that.
+    :param give_up: called with the error if the server does not name senders.
     :param on_truncated: called with each packet that was too long to receive, in its place.
     :param make_room: called with the bytes in the longest packet that may come and may be sent, once that is known.
     :ivar on_name_change: called when the server says that this client's name has changed, after `observe_name`.

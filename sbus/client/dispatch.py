@@ -105,8 +105,8 @@ class Dispatcher:
     :param on_control: called with the key and the payload of each control message.
     :param on_truncated: called in the place of each packet that was longer than the buffer.
     :ivar intercept: sees each packet first, if it is not None; returns whether the packet is dealt with.
-    :ivar kind: the class of the messages at hand (`sbus.client.senders`).
-    :ivar find_kind: returns the class of the messages behind a notice; None before notices count.
+    :ivar kind: the class of the messages that it makes now (`sbus.client.senders`).
+    :ivar find_kind: returns the class of the messages after a notice; None before notices count.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class Extensions:
     :param on_lost: called with each loss that the server reports, in its place among the messages; None if the
         application does not ask for receipts.
     :param dispatcher: delivers the messages of this client.
-    :param give_up: called with the error if the server does not name senders, and the client relies on it.
+    :param give_up: called with the error if the server does not name senders and the client relies on them.
     :ivar answered: the names of the extensions that the server has answered for on this connection: ``bye``,
         ``receipts``, ``sender``, ``interest``, ``probe``, ``last`` and others.
     :ivar questions: the replies expected.
@@ -71,7 +71,7 @@ class Extensions:
         self._on_lost = on_lost
         self._farewell: bytes | None = None  # the payload of the server's ``bye``
         self._had_connection = False
-        self._first: list[bytes] = []  # what belongs before the first packets of this connection
+        self._first: list[bytes] = []  # packets to put before the first ones of this connection
         self._handlers: dict[bytes, Callable[[bytes], bool]] = {
             BYE: self._bye_received,
             LOST: self._lost_received,
@@ -121,7 +121,7 @@ class Extensions:
         self.questions.ask(INTEREST, key, CallingWaiter(on_error=fail), ignored=NO_INTEREST)
 
     def ask_senders(self) -> list[bytes]:
-        """Ask for the senders of messages from now on; return what follows the question (`sbus.client.senders`)."""
+        """Ask for senders from now on; return the packets to send after the question (`sbus.client.senders`)."""
         self.questions.ask(WHOAMI, b"", CallingWaiter(lambda _: self._senders.check()))
         return [_WHOAMI]
 
@@ -176,7 +176,7 @@ class Extensions:
         return self.questions.take()
 
     def mark_start(self, packets: list[bytes]) -> list[bytes]:
-        """Return the packets that were read; in front of the first ones of a new connection, what ends the old one."""
+        """Return the packets that were read; before the first ones of a connection, those that end the last one."""
         if not self._first or not packets:
             return packets
         first, self._first = self._first, []

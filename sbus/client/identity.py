@@ -4,7 +4,7 @@ The server names a client by the IDs that the kernel reports for it (unix(7), ``
 kernel has no ID to report: a process outside of the server's PID namespace has the PID 0, and a user without a mapping
 in the server's user namespace has the overflow UID, usually 65534. Many processes share such a name, so the server
 refuses them secret keys, and disconnects a client that subscribes to one. A client that knows its name can do better:
-it raises an error that says what is the matter, and it believes no sender with such a name.
+it raises an error that explains the problem, and it accepts no sender with such a name as a user.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Sender:
     ``str(sender)`` is the name that ``whoami`` returns to the publisher. The program around an embedded bus has the
     number 0, no IDs and the name ``-``.
 
-    :ivar number: its connection at this bus, which ``sbus clients`` lists; the bus never uses a number again.
+    :ivar number: the number of its connection at its own bus, as ``sbus clients`` lists it there; never reused.
     :ivar gid: the group of its process when it connected.
     :ivar uid: the user of its process when it connected.
     :ivar pid: its process when it connected.
-    :ivar chain: in a tree of buses, the name of the link that carries the client's bus; None at the top of the tree,
-        and without a tree. The IDs are those that the client's own bus knows.
+    :ivar chain: in a tree of buses, the name of the link that carries the publisher's bus; None for a client of the
+        root bus, and without a tree. The IDs are those that the publisher's own bus knows.
     """
 
     number: int
@@ -95,10 +95,10 @@ class Sender:
     def is_user(self, user: str | int) -> bool:
         """Return whether the publisher is this user.
 
-        It is False for IDs that prove nothing, as across containers, and for the program around the bus. A name is
-        looked up each time; where that takes too long, look it up once and give the UID.
+        The result is False for IDs that prove nothing, as across containers, and for the program around the bus. Each
+        call looks up the name; if that is too slow, look it up once and pass the UID.
 
-        :param user: the name or the UID; the UID may be text, too.
+        :param user: the name or the UID; the UID may also be text.
         :raises sbus.errors.UsageError: if there is no user with this name.
         """
         return self.uid == _uid_of(user) and explain_name(str(self).encode()) is None

@@ -56,10 +56,11 @@ class ConnectOptions:
     :ivar on_lost: called with each `Lost` that the server reports, in its place among the messages (see
         `sbus.client.losses`), and with each message that was longer than this client's buffer; without it the client
         does not ask for such reports, and logs messages that were too long.
-    :ivar sender: ask who published each message (`sbus.client.core.Message.sender`). A server that does not say it ends
-        the connection: what waits, and every later call, raises `sbus.errors.UsageError`, also with `reconnect`.
+    :ivar sender: ask who published each message (`sbus.client.core.Message.sender`). If the server does not name
+        senders, the client ends the connection, even with `reconnect`: waiting and later calls raise
+        `sbus.errors.UsageError`.
     :ivar on_control: called with (key, payload) of control messages that the client does not handle itself.
-    :raises sbus.errors.UsageError: if there is no such dialect, if it has no senders and `sender` is set, or if
+    :raises sbus.errors.UsageError: if there is no such dialect, if `sender` is set and it has no senders, or if
         `max_packet` or `reconnect_buffer` is not positive.
     """
 

@@ -40,7 +40,7 @@ class _Bus(Protocol):
 class Request(Message):
     """A received request: its key, and its payload without the reply key.
 
-    :ivar sender: who asks, as the server knows; None unless this client asks for it (``sender=True``).
+    :ivar sender: who sent the request, as the server knows; None unless this client asks for it (``sender=True``).
     """
 
     sender: Sender | None = None

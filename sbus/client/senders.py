@@ -1,23 +1,23 @@
-"""Senders of messages: which message was published by whom.
+"""Senders: who published each message.
 
 Theory of operation
 -------------------
 
-After ``sender/on`` the server names the publisher of the messages that follow, whenever it is another one
-(``CMSG sender``). The dispatcher has the *kind* of the messages at hand: the class that it makes them of. It is
-`Message` until a publisher is named, and then a class of that publisher's own, derived from `Message`, with the sender
-as an attribute. So a message costs the same with a sender and without, in time and in memory.
+After ``sender/on``, the server sends a notice (``CMSG sender``) whenever the publisher of the messages changes. The
+dispatcher has a *kind*: the class of the messages that it makes now. The kind is `Message` until a notice names a
+publisher. Then it is a class for that publisher, derived from `Message`, with the sender as an attribute. So a message
+costs the same time and memory with a sender and without.
 
-Rejected: the sender as an attribute of each message. It adds three quarters to the time in which a run is taken apart,
-and a dictionary to each message. A third item of the tuple would break ``key, payload = message``.
+Rejected: the sender as an attribute of each message. Parsing a run would take 75 % longer, and each message would have
+a dictionary. Rejected: a third item of the tuple. It would break ``key, payload = message``.
 
 Notices count from the answer to ``sender/on`` on. The server may send one earlier, for a message that replaces an older
-one in its place; it stays in force for the messages behind the answer. A notice that cannot be parsed names nobody, so
-that no message has the sender of another one. `RESET` stands between the packets of two connections, since the blocking
-client still has packets of the old one to process when the new one is there.
+one in its place; it stays in force for the messages after the answer. A notice that cannot be parsed names nobody, so
+no message has the sender of another one. `RESET` stands between the packets of two connections, because the blocking
+client may still have packets of the old connection to process when the new one begins.
 
-A client that relies on senders must not take a message for unnamed because the server knows no senders. So ``whoami``
-follows the question, and if the answer has not come by its reply, the connection ends with an error.
+A client that relies on senders must not accept messages without one because the server does not know senders. So
+``whoami`` follows the question. If its reply comes before the answer, the connection ends with an error.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from sbus.protocol.packets import CMSG, build
 __all__ = ["RESET", "Senders", "kind_of"]
 
 RESET = build(CMSG, SENDER_OFF, b"")
-"""What the server would send after ``sender/off``. The library puts it before the first packets of a connection."""
+"""The answer to ``sender/off``. The library puts it before the first packets of a connection."""
 
 _MOST_KNOWN = 256
-"""Senders whose classes are kept, 1.5 KiB each. If more publishers take turns, each turn costs 13 µs for a class."""
+"""The number of senders whose classes are kept, 1.5 KiB each. If more publishers take turns, each turn costs 13 µs."""
 
 
 @lru_cache(_MOST_KNOWN)
 def kind_of(payload: bytes) -> type[Message]:
-    """Return the class of the messages behind a notice.
+    """Return the class of the messages after a notice.
 
     :param payload: the notice's payload.
     """
@@ -64,7 +64,7 @@ def _restored(sender: Sender, key: bytes, payload: bytes) -> Message:
 
 
 class Senders:
-    """What the server has said of senders on one connection.
+    """The answers and early notices about senders on one connection.
 
     :param dispatcher: makes the messages; from the answer on it handles the notices itself.
     :param give_up: called with the error if the server does not name senders.

@@ -347,7 +347,7 @@ class Session(ClientApi[Sub]):
                     await self._open()
                 if self.is_connected():
                     await self._fence()
-            except (ConnectError, Disconnected, UsageError):  # UsageError: it names no senders (`_give_up`)
+            except (ConnectError, Disconnected, UsageError):  # UsageError: the server names no senders (`_give_up`)
                 pass
             if self._error is not None:
                 self._detach()

@@ -57,7 +57,7 @@ class _Snapshot:
     """One snapshot.
 
     :param sinks: the subscriptions that it is for.
-    :param dispatcher: has all subscriptions, and the sender of the messages at hand.
+    :param dispatcher: has all subscriptions, and the current sender.
     :param exclusive: whether no other subscription gets it.
     """
 
@@ -89,7 +89,7 @@ class _Snapshot:
 class Snapshots:
     """The snapshots of one client.
 
-    :param dispatcher: has the subscriptions; while a snapshot comes, it intercepts each packet.
+    :param dispatcher: has the subscriptions, and shows each packet to a snapshot that is arriving.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:

@@ -105,7 +105,7 @@ class QueuedSubscription:
             self._owner.pause_for(self)
 
     def require_sender(self) -> None:
-        """Take only messages whose sender is known, none from before the server began to say it."""
+        """Take only messages whose sender is known, none from before the server began to name senders."""
         self.deliver = self._deliver_named  # type: ignore[method-assign]
 
     def _deliver_named(self, messages: list[Message]) -> None:

@@ -86,8 +86,8 @@ _SENDER = build(CMSG, SENDER)
 _PACKET_OVERHEAD = 512
 """Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
 _CLOSE_LOOK = 0.1
-"""Seconds between two looks, in the pauses of reconnecting, whether the connection was closed meanwhile. An event would
-not do: a signal handler of the thread that waits may close it too, and would wait for the event's lock forever."""
+"""Interval in seconds, between two attempts to reconnect, of the checks whether the connection was closed meanwhile. An
+event would not do: a signal handler of the waiting thread may close it, and would wait for the event's lock forever."""
 _MEMORY_RETRY = 0.05
 """Seconds until the next attempt to send after the kernel ran out of memory."""
 

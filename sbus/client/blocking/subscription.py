@@ -81,7 +81,7 @@ class Subscription:
             self._bus._deliver_shared(messages)
 
     def require_sender(self) -> None:
-        """Take only messages whose sender is known, none from before the server began to say it."""
+        """Take only messages whose sender is known, none from before the server began to name senders."""
         self._requires_sender = True
         self.deliver = self._deliver_named  # type: ignore[method-assign]
 
