@@ -155,12 +155,12 @@ class Lines:
     def has_room(self, account: Hashable, work: int, size: int, after_gap: bool = False) -> bool:
         """Return whether a publisher's user may add to the mail.
 
-        :param account: whose part it takes: that user's lines, or an author that a link has named; None for the program
-            around the bus, whose mail is bounded by bytes alone.
+        :param account: the owner of the part to charge: that user's lines, or an author that a link has named; None for
+            the program around the bus, whose mail is bounded only in bytes.
         :param work: nanoseconds that the messages will take.
         :param size: their bytes.
-        :param after_gap: messages have been lost last, so there is room only when half of the work is done: a mailbox
-            with a gap after each entry would take several times as long.
+        :param after_gap: whether the last messages were lost. Then there is room only when half of the work is done: a
+            mailbox with a gap after each entry would take several times as long.
         """
         share = self._shares.get(account)
         if share is None:

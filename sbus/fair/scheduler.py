@@ -45,9 +45,8 @@ from sbus.fair.lines import QUANTUM, Entry, Lines, Reader
 __all__ = ["ALONE", "CROWD", "LONGEST_CHARGE", "Scheduler"]
 
 ALONE = 4_000_000
-"""Nanoseconds of one turn of a user who is alone, or of turns that follow each other before the reactor goes on: that
-takes 40 µs. A newcomer waits for one such turn at
-most, a fifth of the 20 ms that row ``keys`` leaves to a round trip."""
+"""Nanoseconds of one turn of a user who is alone, or of consecutive turns before the reactor goes on, which takes
+40 µs. A newcomer waits for one such turn at most, a fifth of the 20 ms that row ``keys`` leaves for a round trip."""
 CROWD = 64
 """Batches of one user, without one of another user between them, after which that user is alone. One client with a
 message under way (row ``many-small-1-1-250-silent``) sends more often than that, so its neighbours' turns are short."""
@@ -71,8 +70,8 @@ class Scheduler:
     :ivar is_busy: whether more than one user is active, or anything waits for a turn. If not, nothing is measured.
     :ivar last: the lines of the user who has sent the last batch; change it with `change`.
     :ivar crowd: batches until that user counts as alone, if nobody else sends.
-    :ivar look: serves the sockets that are ready, between two turns; returns whether the reactor can wait. None to
-        leave that to the reactor.
+    :ivar look: called between two turns to serve the ready sockets; returns whether the reactor can wait. None leaves
+        that to the reactor.
     :ivar waited: how often a client has had to wait for a turn, since the start.
     :ivar mail_copies: copies of messages that wait in mail now.
     :ivar mail_bytes: the bytes of these.
@@ -291,7 +290,7 @@ class Scheduler:
         return not self._ring or self.clock() - self._turn_ended < QUANTUM
 
     def _call(self) -> None:
-        """Serve one turn, or several, with a look at the sockets between two: the reactor would take longer."""
+        """Serve one turn, or several with a poll of the sockets between them, which is faster than the reactor."""
         try:
             self.turn()
             if self.look is not None:

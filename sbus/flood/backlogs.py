@@ -107,7 +107,7 @@ ORDERS = (
 )
 """The orders of the protocol; the first is the default."""
 SHARED = Order(b"order/shared", lambda arrival, size, newest: arrival, newest_first=False)
-"""The order of a link's queue, which no client can choose: users in turn (`sbus.flood.shared`)."""
+"""The order of a link's queue, users in turn (`sbus.flood.shared`). No client can choose it by name."""
 PRICE = 64
 """Bytes of memory that a packet takes in a backlog, besides its own."""
 REPLY = 16
@@ -137,7 +137,7 @@ class FifoBacklog:
         self._base = 0
         self._front = 0
         self._taken = 0
-        self._signed = 0  # all messages before this place are signed
+        self._signed = 0  # the place before which all messages are signed
         self.marks: list[int] = []
 
     def __len__(self) -> int:
@@ -211,9 +211,9 @@ class FifoBacklog:
         """Do nothing: no message has a rank."""
 
     def sign_all(self, last: Mark | None) -> Mark | None:
-        """Sign each message as the one before it is.
+        """Give each unsigned message the mark of the one before it.
 
-        :param last: the mark of those in front of the first one that is signed.
+        :param last: the mark of the messages before the first signed one.
         :returns: the mark of the last message.
         """
         packets = self._packets
@@ -224,7 +224,7 @@ class FifoBacklog:
         return next((each.__dict__ for each in reversed(packets) if type(each) is Signed), last)
 
     def _pass_on(self, dropped: Signed, at: int) -> None:
-        """Sign the message behind one that is dropped as that one was, if it is not signed."""
+        """Give the message after a dropped one the mark of that one, if it has none."""
         for place in range(at, len(self._packets)):
             packet = self._packets[place]
             if type(packet) is bytes:

@@ -102,10 +102,10 @@ class Front:
         return taken
 
     def put_back(self, taken: list[bytes], kept: int) -> None:
-        """See `SendQueue.put_back`; all that stands here keeps what `ack` does not report."""
+        """See `SendQueue.put_back`; every source here keeps the packets that `ack` does not report."""
 
     def sign_rest(self, last: Mark | None) -> None:
-        """See `SendQueue.sign_rest`; all that stands here is signed where that may be needed."""
+        """See `SendQueue.sign_rest`; everything here is signed already where needed."""
 
     def ack(self, taken: list[bytes], sent: int) -> None:
         """See `IPacketQueue`."""

@@ -1,30 +1,30 @@
-"""Names: who published each message, for a receiver that has asked.
+"""Naming: notices of who published each message, for a receiver that has asked.
 
 .. rubric:: Theory of operation
 
-A receiver that has asked (``CMSG sender/on``) gets a *notice* in front of each message whose publisher is not the one
-that was named last. Messages that wait change places, replace each other and get lost, so the place of a notice is
-known only when its message leaves:
+A receiver that has asked (``CMSG sender/on``) gets a *notice* before each message whose publisher is not the one named
+last. Waiting messages change places, replace each other and get lost, so the place of a notice is known only when its
+message leaves:
 
 ====================  =============================================================================================
 a message             what happens
 ====================  =============================================================================================
 goes past the queue   `Naming.send` sends the notice of its run first, if it differs from the last one
-waits                 it is `Signed`: bytes that know the notice of their publisher. Where flood control keeps a run
-                      together, only its first message is: the others are of the publisher of the one before them
-may leave its place   all that waits is signed first: before ``latest`` and other orders, and before flood control
-                      decides about messages one by one
-leaves the queue      `Naming.take` puts the notices between the messages, and `Naming.ack` counts without them
+waits                 it is `Signed`: bytes with a reference to their publisher's notice. If flood control keeps a run
+                      together, it signs only the first message; the others have the publisher of the one before
+may leave its place   all waiting messages are signed first: before ``latest`` and orders other than that of arrival,
+                      and before flood control decides about messages one by one
+leaves the queue      `Naming.take` puts the notices between the messages, and `Naming.ack` does not count them
 ====================  =============================================================================================
 
-`Naming` stands between the transport and what it sends from, a queue or a `sbus.flood.front.Front`. So neither they nor
-strategies and orders know of notices, and a receiver that has not asked has no `Naming`.
+`Naming` stands between the transport and its source, a queue or a `sbus.flood.front.Front`. So the sources, strategies
+and orders know nothing of notices. A receiver that has not asked has no `Naming`.
 
-Invariants: the last notice that was sent before a message names its publisher. A notice whose message was not sent
-after it does no harm, as the next message is named again if it has another publisher.
+Invariant: the last notice sent before a message names the publisher of that message. A notice without its message does
+no harm, because a message of another publisher gets a notice of its own.
 
-Rejected: notices in the queue (each order, each loss and ``latest`` would have to move them); a name in each message
-that waits, by its place (the same); a name of its own for each `Signed` message (three times the memory).
+Rejected: notices in the queue (each order, each loss and ``latest`` would have to move them); a table of names by the
+places of waiting messages (the same); a separate name for each `Signed` message (three times the memory).
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from sbus.routing.runs import find_type
 __all__ = ["PROGRAM", "SIGNED", "Mark", "Naming", "Signature", "Signed", "sign", "sign_each", "sign_from"]
 
 SIGNED = 120
-"""Bytes of memory that a message takes more when it is signed: 40 for the object, and as much as 270 for a signature of
-its own, if its publisher has left. In runs it takes less, so this is the middle."""
+"""The extra memory of a signed message, in bytes: 40 for the object, and up to 270 for a signature of its own, if its
+publisher has left. In runs a message takes less, so this is a mean."""
 
 Mark = dict[str, Any]
-"""The attributes of `Signed` messages: those of one publisher share one `__dict__`, as 190 bytes for each of them would
-be most of what they take."""
+"""The attributes of `Signed` messages. Those of one publisher share one `__dict__`: one for each message would take 190
+bytes, most of the memory of a message."""
 
 
 _UNKNOWN = PeerCredentials(0, 0, 0)
 
 
 class Signature:
-    """What receivers are told of one publisher.
+    """One publisher, as receivers see it.
 
-    :param number: its connection.
+    :param number: the number of its connection.
     :param peer: its credentials.
     :param prefix: the name of the link to the bus's master; empty without one.
     :ivar is_vouched: whether a link has named the publisher.
-    :ivar user: the user that it counts as where users share something: a UID, or a name without GID and PID if a link
-        has named the publisher.
+    :ivar user: the user to charge where users share something: a UID, or a name without GID and PID if a link has named
+        the publisher.
     """
 
     __slots__ = ("_mark", "_number", "_peer", "_prefix", "is_vouched", "user")
@@ -92,7 +92,7 @@ class Signature:
 
     @property
     def mark(self) -> Mark:
-        """The attributes of the messages that it signs; nobody may change them."""
+        """The attributes of the messages that it signs; do not change them."""
         if self._mark is None:
             pid, uid, gid = self._peer
             own = b"!/cred/%d/%d/%d" % (gid, uid, pid)
@@ -106,7 +106,7 @@ PROGRAM = Signature.vouched(0, NOBODY)
 
 
 class Signed(bytes):
-    """A message that waits for a receiver that has asked who publishes.
+    """A message for a receiver that has asked for senders, with its publisher.
 
     :ivar notice: the packet that names its publisher.
     :ivar user: see `Signature`.
@@ -124,14 +124,14 @@ def sign(packet: bytes, mark: Mark) -> Signed:
 
 
 def sign_from(packets: list[bytes], at: int, signature: Signature) -> list[bytes]:
-    """Return the messages of a run from one on, of which the first is signed."""
+    """Return the messages of a run from index `at` on, the first one signed."""
     return [sign(packets[at], signature.mark), *packets[at + 1 :]]
 
 
 def sign_each(packets: Iterable[Any], last: Mark | None) -> list[Any]:
-    """Sign each message that is not signed, as the one before it is; leave everything else as it is.
+    """Give each unsigned message the mark of the one before it; leave other packets as they are.
 
-    :param last: the mark of those in front of the first one that is signed; None if nobody knows it.
+    :param last: the mark of the messages before the first signed one; None if it is not known.
     """
     signed = []
     for packet in packets:
@@ -155,7 +155,7 @@ class Sender(Protocol):
 
 
 class Source(Protocol):
-    """What a transport sends from, before notices are put in."""
+    """The source of a transport's packets, without notices."""
 
     def __len__(self) -> int: ...
     def write(self, packet: bytes) -> None: ...
@@ -169,9 +169,9 @@ class Source(Protocol):
 
 @implementer(IPacketQueue)
 class Naming:
-    """Names the publishers of what a transport sends.
+    """Names the publishers of the messages that a transport sends.
 
-    :ivar source: what it sends from.
+    :ivar source: the queue or front that it sends from.
     :ivar last: the mark of the publisher that was named last; None before the first.
     """
 
@@ -198,7 +198,7 @@ class Naming:
         self.last = mark
         return sent - 1
 
-    # --- as the transport's queue ------------------------------------------------------------
+    # --- the transport's queue ---------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.source)
@@ -208,7 +208,7 @@ class Naming:
         self.source.write(packet)
 
     def take(self, count: int) -> list[bytes]:
-        """See `IPacketQueue`; `count` is 3 at least, for a receipt, a notice and its message."""
+        """See `IPacketQueue`; `count` is at least 3, for a receipt, a notice and its message."""
         taken = self._taken = self.source.take(count)
         self._notices = []
         last, done = self.last, 0
@@ -242,7 +242,7 @@ class Naming:
             messages -= 1
         self.source.ack(inner, messages)
         if messages < len(inner):
-            self.source.sign_rest(self.last)  # flood control decides about them, one by one perhaps
+            self.source.sign_rest(self.last)  # flood control decides about them, perhaps one by one
 
     def reject_oversized(self, taken: list[bytes], at: int) -> bool:
         """See `IPacketQueue`."""

@@ -75,7 +75,7 @@ class OutgoingQueue:
     :ivar settings: the receiver's choices; change them with `SendQueue.configure`.
     :ivar lost: messages that were dropped since the connection began.
     :ivar conflated: messages that newer ones of their keys have replaced.
-    :ivar price: bytes of memory that a packet takes in the backlog, beside its own.
+    :ivar price: bytes of memory that a packet takes in the backlog besides its own.
     :ivar head: the receipt in front of everything else, if there is one: no message may go past the queue then.
     :ivar watch: called with the packets that were sent, if it is not None.
     """
@@ -175,14 +175,14 @@ class OutgoingQueue:
             self._relax()
 
     def sign_pending(self, last: Mark | None) -> None:
-        """Sign all that is pending, for a receiver that has asked who publishes (`sbus.flood.naming`).
+        """Sign all pending messages, for a receiver that has asked for senders (`sbus.flood.naming`).
 
-        :param last: the mark of the messages in front of the first one that is signed.
+        :param last: the mark of the messages before the first signed one.
         """
         self.pending = sign_each(self.pending, last)
 
     def sign_all(self, last: Mark | None) -> None:
-        """Sign all that waits: messages may change their places, or be replaced, from now on."""
+        """Sign all waiting messages: from now on, they may change places or be replaced."""
         if isinstance(self._backlog, FifoBacklog):
             last = self._backlog.sign_all(last)
         self.sign_pending(last)

@@ -41,9 +41,9 @@ MERGE = 64
 """Messages behind a waiting receipt from which on the next loss begins a new one."""
 
 KEYS = 64
-"""Keys that a link's receipt names: of a user that floods with more, the other bus learns the number alone."""
+"""The maximal number of keys in a link's receipt; for losses of further keys, it has only the total number."""
 LONGEST_KEY = 256
-"""Bytes of the longest key that is named."""
+"""Bytes of the longest key in a link's receipt."""
 
 
 class Receipt:
@@ -54,7 +54,7 @@ class Receipt:
     :ivar why: the common cause, or `LossReason.SEVERAL`.
     :ivar replies: replies that stand behind it.
     :ivar stamped: the messages in the packet that was made last.
-    :ivar keys: of a link's receipt: the keys of messages among them, with the number and the bytes of each one's.
+    :ivar keys: in a link's receipt, keys of these messages, each with its number of messages and their bytes.
     """
 
     __slots__ = ("_packet", "_stamped_size", "_total", "keys", "messages", "replies", "size", "stamped", "why")
@@ -78,7 +78,7 @@ class Receipt:
             self.why = LossReason.SEVERAL
 
     def note_keys(self, packets: list[bytes]) -> None:
-        """Note the keys of messages that were added, as far as there is room for more."""
+        """Note the keys of added messages, up to `KEYS` of them."""
         keys = self.keys
         for packet in packets:
             key = packet[4 : packet.find(b"\0", 4)]

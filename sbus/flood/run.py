@@ -47,11 +47,11 @@ class Run:
 class NamedRun(Run):
     """A run for receivers that have asked who publishes: signed copies of its messages.
 
-    They are made when they are first looked at. If none has room, or all are kept in the order of arrival, that is
-    never.
+    The copies are made on first use. If no queue has room for them, or each keeps the run in the order of arrival, they
+    are never made.
 
     :param packets: the messages; the first of each publisher in a row is signed.
-    :ivar leading: the same, as they are.
+    :ivar leading: the messages as given in `packets`.
     """
 
     __slots__ = ("_parts", "_signed", "leading")
@@ -88,7 +88,7 @@ class NamedRun(Run):
 
     @property
     def parts(self) -> list[NamedRun]:
-        """The runs of one publisher each that this one consists of."""
+        """This run, split into runs of one publisher each."""
         if not self._parts:
             packets, end = self.leading, 0
             while end >= 0:

@@ -104,7 +104,7 @@ class _Losses:
 
 
 class SendQueue(OutgoingQueue):
-    """The queue of one receiver, with flood control: it decides about each message that comes."""
+    """The queue of one receiver, with flood control, which decides about each new message."""
 
     __slots__ = ("_cause", "_conflated")
 
@@ -129,7 +129,7 @@ class SendQueue(OutgoingQueue):
 
     def write(self, packet: bytes) -> None:
         """See `OutgoingQueue.write`."""
-        if not self._is_shut():  # else it would come in place of the replies that were dropped
+        if not self._is_shut():  # else it would take the place of the dropped replies
             super().write(packet)
 
     def admit(self, run: Run, may_block: bool) -> Outcome | None:
@@ -179,7 +179,7 @@ class SendQueue(OutgoingQueue):
         return self.admit_each(run.packets, may_block)
 
     def keeps(self, run: Run) -> bool:
-        """Return whether `admit` would keep a run as a whole, in a place where it stays one."""
+        """Return whether `admit` would keep a run, and keep it together."""
         return not self.pending and self._keeps(run)
 
     def _keeps(self, run: Run) -> bool:
@@ -192,7 +192,7 @@ class SendQueue(OutgoingQueue):
         )
 
     def sign_rest(self, last: Mark | None) -> None:
-        """Sign what a flush has left: the first message, or all if `settle` may not keep them together.
+        """Sign the messages that a flush has left: the first, or all if `settle` may not keep them together.
 
         :param last: as for `sign_pending`.
         """
@@ -219,13 +219,13 @@ class SendQueue(OutgoingQueue):
         return self._outcome(None, None)
 
     def lose_share(self, run: Run) -> Outcome | None:
-        """Drop messages of a user whose part of a shared queue has no room; the receipt names their keys."""
+        """Drop messages whose user has no room left in a shared queue; the receipt names their keys."""
         outcome = self.lose(len(run), run.size, LossReason.SHARE)
         self._name_lost(run.packets)
         return outcome
 
     def miss(self, messages: int, size: int) -> None:
-        """Note messages that were lost on their way to this bus, for a receipt; they are nobody's drops here."""
+        """Note messages lost on their way to this bus, for a receipt; this bus does not count them as drops."""
         if self.settings.receipts and self.state is not _DEAF:
             losses = dict(self._losses)
             self._lose(messages, size, LossReason.SHARE)
@@ -251,11 +251,11 @@ class SendQueue(OutgoingQueue):
 
     @property
     def is_shared(self) -> bool:
-        """Whether users share the queue, as that of a link is."""
+        """Whether users share the queue, as they do a link's."""
         return self.settings.order is SHARED
 
     def has_share(self, user: Hashable, run: Run) -> bool:
-        """Return whether a publisher's user may add messages, if the queue is shared by users, as that of a link is."""
+        """Return whether a publisher's user may add messages; always true if users do not share the queue."""
         backlog, limits = self._backlog, self._limits
         if not isinstance(backlog, SharedBacklog) or self.state is _DEAF:
             return True
@@ -320,7 +320,7 @@ class SendQueue(OutgoingQueue):
         self._name_lost(lost)
 
     def _name_lost(self, packets: list[bytes]) -> None:
-        """Note the keys of messages that were dropped in the receipt for them, if it is a link's."""
+        """Note the keys of dropped messages in their receipt, if the receiver is a link."""
         if self.head is not None and isinstance(self._backlog, SharedBacklog):
             self.head.note_keys(packets)
 

@@ -25,7 +25,7 @@ class ClientSettings:
     :ivar bundles: whether the client sends and takes bundles.
     :ivar bye: whether the client gets the reason before the server disconnects it.
     :ivar receipts: whether the client gets a receipt where messages for it were dropped.
-    :ivar sender: whether the client is told who published what it gets.
+    :ivar sender: whether the server names the publishers of the client's messages to it.
     :ivar observer: whether the client's subscriptions count as no interest.
     :ivar chain: whether the client is told when its name changes, on a bus with a master.
     """

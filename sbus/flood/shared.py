@@ -1,18 +1,18 @@
-"""A backlog that users share: the one of a link, which carries the messages of many.
+"""The backlog that users share: that of a link, which carries the messages of many users.
 
 .. rubric:: Theory of operation
 
-The messages of each publisher's user have a line of their own, and the lines are served in turn, `TURN` bytes each. So
-a message waits for a turn of each other user, however much these have there. Of one user, hence of one publisher, the
-order stays. Replies go first, in the order of their questions.
+Each user has a line with the messages of its publishers. The lines are served in turn, about `TURN` bytes each. So a
+message waits for one turn of each other user, however much the others have in their lines. The messages of one user,
+hence of one publisher, keep their order. Replies go first, in the order of their questions.
 
-The part of one user is at most (rest + own) / (n + 1), where n users have messages there, as in a mailbox
-(`sbus.fair.lines`), and an empty part takes one run of any size. So a user that floods a link always leaves room for
-the next one, and loses its own messages alone.
+The part of one user is at most (rest + own) / (n + 1): *rest* is the free room, *own* is what the user has, and *n* is
+the number of users with messages, as in a mailbox (`sbus.fair.lines`). An empty part takes one run of any size. So a
+user that floods a link always leaves room for the next user, and loses only its own messages.
 
-The users are those of the messages' signatures (`sbus.flood.naming`): a link asks who publishes before it says that its
-queue is shared. What came before that has no signature, and is one user's. In a line, only the first message of a run
-need be signed, as in the order of arrival; the first one of a turn is signed when it leaves.
+The users come from the messages' signatures (`sbus.flood.naming`): a link asks for senders before it declares its queue
+shared. Messages from before that have no signature, and count as those of one user. In a line, as in the order of
+arrival, only the first message of a run must be signed; the first message of a turn is signed when it leaves.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from sbus.routing.runs import find_type, total_size
 __all__ = ["TURN", "SharedBacklog"]
 
 TURN = 16 << 10
-"""Bytes that one user's line sends in its turn, about: a few packets for each change of the publisher's name."""
+"""About how many bytes one user's line sends in its turn: several packets for each notice of a publisher."""
 
 
 _user = attrgetter("user")
 
 
 def _last_of(packets: list[bytes], before: Mark | None) -> Mark | None:
-    """Return the mark of the last one of some messages.
+    """Return the mark of the last of some messages.
 
-    :param before: that of the message in front of them.
+    :param before: the mark of the message before them.
     """
     last = packets[-1]
     if type(last) is Signed:
@@ -52,9 +52,9 @@ def _last_of(packets: list[bytes], before: Mark | None) -> Mark | None:
 class _Line:
     """One user's messages, in their order of arrival.
 
-    :ivar packets: the messages, behind those that are gone; `front` is the index of the first.
+    :ivar packets: the messages, after those that have left; `front` is the index of the first message.
     :ivar size: the bytes of the messages.
-    :ivar mark: that of the last one that is gone.
+    :ivar mark: the mark of the last message that has left.
     """
 
     __slots__ = ("front", "mark", "packets", "size")
@@ -68,10 +68,10 @@ class _Line:
         return len(self.packets) - self.front
 
     def end_of_turn(self, at: int, most: int) -> int:
-        """Return the index behind the last message of a turn.
+        """Return the index after the last message of a turn.
 
-        :param at: the index of the first.
-        :param most: the number of messages at most.
+        :param at: the index of the first message.
+        :param most: the maximal number of messages.
         """
         packets, left = self.packets, TURN
         end = min(at + most, len(packets))
@@ -97,7 +97,7 @@ class _Line:
 class SharedBacklog:
     """A backlog with a line for each user; see `sbus.flood.backlogs.FifoBacklog` for its methods.
 
-    :param packets: what it has, in the order of arrival.
+    :param packets: the first packets, in the order of arrival.
     """
 
     ranked = unranked = 0
@@ -112,7 +112,7 @@ class SharedBacklog:
         self._replies: deque[bytes] = deque()
         self._count = 0  # messages
         self._taken = 0  # replies
-        self._turns: list[tuple[Hashable, int]] = []  # of whom messages were taken, and how many
+        self._turns: list[tuple[Hashable, int]] = []  # the users whose messages were taken, and how many
         if waiting := list(packets):
             self.push(waiting)
 
@@ -126,8 +126,8 @@ class SharedBacklog:
     def has_room(self, user: Hashable, messages: int, size: int, rest: int, rest_size: int) -> bool:
         """Return whether a user may add messages.
 
-        :param rest: the number of messages that there is room for in all.
-        :param rest_size: their bytes.
+        :param rest: the free room in the queue, in messages.
+        :param rest_size: the free room in bytes.
         """
         line = self._lines.get(user)
         if line is None:
@@ -139,7 +139,7 @@ class SharedBacklog:
         """Do nothing: no message has a rank."""
 
     def push(self, packets: list[bytes]) -> None:
-        """Add messages, of which the first one is signed, or replies."""
+        """Add messages, the first one signed, or replies."""
         if type(packets[0]) is Signed:
             if find_type(packets, Signed, 1) < 0:
                 self._add(packets[0].user, packets)
@@ -177,7 +177,7 @@ class SharedBacklog:
         return None
 
     def _drop(self, user: Hashable, count: int) -> None:
-        """Remove a user's first messages, and end its turn."""
+        """Remove a user's first messages and end its turn."""
         line = self._lines[user]
         line.drop(count)
         self._count -= count

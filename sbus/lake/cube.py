@@ -8,14 +8,14 @@ For each closed hour there are two small files in the state of the lake::
     cube/2026-01-31T07-<digest>.counts.parquet    messages by journal, key, payload size and publisher
     cube/2026-01-31T07-<digest>.rows.parquet      the rows that are not messages, and those beside them
 
-The digest is that of the names of the hour's files, and of the columns of the counts. No name is used twice for other
-rows, so counts with the digest of today's files are true. Others are left over, from before a compaction, ``forget`` or
-a new version of sbus, and are removed. The counts are a cache: they can be deleted at any time, and are made again when
-a report needs them.
+The digest covers the names of the hour's files and the columns of the counts. A name always stands for the same rows,
+so counts with the digest of the current files are correct. Others are left over from before a compaction, a ``forget``
+or a new version of sbus, and are removed. The counts are a cache: they can be deleted at any time, and are made again
+when a report needs them.
 
 *Counts* have the number of messages and bytes, and the first and last time, of each key, payload size and publisher.
-Sizes keep six significant bits: up to 63 they are exact, and above that at most 1.6 % too small. A publisher is a user,
-by its UID, or `PROGRAM` or `UNKNOWN`.
+Sizes keep six significant bits: up to 63 they are exact, and above that at most 1.6 % too small. A publisher is the
+UID of a user, `PROGRAM` or `UNKNOWN`.
 
 *Rows* are all that a report needs of the others: gaps with the rows before and behind them, and of each journal the
 rows with the least and greatest time and number.
@@ -41,7 +41,7 @@ from sbus.ownership import replacing
 __all__ = ["PROGRAM", "UNKNOWN", "build", "clean", "update"]
 
 PROGRAM, UNKNOWN = -1, -2
-"""Publishers that are no user: the program around the bus, and nobody that is known."""
+"""Publishers that are not users: the program around the bus, and unknown publishers."""
 
 _KEYS = ["journal", "key", "size", "publisher"]
 _SUMS = [("n", "sum"), ("bytes", "sum"), ("first", "min"), ("last", "max")]

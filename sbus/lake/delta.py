@@ -365,9 +365,9 @@ class DeltaLake(Table):
             raise _unreachable(self.location, e) from None
 
     def _with_today_columns(self, table: DeltaTable) -> DeltaTable:
-        """Add the columns that a table of an earlier version lacks, in a commit of their own.
+        """Add the columns that a table of an earlier version lacks, in a separate commit.
 
-        Its files stay as they are: what a file lacks, readers of Delta take for null.
+        The files do not change: readers of Delta return null for columns that a file lacks.
         """
         there = {field.name for field in table.schema().fields}
         missing = [field for field in Schema.from_arrow(_SCHEMA).fields if field.name not in there]

@@ -198,8 +198,8 @@ def _is_sorted(source: Opener, limits: Limits) -> bool:
 def iter_rows(file: pq.ParquetFile, limits: Limits, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file in batches of bounded size.
 
-    A file from before publishers were recorded has nulls for them. So files of any age can be merged, and none has to
-    be written again for new columns.
+    Rows of a file without the columns of publishers have nulls there. So files of any age can be merged, and new
+    columns need no rewriting.
 
     :param columns: the names of the columns, in the order of a journal; None: all.
     """

@@ -1,25 +1,26 @@
-"""Authors: whom the other bus is told of as the publisher of what a link carries, in one direction.
+"""Authors: the publishers that a link names to the other bus, in one direction.
 
 .. rubric:: Theory of operation
 
-To a bus, a link is the publisher of all that it carries. So it asks each bus for the true one (``sender/on``), and
-passes every *notice* on to the other bus (``link/sender``), in front of the messages that it names there.
+To a bus, a link is the publisher of everything that it carries. So the link asks each bus for the true publishers
+(``sender/on``), and passes each *notice* on to the other bus (``link/sender``), before the messages that it is about.
 
 =======================================  ==============================================================================
-a notice names                           what the link says to the other bus
+a notice names                           what the link sends to the other bus
 =======================================  ==============================================================================
-the same publisher as the last one told  nothing
-a client that the link may vouch for     its number and its credentials, as they came
-anybody else                             that the messages are the link's own
+the same publisher as was named last     nothing
+a client that the link may vouch for     its number and its credentials, unchanged
+anybody else                             an empty name: the messages are the link's own
 =======================================  ==============================================================================
 
-Whom it may vouch for: upwards, those whose name begins with the link's own name at the master, as the names of all
-clients below do once the link is up; downwards, every client. The program around a bus (``0 -``) is not the program
-around the other one. If the link's name proves nothing at the master, IDs of one side mean other users on the other
-side, and nobody is named. The same goes for a bus that does not know senders, or does not trust the link.
+Upwards, the link may vouch for clients whose name begins with the link's own name at the master, as the names of all
+clients below do once the link is up. Downwards, it may vouch for every client. It never names the program around a bus
+(``0 -``), which the other bus would take for its own. If the link's name proves nothing at the master, the IDs of one
+side mean other users on the other side, and the link names nobody. It also names nobody to a bus that does not know
+senders or does not trust the link.
 
-A notice stays in force on its connection until the next one. So the last one is remembered while the link is down, and
-is told when it is up again, in case its publisher is the first to go on.
+A notice stays in force on its connection until the next one. So the link remembers the last one while it is down, and
+passes it on when it is up again: the next message may be from the same publisher.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from sbus.protocol.packets import CMSG, build
 __all__ = ["NOTICE", "Authors"]
 
 NOTICE = build(CMSG, SENDER, b"")
-"""What a packet begins with that names a publisher."""
+"""The beginning of a packet that names a publisher."""
 
 
 class Authors:
-    """The publishers of what comes from one bus, as the other bus is told of them.
+    """The publishers of the messages from one bus, as the link names them to the other bus.
 
-    :ivar vouched: what the credentials of those begin with that are named; None if nobody is.
+    :ivar vouched: the prefix of the credentials that the link may name; None if it may name nobody.
     """
 
     __slots__ = ("_last", "_told", "vouched")
@@ -47,22 +48,22 @@ class Authors:
         self._last = self._told = b""
 
     def restart_source(self) -> None:
-        """Forget the last notice: there is no connection any more on which it was in force."""
+        """Forget the last notice: the connection on which it was in force is gone."""
         self.vouched = None
         self._last = b""
 
     def restart_target(self) -> None:
-        """Forget what was told: a new connection takes all messages for the link's own."""
+        """Forget the name sent last: on a new connection, all messages count as the link's own."""
         self.vouched = None
         self._told = b""
 
     def hear(self, notice: bytes) -> list[bytes]:
-        """Take a notice; return what to tell the other bus, at most one packet."""
+        """Take a notice; return the packets for the other bus, at most one."""
         self._last = notice[len(NOTICE) :]
         return self.due()
 
     def due(self) -> list[bytes]:
-        """Return what the other bus has to be told before the next message, at most one packet."""
+        """Return the packets to send to the other bus before the next message, at most one."""
         if self.vouched is None:
             return []
         author = self._last

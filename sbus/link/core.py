@@ -25,10 +25,10 @@ What it keeps true:
 * *Fences.* After each change of interest the link asks the master ``whoami``; the reply confirms all subscriptions sent
   before it, and the link passes that on (``link/fence``). One question at a time: changes that come meanwhile share the
   next one.
-* *Authors stay.* Each message has its publisher's name on the other bus, too (`sbus.link.authors`).
-* *Losses are counted, and told.* A bus reports what it has dropped for the link (receipts), with the keys of messages
-  among them as far as it knows these; the link tells the other bus (``link/gap``). What comes while the link is not up
-  is dropped here. Both sums go to the bus below, once a second at most.
+* *Authors stay.* A message keeps its publisher's name on the other bus (`sbus.link.authors`).
+* *Losses are counted and reported.* A bus reports the messages that it has dropped for the link (receipts), with the
+  keys that it knows; the link reports these to the other bus (``link/gap``). The link drops messages that come while it
+  is not up. Both sums go to the bus below, once a second at most.
 
 A batch is carried as it is: messages with known keys form a run (`sbus.routing.runs`), and the run is one list on its
 way to the other bus. So a message costs the link what it costs a bus, or less. Any other packet is looked at by itself,
@@ -57,9 +57,9 @@ from sbus.routing.runs import next_run
 __all__ = ["CLOSELY", "LOOP_RETRY", "LinkCore", "Side", "Stage", "Wire"]
 
 CLOSELY = 64
-"""Packets of a batch at most that are looked at one by one at a time: 0.3 ms."""
+"""The maximal number of packets of a batch that are handled one by one in one go: 0.3 ms."""
 _GLANCES = 16
-"""Publishers' names, and changes of interest, for which one such look would do."""
+"""The number of publishers' names, or changes of interest, that take as long as one such packet."""
 LOOP_RETRY = 30.0
 """Seconds after which a link that would close a loop is tried again."""
 _REPORT_INTERVAL = 1.0
@@ -91,8 +91,8 @@ class _Bus:
     :ivar receipts: messages that the bus has dropped for the link.
     :ivar known: the keys of messages that may cross, for `next_run`.
     :ivar grants: whether this bus lists the wanted patterns for the link, so that it trusts the link.
-    :ivar names: whether this bus knows who publishes, and takes names from a link that it trusts.
-    :ivar authors: the publishers of what this bus sends.
+    :ivar names: whether this bus names publishers, and accepts names from a link that it trusts.
+    :ivar authors: the publishers of this bus's messages.
     """
 
     def __init__(self, listed: tuple[bytes, ...], limit: int) -> None:
@@ -287,7 +287,7 @@ class LinkCore:
                         total = len(packets)
                         continue
                 if ready and packet[:4] != b"MSG ":
-                    self._wire.send(side.other, ready)  # before the link does what the packet says
+                    self._wire.send(side.other, ready)  # before the link obeys the packet
                     ready = []
                 if not self._handle(side, bus, packet, now):
                     at = until
@@ -378,7 +378,7 @@ class LinkCore:
             self._wire.log(f"disconnected by {self._name(side)}: {payload.partition(b' ')[2].decode(errors='replace')}")
 
     def _lost(self, side: Side, bus: _Bus, payload: bytes) -> None:
-        """Count what a bus has dropped for the link, by the totals in its receipts; tell the other bus of the keys."""
+        """Count the messages that a bus has dropped for the link, by the totals in its receipts; pass the keys on."""
         text, *keys = payload.split(b"\0")
         words = text.split(b" ")
         if len(words) >= 3 and words[2].isdigit():
@@ -494,7 +494,7 @@ class LinkCore:
         self._wire.is_up(True, self._master)
 
     def _name_authors(self) -> None:
-        """Have each bus know the publisher of what comes next from the other one."""
+        """Name the publisher of the next message from each bus to the other bus."""
         is_proven = explain_name(self._above.name) is None
         for side, vouched in ((Side.BELOW, self._above.name + _CREDENTIALS), (Side.ABOVE, _CREDENTIALS[1:])):
             authors, target = self._buses[side].authors, self._buses[side.other]

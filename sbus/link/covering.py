@@ -20,7 +20,7 @@ STEPS = 256
 
 
 _NO_STARS: dict[int, int] = {}
-"""Of nearly all nodes: one user can have 300,000 of them."""
+"""The value of almost all nodes, shared because one user can have 300,000 of them."""
 
 
 class _Node:

@@ -22,10 +22,10 @@ Invariants, at every moment, each change taken as done:
   and what is wanted is anybody's choice.
 * At most about `limit` patterns, or `max_bytes` of them, are asked for. Past that the interest *collapses*: the listed
   patterns are asked for whole. It expands again when half of the limit is enough.
-* Nobody waits for more than a second's changes: when more new patterns wait, as those of one user can, the interest
-  collapses, too, which covers all of them with one step, and expands again at leisure.
-* To `note` a pattern costs next to nothing, so what comes behind thousands of them need not wait: `changes` counts
-  `NOTED` of these at a time.
+* No pattern waits for more than a second's changes. If more new patterns wait, which one user can cause, the interest
+  also collapses, which covers all of them in one step. It expands again as the rate allows.
+* `note` takes almost no time, so packets after thousands of patterns need not wait: `changes` counts `NOTED` of the
+  noted patterns at a time.
 
 Changes are decided when they are done, not when they are requested. A pattern that came and went within the wait for
 the rate costs nothing, and the agenda holds each pattern once.
@@ -58,10 +58,10 @@ MAX_BYTES = 1 << 19
 """Bytes of these patterns: half of what a server allows a client by default."""
 
 CONSIDERED = 32
-"""Patterns that one call of `Interest.changes` considers in vain at most: below 4 ms, and mostly 0.1 ms."""
+"""The maximal number of patterns that a call of `Interest.changes` considers in vain: less than 4 ms, mostly 0.1 ms."""
 
 NOTED = 64
-"""Patterns that one call of `Interest.changes` counts at most, of those that were noted: 2 ms, mostly."""
+"""The maximal number of noted patterns that one call of `Interest.changes` counts: mostly 2 ms."""
 _SORTED = 1024
 """Patterns at most that are put into the best order when a wide one ends: that takes longer than to find them."""
 _BURST = 10
@@ -107,7 +107,7 @@ class Interest:
         self._limit = limit
         self._max_bytes = max_bytes
         self._delay = delay
-        self._most_new = int(rate)  # that may wait
+        self._most_new = int(rate)  # new patterns that may wait
         self._rate = rate * (1 - 1 / _BURST)
         self._burst = max(1.0, rate / _BURST)
         self._tokens = self._burst

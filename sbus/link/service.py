@@ -5,8 +5,8 @@ doubling to 5 s, and moves packets.
 
 A bus that takes packets more slowly than the other sends them fills its queue here. Above `HIGH_WATER` the other
 connection is not read from, so that the other bus queues for the link, in a queue that the publishers' users share
-(`sbus.flood.shared`). The queue here is short, as a message waits in it behind all others. Both connections are
-non-blocking, and a link never chooses *block*: nobody is held up by it.
+(`sbus.flood.shared`). The queue here is short, because each message in it waits for all earlier ones. Both connections
+are non-blocking, and a link never chooses *block*, so it holds nobody up.
 
 Stopping: the link shuts down its sending side at the bus below, which sends what it has queued, and closes; the link
 passes that on and closes the connection above, all within `STOP_TIMEOUT`.

@@ -1,4 +1,4 @@
-"""The two sides of a link, the steps of a connection, and what the core of a link needs of its shell."""
+"""The two sides of a link, the steps of a connection, and the interface between a link's core and its shell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Side(enum.IntEnum):
 
 
 _OTHER = (Side.ABOVE, Side.BELOW)
-"""The other bus: a member called by its number costs ten times as much."""
+"""The other side of each side; looking a member up by its number takes ten times as long."""
 
 
 class Stage(enum.Enum):
@@ -34,19 +34,19 @@ class Stage(enum.Enum):
 
 
 class Wire(Protocol):
-    """What the core needs of its shell."""
+    """The shell, as the core of a link uses it."""
 
     def send(self, side: Side, packets: list[bytes]) -> None:
         """Send packets to one of the buses."""
 
     def bundle(self, side: Side, limit: int) -> None:
-        """Bundle what is sent to a bus from now on, and take bundles from it.
+        """Bundle packets to a bus from now on, and accept bundles from it.
 
         :param limit: bytes in the largest bundle that the bus takes.
         """
 
     def limit(self, side: Side, size: int) -> None:
-        """Note how long a packet to or from a bus may be.
+        """Note the length of the longest packet to and from a bus.
 
         :param size: bytes; 0 if the bus does not say.
         """
@@ -58,10 +58,10 @@ class Wire(Protocol):
         """
 
     def is_up(self, up: bool, master: str) -> None:
-        """Note that the link carries messages, or no more.
+        """Note whether the link now carries messages.
 
         :param master: the name of the bus above.
         """
 
     def log(self, text: str) -> None:
-        """Log a line that an operator has to see."""
+        """Log a line for the operator."""

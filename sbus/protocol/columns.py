@@ -8,10 +8,9 @@ and payloads of packets, and of the packets in bundles, into four growing buffer
 With an object for each message and one for each of its parts, recording a bundled message took 1.2 µs of CPU time; with
 columns it takes a fifth of that.
 
-The server names the publisher where it changes (`sbus.protocol.notices.sender`). Such a notice goes into columns, too:
-it begins a *run*, the messages up to the next notice. So one publisher costs nothing for each message, and many that
-take turns cost no object either.
-"""
+The server names the publisher when it changes (`sbus.protocol.notices.sender`). Such a notice also goes into columns.
+It begins a *run*, the messages up to the next notice. So a single publisher costs nothing for each message, and
+publishers that take turns cost no objects either."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _NAMES = build(CMSG, SENDER, b"")
 class Columns:
     """Keys and payloads, in columns, and the publishers of runs of messages.
 
-    :param sender: the publisher of the first messages; empty: nobody has named it.
+    :param sender: the publisher of the first messages; empty if it is not known.
     :ivar keys: the bytes of all keys.
     :ivar key_ends: their offsets.
     :ivar payloads: the bytes of all payloads.
@@ -68,14 +67,14 @@ class Columns:
 
     @property
     def sender(self) -> bytes:
-        """The publisher of the next message, as the last notice has it; empty: nobody has named it."""
+        """The publisher of the next message, as named by the last notice; empty if it is not known."""
         (start,) = _OFFSET.unpack_from(self.sender_ends, len(self.sender_ends) - 8)
         return bytes(self.senders[start:])
 
     def add(
         self, packets: list[bytes], at: int, offset: int, *, max_rows: int, max_bytes: int
     ) -> tuple[int, int, bytes | None]:
-        """Add messages, up to the first packet that is neither a message nor names a publisher; see `collect`."""
+        """Add messages and notices of publishers, up to the first other packet; see `collect`."""
         return collect(packets, at, offset, *self.buffers, max_rows, max_bytes)
 
     @property
@@ -106,7 +105,7 @@ def _collect(
     max_rows: int,
     max_bytes: int,
 ) -> tuple[int, int, bytes | None]:
-    """Copy messages and their publishers into columns, until a packet is neither or the columns are full.
+    """Copy messages and notices of publishers into columns, up to another packet or until the columns are full.
 
     :param packets: as received, with bundles. A bundle with bad framing is a packet that is no message.
     :param at: the index of the packet to begin with.
@@ -114,7 +113,7 @@ def _collect(
     :param max_rows: the number of rows at which the columns are full.
     :param max_bytes: the bytes in keys and payloads together at which they are full; the message that reaches this is
         copied whole. Below 2 GiB, with the longest packet added.
-    :returns: the index and the offset to go on with, and the packet that is neither, which lies before that place;
+    :returns: the index and the offset to go on with, and the packet of another kind, which lies before that place;
         None at the end of the packets or if the columns are full.
     """
     rows, other = len(key_ends) // 4 - 1, None

@@ -38,7 +38,7 @@ SENDER = b"sender"
 NOBODY = b"-"
 """The credentials of the program around the bus, whose number is 0."""
 LONGEST_SENDER = 512
-"""Bytes in the longest number and credentials: a dozen buses, one behind the other."""
+"""Bytes in the longest number and credentials, enough for a chain of a dozen buses."""
 
 _SENDER = re.compile(rb"0 -|[0-9]{1,19} !/cred/[0-9]+/[0-9]+/[0-9]+(?:/!/cred/[0-9]+/[0-9]+/[0-9]+)*")
 
@@ -65,7 +65,7 @@ def lost(
     :param messages: messages that were dropped here.
     :param size: bytes of their packets.
     :param total: messages that were dropped since the connection began, these included.
-    :param keys: for a link: keys of messages among them, with the number and the bytes of each one's.
+    :param keys: for a link, keys of these messages, each with its number of messages and their bytes.
     """
     text = f"{messages} {size} {total} {why.value}".encode()
     return build(CMSG, LOST, b"\0".join([text, *(b"%d %d %b" % (*count, key) for key, count in (keys or {}).items())]))
@@ -91,8 +91,8 @@ def parse_sender(payload: bytes) -> tuple[int, bytes] | None:
 def split_credentials(credentials: bytes) -> tuple[int | None, int | None, int | None, str | None]:
     """Return the GID, the UID, the PID and the chain in the credentials of a sender (`parse_sender`).
 
-    The chain is the name of the link that carries the publisher's bus in a tree of buses. None stands for what is not
-    there: the program around the bus has nothing of this.
+    The chain is the name of the link that carries the publisher's bus in a tree of buses, or None without one. The
+    program around the bus has None for all four.
     """
     if credentials == NOBODY:
         return None, None, None, None

@@ -3,8 +3,8 @@
 Each batch costs the journal a record, a checksum and two writes, so a batch should hold many messages. But a message
 that arrives alone must not wait for others, so a timer bounds how long it is held.
 
-Messages go straight from received packets into the columns of a batch (`sbus.protocol.columns`). Those that were read
-together have one time, and those of one publisher in a row one name.
+Messages go straight from received packets into the columns of a batch (`sbus.protocol.columns`). Messages that were
+read together share one time, and consecutive messages of one publisher share one name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     :ivar payloads: the payload of each message.
     :ivar times: when they arrived, in µs since the epoch.
     :ivar ends: for each time, the number of messages up to the last one with that time.
-    :ivar senders: who published them.
+    :ivar senders: the publishers of the messages.
     """
 
     keys: pa.BinaryArray
@@ -146,7 +146,7 @@ class BatchBuffer:
         return found
 
     def restart(self) -> None:
-        """Send the messages in the buffer; those that come next are of another connection, which has named nobody."""
+        """Send the messages in the buffer; the next ones are from a new connection, without a known publisher."""
         self.flush()
         self._columns = Columns()
 
@@ -173,6 +173,6 @@ def _senders(columns: Columns) -> Senders:
     starts = pa.Array.from_buffers(pa.int32(), len(names), [None, pa.py_buffer(columns.run_starts)])
     ends = pa.concat_arrays([starts[1:], pa.array([columns.rows], pa.int32())])
     is_run = pc.less(starts, ends)
-    if is_run.true_count < len(is_run):  # no message came between two names, or none yet behind the last one
+    if is_run.true_count < len(is_run):  # no message between two names, or none yet after the last one
         names, ends = names.filter(is_run), ends.filter(is_run)
     return Senders(names, ends)

@@ -38,7 +38,7 @@ class RecorderBus(Bus):
         return defer.Deferred.fromCoroutine(self._open_initially())
 
     def ask_senders(self) -> None:
-        """Ask the bus to name publishers; those of messages behind this are recorded, if it can name them."""
+        """Ask the bus to name the publishers of all later messages, if it can."""
         self.send([build(CMSG, SENDER_ON)])
 
     def subscribe_all(self, patterns: Sequence[bytes]) -> None:

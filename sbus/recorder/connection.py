@@ -9,8 +9,8 @@ says so.* Five decisions keep it, and the names of publishers right:
   messages of all patterns arrive in the order in which the bus sent them.
 * The recorder asks the bus for receipts. What the bus drops for the recorder becomes a row in its place
   (`RecordSink.add_lost`). A bus that knows no receipts drops silently.
-* It asks who published what before it subscribes, so that the bus names the publisher of the very first message. The
-  sink finds the names among the packets. A bus that names nobody leaves the columns null.
+* It asks for senders before it subscribes, so that the bus names the publisher of the very first message. The sink
+  finds the names among the packets. If the bus does not name senders, the columns are null.
 * After subscribing, the recorder sends a *fence*, a question that the bus answers once it has handled everything before
   it. The sink holds messages that arrive earlier, in bounded memory, because some of the patterns may not be in force
   yet. When the answer comes, `RecordSink.recording_started` writes the row that begins recording or ends the gap; the
@@ -76,7 +76,7 @@ class RecordSink(Protocol):
         """
 
     def add(self, packets: list[bytes], handle: Callable[[bytes], None]) -> bool:
-        """Take packets and bundles that have just arrived; those that name publishers, too.
+        """Take packets and bundles that have just arrived, notices of publishers included.
 
         :param handle: called with each other packet, in its place.
         :returns: whether there was a message.

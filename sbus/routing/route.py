@@ -52,7 +52,7 @@ class Group(Generic[S]):
 
 
 class Groups:
-    """All groups that the routes of one bus refer to: equal ones are one object."""
+    """The groups of one bus's routes; equal groups are one object."""
 
     def __init__(self) -> None:
         self._groups: WeakValueDictionary[tuple[Any, ...], Group[Any]] = WeakValueDictionary()

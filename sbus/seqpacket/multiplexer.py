@@ -298,7 +298,7 @@ class Multiplexer:
                     return
 
     def look(self) -> bool:
-        """Serve the ready sockets, as the reactor would; return whether nothing was put off until its next turn."""
+        """Serve the ready sockets, as the reactor would; return whether no work is left for its next turn."""
         self.doRead()
         return not (self._deferred or self._closing)
 

@@ -252,7 +252,7 @@ class PacketTransport(SendingHalf):
         if self.read_side in _PAUSED:
             self._hung_up()
         elif self._read_retry is not None:
-            self._multiplexer.suspend(self._fd)  # else the hang-up is reported until the retry
+            self._multiplexer.suspend(self._fd)  # else the kernel reports the hang-up until the retry
 
     def _read(self, exclusive: bool) -> None:
         """Read and deliver as many packets as the pacer allows in this pass."""

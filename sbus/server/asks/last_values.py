@@ -22,7 +22,7 @@ its socket takes packets     a chore of its user finds out, in slices, which val
 So a list keeps values alive that were replaced since. It is charged to the client's user: its references at once, and
 each time that `_RECOUNTED` bytes were replaced, all bytes replaced since the request, up to the size of the list. That
 is an upper bound, as several lists may hold one value. A client whose user is over its limit thereby is disconnected. A
-value takes about 500 bytes besides its packet, and up to 500 for the name of a publisher that has left.
+value takes about 500 bytes besides its packet, and up to 500 more for the name of a publisher that has left.
 
 Rejected: to copy the matching packets at once (10,000 patterns matched in one go stop the bus for 20 ms, and slow
 readers would hold copies); to keep the place of a reader in the store instead of a list (values that change meanwhile

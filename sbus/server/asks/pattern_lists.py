@@ -60,7 +60,7 @@ class PatternFeed:
     def __init__(self, lists: PatternLists, client: Client) -> None:
         self._lists = lists
         self.client = client
-        self.agenda: OrderedDict[bytes | None, int] = OrderedDict()  # whose first item is found at once, as in no dict
+        self.agenda: OrderedDict[bytes | None, int] = OrderedDict()  # unlike a dict, it finds its first item at once
         self.known: dict[bytes, int] = {}
         self.is_waiting = False
         self.has_room = True

@@ -21,7 +21,7 @@ fences     A reply to ``whoami`` says that the client's subscriptions are in for
            until P is known. Replies behind it wait, too.
 bridges    A bridge to other hosts is a link without a master. It says ``link/up`` with no name and confirms nothing, so
            nothing but ``is_up`` changes.
-losses     what the link has lost, for the operator, and for the receivers of the keys
+losses     The link reports the messages that it has lost: their sums to the operator, their keys to the receivers.
 =========  ===========================================================================================================
 
 Messages pay nothing for it: routes of keys that P or the link changes are not cached, and all other keys never come
@@ -69,7 +69,7 @@ class Upstream:
     :param flush: sends what was queued for clients.
     :param forget_routes: called when keys get another meaning.
     :param rename: called when the names of all clients have changed.
-    :param miss: tells the receivers of a key of messages that a link has lost: the link, the key, messages and bytes.
+    :param miss: notifies the receivers of a key of losses; called with the link, the key, messages and bytes.
     :param number_of: returns the number of the change by which a link learns of a pattern
         (`sbus.server.asks.pattern_lists.PatternLists.number_of`).
     :ivar identity: identifies the bus.
@@ -133,7 +133,7 @@ class Upstream:
         return b"%b/%b" % (self._prefix, own) if self._prefix else own
 
     def signature_of(self, client: Client) -> Signature:
-        """Return what receivers are told of a client of this bus that publishes."""
+        """Return the signature of a client of this bus, with its name in the tree."""
         return Signature(client.number, client.peer, self._prefix or b"", client.user.uid)
 
     def local(self, key: bytes) -> bytes:
@@ -268,7 +268,7 @@ class Upstream:
         return True
 
     def _name(self, link: Client, payload: bytes | None) -> bool:
-        """Have the next messages of a link be those of the publisher that it names, or with no name its own."""
+        """Make the named publisher the author of the link's next messages; without a name, the link itself."""
         if not payload:
             link.signature = self.signature_of(link)
         elif (named := parse_sender(payload)) is not None:

@@ -263,9 +263,9 @@ class Delivery(Posting):
             self.flush()
 
     def hand_named(self, run: NamedRun, receivers: tuple[Receiver, ...], publisher: Publisher | None) -> None:
-        """Put a run, of several publishers perhaps, into the queues of receivers that have asked who publishes.
+        """Put a run, perhaps of several publishers, into the queues of receivers that have asked for senders.
 
-        :param publisher: the one that these may block; None for nobody.
+        :param publisher: the publisher that they may block, or None.
         """
         for receiver in receivers:
             queue = receiver.queue
@@ -391,7 +391,7 @@ class Delivery(Posting):
     def _send_named(
         self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None, packed: BundleCache
     ) -> bool:
-        """Send a run past the queue of a receiver that has asked who publishes, if nothing is in the way.
+        """Send a run past the queue of a receiver that has asked for senders, if nothing is in the way.
 
         :returns: False if something is.
         """
@@ -430,9 +430,9 @@ class Delivery(Posting):
         self.touch(receiver, publisher)
 
     def _name(self, receiver: Receiver, queue: SendQueue, run: NamedRun, publisher: Publisher | None) -> bool:
-        """Put a run into the queue of a receiver that has asked who publishes (`sbus.flood.naming`).
+        """Put a run into the queue of a receiver that has asked for senders (`sbus.flood.naming`).
 
-        :param run: if the queue is shared, of one publisher.
+        :param run: the messages; of one publisher if users share the queue.
         :returns: whether flood control has decided about it, for a receiver of another user.
         """
         if queue.state is not _OPEN:
@@ -490,11 +490,11 @@ class Delivery(Posting):
             self.touch_also(receiver)  # its receipt
 
     def miss(self, receivers: Sequence[Receiver], link: object, messages: int, size: int) -> None:
-        """Tell receivers of messages for them that were lost on their way to this bus.
+        """Give receivers a receipt for messages that were lost on their way to this bus.
 
-        :param link: the client that would have published them.
+        :param link: the link, which gets none.
         """
-        self.flush()  # what came before
+        self.flush()  # earlier messages
         for receiver in receivers:
             queue = receiver.queue
             if queue is None or receiver is link or not queue.settings.receipts:

@@ -106,7 +106,7 @@ class Mail:
         self.skip = skip
         self.waiter = waiter
         self._post = post
-        self._number = 0  # of the last message, by which a tap finds it
+        self._number = 0  # the last message's, by which a tap finds it
         self._at = 0
         self._took = 0
         self._size = 0
@@ -131,8 +131,8 @@ class Mail:
         """Add messages.
 
         :param size: their bytes.
-        :param account: whose part of the mailbox they take; None for the program around the bus.
-        :param signature: the publisher's.
+        :param account: the owner of the part of the mailbox to charge; None for the program around the bus.
+        :param signature: the publisher's signature.
         """
         user, scheduler = self.group.user, self._post.scheduler
         lines: Lines = user.lines
@@ -175,7 +175,7 @@ class Mail:
         return True
 
     def _hand_named(self, receivers: tuple[Receiver, ...], askers: Container[Receiver]) -> tuple[Receiver, ...]:
-        """Hand the messages to those that have asked who publishes them; return the others."""
+        """Hand the messages to the receivers that have asked for senders; return the other receivers."""
         asking = tuple(receiver for receiver in receivers if receiver in askers)
         if not asking:
             return receivers

@@ -1,8 +1,8 @@
-"""Posting: which messages go by mail, and their way into it.
+"""Posting: which messages go by mail, and how they get into it.
 
 While several users are active, a group of receivers of another user gets its messages at once only if it is small and
-none of its receivers waits for mail. All others get an entry (`sbus.server.bus.mail`), or lose the messages for lack of
-room there. `sbus.server.bus.delivery` has the theory.
+none of its receivers waits for mail. Every other group gets an entry (`sbus.server.bus.mail`), or loses the messages if
+there is no room for one. `sbus.server.bus.delivery` has the theory.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from sbus.server.core.interfaces import ICredentials, Publisher, Receiver
 __all__ = ["AT_ONCE", "AT_ONCE_KIB", "OF_OTHERS", "Posting", "account_of"]
 
 AT_ONCE = 512
-"""Receivers of one user that get a message at once: about a millisecond (row ``fan-out``, with 1,000)."""
+"""The maximal number of a user's receivers that get a message at once: about 1 ms (row ``fan-out``, with 1,000)."""
 AT_ONCE_KIB = 4 << 10
-"""KiB of copies that are made at once, beyond the first KiB of each message (row ``max-packets``)."""
+"""The maximal size in KiB of copies made at once, beyond the first KiB of each message (row ``max-packets``)."""
 OF_OTHERS = 2
-"""Receivers of another user that get a message at once, at the publisher's expense. With 8, the readers of row
-``eager-8`` took two thirds of the publisher's throughput."""
+"""The maximal number of another user's receivers that get a message at once, at the publisher's expense. With 8, the
+readers of row ``eager-8`` took two thirds of the publisher's throughput."""
 _ASKED = 16
-"""Receivers of a user that are asked whether they may block a publisher: one user's have one answer, as a rule; to ask
-all would cost a step for each of the 3,900 in row ``eager-most``."""
+"""The number of a user's receivers for which the policy decides whether they may block a publisher. As a rule, the
+answer is the same for all of them, and asking for all would cost 3,900 steps in row ``eager-most``."""
 
 
 class Posting(ABC):
@@ -42,7 +42,7 @@ class Posting(ABC):
     :param credentials: decides whether a receiver may block a publisher.
     :param scheduler: whose turn it is.
     :ivar scheduler: the same.
-    :ivar number: the messages handled up to the last one of the entry of mail at hand; None outside of entries.
+    :ivar number: the number of the current mail entry's last message, counted by `handled`; None outside of entries.
     """
 
     log = Logger(namespace="sbus.bus")
@@ -54,7 +54,7 @@ class Posting(ABC):
         self.scheduler = scheduler
         self.number: int | None = None
 
-    # --- what entries of mail need, too ------------------------------------------------------
+    # --- what mail entries also need ---------------------------------------------------------
 
     @abstractmethod
     def handled(self) -> int:
@@ -73,11 +73,11 @@ class Posting(ABC):
 
     @abstractmethod
     def hand_named(self, run: NamedRun, receivers: tuple[Receiver, ...], publisher: Publisher | None) -> None:
-        """Put a run into the queues of receivers that have asked who publishes."""
+        """Put a run into the queues of receivers that have asked for senders."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Send what was handed over."""
+        """Send the messages that were handed over."""
 
     @abstractmethod
     def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason, number: int) -> None:
@@ -127,7 +127,7 @@ class Posting(ABC):
     def _post(
         self, groups: list[Group[Receiver]], packets: list[bytes], publisher: Publisher | None, has_echo: bool
     ) -> None:
-        """Put a run into the mail of the users of these groups; where there is no room, it is lost for them."""
+        """Put a run into the mail of these groups' users; a group without room there loses it."""
         size, count = total_size(packets), len(packets)
         if publisher is None:
             sender = account = None
@@ -157,7 +157,7 @@ class Posting(ABC):
     def post(self, client: Receiver, kind: str, open_letter: Callable[[], object]) -> bool:
         """Put a letter for a client into its user's mail, if anything waits there for the client.
 
-        :returns: False if nothing does: the caller does at once what the letter is about.
+        :returns: False if nothing waits; then the caller must act at once, without the letter.
         """
         lines = client.user.lines
         if not lines.waits(client):
@@ -181,6 +181,6 @@ class Posting(ABC):
 
 
 def account_of(publisher: Publisher) -> Hashable:
-    """Return whose part of a mailbox messages take: that of their user, or of the author whom a link names."""
+    """Return the owner of the mailbox part that messages take: the publisher's user, or the author named by a link."""
     signature = publisher.signature
     return signature.user if signature.is_vouched else publisher.user.lines

@@ -141,7 +141,7 @@ class BusProtocol(ReceivingHalf):
         self._delivery.forget(self)
 
     def _close_gracefully(self, reason: CloseReason | None, detail: str) -> None:
-        if self.transport is None:  # the connection was lost meanwhile; this is the place of the end all the same
+        if self.transport is None:  # the connection was lost meanwhile; the end still belongs here
             self.registry.stop_receiving(self)
         else:
             patience = 0.0 if reason is None or reason is CloseReason.SERVER_STOPPED else BYE_PATIENCE

@@ -15,7 +15,7 @@ messages              `sbus.server.bus.delivery` puts them into the queue, or pa
 replies, notices      never dropped; past `MAX_REPLIES`, in the queue and in the mail together, the client is not read
 a reply held back     leaves a place, and later replies wait behind it (`hold_replies`)
 a choice              of strategy, order, receipts, bundles or senders is in force from its place on; any other at
-                      once. What waits is sent before the answer to the last one
+                      once. Before the answer to a choice of senders, all waiting messages are sent
 a snapshot            a `Front` before the queue; the client is not read until the last packet has been queued
 room in the socket    sent on at once, or in turns while several users are active (`Drain`)
 ====================  =============================================================================================
@@ -95,9 +95,9 @@ class Drain:
 
 
 class _Hot:
-    """What the loops over thousands of receivers look at: together, and at the front of the object.
+    """The fields that loops over thousands of receivers read, together at the front of the object.
 
-    Elsewhere these were in three cache lines, and row ``flip`` had a third of its throughput.
+    Elsewhere, they took three cache lines, and row ``flip`` had a third of its throughput.
     """
 
     __slots__ = ("direct", "queue", "transport", "user")
@@ -117,9 +117,9 @@ class ReceivingHalf(_Hot, ABC):
     :ivar peer: the client's credentials, from the kernel.
     :ivar user: the user that the client belongs to.
     :ivar queue: the packets on their way to the client.
-    :ivar direct: the same, as long as messages may be put into it, or go past it, as they are; else None.
-    :ivar naming: names the publishers of what is sent; None if the client has not asked.
-    :ivar signature: what those are told that have asked who publishes the client's messages.
+    :ivar direct: the queue, while messages may be put into it, or sent past it, unsigned; else None.
+    :ivar naming: names the publishers of the messages that are sent; None if the client has not asked.
+    :ivar signature: names the client as a publisher to receivers that have asked for senders.
     :ivar settings: the client's choices.
     :ivar has_echo: whether it gets its own messages, as these say.
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
@@ -395,7 +395,7 @@ class ReceivingHalf(_Hot, ABC):
         registry.flush()
         front, live = self.queue, registry.new_queue(self, self, self.user)
         if self.naming is not None:
-            front.sign_pending(self.naming.last)  # flood control may decide about it; all else stays in its place
+            front.sign_pending(self.naming.last)  # flood control may decide about these; all others keep their places
         self._use(live)
         self._front = Front(front, packets, live, self, partial(self._snapshot_over, on_over))
         self._send_from(transport, self._front)
@@ -417,10 +417,10 @@ class ReceivingHalf(_Hot, ABC):
     # --- senders -----------------------------------------------------------------------------
 
     def name_senders(self, wanted: bool, answer: bytes) -> None:
-        """Name the publishers of messages from this place in the client's stream on, or no more.
+        """Begin or end to name the publishers of messages, at this place in the client's stream.
 
-        Who has published what waits is not known, or is not told any more. So all of that is sent before the answer, as
-        if this were a snapshot, and the client is not read until then.
+        The publishers of waiting messages are not known, or are to be named no more. So all waiting messages are sent
+        before the answer, as if it were a snapshot, and the client is not read until then.
         """
         if not self.in_order("choice", partial(self._name_senders, wanted, answer)):
             self._is_loading = True
@@ -443,7 +443,7 @@ class ReceivingHalf(_Hot, ABC):
             self._stop_naming()
             self._use(self.queue)
             self._send_from(transport, self.queue)
-            self._put(answer, self.registry.touch_also)  # ahead of replies that are held back: notices are, too
+            self._put(answer, self.registry.touch_also)  # before replies that are held back, as notices are
             self._maybe_resume()
         else:
             self._is_loading = True
@@ -451,7 +451,7 @@ class ReceivingHalf(_Hot, ABC):
             self._begin_snapshot((packet for packet in (answer,)), self._stop_naming)
 
     def _stop_naming(self) -> None:
-        """Name nobody more, if that is what the client wants."""
+        """Stop naming publishers, if the client has asked for that."""
         if not self.settings.sender:
             self.naming = None
 
@@ -460,14 +460,14 @@ class ReceivingHalf(_Hot, ABC):
         self.choose(self.settings.with_order(SHARED))
 
     def _use(self, queue: SendQueue) -> None:
-        """Have messages go into a queue."""
+        """Make a queue the one that messages go into."""
         is_asking = self.settings.sender
         queue.price = PRICE + SIGNED if is_asking else PRICE
         self.queue = queue
         self.direct = None if is_asking else queue
 
     def _send_from(self, transport: IPacketTransport, source: SendQueue | Front) -> None:
-        """Have the transport send from a queue, with the names of publishers if the client has asked for them."""
+        """Make the transport send from a source, with the names of publishers if the client has asked for them."""
         naming = self.naming
         if naming is None:
             transport.queue = source

@@ -83,7 +83,7 @@ class SubscriptionRegistry(Service):
     :param observers: `sbus.interfaces.IObserver` s.
     :param owner_of: returns the UID that a UID counts as, for the limits of one user; by default each is its own.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
-    :param public_senders: whether all users may ask who publishes; else only root and the server's user.
+    :param public_senders: whether all users may ask for senders; else only root and the server's user.
     :param last_values: the patterns whose last values are kept.
     :param name: the name of the bus, for people.
     :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
@@ -353,11 +353,11 @@ class SubscriptionRegistry(Service):
             notify(peer, reason, listener)
 
     def may_ask_sender(self, client: Client) -> bool:
-        """Return whether a client may ask who publishes what it gets."""
+        """Return whether a client may ask for the senders of its messages."""
         return self._public_senders or is_exempt(client.peer.uid)
 
     def _miss(self, link: Client, key: bytes, messages: int, size: int) -> None:
-        """Tell the receivers of a key of messages that were lost on their way to this bus."""
+        """Give the receivers of a key a receipt for messages that were lost on their way to this bus."""
         try:
             route = self.route(key)
         except Violation:
@@ -365,7 +365,7 @@ class SubscriptionRegistry(Service):
         self.delivery.miss(route.receivers, link, messages, size)
 
     def _rename(self) -> None:
-        """Sign what clients publish with their new names, on a bus whose link to its master has another name now."""
+        """Give the clients signatures with their new names, because the link's name at the master has changed."""
         for client in self.clients.values():
             if not client.signature.is_vouched:
                 client.signature = self.upstream.signature_of(client)
@@ -458,7 +458,7 @@ class SubscriptionRegistry(Service):
 
         :param sidecars: the sidecars, too.
         """
-        if self.scheduler.is_in_turn:  # in the middle of an entry of mail, it may be: that has to end first
+        if self.scheduler.is_in_turn:  # perhaps in the middle of a mail entry, which must end first
             self._clock.callLater(0, self.disconnect_all, sidecars=sidecars)
             return
         self._router.stop_caching()  # else each client that leaves would have the routes of all others looked up again

@@ -2,7 +2,7 @@
 
 A message is *unrouted* if every receiver on its route is an observer: a client with ``observer/on``, such as the
 recorder or the page in the browser, or the store of last values. A publisher without echo is not on the route of its
-own messages, and a receiver that has left is on none, though its patterns are dropped later. So the answer is that of
+own messages. A receiver that has left does not count, although its patterns are dropped later. So the answer is that of
 ``probe`` and of ``interest`` (`sbus.server.asks.interest`): 0.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["is_unrouted"]
 
 
 def is_unrouted(receivers: tuple[Receiver, ...], uncounted: Set[Receiver], muted: Set[Receiver]) -> bool:
-    """Return whether nobody but observers, and those that have left, is among the receivers of a message."""
+    """Return whether all receivers of a message are observers or have left."""
     if receivers and receivers[0] not in uncounted and receivers[0] not in muted:
-        return False  # as nearly always; a generator takes five times as long
+        return False  # almost always; a generator takes five times as long
     return all(receiver in uncounted or receiver in muted for receiver in receivers)

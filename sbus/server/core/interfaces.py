@@ -39,7 +39,7 @@ class Publisher(Protocol):
     """The publisher's user."""
 
     signature: Signature
-    """What those receivers are told that have asked who publishes."""
+    """Names the publisher to receivers that have asked for senders."""
 
     @property
     def is_paused(self) -> bool:
@@ -90,11 +90,11 @@ class Receiver(Protocol):
 
     @property
     def direct(self) -> SendQueue | None:
-        """The same, if messages may be put into it as they are: it has not asked who publishes them. Else None."""
+        """The queue, if messages may be put into it unsigned: the receiver has not asked for senders. Else None."""
 
     @property
     def naming(self) -> Naming | None:
-        """What names the publishers of its messages, if it has asked."""
+        """Names the publishers of its messages; None if it has not asked."""
 
     @property
     def transport(self) -> IPacketTransport | None:
@@ -195,7 +195,7 @@ class Client(Publisher, Receiver, Holder, Protocol):
         """Send the client a notice, maybe in another client's batch; it takes the place of a reply."""
 
     def share_queue(self) -> None:
-        """Share the queue among the users whose messages wait there: the client is a link."""
+        """Share the queue among the users whose messages wait there, because the client is a link."""
 
     def hold_replies(self) -> None:
         """Hold back the replies from now on, and leave a place for one that has to wait."""

@@ -48,7 +48,7 @@ class User(UserShare):
         ``<rest>``.
     :ivar lines: what waits for the user's turns (`sbus.fair`).
     :ivar clients: its admitted clients, until their connections are lost.
-    :ivar askers: receivers of this user that have asked who publishes.
+    :ivar askers: receivers of this user that have asked for senders.
     :ivar blockers: receivers of this user whose strategies can block a publisher.
     """
 
@@ -142,7 +142,7 @@ class Users:
         return user
 
     def disconnect(self, user: User) -> None:
-        """Count a connection less; `forget` follows, once nobody works for the user any more."""
+        """Count one connection less; `forget` must follow, once no work for the user is left."""
         user.connections -= 1
         self.connections -= 1
 

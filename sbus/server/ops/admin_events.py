@@ -213,7 +213,7 @@ class _Stream:
 
 
 def _fields(sender: Signature) -> dict[str, object]:
-    """Return what receivers are told of a publisher, as `sbus.cli.messages.sender_fields` does."""
+    """Return the fields of a publisher as receivers see it, like `sbus.cli.messages.sender_fields`."""
     parsed = parse_sender(sender.notice.partition(b"\0")[2])
     if parsed is None:
         return dict.fromkeys(("number", "gid", "uid", "pid", "chain"))

@@ -63,7 +63,7 @@ class Run(NamedTuple):
 
     :ivar first: the number of the first message, since the tap was opened.
     :ivar at: when, in seconds since the epoch.
-    :ivar sender: what receivers are told of the publisher; of a link's messages, their author.
+    :ivar sender: the publisher as receivers see it; for a link's messages, their author.
     """
 
     first: int
@@ -127,7 +127,7 @@ class Tap:
         self._clock = clock
         self._viewers: tuple[Viewer, ...] = ()
         self._deliver: Deliver | None = None
-        self._opened_at = 0  # messages handled before
+        self._opened_at = 0  # messages handled before that
         self._left = BURST
         self._filled_at = clock()
         self._spans: list[_Span] = []

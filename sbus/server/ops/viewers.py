@@ -162,7 +162,7 @@ class UnroutedViewer:
     """Counts messages that nobody is subscribed to (`sbus.server.bus.unrouted`).
 
     :param uncounted: the receivers that do not count.
-    :param muted: those that have left.
+    :param muted: the receivers that have left.
     :ivar others: messages of more keys than are counted.
     """
 

@@ -65,7 +65,7 @@ _MAX_BATCH_JOURNALS = 127
 def schema(*, raw_keys: bool, senders: bool = True) -> StructType:
     """Return the columns of a journal in Spark's types.
 
-    :param senders: whether those of publishers are among them.
+    :param senders: whether to include the columns of publishers.
     """
     columns = StructType()
     for column in COLUMNS if senders else COLUMNS[: -len(TYPES)]:
@@ -78,8 +78,8 @@ def schema(*, raw_keys: bool, senders: bool = True) -> StructType:
 def described(options: ReadOptions) -> StructType | str:
     """Return the columns of a read: those of a journal, and those of typed payloads, in Spark's DDL if need be.
 
-    Those of publishers are read only if they are asked for, here or by a schema: Spark does not tell a source in Python
-    which columns a query needs, and they would make every query a quarter slower.
+    The columns of publishers are read only if the caller or a schema asks for them: Spark does not pass a query's
+    columns to a source in Python, and they would make every query a quarter slower.
 
     :raises sbus.errors.UsageError: if the type of the payloads is missing.
     """

@@ -36,7 +36,7 @@ def load_rows(
     :param state: the state directory of a lake in object storage.
     :param since: leave out the rows before this time.
     :param until: leave out the rows at or after this time.
-    :param senders: whether to read the columns of publishers from journals; a lake has them always.
+    :param senders: whether to read the columns of publishers from journals; a lake always has them.
     :raises sbus.errors.UsageError: if neither journals nor a lake are given, or both.
     """
     if bool(journals) == (lake is not None):

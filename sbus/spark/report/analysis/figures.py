@@ -72,9 +72,9 @@ class KeyTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """What a user has published in the period.
+    """The messages that a user has published in the period.
 
-    :ivar uid: the user, by the kernel's word; `sbus.lake.cube.PROGRAM` and `UNKNOWN` are no user.
+    :ivar uid: the user, according to the kernel; `sbus.lake.cube.PROGRAM` and `UNKNOWN` are not users.
     :ivar keys: the number of keys.
     :ivar prefixes: the prefixes with the most of these messages, and how many; at most `publishers.MAX_PREFIXES`.
     """
@@ -233,7 +233,7 @@ class Report:
     :ivar losses: what was lost in the period, the largest number first; at most `analysis.gaps.MAX_LOSSES` causes.
     :ivar steps: the steps of clocks in the period, in order; at most `analysis.gaps.MAX_STEPS`, the newest.
     :ivar publishers: the users with the most messages, the busiest first; none if no publisher is known.
-    :ivar publisher_count: how many there are in all.
+    :ivar publisher_count: the number of all publishers.
     """
 
     period: Span

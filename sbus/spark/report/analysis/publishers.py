@@ -14,13 +14,13 @@ from sbus.spark.report.analysis.figures import Publisher
 __all__ = ["MAX_PREFIXES", "find_publishers", "publisher", "publishers_of"]
 
 MAX_PREFIXES = 3
-"""Prefixes that are named of each user."""
+"""The maximal number of prefixes for each user."""
 
 
 def publisher(rows: DataFrame) -> Column:
     """Return the column with the publisher of each message, as the counts of a lake have it.
 
-    :param rows: rows of a journal, with the columns of publishers or without.
+    :param rows: rows of a journal, with or without the columns of publishers.
     """
     if "sender_uid" not in rows.columns:
         return F.lit(UNKNOWN).cast("long")
@@ -49,7 +49,7 @@ def find_publishers(messages: DataFrame, depth: int, top: int) -> tuple[list[Pub
 def publishers_of(
     users: Iterable[tuple[int, int, int, int]], prefixes: Iterable[tuple[int, str, int]], top: int
 ) -> tuple[list[Publisher], int]:
-    """Arrange what was counted; nothing, if no publisher is known.
+    """Arrange the counts; return nothing if no publisher is known.
 
     :param users: the publisher, and its messages, bytes and keys.
     :param prefixes: the publisher, a prefix and its messages, the busiest first.

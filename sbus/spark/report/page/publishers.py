@@ -30,7 +30,7 @@ class PublisherRow(NamedTuple):
 class PublisherSection:
     """The users with the most messages.
 
-    :ivar more: how many others there are; empty if none.
+    :ivar more: the number of other users, in words; empty if there are none.
     """
 
     rows: list[PublisherRow]
