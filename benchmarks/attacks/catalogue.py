@@ -240,24 +240,18 @@ def bye_storm(me: Attacker) -> None:
         me.count()
 
 
-def receipt_flips(me: Attacker) -> None:
-    """Choose receipts on and off for 20 silent readers that lose messages all the time."""
-    receivers = [me.connect(b"CMSG blocking/soft/discard", EVERYTHING) for _ in range(20)]
-    me.ready()
-    for choice in itertools.cycle((b"CMSG receipts/on", b"CMSG receipts/off")):
-        if not me.running():
-            return
-        _send_to_all(me, receivers, choice)
+def flipping(setting: bytes, first: bytes) -> Part:
+    """Choose a setting on and off for 20 silent readers of everything, which have made another choice first."""
 
+    def flips(me: Attacker) -> None:
+        receivers = [me.connect(b"CMSG " + first, EVERYTHING) for _ in range(20)]
+        me.ready()
+        for choice in itertools.cycle((b"CMSG %b/on" % setting, b"CMSG %b/off" % setting)):
+            if not me.running():
+                return
+            _send_to_all(me, receivers, choice)
 
-def sender_flips(me: Attacker) -> None:
-    """Ask for senders, and no more, with 20 readers in the newest-first order that have something waiting."""
-    receivers = [me.connect(b"CMSG order/stack", EVERYTHING) for _ in range(20)]
-    me.ready()
-    for choice in itertools.cycle((b"CMSG sender/on", b"CMSG sender/off")):
-        if not me.running():
-            return
-        _send_to_all(me, receivers, choice)
+    return flips
 
 
 def flood_keys(me: Attacker) -> None:
@@ -468,9 +462,15 @@ def _catalogue() -> Iterator[Attack]:
         "eager-senders", "200 readers that ask for senders and read all the time", (draining(200, asking), flood)
     )
     yield Attack("silent-senders", "200 silent readers that ask for senders", (silent(200, *asking), flood))
-    yield Attack("sender-flips", "senders on and off for 20 readers with a backlog", (sender_flips, flood))
+    yield Attack(
+        "sender-flips", "senders on and off for 20 readers with a backlog", (flipping(b"sender", b"order/stack"), flood)
+    )
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
-    yield Attack("receipt-flips", "receipts on and off for 20 readers that lose", (receipt_flips, flood))
+    yield Attack(
+        "receipt-flips",
+        "receipts on and off for 20 readers that lose",
+        (flipping(b"receipts", b"blocking/soft/discard"), flood),
+    )
     yield Attack("latest-keys", "20,000 keys to 20 silent readers of the newest", (_latest, flood_keys))
     yield Attack("interest-churn", "8,192 watched keys, and patterns that come and go", (watchers, interest_churn))
     yield Attack("watch-flips", "watch a key of 1,024 segments, and stop", (watch_flips,))

@@ -45,7 +45,7 @@ def get(
     The server has them for the patterns of its option --last-value. The status is 3 if there is
     none.
     """
-    message_format.check_sender(sender)
+    sender = message_format.wants_sender(sender)
     show = message_format.printer()
     values: dict[bytes, Message] = {}
 

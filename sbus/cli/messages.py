@@ -6,6 +6,7 @@ import base64
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -102,13 +103,14 @@ class MessageFormat:
         except ValueError as e:
             raise click.BadParameter(f"{e} (see --help)", param_hint="--format") from None
 
-    def check_sender(self, wanted: bool) -> None:
-        """Check that the output has a place for senders, if they are to be printed.
+    def wants_sender(self, is_asked: bool) -> bool:
+        """Return whether the output needs the sender of each message: the option or the format asks for it.
 
-        :raises click.UsageError: if it has none.
+        :raises click.UsageError: if the option asks for it, and the output has no place for it.
         """
-        if wanted and self.raw:
+        if is_asked and self.raw:
             raise click.UsageError("--sender is not for --raw, which prints payloads alone.")
+        return is_asked or bool(re.search("%[fu]", (self.template or "").replace("%%", "")))
 
     def show_lost(self, lost: Lost) -> None:
         """Print a loss among the messages: as JSON, or as text behind ``#``; with other formats, on standard error."""

@@ -89,7 +89,7 @@ def sub(
     Each line has the key, a space and the payload. Control characters are escaped, and a space in
     the key is printed as \\x20. With --sender, the name of its publisher and a space precede it.
     """
-    message_format.check_sender(sender)
+    sender = message_format.wants_sender(sender)
     show = message_format.printer()
     deadline = Deadline(timeout, "subscribing")
 

@@ -98,6 +98,6 @@ class Senders:
             self._give_up(
                 UsageError(
                     "this server does not say who sends a message: it is an older one, or runs with --no-sender; "
-                    "update it, or do without sender=True (--sender)"
+                    "update it, ask as root or as the bus's own user, or do without sender=True (--sender)"
                 )
             )

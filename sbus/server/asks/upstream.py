@@ -268,14 +268,13 @@ class Upstream:
         return True
 
     def _name(self, link: Client, payload: bytes | None) -> bool:
-        """Make the named publisher the author of the link's next messages; without a name, the link itself."""
-        if not payload:
-            link.signature = self.signature_of(link)
-        elif (named := parse_sender(payload)) is not None:
+        """Make the named publisher the author of the link's next messages; without a valid name, the link itself."""
+        named = parse_sender(payload) if payload else None
+        if named is not None:
             link.signature = Signature.vouched(*named)
-        else:
-            return False
-        return True
+            return True
+        link.signature = self.signature_of(link)
+        return not payload
 
     def _up(self, prefix: bytes) -> None:
         self.is_up = True

@@ -25,8 +25,9 @@ Rejected: an entry for each receiver (the publisher would pay for all of them); 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Hashable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.logger import Logger
 
@@ -38,7 +39,7 @@ from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
 from sbus.server.core.interfaces import Publisher, Receiver
 
-__all__ = ["GAP_GROUPS", "JOINED", "LOOK", "LOOK_BYTES", "Gap", "Letter", "Mail", "drop"]
+__all__ = ["GAP_GROUPS", "JOINED", "LOOK", "LOOK_BYTES", "Gap", "Letter", "Mail", "Post", "drop"]
 
 JOINED = 1_024
 """Messages of one entry, and copies between two looks at the clock, at most: less than a millisecond (row
@@ -57,13 +58,25 @@ _ENTRY_MEMORY = 400
 _log = Logger(namespace="sbus.bus")
 
 
-class Post(Protocol):
-    """The part of `sbus.server.bus.delivery.Delivery` that entries need."""
+class Post(ABC):
+    """The part of `sbus.server.bus.delivery.Delivery` that entries need.
 
-    scheduler: Scheduler
-    number: int | None
+    :param scheduler: whose turn it is.
+    :ivar scheduler: the same.
+    :ivar number: the number of the current entry's last message, counted by `handled`; None outside of entries.
+    """
 
-    def handled(self) -> int: ...
+    __slots__ = ("number", "scheduler")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.number: int | None = None
+
+    @abstractmethod
+    def handled(self) -> int:
+        """Return the number of messages that were handled since the start."""
+
+    @abstractmethod
     def hand(
         self,
         packets: list[bytes],
@@ -71,10 +84,20 @@ class Post(Protocol):
         publisher: Publisher | None,
         at_once: bool,
         packed: BundleCache | None = None,
-    ) -> None: ...
-    def hand_named(self, run: NamedRun, receivers: tuple[Receiver, ...], publisher: Publisher | None) -> None: ...
-    def flush(self) -> None: ...
-    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason, number: int) -> None: ...
+    ) -> None:
+        """Put a run into the receivers' queues, or past them."""
+
+    @abstractmethod
+    def hand_named(self, run: NamedRun, receivers: tuple[Receiver, ...], publisher: Publisher | None) -> None:
+        """Put a run into the queues of receivers that have asked for senders."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Send the messages that were handed over."""
+
+    @abstractmethod
+    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason, number: int) -> None:
+        """Count messages for which the mail had no room, as lost for one receiver."""
 
 
 class Mail:

@@ -7,19 +7,16 @@ there is no room for one. `sbus.server.bus.delivery` has the theory.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from itertools import islice
 
 from twisted.logger import Logger
 
 from sbus.fair import Scheduler
-from sbus.flood import PROGRAM, NamedRun
-from sbus.protocol.bundles import BundleCache
-from sbus.protocol.notices import LossReason
+from sbus.flood import PROGRAM
 from sbus.routing.route import Group, Route
 from sbus.routing.runs import total_size
-from sbus.server.bus.mail import Gap, Letter, Mail
+from sbus.server.bus.mail import Gap, Letter, Mail, Post
 from sbus.server.core.interfaces import ICredentials, Publisher, Receiver
 
 __all__ = ["AT_ONCE", "AT_ONCE_KIB", "OF_OTHERS", "Posting", "account_of"]
@@ -36,54 +33,20 @@ _ASKED = 16
 answer is the same for all of them, and asking for all would cost 3,900 steps in row ``eager-most``."""
 
 
-class Posting(ABC):
+class Posting(Post):
     """Decides who gets a message by mail, and posts it.
 
     :param credentials: decides whether a receiver may block a publisher.
     :param scheduler: whose turn it is.
-    :ivar scheduler: the same.
-    :ivar number: the number of the current mail entry's last message, counted by `handled`; None outside of entries.
     """
 
     log = Logger(namespace="sbus.bus")
 
-    __slots__ = ("_credentials", "number", "scheduler")
+    __slots__ = ("_credentials",)
 
     def __init__(self, credentials: ICredentials, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
         self._credentials = credentials
-        self.scheduler = scheduler
-        self.number: int | None = None
-
-    # --- what mail entries also need ---------------------------------------------------------
-
-    @abstractmethod
-    def handled(self) -> int:
-        """Return the number of messages that were handled since the start."""
-
-    @abstractmethod
-    def hand(
-        self,
-        packets: list[bytes],
-        receivers: tuple[Receiver, ...],
-        publisher: Publisher | None,
-        at_once: bool,
-        packed: BundleCache | None = None,
-    ) -> None:
-        """Put a run into the receivers' queues, or past them."""
-
-    @abstractmethod
-    def hand_named(self, run: NamedRun, receivers: tuple[Receiver, ...], publisher: Publisher | None) -> None:
-        """Put a run into the queues of receivers that have asked for senders."""
-
-    @abstractmethod
-    def flush(self) -> None:
-        """Send the messages that were handed over."""
-
-    @abstractmethod
-    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason, number: int) -> None:
-        """Count messages for which the mail had no room, as lost for one receiver."""
-
-    # --- the mail ----------------------------------------------------------------------------
 
     def has_room_for(self, packet: bytes, route: Route[Receiver], publisher: Publisher) -> bool:
         """Return whether `deliver` would handle a message of this publisher."""

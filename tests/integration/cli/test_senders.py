@@ -38,15 +38,15 @@ def answer(listener: socket.socket) -> socket.socket:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], "!/cred/0/0/9/!/cred/100/1000/42 a one\n- a two\n"),
+        (["--sender"], "!/cred/0/0/9/!/cred/100/1000/42 a one\n- a two\n"),
         (["--format=%f %u %k"], "!/cred/0/0/9/!/cred/100/1000/42 1000 a\n- - a\n"),
     ],
 )
 def test_sub_sender(options: list[str], expected: str) -> None:
-    """The name of the publisher stands before the key, or where a format has it."""
+    """The name of the publisher stands before the key, or where a format has it, which asks for it."""
     with (
         fake_server() as (address, listener),
-        Sbus(None, "-s", address, "sub", "--sender", "--count=2", *options, "a") as running,
+        Sbus(None, "-s", address, "sub", "--count=2", *options, "a") as running,
         answer(listener),
     ):
         assert running.end() == (0, expected.encode(), "")
@@ -81,7 +81,7 @@ def test_sub_sender_of_a_server_that_does_not_say() -> None:
     assert (status, output) == (2, b"")
     assert errors == (
         "sbus: this server does not say who sends a message: it is an older one, or runs with --no-sender; update it, "
-        "or do without sender=True (--sender)\n"
+        "ask as root or as the bus's own user, or do without sender=True (--sender)\n"
     )
 
 

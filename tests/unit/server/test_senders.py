@@ -258,11 +258,13 @@ def test_a_link_names_the_author():
     link.send(
         b"MSG k\x001", b"CMSG link/sender\0" + author, b"MSG k\x002", b"MSG k\x003", b"CMSG link/sender", b"MSG k\x004"
     )
-    link.send(b"CMSG link/sender\x000 -", b"MSG k\x005")
+    link.send(b"CMSG link/sender\x000 -", b"MSG k\x005", b"CMSG link/sender\x007 nonsense", b"MSG k\x006")
     assert reader.take() == [
         *[notice(link), b"MSG k\x001", b"CMSG sender\0" + author, b"MSG k\x002", b"MSG k\x003"],
         *[notice(link), b"MSG k\x004", b"CMSG sender\x000 -", b"MSG k\x005"],
+        *[notice(link), b"MSG k\x006"],  # and not the program's, which it named last
     ]
+    assert bus.registry.counters.unknown_controls == 1
 
 
 @pytest.mark.parametrize(
