@@ -119,7 +119,8 @@ def test_packs_no_more_than_it_is_to(twin):
     assert twin.pack([a] * 7, 1000, 0) == ([], [])
 
 
-PACKETS = st.lists(st.binary(min_size=1, max_size=40).filter(lambda p: p[:4] != b"BNDL"), max_size=30)
+PLAIN = st.binary(min_size=1, max_size=40).filter(lambda p: p[:4] != b"BNDL" and p != b"CMSG bundle/off")
+PACKETS = st.lists(PLAIN, max_size=30)
 
 
 @given(PACKETS, st.integers(20, 200))
