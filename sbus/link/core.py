@@ -496,9 +496,11 @@ class LinkCore:
     def _name_authors(self) -> None:
         """Name the publisher of the next message from each bus to the other bus."""
         is_proven = explain_name(self._above.name) is None
-        for side, vouched in ((Side.BELOW, self._above.name + _CREDENTIALS), (Side.ABOVE, _CREDENTIALS[1:])):
+        if is_proven:
+            self._below.authors.put_behind(self._above.name)
+        for side in Side:
             authors, target = self._buses[side].authors, self._buses[side.other]
-            authors.vouched = vouched if is_proven and target.grants and target.names else None
+            authors.may_name = is_proven and target.grants and target.names
             if due := authors.due():
                 self._wire.send(side.other, due)
 

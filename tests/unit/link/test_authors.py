@@ -117,12 +117,49 @@ def test_batch_with_a_run_is_one_list():
     assert calls[1] is batch
 
 
-@pytest.mark.parametrize("credentials", [CAROL, b"!/cred/1/0/78/!/cred/1/1/1", notices.NOBODY, NAME])
+@pytest.mark.parametrize("credentials", [CAROL, b"!/cred/1/0/78/!/cred/1/1/1", NAME])
 def test_link_vouches_upwards_for_clients_below_alone(credentials):
-    """Another name than those of clients of the bus below is not the link's to give: the messages are its own."""
+    """Whatever name the bus below gives, its publishers are above those of that bus: never the link, nor others."""
     link = Script()
     assert link.bring(BELOW, by(5, ALICE), ONE) == [told(5, ALICE), ONE]
-    assert link.bring(BELOW, by(0, credentials), TWO) == [ITSELF, TWO]
+    assert link.bring(BELOW, by(6, credentials), TWO) == [told(6, NAME + b"/" + credentials), TWO]
+
+
+def test_program_around_the_bus_below_is_the_link_above():
+    """A program without a name is no client: what it publishes is the link's."""
+    link = Script()
+    assert link.bring(BELOW, by(5, ALICE), ONE, by(0, notices.NOBODY), TWO) == [told(5, ALICE), ONE, ITSELF, TWO]
+
+
+def test_messages_on_their_way_when_the_link_is_renamed_are_not_the_links_own():
+    """They have the publisher's former name: the master gets the present one, not the link, which is root perhaps."""
+    link = Script()
+    assert link.bring(BELOW, by(5, ALICE), ONE) == [told(5, ALICE), ONE]
+    longer = b"!/cred/0/0/3/" + NAME
+    link.core.received(ABOVE, [b"CMSG chain\0" + longer], 0.0)
+    assert link.take(ABOVE) == [told(5, ALICE.replace(NAME, longer))]
+    assert link.bring(BELOW, by(6, BOB), TWO) == [told(6, BOB.replace(NAME, longer)), TWO]
+    assert link.bring(BELOW, by(6, BOB.replace(NAME, longer)), TWO) == [TWO]
+
+
+def test_messages_on_their_way_when_the_master_restarts_are_not_the_links_own():
+    """A master in a tree that restarts has its own master only later, so the link has a shorter name at first."""
+    longer = b"!/cred/0/0/3/" + NAME
+    link = Script(name=longer)
+    alice, bob = ALICE.replace(NAME, longer), BOB.replace(NAME, longer)
+    assert link.bring(BELOW, by(5, alice), ONE) == [told(5, alice), ONE]
+    link.lose(ABOVE)
+    link.name = NAME
+    link.connect(ABOVE)
+    assert link.bring(BELOW, TWO, by(6, bob), TWO) == [told(5, ALICE), TWO, told(6, BOB), TWO]
+
+
+def test_name_that_gets_too_long_is_not_told():
+    """The limit is that of the name that the master gets."""
+    link = Script()
+    chain = b"/".join([b"!/cred/1/0/9"] * 38) + b"/!/cred/1/1/1"
+    assert len(b"6 " + chain) <= notices.LONGEST_SENDER < len(b"6 " + NAME + b"/" + chain)
+    assert link.bring(BELOW, by(5, ALICE), ONE, by(6, chain), TWO)[2:] == [ITSELF, TWO]
 
 
 def test_program_around_the_master_is_not_that_around_the_bus_below():
@@ -199,8 +236,10 @@ def test_each_message_has_its_author_on_the_other_side(steps):
                 expected.append(here[side])
                 continue
             packets.append(by(*each))
-            vouched = each[1] in ((ALICE, BOB) if side is BELOW else (ALICE, BOB, CAROL))
-            here[side] = b"%d %b" % each if vouched else b""
+            number, name = each
+            if side is BELOW and name == CAROL:
+                name = NAME + b"/" + CAROL
+            here[side] = b"" if name == notices.NOBODY else b"%d %b" % (number, name)
         found = []
         for packet in link.bring(side, *packets):
             if packet == ONE:
