@@ -24,11 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from weakref import WeakValueDictionary
 
 from sbus.client.dispatch import Dispatcher, Message
 from sbus.client.identity import Sender
 from sbus.errors import UsageError
 from sbus.protocol.controls import SENDER_OFF
+from sbus.protocol.notices import LONGEST_SENDER
 from sbus.protocol.packets import CMSG, build
 
 __all__ = ["RESET", "Senders", "kind_of"]
@@ -38,16 +40,28 @@ RESET = build(CMSG, SENDER_OFF, b"")
 
 _MOST_KNOWN = 256
 """The number of senders whose classes are kept, 1.5 KiB each. If more publishers take turns, each turn costs 13 µs."""
+_in_use: WeakValueDictionary[bytes, type[Message]] = WeakValueDictionary()
+"""The classes of waiting messages, too: else, past that number, each of these messages would have its own class."""
 
 
-@lru_cache(_MOST_KNOWN)
 def kind_of(payload: bytes) -> type[Message]:
     """Return the class of the messages after a notice.
 
     :param payload: the notice's payload.
     """
-    sender = Sender.parse(payload)
-    return Message if sender is None else type("Message", (_Sent,), {"__slots__": (), "sender": sender})
+    return Message if len(payload) > LONGEST_SENDER else _kind_of(payload)
+
+
+@lru_cache(_MOST_KNOWN)
+def _kind_of(payload: bytes) -> type[Message]:
+    """Return the same for a payload that is short enough to be remembered."""
+    kind = _in_use.get(payload)
+    if kind is None:
+        sender = Sender.parse(payload)
+        if sender is None:
+            return Message
+        kind = _in_use[payload] = type("Message", (_Sent,), {"__slots__": (), "sender": sender})
+    return kind
 
 
 class _Sent(Message):

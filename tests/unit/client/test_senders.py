@@ -8,6 +8,7 @@ import os
 import pickle
 import pwd
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -330,3 +331,17 @@ def test_the_last_notice_names_the_sender(data: st.DataObject) -> None:
             receive([bundle(read)] if data.draw(st.booleans()) else read)
     for sink, prefix in ((plain, b""), (calling, b"a/"), (other, b"b/")):
         assert sink.got == [(payload, name) for key, payload, name in wanted if key.startswith(prefix)]
+
+
+def test_messages_that_wait_share_the_class_of_their_publisher():
+    """However many publishers take turns, messages that a program has not read take one class for each of these."""
+    kinds = [kind_of(b"%d !/cred/1/2/3" % number) for _ in range(3) for number in range(5000, 5400)]
+    assert len(set(map(id, kinds))) == 400
+
+
+def test_notices_that_are_too_long_are_not_kept():
+    """A server that goes wrong cannot fill a client's memory with long names, which are nobody's."""
+    payload = b"7 " + b"!/cred/1/2/3/" * 5000
+    before = sys.getrefcount(payload)
+    assert kind_of(payload) is Message
+    assert sys.getrefcount(payload) == before
