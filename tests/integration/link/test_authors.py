@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from tests.integration.link.conftest import StartBus, link_pid, wait_crossing
@@ -105,3 +106,22 @@ def test_old_master(tree: StartBus, directory: Path) -> None:
             assert reader.author_of(b"from above").endswith(b"/%d" % link_pid(leaf))
     finally:
         server.close()
+
+
+def test_nobody_is_taken_for_a_link_that_is_renamed(tree: StartBus, as_root: None, directory: Path) -> None:
+    """Messages that are on their way when a bus gets a master have the name of their publisher, not the link's."""
+    middle = tree("middle", directory / "root", "--mode=0777", wait=False)
+    leaf = tree("leaf", middle, "--mode=0777")
+    publisher = leaf.client(user=OTHER_USER)
+    wait_crossing(publisher, b"a", middle.client(b"a"))
+    os.kill(link_pid(leaf), signal.SIGSTOP)
+    try:
+        publisher.msg(b"a", b"on its way")
+        publisher.sync()
+        root = tree("root")
+        reader = Reader(root.client(), b"a")
+        wait_crossing(middle.client(), b"a", root.client(b"a"))
+    finally:
+        os.kill(link_pid(leaf), signal.SIGCONT)
+    chain = b"/".join(b"!/cred/0/0/%d" % link_pid(bus) for bus in (middle, leaf))
+    assert reader.author_of(b"on its way") == chain + b"/" + publisher.credentials
