@@ -29,7 +29,7 @@ places of waiting messages (the same); a separate name for each `Signed` message
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol, Self, cast
 
 from zope.interface import implementer
@@ -78,9 +78,14 @@ class Signature:
         self.is_vouched = peer is _UNKNOWN
 
     @classmethod
-    def vouched(cls, number: int, credentials: bytes) -> Self:
-        """Return the signature of a publisher that a link names."""
+    def vouched(cls, number: int, credentials: bytes, owner_of: Callable[[int], int] | None = None) -> Self:
+        """Return the signature of a publisher that a link names.
+
+        :param owner_of: returns the UID that a UID counts as.
+        """
         chain, _, uid, _ = (b"/// " + credentials).rsplit(b"/", 3)
+        if owner_of is not None and uid.isdigit():
+            uid = b"%d" % owner_of(int(uid))
         signature = cls(number, _UNKNOWN, user=chain + b"/" + uid)
         signature._mark = {"notice": sender(number, credentials), "user": signature.user}
         return signature

@@ -72,6 +72,7 @@ class Upstream:
     :param miss: notifies the receivers of a key of losses; called with the link, the key, messages and bytes.
     :param number_of: returns the number of the change by which a link learns of a pattern
         (`sbus.server.asks.pattern_lists.PatternLists.number_of`).
+    :param owner_of: returns the UID that a UID counts as, where users share something; by default each is its own.
     :ivar identity: identifies the bus.
     :ivar name: the name of the bus, for people.
     :ivar secrets_go_up: whether secret keys that are not of this bus are for the link.
@@ -93,6 +94,7 @@ class Upstream:
         rename: Callable[[], None],
         miss: Callable[[Client, bytes, int, int], None],
         number_of: Callable[[Client, bytes], int],
+        owner_of: Callable[[int], int] | None = None,
     ) -> None:
         self.identity = secrets.token_hex(16)
         self.name = "".join(c if c.isprintable() else "?" for c in name)
@@ -108,6 +110,7 @@ class Upstream:
         self._rename = rename
         self._miss = miss
         self._number_of = number_of
+        self._owner_of = owner_of
         self._prefix: bytes | None = None
         self._former: deque[bytes] = deque(maxlen=FORMER)
         self._above = b""
@@ -271,7 +274,7 @@ class Upstream:
         """Make the named publisher the author of the link's next messages; without a valid name, the link itself."""
         named = parse_sender(payload) if payload else None
         if named is not None:
-            link.signature = Signature.vouched(*named)
+            link.signature = Signature.vouched(*named, self._owner_of)
             return True
         link.signature = self.signature_of(link)
         return not payload

@@ -193,6 +193,7 @@ class SubscriptionRegistry(Service):
             rename=self._rename,
             miss=self._miss,
             number_of=self._pattern_lists.number_of,
+            owner_of=owner_of,
         )
         self._subscriptions = Subscriptions(
             self._router,

@@ -18,7 +18,7 @@ from sbus.protocol.notices import LossReason
 from sbus.routing.route import FIRST_NS, Group
 from sbus.server.asks.last_values import LastValueRule
 from sbus.server.bus.mail import GAP_GROUPS, JOINED, LOOK, Gap, Letter, Mail, drop
-from sbus.server.bus.posting import OF_OTHERS
+from sbus.server.bus.posting import OF_OTHERS, account_of
 from sbus.server.core.components import FloodControls
 from sbus.server.core.limits import MAX_REPLIES, Limits
 from sbus.server.core.observers import Observer
@@ -557,6 +557,18 @@ def test_authors_that_a_link_names_share_a_mailbox():
     assert got == messages(*range(1, 11))
     assert bus.registry.counters.dropped > 0
     assert is_clean(bus)
+
+
+def test_authors_with_one_owner_share_one_part():
+    """One user with many subordinate UIDs on another bus has one part of a mailbox, not one for each UID."""
+    bus = Bus(owner_of=lambda uid: 7 if uid >= 100_000 else uid)
+    link = bus.connect(uid=0)
+    accounts = []
+    for uid in (7, 100_000, 100_001, 8):
+        link.send(b"CMSG link/sender\0%d !/cred/1/0/7/!/cred/1/%d/9" % (uid, uid))
+        accounts.append(account_of(link.protocol))
+    assert accounts[0] == accounts[1] == accounts[2] != accounts[3]
+    assert link.protocol.signature.notice == b"CMSG sender\x008 !/cred/1/0/7/!/cred/1/8/9"
 
 
 def test_a_lone_publisher_has_half_of_the_time():
