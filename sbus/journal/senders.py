@@ -33,7 +33,11 @@ TYPES = {
 }
 """The columns of readers, with their types."""
 
-_NAME = re.compile(rb"([0-9]{1,18}) (?:-|(?:(!/.+)/)?!/cred/([0-9]{1,10})/([0-9]{1,10})/([0-9]{1,9}))")
+_NAME = re.compile(
+    rb"([0-9]{1,18}) (?:-|"
+    rb"((?:!/cred/[0-9]+/[0-9]+/[0-9]+/)+)?"  # links
+    rb"!/cred/([0-9]{1,10})/([0-9]{1,10})/([0-9]{1,9}))"
+)
 
 _Values = tuple[int | None, int | None, int | None, int | None, str | None]
 
@@ -78,4 +82,4 @@ def _parse(name: bytes) -> _Values:
     number, chain, gid, uid, pid = found.groups()
     if uid is None:
         return None, None, None, int(number), None
-    return int(uid), int(gid), int(pid), int(number), None if chain is None else chain.decode()
+    return int(uid), int(gid), int(pid), int(number), None if chain is None else chain[:-1].decode()

@@ -51,6 +51,8 @@ def columns(count: int) -> tuple[pa.Array, pa.Array, list[int], list[int]]:
         (b"%d !/cred/1/2/3" % 2**63, (None,) * 5),
         (b"17 !/cred/100/1000/42\n", (None,) * 5),
         (b"17 \xff/!/cred/100/1000/42", (None,) * 5),
+        (b"17 !/\xff/!/cred/100/1000/42", (None,) * 5),
+        (b"17 !/cred/0/0/\xd9\xa7/!/cred/100/1000/42", (None,) * 5),
     ],
 )
 def test_words_of_the_bus(name: bytes | None, expected: tuple[object, ...]) -> None:
