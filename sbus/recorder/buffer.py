@@ -141,9 +141,17 @@ class BatchBuffer:
                     self.flush()
                 elif self._timer is None:
                     self._timer = self._reactor.callLater(self._max_seconds, self.flush)
+            if len(columns.senders) + len(columns.run_starts) >= self._max_bytes:
+                self._drop_names(columns)
             if other is not None:
                 handle(other)
         return found
+
+    def _drop_names(self, columns: Columns) -> None:
+        """Forget the names that nobody published under: a bus that sends nothing else must not fill the memory."""
+        self.flush()
+        if columns is self._columns:
+            self._columns = Columns(columns.sender)
 
     def restart(self) -> None:
         """Send the messages in the buffer; the next ones are from a new connection, without a known publisher."""

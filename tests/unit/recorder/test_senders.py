@@ -99,3 +99,19 @@ def test_rows(record: Callable[..., Recorder]) -> None:
         ("8", 42, 7),
         ("stop", None, None),
     ]
+
+
+def test_names_without_messages_do_not_fill_the_memory() -> None:
+    """A bus that sends names alone fills no memory, and the recorder goes on: the last one still counts."""
+    sent: list[Batch] = []
+    buffer = make(Clock(), sent, rows=1000, size=1 << 14)
+    for _ in range(100):
+        buffer.add([ALICE, BOB] * 100)
+        assert buffer.memory < 1 << 16
+    buffer.add(numbered(0, 1))
+    for _ in range(100):
+        buffer.add([BOB, ALICE] * 100)
+        assert buffer.memory < 1 << 16
+    buffer.add(numbered(1, 2))
+    buffer.flush()
+    assert published(sent) == [(b"0", name_of(BOB)), (b"1", name_of(ALICE))]
