@@ -18,6 +18,8 @@ from sbus.syscalls.sockets import overflow_ids
 
 __all__ = ["Sender", "check_name", "explain_name"]
 
+_LONGEST_UID = 20
+"""Digits in the longest text that is a UID; Python turns thousands of them into no number."""
 _LINK = re.compile(rb"!/cred/(\d+)/(\d+)/(\d+)")
 
 
@@ -105,15 +107,15 @@ class Sender:
 
 
 def _uid_of(user: str | int) -> int:
+    if isinstance(user, bool) or not isinstance(user, int | str):  # True is no UID, though it equals 1
+        raise UsageError(f"a user is a name or a UID, not {type(user).__name__}")
     if isinstance(user, int):
         return user
-    if not isinstance(user, str):
-        raise UsageError(f"a user is a name or a UID, not {type(user).__name__}")
-    if user.isascii() and user.isdigit():
+    if user.isascii() and user.isdigit() and len(user) <= _LONGEST_UID:
         return int(user)
     from pwd import getpwnam  # most clients never look up a name
 
     try:
         return getpwnam(user).pw_uid
     except (KeyError, ValueError):
-        raise UsageError(f"there is no user {user!r} here: give a name from `getent passwd`, or a UID") from None
+        raise UsageError(f"there is no user {user[:256]!r} here: give a name from `getent passwd`, or a UID") from None

@@ -117,14 +117,14 @@ def test_ids_that_prove_nothing(chain: str) -> None:
     assert not Sender(7, gid, 1, 42, chain or None).is_user(1)
 
 
-@pytest.mark.parametrize("name", ["no such user", "a\0b", ""])
+@pytest.mark.parametrize("name", ["no such user", "a\0b", "", "\ud800", "9" * 5000])
 def test_unknown_user(name: str) -> None:
     """A name that is wrong is an error, not a refusal: it may be a misspelt administrator."""
     with pytest.raises(UsageError, match=r"there is no user .*: give a name from `getent passwd`, or a UID"):
         Sender(7, 1, 1, 42).is_user(name)
 
 
-@pytest.mark.parametrize("user", [None, b"root", 0.0])
+@pytest.mark.parametrize("user", [None, b"root", 0.0, False])
 def test_no_user(user: Any) -> None:
     """What is neither a name nor a UID is an error: None is not the user of the program around the bus."""
     for sender in (Sender(7, 1, 0, 42), Sender(0, None, None, None)):
