@@ -120,6 +120,7 @@ class CloseReason(enum.Enum):
     SOCKET_FULL = "its socket was full, and it had chosen blocking/soft/error"
     QUEUE_FULL = "its queue was full, and it had chosen blocking/hard/error"
     BLOCKED_TOO_LONG = "it blocked publishers and received nothing for the whole block time-out"
+    REVOKED = "the policy of the bus no longer allows what it was subscribed to"
     OPERATOR = "the operator of the bus disconnected it"
     SERVER_STOPPED = "the server is stopping"
     SERVER_ERROR = "an error in the server"

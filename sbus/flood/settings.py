@@ -26,6 +26,7 @@ class ClientSettings:
     :ivar bye: whether the client gets the reason before the server disconnects it.
     :ivar receipts: whether the client gets a receipt where messages for it were dropped.
     :ivar sender: whether the server names the publishers of the client's messages to it.
+    :ivar denied: whether the client is told what it may not do, and stays; else the server disconnects it.
     :ivar observer: whether the client's subscriptions count as no interest.
     :ivar chain: whether the client is told when its name changes, on a bus with a master.
     """
@@ -39,6 +40,7 @@ class ClientSettings:
     bye: bool = False
     receipts: bool = False
     sender: bool = False
+    denied: bool = False
     observer: bool = False
     chain: bool = False
 
@@ -66,6 +68,7 @@ class ClientSettings:
             "bye": self.bye,
             "receipts": self.receipts,
             "sender": self.sender,
+            "denied": self.denied,
             "observer": self.observer,
             "chain": self.chain,
         }

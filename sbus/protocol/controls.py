@@ -4,8 +4,8 @@ A control message is ``CMSG <key>``, optionally with a payload. Each belongs to 
 is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.bus.protocol`). A
 plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
 
-Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Sender", "Bye", "Interest", and "Last
-values".
+Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Sender", "Bye", "Denied", "Interest",
+and "Last values".
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ __all__ = [
     "CHAIN_OFF",
     "CHAIN_ON",
     "CONTROLS",
+    "DENIED",
+    "DENIED_OFF",
+    "DENIED_ON",
     "ECHO",
     "ECHO_OFF",
     "ECHO_ON",
@@ -111,6 +114,7 @@ BUNDLE_ON, BUNDLE_OFF = b"bundle/on", b"bundle/off"
 BYE_ON, BYE_OFF = b"bye/on", b"bye/off"
 RECEIPTS_ON, RECEIPTS_OFF = b"receipts/on", b"receipts/off"
 SENDER_ON, SENDER_OFF = b"sender/on", b"sender/off"
+DENIED_ON, DENIED_OFF = b"denied/on", b"denied/off"
 OBSERVER_ON, OBSERVER_OFF = b"observer/on", b"observer/off"
 INTEREST, INTEREST_ON, INTEREST_OFF = b"interest", b"interest/on", b"interest/off"
 INTEREST_PATTERN, INTEREST_PATTERNS = b"interest/pattern", b"interest/patterns"
@@ -120,7 +124,8 @@ LINK_UP, LINK_DOWN, LINK_FENCE = b"link/up", b"link/down", b"link/fence"
 LINK_PATH, LINK_LOST, LINK_GAP, LINK_SENDER = b"link/path", b"link/lost", b"link/gap", b"link/sender"
 
 SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
-BYE, RECEIPTS, SENDER, OBSERVER, CHAIN = b"bye", b"receipts", b"sender", b"observer", b"chain"
+BYE, RECEIPTS, SENDER, DENIED = b"bye", b"receipts", b"sender", b"denied"
+OBSERVER, CHAIN = b"observer", b"chain"
 """The groups; the only message of the group `WHOAMI` is `WHOAMI` itself."""
 
 CONTROLS = (
@@ -173,6 +178,15 @@ CONTROLS = (
         answer=Answer.EMPTY,
         repeated=False,
         meaning="name no publishers",
+    ),
+    Control(key=DENIED_ON, group=DENIED, answer=Answer.EMPTY, meaning="tell me what I may not do, and keep me"),
+    Control(
+        key=DENIED_OFF,
+        group=DENIED,
+        default=True,
+        answer=Answer.EMPTY,
+        repeated=False,
+        meaning="disconnect me if I do what I may not",
     ),
     Control(key=OBSERVER_ON, group=OBSERVER, answer=Answer.EMPTY, meaning="count none of my subscriptions as interest"),
     Control(

@@ -1,8 +1,8 @@
 """Notices: control messages that the server sends unasked, to clients that have asked for their kind.
 
 A *receipt* (``CMSG lost``) stands where messages were dropped, a *sender* (``CMSG sender``) names the publisher of the
-messages that follow, and a *bye* (``CMSG bye``) is the last packet of a connection that the server ends. Protocol:
-"Receipts", "Sender" and "Bye".
+messages that follow, a *denial* (``CMSG denied``) tells what the client was not allowed to do, and a *bye* (``CMSG
+bye``) is the last packet of a connection that the server ends. Protocol: "Receipts", "Sender", "Denied" and "Bye".
 """
 
 from __future__ import annotations
@@ -10,18 +10,25 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from sbus.protocol.packets import CMSG, build
 
 __all__ = [
     "BYE",
+    "DENIED",
+    "LONGEST_DENIED",
     "LONGEST_SENDER",
     "LOST",
     "NOBODY",
     "SENDER",
+    "SEVERAL",
+    "Denial",
     "LossReason",
     "bye",
+    "denied",
     "lost",
+    "parse_denied",
     "parse_sender",
     "sender",
     "split_credentials",
@@ -39,6 +46,13 @@ NOBODY = b"-"
 """The credentials of the program around the bus, whose number is 0."""
 LONGEST_SENDER = 512
 """Bytes in the longest number and credentials, enough for a chain of a dozen buses."""
+
+DENIED = b"denied"
+"""The key of a denial."""
+SEVERAL = b"several"
+"""The verb of a denial that sums up others."""
+LONGEST_DENIED = 1024
+"""Bytes of a key in a denial; a longer key is cut."""
 
 _SENDER = re.compile(rb"0 -|[0-9]{1,19} !/cred/[0-9]+/[0-9]+/[0-9]+(?:/!/cred/[0-9]+/[0-9]+/[0-9]+)*")
 
@@ -98,6 +112,39 @@ def split_credentials(credentials: bytes) -> tuple[int | None, int | None, int |
         return None, None, None, None
     *chain, _, _, gid, uid, pid = credentials.decode().split("/")
     return int(gid), int(uid), int(pid), "/".join(chain) or None
+
+
+class Denial(NamedTuple):
+    """What a client was not allowed to do.
+
+    :ivar verb: ``MSG`` or ``SUB``; `SEVERAL` for denials that are summed up.
+    :ivar key: the key or pattern, cut to `LONGEST_DENIED` bytes; empty for several.
+    :ivar rule: the name of the rule that denies it; empty for several.
+    :ivar count: the number of packets that were denied.
+    """
+
+    verb: bytes
+    key: bytes
+    rule: str
+    count: int = 1
+
+
+def denied(verb: bytes, key: bytes, rule: str) -> bytes:
+    """Return the payload of a denial.
+
+    :param verb: ``MSG`` or ``SUB``.
+    :param rule: the name of the rule, without spaces.
+    """
+    return b"%b %b %b" % (verb, key[:LONGEST_DENIED], rule.encode())
+
+
+def parse_denied(payload: bytes) -> Denial | None:
+    """Return what a denial says, or None if it is malformed."""
+    verb, _, rest = payload.partition(b" ")
+    if verb == SEVERAL:
+        return Denial(verb, b"", "", int(rest)) if rest.isdigit() and len(rest) < 20 else None
+    key, space, rule = rest.rpartition(b" ")
+    return Denial(verb, key, rule.decode("ascii", "replace")) if verb and space else None
 
 
 def bye(reason: str, text: str, longest: int) -> bytes:

@@ -98,6 +98,12 @@ def _sender(client: ReceivingHalf, key: bytes) -> bool:
     return True
 
 
+def _denied(client: ReceivingHalf, key: bytes) -> bool:
+    client.settings = replace(client.settings, denied=key == controls.DENIED_ON)
+    client.reply(key, b"")
+    return True
+
+
 def _observer(client: ReceivingHalf, key: bytes) -> bool:
     client.settings = replace(client.settings, observer=key == controls.OBSERVER_ON)
     client.registry.observe(client, client.settings.observer)
@@ -119,6 +125,7 @@ _HANDLERS: dict[bytes, Callable[[ReceivingHalf, bytes], bool]] = {
     controls.BYE: _bye,
     controls.RECEIPTS: _receipts,
     controls.SENDER: _sender,
+    controls.DENIED: _denied,
     controls.OBSERVER: _observer,
     controls.CHAIN: _chain,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -29,6 +30,8 @@ class Counters:
     :ivar conflated: of those copies, the ones that a newer message replaced (``blocking/soft/latest``).
     :ivar violations: packets that broke the protocol.
     :ivar violations_by: the same, by the rule.
+    :ivar denied: packets that clients were not allowed to send (`sbus.server.core.permissions`).
+    :ivar denied_by: the same, by the name of the rule.
     :ivar unknown_controls: control messages that the server does not know.
     :ivar unknown_unsubscriptions: ``UNSUB`` of a pattern that the client was not subscribed to.
     """
@@ -46,6 +49,8 @@ class Counters:
     conflated: int = 0
     violations: int = 0
     violations_by: dict[ViolationReason, int] = field(default_factory=lambda: dict.fromkeys(ViolationReason, 0))
+    denied: int = 0
+    denied_by: Counter[str] = field(default_factory=Counter)
     unknown_controls: int = 0
     unknown_unsubscriptions: int = 0
 
@@ -87,6 +92,8 @@ _NAMES = tuple(
 )
 
 
-def word_of(why: CloseReason | ViolationReason | LossReason) -> str:
-    """Return the word for a reason in answers, metrics and labels, such as ``peer-closed``."""
+def word_of(why: CloseReason | ViolationReason | LossReason | str) -> str:
+    """Return the word for a reason, or the name of a rule, in answers, metrics and labels, such as ``peer-closed``."""
+    if isinstance(why, str):
+        return why
     return why.value if isinstance(why, LossReason) else why.name.lower().replace("_", "-")

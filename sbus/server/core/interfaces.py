@@ -325,6 +325,17 @@ class IObserver(Interface):
         `key` is the key or pattern, or empty if there was none.
         """
 
+    def denied(client: Any, verb: bytes, key: bytes, verdict: Any, is_enforced: bool) -> None:
+        """A client has published or subscribed without permission.
+
+        :param verb: ``MSG`` or ``SUB``.
+        :param verdict: a `sbus.policy.Verdict`, with the name of the rule and its place.
+        :param is_enforced: whether it was refused; else the policy only observes (``mode = "audit"``).
+        """
+
+    def audited(client: Any, verb: bytes, key: bytes, verdict: Any, count: int) -> None:
+        """A client has published, `count` messages with this key, or subscribed, under a rule with ``audit = true``."""
+
     def refused(peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
         """The server has accepted a connection at this socket only to close it."""
 

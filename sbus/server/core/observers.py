@@ -43,6 +43,12 @@ class Observer:
     def violated(self, client: Any, violation: Violation, key: bytes) -> None:
         pass
 
+    def denied(self, client: Any, verb: bytes, key: bytes, verdict: Any, is_enforced: bool) -> None:
+        pass
+
+    def audited(self, client: Any, verb: bytes, key: bytes, verdict: Any, count: int) -> None:
+        pass
+
     def refused(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
         pass
 
@@ -62,9 +68,11 @@ class Events:
     """
 
     __slots__ = (
+        "audited",
         "closed",
         "connected",
         "delivered",
+        "denied",
         "dropped",
         "is_notifying",
         "published",
@@ -84,6 +92,8 @@ class Events:
         self.delivered = self._listeners(observers, "delivered")
         self.dropped = self._listeners(observers, "dropped")
         self.violated = self._listeners(observers, "violated")
+        self.denied = self._listeners(observers, "denied")
+        self.audited = self._listeners(observers, "audited")
         self.refused = self._listeners(observers, "refused")
         self.closed = self._listeners(observers, "closed")
 

@@ -38,7 +38,7 @@ def make(tmp_path: Path) -> Callable[..., BusService]:
         ({"limits": {}}, r"{} is not a Limits"),
         ({"dialect": "early"}, "'early' is not a dialect: .*EARLY"),
         ({"credentials": object()}, r"is not credentials, as it has no checkSubscription\(\): .*OwnUserPolicy"),
-        ({"observers": [Observer(), object()]}, r"is not an observer, as it has no closed\(\): .*Observer"),
+        ({"observers": [Observer(), object()]}, r"is not an observer, as it has no audited\(\): .*Observer"),
         ({"observers": [Observer]}, "is not an observer, as it is a class"),
         ({"listeners": [(Listener("guests"), "/run/other")]}, "'/run/other' is not an endpoint"),
     ],
