@@ -8,7 +8,8 @@
      │   ├─ AddressError     an address that is malformed or cannot be used
      │   ├─ InvalidKey       a key or pattern that the protocol forbids (has a ViolationReason or None)
      │   ├─ PacketTooLong    a message that does not fit a packet
-     │   └─ PluginError      a component that is not installed, or a name that is taken twice
+     │   ├─ PluginError      a component that is not installed, or a name that is taken twice
+     │   └─ PolicyError      a policy that cannot be read or is wrong (the text has file, line and remedy)
      ├─ ListenError          the server cannot listen on the address (the text has the remedy)
      ├─ BufferFull           nothing more can wait for a connection to the bus
      ├─ ConnectError         the client cannot connect (the text has the remedy)
@@ -52,6 +53,7 @@ __all__ = [
     "PacketTooLong",
     "PatternWarning",
     "PluginError",
+    "PolicyError",
     "RequestFailed",
     "SbusError",
     "SparkError",
@@ -75,8 +77,8 @@ class ViolationReason(enum.Enum):
     BAD_ID = "an ID in a secret key must be empty, or a decimal number below 2^32 without leading zeros"
     FOREIGN_SECRET = "subscription to another client's secret key"
     UNPROVEN_IDENTITY = "the client's IDs are shared by many processes, so they prove nothing"
-    REFUSED_SUBSCRIPTION = "the credentials policy refuses this subscription"
-    REFUSED_PUBLICATION = "the credentials policy refuses this publication"
+    REFUSED_SUBSCRIPTION = "the policy of the bus refuses this subscription"
+    REFUSED_PUBLICATION = "the policy of the bus refuses this publication"
     TOO_MANY_PATTERNS = "more patterns than the limit for one client"
     TOO_MANY_PATTERN_BYTES = "more bytes in patterns than the limit for one client"
     TOO_MANY_WATCHED_KEYS = "more than 1024 watched keys, or one of more than 1024 bytes"
@@ -173,6 +175,10 @@ class PacketTooLong(UsageError):
 
 class PluginError(UsageError):
     """A component that is not installed, or a name that two components share."""
+
+
+class PolicyError(UsageError):
+    """A policy that cannot be read, or is wrong; the text begins with the file and the line."""
 
 
 class ListenError(SbusError):

@@ -10,20 +10,17 @@ from __future__ import annotations
 import grp
 import os
 import socket
-import struct
 from dataclasses import dataclass
 
 from sbus.errors import UsageError
 from sbus.protocol.keys import PeerCredentials
-from sbus.syscalls.sockets import peer_credentials
+from sbus.syscalls.sockets import peer_credentials, peer_groups
 
-__all__ = ["METRICS", "Access", "Authority", "parse_group", "peer_groups"]
+__all__ = ["METRICS", "Access", "Authority", "parse_group"]
 
 METRICS = "/metrics"
 """The path that the metrics group may read."""
 
-_SO_PEERGROUPS = 59
-_MOST_GROUPS = 65536
 
 
 def parse_group(text: str, option: str) -> int:
@@ -38,19 +35,6 @@ def parse_group(text: str, option: str) -> int:
         return grp.getgrnam(text).gr_gid
     except (KeyError, ValueError):
         raise UsageError(f"{option}={text}: there is no such group: name one that `getent group` lists") from None
-
-
-def peer_groups(sock: socket.socket) -> frozenset[int]:
-    """Return the supplementary groups of the peer, as they were when it connected; empty if the kernel does not say."""
-    size = 256 * 4
-    while size <= _MOST_GROUPS * 4:
-        try:
-            data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size)
-        except OSError:
-            size *= 16
-            continue
-        return frozenset(struct.unpack(f"{len(data) // 4}I", data))
-    return frozenset()
 
 
 @dataclass(frozen=True, slots=True)

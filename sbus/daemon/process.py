@@ -60,6 +60,7 @@ class Process(Service):
     :param signals: the signals that stop the reactor, so that the process exits with status 0.
     :param pid_file: written before the service starts, and removed when the reactor has stopped.
     :ivar log_counters: called in the reactor at SIGUSR2. Set it before the service starts.
+    :ivar reload: called in the reactor at SIGHUP, unless that means that the terminal was closed.
     """
 
     _log = Logger(namespace="sbus.daemon")
@@ -73,6 +74,7 @@ class Process(Service):
         self._had_terminal = False
         self._notifier: Notifier | None = None
         self.log_counters: Callable[[], object] = self._has_no_counters
+        self.reload: Callable[[], object] = self._has_nothing_to_reload
 
     def privilegedStartService(self) -> None:
         """Write the pid file while the process may still be root.
@@ -131,9 +133,10 @@ class Process(Service):
             self._log.info("SIGHUP: the terminal was closed, so this process stops")
             self._stop_reactor()
         else:
-            self._log.info(
-                "SIGHUP: there is nothing to reload; SIGTERM stops this process, SIGUSR1 begins a new log file"
-            )
+            self.reload()
+
+    def _has_nothing_to_reload(self) -> None:
+        self._log.info("SIGHUP: there is nothing to reload; SIGTERM stops this process, SIGUSR1 begins a new log file")
 
     def _call(self, call: Callable[[], object]) -> None:
         from twisted.internet import reactor

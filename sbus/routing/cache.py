@@ -28,7 +28,8 @@ Invariants:
 
 * A cached route is what the trie would return now, but for departing receivers. Every change of a subscription
   passes through `affected` or `forget` before the next look-up.
-* Equal routes are one object: `remember` shares them and counts their uses. So `sbus.routing.runs` compares pointers.
+* Routes with equal receivers and zones are one object: `remember` shares them and counts their uses. So
+  `sbus.routing.runs` compares pointers.
 * The cache holds at most 16,384 keys, 2^20 receivers of all routes together, and a size in bytes. At a limit it is
   emptied: the keys in use are back after one look-up each. Keys longer than `LONGEST_KEY` are never cached.
 
@@ -38,7 +39,7 @@ for all others; with groups, 5,000 changes a second leave their routes in place 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -58,6 +59,8 @@ _FIRSTS = 4
 
 _ROUTE = 640
 """Bytes of memory that a route takes, beside its key and 8 for each receiver: table entries, a group of its own."""
+_VERDICTS = 1_024
+"""Bytes of memory that its verdicts take, where keys are judged (`sbus.routing.route.MAX_CLASSES`)."""
 
 
 class RouteCache(Generic[S]):
@@ -65,6 +68,7 @@ class RouteCache(Generic[S]):
 
     :ivar routes: the table itself, for hot loops to read; only this class writes it.
     :ivar all_groups: the groups of all routes, kept or not.
+    :ivar zone_of: returns the zone of a key; None if nobody judges keys. Call `clear` before changing it.
     :ivar overflown: the routes forgotten because the cache was full, since the counter was last set to 0.
     :param max_keys: the limit for keys.
     :param max_receivers: the limit for receivers, summed over all routes.
@@ -87,24 +91,26 @@ class RouteCache(Generic[S]):
         self._key_bytes = 0
         self.overflown = 0
         self._groups: dict[bytes, dict[bytes, dict[bytes, None]]] = {}
-        self._shared: dict[tuple[S, ...], Route[S]] = {}
+        self._shared: dict[tuple[Hashable, tuple[S, ...]], Route[S]] = {}
         self.all_groups = Groups()
+        self.zone_of: Callable[[bytes], Hashable] | None = None
 
     def remember(self, key: bytes, secret: SecretKey | None, receivers: tuple[S, ...]) -> Route[S]:
         """Keep a route.
 
         :returns: the route of these receivers: equal ones are one object.
         """
+        zone = None if self.zone_of is None else self.zone_of(key)
         if len(key) > LONGEST_KEY:
-            return Route(receivers, self.all_groups)
+            return Route(receivers, self.all_groups, zone)
         if (
             len(self.routes) >= self._max_keys
             or self._receivers + len(receivers) > self._max_receivers
-            or self.memory() + _ROUTE + len(key) + 8 * len(receivers) > self._max_bytes
+            or self.memory() + self._each() + len(key) + 8 * len(receivers) > self._max_bytes
         ):
             self.overflown += len(self.routes)
             self.clear()
-        route = self._hold(key, receivers)
+        route = self._hold(key, receivers, zone)
         if secret:
             first, second = b"!", secret.ids
         else:
@@ -115,7 +121,15 @@ class RouteCache(Generic[S]):
 
     def memory(self) -> int:
         """Return an upper bound of the memory that the routes take, in bytes: equal routes are counted each."""
-        return _ROUTE * len(self.routes) + self._key_bytes + 8 * self._receivers
+        return self._each() * len(self.routes) + self._key_bytes + 8 * self._receivers
+
+    def _each(self) -> int:
+        return _ROUTE if self.zone_of is None else _ROUTE + _VERDICTS
+
+    def forget_verdicts(self) -> None:
+        """Forget what classes of clients may publish: 1 ms if the cache is full."""
+        for route in self._shared.values():
+            route.forget_verdicts()
 
     def affected(
         self, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials, limit: int
@@ -172,7 +186,7 @@ class RouteCache(Generic[S]):
         if before.receivers == receivers:
             return
         self._drop(key)
-        route = self._hold(key, receivers)
+        route = self._hold(key, receivers, before.zone)
         if before.has_groups:
             _ = route.groups
         if self._receivers > self._max_receivers or self.memory() > self._max_bytes:
@@ -235,10 +249,10 @@ class RouteCache(Generic[S]):
         if not groups:
             del self._groups[first]
 
-    def _hold(self, key: bytes, receivers: tuple[S, ...]) -> Route[S]:
-        route = self._shared.get(receivers)
+    def _hold(self, key: bytes, receivers: tuple[S, ...], zone: Hashable) -> Route[S]:
+        route = self._shared.get((zone, receivers))
         if route is None:
-            route = self._shared[receivers] = Route(receivers, self.all_groups)
+            route = self._shared[zone, receivers] = Route(receivers, self.all_groups, zone)
         route.uses += 1
         self.routes[key] = route
         self._receivers += len(receivers)
@@ -251,7 +265,7 @@ class RouteCache(Generic[S]):
         self._key_bytes -= len(key)
         route.uses -= 1
         if not route.uses:
-            del self._shared[route.receivers]
+            del self._shared[route.zone, route.receivers]
 
 
 def _is_plain(pattern: bytes, separator: bytes) -> bool:

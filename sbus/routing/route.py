@@ -6,6 +6,9 @@ Equal routes are one object, so a run of messages is recognised by comparing poi
 a value: a subscription that comes or goes makes another one, and messages on their way keep the receivers of their
 moment.
 
+Where not everybody may publish everything, the keys of a route have one *zone*: they are judged alike. So what a class
+of clients may publish is remembered for the whole route (`Route.verdicts`), and a run needs one look at it.
+
 While several users are active, the server treats the receivers of each user together (`Route.groups`). Equal groups
 are one object, too, whatever route they are part of: messages with different keys can share an entry of mail. Groups
 are made when they are needed first, and belong to the routes that refer to them.
@@ -13,12 +16,13 @@ are made when they are needed first, and belong to the routes that refer to them
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-__all__ = ["FIRST_NS", "Group", "Groups", "Route", "learned"]
+__all__ = ["FIRST_NS", "MAX_CLASSES", "Group", "Groups", "Route", "learned"]
 
 
 class _Receiver(Protocol):
@@ -88,20 +92,30 @@ def learned(ns: int, copies: int, took: int) -> int:
     return (ns + min(took // copies, 2 * ns) + 1) // 2
 
 
+MAX_CLASSES = 16
+"""Classes of clients whose verdicts a route remembers: a key has few publishers. More take 1 KiB each (200 UIDs that
+publish 16,384 keys: 320 MB)."""
+_NONE: Mapping[Any, Any] = MappingProxyType({})
+
+
 class Route(Generic[S]):
     """The receivers of a key.
 
     :param all_groups: the groups of the same bus.
+    :param zone: what the keys of this route have in common for those who judge them; None if nobody does.
     :ivar receivers: the receivers, each once.
+    :ivar verdicts: what classes of clients may publish with these keys, as far as it is known; read only.
     :ivar ns: nanoseconds that a copy to one of them has taken lately.
     :ivar uses: the cached keys whose route this is.
     """
 
-    __slots__ = ("_all_groups", "_groups", "ns", "receivers", "uses")
+    __slots__ = ("_all_groups", "_groups", "ns", "receivers", "uses", "verdicts", "zone")
 
-    def __init__(self, receivers: tuple[S, ...], all_groups: Groups) -> None:
+    def __init__(self, receivers: tuple[S, ...], all_groups: Groups, zone: Hashable = None) -> None:
         self.receivers = receivers
         self._all_groups = all_groups
+        self.zone = zone
+        self.verdicts = _NONE
         self.ns = FIRST_NS
         self.uses = 0
         self._groups: tuple[Group[S], ...] | None = None
@@ -118,6 +132,16 @@ class Route(Generic[S]):
     def has_groups(self) -> bool:
         """Whether they have been needed."""
         return self._groups is not None
+
+    def remember(self, rights: Any, verdict: Any) -> None:
+        """Remember the verdict on a class of clients."""
+        if self.verdicts is _NONE or len(self.verdicts) >= MAX_CLASSES:
+            self.verdicts = {}
+        self.verdicts[rights] = verdict  # type: ignore[index]
+
+    def forget_verdicts(self) -> None:
+        """Forget what is known of all classes."""
+        self.verdicts = _NONE
 
     def learn(self, copies: int, took: int) -> None:
         """Learn from a run how long a copy takes (nanoseconds)."""

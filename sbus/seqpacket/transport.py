@@ -68,7 +68,7 @@ from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.sending import MEMORY_RETRY, NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
 from sbus.syscalls.batch import BATCH, PacketReader
-from sbus.syscalls.sockets import peer_credentials
+from sbus.syscalls.sockets import peer_credentials, peer_groups
 
 __all__ = ["PacketTransport"]
 
@@ -175,6 +175,10 @@ class PacketTransport(SendingHalf):
         self.before_read: Callable[[], None] | None = None
         self.on_writable: Callable[[bool], bool] | None = None
         self.has_hung_up = False
+
+    def peer_groups(self) -> frozenset[int]:
+        """See `IPacketTransport`."""
+        return peer_groups(self._sock)
 
     def begin_alone(self) -> None:
         """Read the first packet alone, to learn whether an unknown peer sends large ones; call it before `start`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import socket
 import struct
@@ -28,6 +29,7 @@ __all__ = [
     "max_sendable",
     "overflow_ids",
     "peer_credentials",
+    "peer_groups",
     "set_send_buffer",
     "unread_bytes",
 ]
@@ -55,6 +57,11 @@ _SMALL_PACKET = 4096
 
 _KERNEL = "/proc/sys/kernel"
 _SO_SNDBUFFORCE = 32
+_SO_PEERGROUPS = 59
+_MOST_BYTES = 1024
+"""The largest option that `socket.socket.getsockopt` reads, in bytes."""
+_MOST_GROUPS = 65_536
+"""The most groups of a process (``NGROUPS_MAX``)."""
 _SO_PASSRIGHTS = 83
 _UCRED = struct.Struct("iII")
 
@@ -70,6 +77,30 @@ def peer_credentials(sock: socket.socket) -> PeerCredentials:
     The kernel noted them at connect(2) or listen(2).
     """
     return PeerCredentials(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
+
+
+def peer_groups(sock: socket.socket) -> frozenset[int]:
+    """Return the peer's supplementary groups (``SO_PEERGROUPS``, Linux 4.13); none if the kernel does not say.
+
+    The kernel noted them at connect(2), as it did the credentials.
+    """
+    try:
+        groups = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
+    except OSError as e:
+        groups = _many_peer_groups(sock) if e.errno == errno.ERANGE else b""
+    return frozenset(struct.unpack(f"{len(groups) // 4}I", groups))
+
+
+def _many_peer_groups(sock: socket.socket) -> bytes:
+    """Return more groups than `socket.socket.getsockopt` has room for."""
+    import ctypes  # in the process of few buses: 256 groups are many
+
+    buffer = ctypes.create_string_buffer(4 * _MOST_GROUPS)
+    size = ctypes.c_uint32(len(buffer))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, buffer, ctypes.byref(size)):
+        return b""
+    return buffer.raw[: size.value]
 
 
 def max_sendable(sock: socket.socket) -> int:

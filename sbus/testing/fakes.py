@@ -17,7 +17,7 @@ advances, if only by 0.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from twisted.internet import error, main
 from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol, IPushProducer, ITransport
@@ -46,6 +46,7 @@ class FakePacketTransport(Endings):
     :param clock: makes the deferred calls; share it between transports that belong together.
     :param capacity: packets that the socket takes until the peer reads some; None for any number.
     :param longest: bytes in the longest packet that the socket takes; None for any length.
+    :param groups: the peer's supplementary groups.
 
     :ivar written: the packets that the socket took, one item a packet.
     :ivar is_losing: the protocol has called ``loseConnection``.
@@ -62,8 +63,10 @@ class FakePacketTransport(Endings):
         clock: Clock | None = None,
         capacity: int | None = None,
         longest: int | None = None,
+        groups: Iterable[int] = (),
     ) -> None:
         super().__init__()
+        self._groups = frozenset(groups)
         self.credentials = credentials or PeerCredentials(pid=1000, uid=1000, gid=1000)
         self.clock = clock or Clock()
         self.capacity = capacity
@@ -95,6 +98,10 @@ class FakePacketTransport(Endings):
         self.protocol = protocol
         self.move(Event.START)
         protocol.makeConnection(self)
+
+    def peer_groups(self) -> frozenset[int]:
+        """See `IPacketTransport`."""
+        return self._groups
 
     # --- the peer and the kernel -------------------------------------------------------------
 

@@ -47,7 +47,7 @@ from sbus.fair import Scheduler
 from sbus.protocol.keys import Dialect
 from sbus.server.asks.lingering import LINGER, Lingering
 from sbus.server.asks.watched_keys import Watch, WatchedKeys
-from sbus.server.core.interfaces import Client, ICredentials, PatternEvents, Receiver
+from sbus.server.core.interfaces import Client, PatternEvents, Receiver
 from sbus.server.core.limits import pattern_cost
 from sbus.server.core.users import User
 
@@ -109,7 +109,7 @@ class _EndedWatches:
 class Interest:
     """The watched keys of one bus.
 
-    :param credentials: decides which keys a client may publish, and so ask about.
+    :param may_learn: returns whether a client may ask about an open key: whether it may publish it.
     :param scheduler: when users walk.
     :param notify: sends the new answer of a watch; called once for each change.
     :param flush: sends what `notify` has queued, after a timer or a turn.
@@ -121,10 +121,10 @@ class Interest:
         self,
         subscriptions: Subscriptions,
         dialect: Dialect,
-        credentials: ICredentials,
         clock: IReactorTime,
         scheduler: Scheduler,
         *,
+        may_learn: Callable[[Client, bytes], bool],
         notify: Callable[[Watch], None],
         flush: Callable[[], None],
         forget_user: Callable[[User], None],
@@ -133,7 +133,7 @@ class Interest:
         self._subscriptions = subscriptions
         self._dialect = dialect
         self._separator = dialect.separator
-        self._credentials = credentials
+        self._may_learn = may_learn
         self._clock = clock
         self.scheduler = scheduler
         self._notify = notify
@@ -171,7 +171,7 @@ class Interest:
             if watch.is_open:
                 self._watched[client.user].answer(watch, self._ask(watch))
             return watch
-        is_open = self._may_learn(client, key)
+        is_open = self._dialect.check(key) is None
         mine = self._watches.get(client, {})
         if len(key) > LONGEST_WATCHED or len(mine) >= MAX_WATCHED:
             raise Violation(ViolationReason.TOO_MANY_WATCHED_KEYS)
@@ -224,7 +224,7 @@ class Interest:
 
         :raises Violation: if the key is malformed.
         """
-        if not self._may_learn(client, key):
+        if self._dialect.check(key) is not None or not self._may_learn(client, key):
             return 1
         tables, _ = self._subscriptions.open_tables(key)
         found: set[Receiver] = set().union(*tables)
@@ -251,6 +251,10 @@ class Interest:
         if client.patterns and client in self._watches and (watched := self._watched.get(client.user)) is not None:
             watched.enqueue(b"", None)
             self.scheduler.do(watched.user.lines, watched)
+
+    def judge_anew(self) -> None:
+        """Look up what all clients watch: what they may learn has changed."""
+        self._look_up_all()
 
     def left(self, receiver: Receiver) -> None:
         """Forget a receiver whose last subscription was dropped, since it has disconnected."""
@@ -347,20 +351,13 @@ class Interest:
 
     # --- answers -----------------------------------------------------------------------------
 
-    def _may_learn(self, client: Client, key: bytes) -> bool:
-        """Return whether the client may learn anything about a key.
-
-        :raises Violation: if the key is malformed.
-        """
-        if self._dialect.check(key) is not None:
-            return False
-        return not self._credentials.restrictsPublishing or self._credentials.mayPublish(client.peer, key)
-
     def _is_plain(self, pattern: bytes) -> bool:
         return pattern != b"" and b"*" not in pattern and not pattern.endswith(self._separator)
 
     def _is_wanted(self, watch: Watch) -> int:
         """Return the answer for an open watch, and count the steps of finding it."""
+        if not self._may_learn(watch.client, watch.key):
+            return 1
         own = None if watch.client.settings.echo else watch.client
         tables, steps = self._subscriptions.open_tables(watch.key)
         self._steps += steps

@@ -46,6 +46,7 @@ def _whoami(client: ReceivingHalf, key: bytes) -> bool:
 def _echo(client: ReceivingHalf, key: bytes) -> bool:
     client.settings = replace(client.settings, echo=key == controls.ECHO_ON)
     client.has_echo = client.settings.echo
+    client.use_rights(client.rights)
     client.registry.interest.echo_changed(client)
     return True
 

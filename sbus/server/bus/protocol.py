@@ -37,7 +37,9 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.errors import CloseReason, Violation
+from sbus.policy.rules import ALLOWED
 from sbus.protocol.bundles import MAGIC, unbundle
+from sbus.protocol.controls import LAST
 from sbus.protocol.notices import bye
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, parse
 from sbus.routing.cache import LONGEST_KEY
@@ -46,12 +48,14 @@ from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.send_buffer import START
 from sbus.server.bus import choices
+from sbus.server.bus.pace import Pace
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.bus.receiving import NOBODY, ReceivingHalf
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.bus.stall import StallTimer
-from sbus.server.core.interfaces import Receiver
+from sbus.server.core.interfaces import Receiver, Rights
 from sbus.server.core.listeners import MAIN, Listener
+from sbus.server.core.permissions import verdict_of
 from sbus.syscalls.batch import BATCH
 
 __all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "LONG_RUN", "MAX_RUN", "MIN_READ", "BusProtocol"]
@@ -83,12 +87,13 @@ class BusProtocol(ReceivingHalf):
     :param listener: the socket at which the client has connected.
     """
 
-    __slots__ = ("_drain_timer", "_fast_path", "_is_blocked", "_is_waiting", "_mail")
+    __slots__ = ("_drain_timer", "_fast_path", "_is_blocked", "_is_waiting", "_mail", "_pace")
 
     def __init__(self, registry: SubscriptionRegistry, listener: Listener = MAIN) -> None:
         super().__init__(registry, listener)
         self._fast_path = False  # not before the first batch
         self._drain_timer: StallTimer | None = None
+        self._pace: Pace | None = None
         # Why it is not read
         self._is_blocked = False
         self._is_waiting = False  # for its user's turn
@@ -201,6 +206,8 @@ class BusProtocol(ReceivingHalf):
         """Forget the client (`IProtocol`)."""
         if self._drain_timer is not None:
             self._drain_timer.cancel()
+        if self._pace is not None:
+            self._pace.stop()
         self.transport = None
         self._fast_path = False
         self.user.lines.leave(self)
@@ -236,6 +243,7 @@ class BusProtocol(ReceivingHalf):
             "listener": self.listener.name,
             "patterns": {pattern: count for pattern, (count, _) in self.patterns.items()},
             "lost": self.lost,
+            "untold": self.untold,
             "connected_at": self.connected_at,
             "settings": self.settings.describe(),
             "is_write_closed": self._write_closed,
@@ -271,7 +279,7 @@ class BusProtocol(ReceivingHalf):
                     and total <= BATCH
                     and route is not None
                     and total * len(route.receivers) < LONG_RUN
-                    and (self.has_echo or self not in route.receivers)
+                    and (self.is_free or self._may_hand(route))
                 ):
                     at = registry.deliver(packets, route, self, True)
                     if total >= MIN_READ and self.transport is not None:
@@ -283,6 +291,24 @@ class BusProtocol(ReceivingHalf):
             if at == total:
                 return total  # as nearly always
         return self._handle_batch(packets, at)
+
+    def use_rights(self, rights: Rights) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+        self.rights = rights
+        self.is_free = self.has_echo and rights.publishes_all
+        self._fast_path = False  # not before the next batch
+        if self._pace is not None:
+            self._pace.stop()
+        self._pace = None
+        if rights.rate is not None:
+            self._pace = self.registry.guard.paces.of(self.user.uid, rights.rate, self._maybe_resume)
+        self._maybe_resume()
+
+    def _may_hand(self, route: Route[Receiver]) -> bool:
+        """Return whether a run may be handed to a route as it is, as far as that is known."""
+        return (self.has_echo or self not in route.receivers) and (
+            self.rights.publishes_all or route.verdicts.get(self.rights) is ALLOWED
+        )
 
     def _handle_batch(self, packets: list[bytes], at: int) -> int:
         """Handle a batch of any packets, from one of them on, as far as that can go now; keep the rest.
@@ -309,7 +335,7 @@ class BusProtocol(ReceivingHalf):
                 self._keep(packets[at:] if at else packets)
         elif self._kept:
             self._release_kept()
-        self._fast_path = registry.fast_path and not (self._kept or self.is_paused or self.reason)
+        self._fast_path = registry.fast_path and not (self._kept or self.is_paused or self.reason or self._pace)
         return total if self.reason is not None else at
 
     def _handle_some(self, packets: list[bytes], at: int, until: int) -> tuple[int, int]:
@@ -317,17 +343,22 @@ class BusProtocol(ReceivingHalf):
 
         :returns: the packets, from the front, that are handled, and their number now: bundles are taken apart.
         """
-        registry, clock = self.registry, self._scheduler.clock
-        total = len(packets)
+        registry, clock, pace = self.registry, self._scheduler.clock, self._pace
+        total, first = len(packets), at
+        last = total if pace is None else at + pace.quota()
         is_over = False
         while at < total and not is_over and self._may_continue():
-            start, end = at, min(at + MAX_RUN, total)
+            start, end = at, min(at + MAX_RUN, total if pace is None else min(last, total))
+            if start == end:
+                break
             while at < end and not is_over and self._may_continue():
                 if registry.fast_path:
                     route, stop = next_run(packets, at, end, registry.routes)
                     if route is None and self._learn(packets, at, end, until):
                         route, stop = next_run(packets, at, end, registry.routes)
-                    if route is not None:
+                    if route is not None and (
+                        self.rights.publishes_all or registry.guard.allows_run(self, packets[at], route)
+                    ):
                         count = self._deliver_run(packets, at, stop, route, until, at == start and stop == end)
                         if not count:
                             if not self.is_paused:
@@ -341,13 +372,18 @@ class BusProtocol(ReceivingHalf):
                     if parts[0] is not packets[at]:
                         packets[at : at + 1] = parts
                         total = len(packets)
-                        end = min(start + MAX_RUN, total)
+                        end = min(start + MAX_RUN, total if pace is None else min(last, total))
                         continue
                 if not self._handle(packets[at]):
                     break
                 at += 1
                 is_over = clock() >= until
             registry.flush()
+        if pace is not None and pace is self._pace:
+            pace.spend(at - first)
+            if at == last < total:
+                pace.wait()
+                self._pause()
         return at, total
 
     def _deliver_run(
@@ -487,7 +523,12 @@ class BusProtocol(ReceivingHalf):
     def _is_readable(self) -> bool:
         """Return whether there is no reason not to read from the client, its user's turn aside."""
         return not (
-            self._is_blocked or self._mail or self._is_loading or self.reason is not None or self._has_replies()
+            self._is_blocked
+            or self._mail
+            or self._is_loading
+            or self.reason is not None
+            or (self._pace is not None and self._pace.is_waiting)
+            or self._has_replies()
         )
 
     def _maybe_resume(self) -> None:
@@ -501,7 +542,7 @@ class BusProtocol(ReceivingHalf):
 
         :returns: False if it is a message that has to wait for room: it is to be handled again.
         """
-        key = b""
+        verb = key = b""
         try:
             verb, key, payload = parse(packet)
             if verb == MSG:
@@ -516,10 +557,17 @@ class BusProtocol(ReceivingHalf):
             else:
                 choices.handle(self, key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
         except Violation as violation:
-            if self.registry.violated(self, violation, key):
-                reason = CloseReason.USER_LIMIT if violation.reason.is_user_limit else CloseReason.VIOLATION
-                self.close(reason, violation.reason.value)
+            self._refuse(violation, verb, key if key != LAST or verb != CMSG else payload)
         return True
+
+    def _refuse(self, violation: Violation, verb: bytes, key: bytes) -> None:
+        """Do not do what a packet asks for: tell the client, or disconnect it."""
+        verdict = verdict_of(violation)
+        if verdict is not None and self.registry.guard.deny(self, verb, key, verdict):
+            return
+        if self.registry.violated(self, violation, key):
+            reason = CloseReason.USER_LIMIT if violation.reason.is_user_limit else CloseReason.VIOLATION
+            self.close(reason, str(violation))
 
     def _publish(self, packet: bytes, key: bytes, payload: bytes) -> bool:
         registry = self.registry
@@ -528,6 +576,6 @@ class BusProtocol(ReceivingHalf):
         if not registry.delivery.has_room_for(packet, route, self):
             self._wait_for_room()
             return False
-        registry.check_publish(self, key, payload)
+        registry.guard.check_publication(self, key, payload, route)
         registry.deliver([packet], route, self, False, self.has_echo)
         return True

@@ -48,14 +48,17 @@ from sbus.flood import (
     Verdict,
 )
 from sbus.flood.backlogs import PRICE, SHARED
+from sbus.policy.rules import Identity
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, build
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.bus.memory import CLIENT_MEMORY
 from sbus.server.bus.registry import SubscriptionRegistry
-from sbus.server.core.interfaces import Client
+from sbus.server.core.credentials import is_proven
+from sbus.server.core.interfaces import Client, Rights
 from sbus.server.core.limits import MAX_REPLIES
 from sbus.server.core.listeners import Listener
+from sbus.server.core.permissions import FREE
 from sbus.server.core.users import User
 
 __all__ = ["ARRANGED_AT_ONCE", "NOBODY", "Drain", "ReceivingHalf"]
@@ -122,6 +125,9 @@ class ReceivingHalf(_Hot, ABC):
     :ivar signature: names the client as a publisher to receivers that have asked for senders.
     :ivar settings: the client's choices.
     :ivar has_echo: whether it gets its own messages, as these say.
+    :ivar rights: what it may publish and subscribe to.
+    :ivar is_free: whether it may publish everything, and gets its own messages: nothing is to be asked for a run.
+    :ivar untold: refusals that it has not been told of (`sbus.server.bus.denials`).
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
     :ivar pattern_bytes: the cost of these (`sbus.protocol.patterns.pattern_cost`).
     :ivar pattern_memory: the memory of these (`sbus.server.bus.memory.pattern_memory`).
@@ -137,6 +143,7 @@ class ReceivingHalf(_Hot, ABC):
         "_drain",
         "_front",
         "_held",
+        "_identity",
         "_in_kernel",
         "_is_loading",
         "_kept",
@@ -145,6 +152,7 @@ class ReceivingHalf(_Hot, ABC):
         "_write_closed",
         "connected_at",
         "has_echo",
+        "is_free",
         "is_paused",
         "listener",
         "lost",
@@ -157,8 +165,10 @@ class ReceivingHalf(_Hot, ABC):
         "peer",
         "reason",
         "registry",
+        "rights",
         "settings",
         "signature",
+        "untold",
     )
 
     settings: ClientSettings
@@ -183,6 +193,10 @@ class ReceivingHalf(_Hot, ABC):
         self.reason: CloseReason | None = None
         self.is_paused = False
         self.has_echo = True
+        self.rights = FREE
+        self.is_free = True
+        self.untold = 0
+        self._identity: Identity | None = None
         self._is_loading = False
         self._letters = 0  # replies in the mail
         self._held: list[bytes | None] = []
@@ -264,6 +278,21 @@ class ReceivingHalf(_Hot, ABC):
         if grows:
             self._buffer += size
         return grows
+
+    # --- what it may do ----------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        """See `sbus.server.core.interfaces.Client`."""
+        if self._identity is None:
+            peer = self.peer
+            groups = frozenset[int]() if self.transport is None else self.transport.peer_groups()
+            self._identity = Identity(peer.uid, peer.gid, groups, self.listener.name, is_proven(peer))
+        return self._identity
+
+    @abstractmethod
+    def use_rights(self, rights: Rights) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
 
     # --- the place in the stream -------------------------------------------------------------
 

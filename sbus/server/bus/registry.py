@@ -8,6 +8,7 @@ connections (`sbus.server.bus.protocol`) and the program around the bus deal wit
 `sbus.server.core.users`           the users of these clients: connections, patterns, bytes in queues
 `sbus.server.bus.admission`        the connections that a user may have, and how often
 `sbus.server.bus.memory`           the memory that clients hold, and who is shed when it is too much
+`sbus.server.bus.guard`            what clients may do: judged, counted and told; a new policy
 `sbus.server.bus.subscriptions`    who subscribes to what: permissions, limits and charges
 `sbus.server.bus.services`         clients of root and of the server's user that become services
 `sbus.server.bus.router`           the patterns of all subscriptions, and the receivers of a routing key
@@ -35,11 +36,12 @@ from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
 
 from sbus.daemon.service import Service
-from sbus.errors import CloseReason, UsageError, Violation, ViolationReason
+from sbus.errors import CloseReason, UsageError, Violation
 from sbus.fair import Scheduler
 from sbus.flood import Loss, QueueOwner, SendQueue
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.protocol.notices import LossReason
+from sbus.policy import Policy
 from sbus.protocol.packets import MSG, build
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.interest_notices import InterestNotices
@@ -51,6 +53,7 @@ from sbus.server.bus.admission import Admission
 from sbus.server.bus.backpressure import Backpressure
 from sbus.server.bus.delivery import Delivery
 from sbus.server.bus.departure import Departures
+from sbus.server.bus.guard import Guard
 from sbus.server.bus.mail import drop
 from sbus.server.bus.members import Members
 from sbus.server.bus.memory import MemoryGuard
@@ -65,6 +68,7 @@ from sbus.server.core.interfaces import Client, Deliver, ICredentials, MessageTa
 from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Events, redact
+from sbus.server.core.permissions import Permissions
 from sbus.server.core.users import LINK, RECORDER, User, Users, is_exempt
 
 __all__ = ["Counters", "SubscriptionRegistry"]
@@ -77,6 +81,7 @@ class SubscriptionRegistry(Service):
     """The switch of one bus. Nothing in it is shared with any other bus.
 
     :param credentials: the permissions to connect, subscribe, publish and block.
+    :param policy: what clients may publish and subscribe to, besides; None for no policy.
     :param clock: for time-outs.
     :param ignore_violations: drop a packet that breaks the protocol, and keep the client.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
@@ -105,8 +110,8 @@ class SubscriptionRegistry(Service):
     :ivar unsubscribe: see `sbus.server.bus.subscriptions.Subscriptions.unsubscribe`.
     :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
     :ivar deliver: see `sbus.server.bus.delivery.Delivery.deliver`.
-    :ivar fast_path: whether a message with a known route needs no look at its key: no credentials policy restricts
-        publishing, and no observer follows publications.
+    :ivar guard: judges what clients publish and subscribe to.
+    :ivar fast_path: whether messages can be handled in runs: neither a plug-in nor an observer has to see each one.
     """
 
     name = "registry"
@@ -119,6 +124,7 @@ class SubscriptionRegistry(Service):
         limits: Limits | None = None,
         dialect: Dialect = CURRENT,
         ignore_violations: bool = False,
+        policy: Policy | None = None,
         controls: FloodControls | None = None,
         observers: tuple[Any, ...] = (),
         owner_of: Callable[[int], int] | None = None,
@@ -166,9 +172,9 @@ class SubscriptionRegistry(Service):
         self.interest = Interest(
             self._router,
             dialect,
-            credentials,
             clock,
             self.scheduler,
+            may_learn=lambda client, key: self.guard.may_learn(client, key),
             notify=self._notices.notify,
             flush=self.delivery.flush,
             forget_user=self._forget_user,
@@ -195,12 +201,23 @@ class SubscriptionRegistry(Service):
             number_of=self._pattern_lists.number_of,
             owner_of=owner_of,
         )
+        self.guard = Guard(
+            Permissions(credentials, policy),
+            self._router,
+            self.clients,
+            self.interest,
+            self.counters,
+            self._events,
+            clock,
+            unsubscribe=lambda client, pattern: self._subscriptions.revoke(client, pattern),
+            flush=self.delivery.flush,
+        )
         self._subscriptions = Subscriptions(
             self._router,
             self._departures,
             self.interest,
             self.upstream,
-            credentials,
+            self.guard,
             self.limits,
             dialect,
             self.counters,
@@ -226,7 +243,7 @@ class SubscriptionRegistry(Service):
         self.route = self._router.route
         self.attached: dict[str, Callable[[], bool]] = {}
         self.deliver: Deliver = self.delivery.deliver
-        self.fast_path = not credentials.restrictsPublishing and not self._events.published
+        self.fast_path = not self.guard.asks_always and not self._events.published
 
     @property
     def backpressure(self) -> Backpressure:
@@ -333,6 +350,7 @@ class SubscriptionRegistry(Service):
             self._refuse(client.peer, reason, client.listener)
             return reason
         self._members.add(client)
+        self.guard.admit(client)
         client.signature = self.upstream.signature_of(client)
         self.counters.connected += 1
         for notify in self._events.connected:
@@ -492,18 +510,6 @@ class SubscriptionRegistry(Service):
         return gone.addCallback(lambda _: self._departures.finish())
 
     # --- messages ----------------------------------------------------------------------------
-
-    def check_publish(self, client: Client, key: bytes, payload: bytes) -> None:
-        """Ask the credentials policy about a message, and notify observers of it.
-
-        :raises Violation: if the policy refuses the message.
-        """
-        if self.credentials.restrictsPublishing and not self.credentials.mayPublish(client.peer, key):
-            raise Violation(ViolationReason.REFUSED_PUBLICATION)
-        if self._events.published:
-            secret = self.dialect.is_secret(key)
-            for notify in self._events.published:
-                notify(client, redact(self.dialect, key), None if secret else payload)
 
     def publish(self, key: bytes, payload: bytes) -> None:
         """Publish a message from the program around the bus, on behalf of no client.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 from sbus.fair import Lines, Scheduler
 from sbus.protocol.keys import Dialect, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
@@ -34,6 +36,7 @@ class Router:
 
     :param scheduler: charges users for the routes of others that they change.
     :param cache_bytes: bytes of memory that the route cache may take.
+    :ivar dialect: the revision of the protocol.
     :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
     :ivar listeners: they are called for each open subscription that comes or goes.
     :ivar surcharge: nanoseconds that routes which were forgotten are worth, since the counter was last set to 0: they
@@ -44,7 +47,7 @@ class Router:
     """
 
     def __init__(self, dialect: Dialect, scheduler: Scheduler, *, cache_bytes: int = 64 << 20) -> None:
-        self._dialect = dialect
+        self.dialect = dialect
         self._scheduler = scheduler
         self._changers: dict[bytes, Lines] = {}
         self._index: PatternIndex[Receiver] = PatternIndex(dialect)
@@ -75,7 +78,7 @@ class Router:
 
     def _find(self, key: bytes) -> Route[Receiver]:
         """Look up a key that is not in the cache."""
-        secret = self._dialect.check(key)
+        secret = self.dialect.check(key)
         self.misses += 1
         if secret is not None and self.upstream is not None and self.upstream.is_chained:
             chained = self.upstream.receivers(key, self._look_up_secret)
@@ -97,7 +100,17 @@ class Router:
         return found
 
     def _look_up_secret(self, key: bytes) -> tuple[Receiver, ...]:
-        return self._look_up(key, self._dialect.check(key))
+        return self._look_up(key, self.dialect.check(key))
+
+    def judge_by(self, zone_of: Callable[[bytes], Hashable] | None) -> None:
+        """Have routes only of keys that are judged alike, by their zones."""
+        self.surcharge += _FORGOTTEN * len(self.routes)
+        self._cache.clear()
+        self._cache.zone_of = zone_of
+
+    def forget_verdicts(self) -> None:
+        """Forget what classes of clients may publish."""
+        self._cache.forget_verdicts()
 
     def forget_routes(self) -> None:
         """Empty the cache: keys have got another meaning."""
@@ -120,7 +133,7 @@ class Router:
             return
         for key in keys:
             if key in self.routes:  # the cache empties itself if the new routes are too long together
-                self._cache.replace(key, self._look_up(key, self._dialect.check(key) if secret else None))
+                self._cache.replace(key, self._look_up(key, self.dialect.check(key) if secret else None))
 
     def _blame(self, keys: list[bytes], changer: Lines) -> None:
         """Have a user pay for the next look-up of these keys, whoever needs it."""
@@ -177,7 +190,7 @@ class Router:
 
         :raises Violation: if the protocol forbids the key.
         """
-        found = self._index.look_up(key, self._dialect.check(key))[0]
+        found = self._index.look_up(key, self.dialect.check(key))[0]
         return tuple(receiver for receiver in found if receiver not in self.muted) if self.muted else found
 
     @property

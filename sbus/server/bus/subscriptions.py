@@ -1,6 +1,6 @@
 """Subscriptions: permitted, within the limits, and counted.
 
-A subscription reaches the router after everybody was asked: the dialect, the credentials, and the limits of the client
+A subscription reaches the router after everybody was asked: the dialect, the permissions, and the limits of the client
 and of its user. Each pattern is charged to both (`sbus.server.bus.memory.pattern_memory`), and has an end: the client
 takes it back, or leaves (`sbus.server.bus.departure`).
 """
@@ -13,10 +13,11 @@ from sbus.routing.cost import MatchCost
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.upstream import Upstream
 from sbus.server.bus.departure import Departures
+from sbus.server.bus.guard import Guard
 from sbus.server.bus.memory import pattern_memory
 from sbus.server.bus.router import Router
 from sbus.server.core.counters import Counters
-from sbus.server.core.interfaces import ICredentials, Receiver
+from sbus.server.core.interfaces import Receiver
 from sbus.server.core.limits import Limits, pattern_cost
 from sbus.server.core.observers import Events, redact
 from sbus.server.core.users import User
@@ -41,7 +42,7 @@ class Subscriptions:
         departures: Departures,
         interest: Interest,
         upstream: Upstream,
-        credentials: ICredentials,
+        guard: Guard,
         limits: Limits,
         dialect: Dialect,
         counters: Counters,
@@ -51,7 +52,7 @@ class Subscriptions:
         self._departures = departures
         self._interest = interest
         self._upstream = upstream
-        self._credentials = credentials
+        self._guard = guard
         self._limits = limits
         self._dialect = dialect
         self._counters = counters
@@ -69,7 +70,7 @@ class Subscriptions:
         count, secret = client.patterns.get(pattern, (0, None))
         if not count:
             secret = self._dialect.check(pattern)
-            self._credentials.checkSubscription(client.peer, pattern, secret)
+            verdict = self._guard.permissions.check_subscription(client, pattern, secret)
             cost = pattern_cost(pattern, self._dialect.separator)
             if len(client.patterns) + self._interest.count(client) >= self._limits.max_patterns:
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
@@ -92,6 +93,7 @@ class Subscriptions:
             client.user.charge(1, cost)
             if self._upstream.link is not None and secret is None:
                 self._upstream.subscribed(client, pattern)
+            self._guard.subscribed(client, pattern, verdict)
         client.patterns[pattern] = (count + 1, secret)
         for notify in self._events.subscribed:
             notify(client, redact(self._dialect, pattern))
@@ -110,6 +112,12 @@ class Subscriptions:
             client.patterns[pattern] = (count - 1, secret)
         else:
             self.drop(client, pattern)
+        for notify in self._events.unsubscribed:
+            notify(client, redact(self._dialect, pattern))
+
+    def revoke(self, client: Receiver, pattern: bytes) -> None:
+        """End a subscription that is no longer allowed, however often the client has subscribed."""
+        self.drop(client, pattern)
         for notify in self._events.unsubscribed:
             notify(client, redact(self._dialect, pattern))
 

@@ -5,6 +5,7 @@ They use the credentials that the kernel reports (``SO_PEERCRED``, unix(7)).
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.server.core.interfaces import ICredentials, ICredentialsPolicy
 from sbus.syscalls.sockets import overflow_ids
 
-__all__ = ["AccessSettings", "KernelCredentials", "KernelPolicy", "OwnUserPolicy"]
+_overflow_ids = functools.cache(overflow_ids)
+
+__all__ = ["AccessSettings", "KernelCredentials", "KernelPolicy", "OwnUserPolicy", "is_proven"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,24 +36,32 @@ class AccessSettings:
     block_across_users: bool = False
 
 
+def is_proven(peer: PeerCredentials) -> bool:
+    """Return whether the IDs of a peer prove who it is.
+
+    PID 0 and the overflow IDs, as containers show them, are shared by many processes.
+    """
+    overflow_uid, overflow_gid = _overflow_ids()
+    return peer.pid != 0 and peer.uid != overflow_uid and peer.gid != overflow_gid
+
+
 @implementer(ICredentials)
 class KernelCredentials:
     """Decides by the peer credentials.
 
     Protocol: "Secret keys", "Flood control".
 
-    IDs that many processes share prove nothing: PID 0 and the overflow IDs, as containers show them. A client with
-    one of these gets no secrets.
+    A client whose IDs prove nothing (`is_proven`) gets no secrets.
 
     :param allowed: UIDs that may connect besides the server's own; None for all.
     """
 
     restrictsPublishing = False
+    verdictSeconds = 0.0
 
     def __init__(self, settings: AccessSettings, allowed: Iterable[int] | None) -> None:
         self._settings = settings
         self._allowed = None if allowed is None else frozenset(allowed)
-        self._overflow_uid, self._overflow_gid = overflow_ids()
 
     # Each call looks up the server's own user again: twistd --uid and --euid change it after the start.
 
@@ -60,7 +71,7 @@ class KernelCredentials:
     def checkSubscription(self, peer: PeerCredentials, pattern: bytes, secret: SecretKey | None) -> None:
         if not secret:
             return
-        if peer.pid == 0 or peer.uid == self._overflow_uid or peer.gid == self._overflow_gid:
+        if not is_proven(peer):
             raise Violation(ViolationReason.UNPROVEN_IDENTITY)
         if not secret.belongs_to(peer):
             raise Violation(ViolationReason.FOREIGN_SECRET)

@@ -9,6 +9,7 @@ from zope.interface import Attribute, Interface
 
 from sbus.errors import CloseReason, Violation
 from sbus.flood import ClientSettings, Naming, Outcome, SendQueue, Signature, UserShare
+from sbus.policy.rules import Identity, Verdict
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.routing.route import Route
 from sbus.seqpacket.interfaces import IPacketTransport
@@ -26,7 +27,26 @@ __all__ = [
     "PatternEvents",
     "Publisher",
     "Receiver",
+    "Rights",
 ]
+
+
+class Rights(Protocol):
+    """What the clients of one class may do; the class is this object."""
+
+    @property
+    def publishes_all(self) -> bool:
+        """Whether they may publish every key, and nothing is to be noted."""
+
+    @property
+    def rate(self) -> float | None:
+        """Messages a second that each of their users may send; None for any number."""
+
+    def publication(self, zone: Any) -> Verdict:
+        """Return whether they may publish the keys of a zone."""
+
+    def subscription(self, pattern: bytes) -> Verdict:
+        """Return whether they may subscribe to an open pattern."""
 
 
 class Publisher(Protocol):
@@ -164,6 +184,19 @@ class Client(Publisher, Receiver, Holder, Protocol):
     settings: ClientSettings
     """The client's choices."""
 
+    rights: Rights
+    """What the client may do."""
+
+    @property
+    def identity(self) -> Identity:
+        """Whom a policy judges."""
+
+    untold: int
+    """Refusals that the client has not been told of, because too many replies wait for it."""
+
+    def use_rights(self, rights: Rights) -> None:
+        """Have these rights from now on."""
+
     on_room: tuple[Callable[[], None], ...]
     """Called when packets have left its queue, after it was congested."""
 
@@ -255,7 +288,12 @@ class ICredentials(Interface):
     """
 
     restrictsPublishing: bool = Attribute(
-        "Whether the bus calls `mayPublish`. That costs time for every message, so say False if it allows everything."
+        "Whether the bus calls `mayPublish`. That costs time for every message, unless there are `verdictSeconds`, so say "
+        "False if it allows everything."
+    )
+    verdictSeconds: float = Attribute(
+        "Seconds for which the bus may remember what `mayPublish` has said of a peer and a key; 0, or no such "
+        "attribute: it asks for every message."
     )
 
     def mayConnect(peer: PeerCredentials) -> bool:

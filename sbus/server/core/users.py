@@ -9,6 +9,7 @@ server's user, and are not exempt as these are. The server knows those that it h
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any
 
 from sbus.fair import Lines
@@ -49,6 +50,7 @@ class User(UserShare):
     :ivar lines: what waits for the user's turns (`sbus.fair`).
     :ivar clients: its admitted clients, until their connections are lost.
     :ivar askers: receivers of this user that have asked for senders.
+    :ivar denied: what its clients were not allowed to do, by the name of the rule.
     :ivar blockers: receivers of this user whose strategies can block a publisher.
     """
 
@@ -57,6 +59,7 @@ class User(UserShare):
         "blockers",
         "clients",
         "connections",
+        "denied",
         "lines",
         "match_cost",
         "pattern_bytes",
@@ -71,6 +74,7 @@ class User(UserShare):
         self.connections = 0
         self.patterns = 0
         self.pattern_bytes = 0
+        self.denied: Counter[str] = Counter()
         self.askers: dict[Any, None] = {}
         self.blockers: dict[Any, None] = {}
         self.clients: dict[Any, None] = {}

@@ -126,11 +126,12 @@ class _Explanation:
     def _refused(self) -> str | None:
         """Return why no client would receive the message, or None."""
         registry, publisher = self._registry, self._publisher
-        if publisher is None or not registry.credentials.restrictsPublishing:
+        if publisher is None or registry.guard.permissions.is_audit:
             return None
-        if registry.credentials.mayPublish(publisher.peer, self._key):
+        verdict = registry.guard.permissions.publication(publisher.rights, self._key)
+        if verdict.is_allowed:
             return None
-        return f"the credentials policy does not let client {publisher.number} publish this key"
+        return f"the policy does not let client {publisher.number} publish this key (rule {verdict.rule})"
 
     def _matches(self) -> Iterator[tuple[bytes, Receiver] | None]:
         """Yield each receiver with a pattern; None between slices."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+from twisted.internet import defer
+from twisted.python.failure import Failure
 
 from sbus.admin.access import METRICS
 from sbus.admin.pages import EVENTS, Asked, Page, Pieces, Problem
-from sbus.errors import CloseReason
+from sbus.errors import CloseReason, UsageError
 from sbus.journal.keytext import as_text
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.counters import word_of
@@ -40,8 +43,17 @@ _SORTS: dict[str, Callable[[Client], float]] = {
 }
 
 
-def pages(registry: SubscriptionRegistry) -> dict[tuple[str, str], tuple[Page, str]]:
-    """Return the pages of a bus, by method and path, each with its content type."""
+class _Reloadable(Protocol):
+    async def reload(self) -> int: ...
+
+
+def pages(
+    registry: SubscriptionRegistry, policy: _Reloadable | None = None
+) -> dict[tuple[str, str], tuple[Page, str]]:
+    """Return the pages of a bus, by method and path, each with its content type.
+
+    :param policy: the files of the bus's policy, if it has one.
+    """
     metrics, tap = Metrics(registry), Tap(registry)
     return {
         ("GET", METRICS): (lambda _: metrics.pieces(), "text/plain; version=0.0.4; charset=utf-8"),
@@ -54,6 +66,7 @@ def pages(registry: SubscriptionRegistry) -> dict[tuple[str, str], tuple[Page, s
         ("GET", "/v1/explain"): (lambda asked: explain(registry, asked), _JSON),
         ("GET", "/v1/events"): (lambda asked: events(registry, tap, asked), EVENTS),
         ("POST", "/v1/disconnect"): (lambda asked: _disconnect(registry, asked), _JSON),
+        ("POST", "/v1/policy/reload"): (lambda _: _reload(policy), _JSON),
     }
 
 
@@ -156,3 +169,22 @@ def _disconnect(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
         raise Problem(404, f"there is no client {text[:20]}: sbus clients lists them")
     client.close(CloseReason.OPERATOR)
     yield json.dumps({"client": client.number})
+
+
+def _reload(policy: _Reloadable | None) -> Pieces:
+    """Answer when the policy is in force, or with what is wrong with it."""
+    if policy is None:
+        raise Problem(404, "the bus has no policy: start it with --policy=FILE")
+    answer: dict[str, object] = {}
+    reloading = defer.Deferred.fromCoroutine(policy.reload())
+    reloading.addCallbacks(
+        lambda generation: answer.update(generation=generation), lambda failure: answer.update(problem=_text_of(failure))
+    )
+    while not answer:
+        yield None
+    yield json.dumps(answer)
+
+
+def _text_of(failure: Failure) -> str:
+    failure.trap(UsageError)
+    return failure.getErrorMessage()

@@ -11,6 +11,7 @@ from sbus.admin.access import Access, parse_group
 from sbus.admin.locate import admin_path
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.errors import UsageError
+from sbus.policy import Policy, load
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.protocol.patterns import shape
 from sbus.seqpacket.systemd import passed_names
@@ -74,6 +75,13 @@ class Options(CommandLine):
             "Group of the socket's path, a name or GID [default: the process's]",
         ],
         ["credentials", None, "kernel", "Policy that decides which clients may connect, subscribe and publish"],
+        [
+            "policy",
+            None,
+            None,
+            "File, or directory of *.toml, that says who may publish and subscribe to what; SIGHUP reads it again "
+            "[default: none]",
+        ],
         [
             "on-violation",
             None,
@@ -235,6 +243,7 @@ class Options(CommandLine):
             "on-violation": usage.CompleteList(["disconnect", "ignore"]),
             "dialect": usage.CompleteList(list(DIALECTS)),
             "socket": usage.CompleteFiles(),
+            "policy": usage.CompleteFiles(),
             "record": usage.CompleteDirs(),
             "upstream": usage.CompleteFiles(),
             "allow-user": usage.CompleteUsernames(),
@@ -314,9 +323,11 @@ class Options(CommandLine):
         self["mode"] = mode(self["mode"])
         limits = {name: self[name.replace("_", "-")] for name in Limits.__dataclass_fields__}
         self.limits = Limits(**{name: value for name, value in limits.items() if value is not None})
-        self.policy = find_policy(self["credentials"])
+        self.credentials = find_policy(self["credentials"])
         self.controls = FloodControls()
-        check_names([MAIN.name, *(option.name for option in self["listen"])])
+        self.labels = [MAIN.name, *(option.name for option in self["listen"])]
+        check_names(self.labels)
+        self.policy = self._policy()
         if self["allow-user"]:
             _check_users(self["listen"], self["allow-user"])
         parse(self["socket"])
@@ -333,6 +344,17 @@ class Options(CommandLine):
         if groups and self["admin"] is None:
             raise UsageError("--admin-group is for the admin socket: give --admin=PATH too")
         self.access = Access(groups.get(""), groups.get("metrics"))
+
+    def _policy(self) -> Policy | None:
+        """Return the policy, if there is one.
+
+        :raises PolicyError: if it is wrong.
+        """
+        if self["policy"] is None:
+            return None
+        if self["dialect"] != CURRENT.name:
+            raise UsageError("--policy needs the current dialect: leave --dialect or --policy out")
+        return load(self["policy"], listeners=self.labels)
 
     def _admin(self) -> str | None:
         """Return the address of the admin socket, or None."""

@@ -15,6 +15,7 @@ from zope.interface import implementer
 
 from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.service import MultiService
+from sbus.policy import Policy
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.seqpacket.interfaces import IPeerGate, Reactor
@@ -81,6 +82,7 @@ class BusService(MultiService):
         of the limits.
     :param credentials: the permissions of clients; by default `KernelCredentials`.
     :param limits: the limits of the bus.
+    :param policy: what clients may publish and subscribe to (`sbus.policy.load`), besides what `credentials` say.
     :param dialect: the revision of the protocol to speak.
     :param ignore_violations: drop packets that break the protocol, instead of disconnecting.
     :param observers: observers of the bus, besides the log.
@@ -112,6 +114,7 @@ class BusService(MultiService):
         credentials: ICredentials | None = None,
         limits: Limits | None = None,
         *,
+        policy: Policy | None = None,
         dialect: Dialect = CURRENT,
         ignore_violations: bool = False,
         observers: Iterable[Any] = (),
@@ -158,6 +161,7 @@ class BusService(MultiService):
             credentials,
             clock,
             limits=limits,
+            policy=policy,
             dialect=dialect,
             ignore_violations=ignore_violations,
             controls=controls,

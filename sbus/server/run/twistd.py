@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,6 +29,7 @@ from sbus.server.core.listeners import (
 from sbus.server.run.bus_process import BusProcess
 from sbus.server.run.command_line import DIALECTS, Options
 from sbus.server.run.link import LinkedBus, link_command
+from sbus.server.run.policy import PolicyFiles
 from sbus.server.run.recorder import RecordedBus, recorder_command
 from sbus.server.run.service import BusService
 from sbus.server.run.subuid import SubordinateIds
@@ -187,8 +189,9 @@ def makeService(options: Options) -> IService:
         main = replace(main, is_abstract=False)  # the credentials policy decides
     bus = BusService(
         endpoint,
-        options.policy.make(access),
+        options.credentials.make(access),
         options.limits,
+        policy=options.policy,
         dialect=DIALECTS[options["dialect"]],
         ignore_violations=options["on-violation"] == "ignore",
         public_interest=not options["no-interest"],
@@ -203,7 +206,12 @@ def makeService(options: Options) -> IService:
         listeners=[(listener, endpoint) for listener, endpoint, _ in others],
     )
     parent = MultiService()
-    BusProcess(bus, bool(options["auto-close"]), pid_file=options.pid_file).setServiceParent(parent)
+    process = BusProcess(bus, bool(options["auto-close"]), pid_file=options.pid_file)
+    process.setServiceParent(parent)
+    policy = None
+    if options["policy"] is not None:
+        policy = PolicyFiles(bus.registry, os.path.abspath(options["policy"]), options.labels)
+        process.reload = policy.reload_at_signal
     service: MultiService = bus if recorder is None else RecordedBus(bus, recorder)
     if link is not None:
         service = LinkedBus(bus, service, link)
@@ -212,5 +220,5 @@ def makeService(options: Options) -> IService:
         from sbus.admin.server import AdminService  # imports twisted.web and prometheus_client
         from sbus.server.ops.admin_pages import pages
 
-        AdminService(reactor, admin, options.access, pages(bus.registry)).setServiceParent(parent)
+        AdminService(reactor, admin, options.access, pages(bus.registry, policy)).setServiceParent(parent)
     return parent

@@ -543,7 +543,7 @@ def test_policy_of_a_plugin(bus: Callable[..., Bus], with_plugins: dict[str, str
         with Client(started.address) as greedy:
             greedy.sub(pattern)
             assert greedy.has_ended()
-    started.wait_log("violation by client .* the credentials policy refuses this subscription", 3)
+    started.wait_log("violation by client .* the policy of the bus refuses this subscription", 3)
     mine = listener.msg(b"system/status", b"fine")  # by the server's own user
     assert listener.sync() == [mine]
     with Client(started.address) as spy:
@@ -561,7 +561,7 @@ def test_policy_restricts_publishing(bus: Callable[..., Bus], with_plugins: dict
         assert listener.recv() == allowed
         other.msg(b"system/halt")
         assert other.has_ended()
-    started.wait_log("the credentials policy refuses this publication")
+    started.wait_log("the policy of the bus refuses this publication")
     assert listener.sync() == []
 
 

@@ -277,7 +277,7 @@ class TestPolicy:
         client.msg(b"official")
         assert client.has_ended()
         started.wait_log(
-            rf"violation by client 2, pid {client.pid} .*: the credentials policy refuses this publication"
+            rf"violation by client 2, pid {client.pid} .*: the policy of the bus refuses this publication"
         )
         official = reader.msg(b"official")
         assert reader.sync() == [official]
@@ -302,7 +302,7 @@ class TestPolicy:
         client = started.client(b"public/")
         client.sub(b"private/*")
         assert client.has_ended()
-        started.wait_log("violation by client 1, .*: the credentials policy refuses this subscription")
+        started.wait_log("violation by client 1, .*: the policy of the bus refuses this subscription")
 
     def test_connecting(self, as_root, bus, plugins):
         """It keeps peers out."""

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from sbus.admin.access import Access, parse_group, peer_groups
+from sbus.admin.access import Access, parse_group
 from sbus.errors import UsageError
 
 
@@ -16,13 +16,6 @@ def test_modes() -> None:
     assert Access().mode == 0o600
     assert Access(admin=1).mode == 0o660
     assert Access(admin=1, metrics=2).mode == 0o666
-
-
-def test_groups_of_a_peer_are_the_kernels() -> None:
-    """The supplementary groups of a peer are those that the kernel noted."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert peer_groups(ours) == frozenset(os.getgroups())
 
 
 def test_the_servers_user_may_ask_everything() -> None:

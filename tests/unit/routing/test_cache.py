@@ -115,7 +115,7 @@ def check_books(cache: RouteCache[Client]) -> None:
     assert all(group for seconds in cache._groups.values() for group in seconds.values())
     assert cache._receivers == sum(len(route.receivers) for route in cache.routes.values())
     assert {route: route.uses for route in cache._shared.values()} == Counter(cache.routes.values())
-    assert all(route.receivers is receivers for receivers, route in cache._shared.items())
+    assert all(route.receivers is receivers for (_, receivers), route in cache._shared.items())
 
 
 def warm(dialect: Dialect = CURRENT) -> CachedIndex:

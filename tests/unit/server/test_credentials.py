@@ -21,7 +21,7 @@ OVERFLOW = (65_000, 64_000)
 def _identity(monkeypatch):
     """The server runs as a user of its own, on a system whose overflow IDs are not the usual ones."""
     become(monkeypatch, SERVER)
-    monkeypatch.setattr(credentials, "overflow_ids", lambda: OVERFLOW)
+    monkeypatch.setattr(credentials, "_overflow_ids", lambda: OVERFLOW)
 
 
 def become(monkeypatch, uid):

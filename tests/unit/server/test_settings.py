@@ -84,6 +84,7 @@ NOT_STATE = {
     "_delivery", "_scheduler", "registry", "transport", "queue", "naming", "user",  # other objects
     "_drain_timer",  # time left
     "_fast_path", "direct", "has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
+    "_identity", "rights", "is_free", "_pace",  # the kernel is asked again, and the policy
     "_is_loading", "_front", "on_room",  # a client asks again
     "_held",  # released at the end of the server
     "_letters", "_mail",  # counts of entries of the mail, which is described by itself
@@ -108,6 +109,7 @@ def test_the_state_of_a_connection():
         "listener": "main",
         "patterns": {b"a": 2, b"!/cred////x": 1},
         "lost": 0,
+        "untold": 0,
         "connected_at": client.protocol.connected_at,
         "settings": ClientSettings().describe(),
         "is_write_closed": False,

@@ -30,6 +30,7 @@ from sbus.syscalls.sockets import (
     max_sendable,
     overflow_ids,
     peer_credentials,
+    peer_groups,
     unread_bytes,
 )
 from tests.support.descriptors import descriptors
@@ -715,6 +716,20 @@ def test_is_unix(family, kind, wanted):
         again = socket.socket(fileno=os.dup(sock.fileno()))
         with again:
             assert is_unix(again) is wanted
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may choose its groups")
+@pytest.mark.parametrize("count", [0, 1, 256, 257, 3_000])
+def test_groups_of_a_peer_are_the_kernels(count):
+    """The supplementary groups of a peer are those that the kernel noted, however many they are."""
+    before = os.getgroups()
+    os.setgroups(range(100, 100 + count))
+    try:
+        ours, theirs = socketpair()
+    finally:
+        os.setgroups(before)
+    with ours, theirs:
+        assert peer_groups(ours) == frozenset(range(100, 100 + count))
 
 
 def test_overflow_ids(monkeypatch, tmp_path):

@@ -1,0 +1,263 @@
+"""The guard of a bus: what clients may do is judged, counted and told here, and a new policy comes into force here.
+
+.. rubric:: Theory of operation
+
+`sbus.server.core.permissions` knows the rights of a class of clients; the guard gives each client its rights when it
+connects, and asks them for what a route does not know yet. A refusal is counted for the rule and for the user, and
+observers hear of it. A client that has asked is told, and stays (`sbus.server.bus.denials`); any other has broken the
+protocol.
+
+A new policy comes into force between two batches, at one moment for publishing and for subscribing:
+
+=============  =======================================================================================================
+step           what happens
+=============  =======================================================================================================
+announced      From now on, a new subscription has to satisfy both policies.
+judged         In slices, while the bus goes on, each subscription is judged by the new policy. One that it refuses ends
+               at once: the client is told, or disconnected (``revoked``).
+in force       In one step, all clients get their new rights, and all routes are forgotten, with their verdicts.
+=============  =======================================================================================================
+
+So at no moment is more allowed than by the old policy or by the new one. A policy that is announced before the one
+before it is in force takes its place, and its subscriptions are judged from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from twisted.internet import defer
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from sbus.errors import CloseReason, ViolationReason
+from sbus.policy.rules import ALLOWED, Verdict
+from sbus.protocol.packets import MSG, SUB
+from sbus.routing.route import Route
+from sbus.server.asks.interest import Interest
+from sbus.server.bus.denials import tell
+from sbus.server.bus.pace import Paces
+from sbus.server.bus.router import Router
+from sbus.server.core.counters import Counters
+from sbus.server.core.interfaces import Client, Receiver, Rights
+from sbus.server.core.observers import Events, redact
+from sbus.server.core.permissions import FREE, Permissions, Refusal
+
+if TYPE_CHECKING:
+    from sbus.policy import Policy
+
+__all__ = ["Guard"]
+
+_JUDGED_AT_ONCE = 64
+"""Subscriptions that are judged by a new policy in one turn of the reactor: about 1 ms."""
+
+
+class Guard:
+    """Judges what clients publish and subscribe to.
+
+    :param clients: the connected clients by their numbers.
+    :param unsubscribe: ends a subscription of a client, however often the client has subscribed.
+    :param flush: sends what clients have been told.
+    """
+
+    def __init__(
+        self,
+        permissions: Permissions,
+        router: Router,
+        clients: dict[int, Client],
+        interest: Interest,
+        counters: Counters,
+        events: Events,
+        clock: IReactorTime,
+        unsubscribe: Callable[[Client, bytes], None],
+        flush: Callable[[], None],
+    ) -> None:
+        self.permissions = permissions
+        self.paces = Paces(clock)
+        self._router = router
+        self._clients = clients
+        self._interest = interest
+        self._counters = counters
+        self._events = events
+        self._clock = clock
+        self._unsubscribe = unsubscribe
+        self._flush = flush
+        self._expiry: IDelayedCall | None = None
+        self._change: _Change | None = None
+        router.judge_by(permissions.zone_of)
+
+    @property
+    def asks_always(self) -> bool:
+        """Whether each message must be judged anew, so that messages cannot be handled in runs."""
+        return self.permissions.verdict_seconds == 0
+
+    # --- messages and subscriptions ----------------------------------------------------------
+
+    def admit(self, client: Client) -> None:
+        """Give a client its rights."""
+        client.use_rights(self.permissions.rights_of(client))
+
+    def allows_run(self, client: Client, packet: bytes, route: Route[Receiver]) -> bool:
+        """Return whether a client may publish the keys of a route, and nothing is to be noted for each message.
+
+        :param packet: the first message of the run.
+        """
+        known = route.verdicts.get(client.rights)
+        if known is None:
+            known = self._verdict(client.rights, packet[4 : packet.index(0)], route)
+        return known is ALLOWED
+
+    def check_publication(self, client: Client, key: bytes, payload: bytes, route: Route[Receiver]) -> None:
+        """Judge one message, and notify observers of it.
+
+        :raises Refusal: if the client may not publish it.
+        """
+        verdict = self._verdict(client.rights, key, route)
+        if verdict is not ALLOWED:
+            self._check(client, key, verdict)
+        if self._events.published:
+            dialect = self._router.dialect
+            for notify in self._events.published:
+                notify(client, redact(dialect, key), None if dialect.is_secret(key) else payload)
+
+    def _check(self, client: Client, key: bytes, verdict: Verdict) -> None:
+        if verdict.is_allowed:
+            for notify in self._events.audited:
+                notify(client, MSG, redact(self._router.dialect, key), verdict, 1)
+        elif self.permissions.is_audit:
+            self.count(client, MSG, key, verdict, False)
+        else:
+            raise Refusal(ViolationReason.REFUSED_PUBLICATION, verdict)
+
+    def _verdict(self, rights: Rights, key: bytes, route: Route[Receiver]) -> Verdict:
+        if rights.publishes_all:
+            return ALLOWED
+        seconds = self.permissions.verdict_seconds
+        if seconds == 0:
+            return self.permissions.publication(rights, key)
+        verdict: Verdict | None = route.verdicts.get(rights)
+        if verdict is None:
+            verdict = self.permissions.publication(rights, key, route)
+            if seconds is not None and self._expiry is None:
+                self._expiry = self._clock.callLater(seconds, self._expire)
+        return verdict
+
+    def _expire(self) -> None:
+        self._expiry = None
+        self._router.forget_verdicts()
+
+    def may_learn(self, client: Receiver, key: bytes) -> bool:
+        """Return whether a client may learn who subscribes to an open key: whether it may publish the key."""
+        rights: Rights = getattr(client, "rights", FREE)
+        return self.permissions.is_audit or self.permissions.publication(rights, key).is_allowed
+
+    def subscribed(self, client: Receiver, pattern: bytes, verdict: Verdict) -> None:
+        """Note a subscription that was made, if that is to be noted."""
+        if verdict is ALLOWED:
+            return
+        if not verdict.is_allowed:
+            self.count(client, SUB, pattern, verdict, False)
+            return
+        for notify in self._events.audited:
+            notify(client, SUB, pattern, verdict, 1)
+
+    def deny(self, client: Client, verb: bytes, key: bytes, verdict: Verdict) -> bool:
+        """Count a refusal, and tell the client if it has asked; return whether it has.
+
+        :param verb: the verb of the packet; one that is not ``MSG`` has tried to subscribe.
+        """
+        verb = MSG if verb == MSG else SUB
+        self.count(client, verb, key, verdict, True)
+        if client.settings.denied:
+            tell(client, verb, key, verdict.rule)
+        return client.settings.denied
+
+    def count(self, client: Receiver, verb: bytes, key: bytes, verdict: Verdict, is_enforced: bool) -> None:
+        """Count something that is forbidden, and notify observers."""
+        if is_enforced:
+            self._counters.denied += 1
+            self._counters.denied_by[verdict.rule] += 1
+            client.user.denied[verdict.rule] += 1
+        for notify in self._events.denied:
+            notify(client, verb, redact(self._router.dialect, key), verdict, is_enforced)
+
+    # --- a new policy ------------------------------------------------------------------------
+
+    def adopt(self, policy: Policy) -> defer.Deferred[int]:
+        """Put a policy into force, while the bus goes on.
+
+        :returns: a Deferred that fires with the policy's generation when it is in force, or when a later one is.
+        """
+        before = self._change
+        waiting = [] if before is None else before.waiting
+        if before is not None:
+            before.is_over = True
+        change = self._change = _Change(self._judge_all(policy), waiting)
+        self.permissions.coming = policy
+        done: defer.Deferred[int] = defer.Deferred()
+        waiting.append(done)
+        self._go_on(change)
+        return done
+
+    def _go_on(self, change: _Change) -> None:
+        if change.is_over:
+            return
+        for _ in range(_JUDGED_AT_ONCE):
+            if next(change.steps, self) is self:
+                self._put_into_force(change)
+                return
+        self._flush()
+        self._clock.callLater(0, self._go_on, change)
+
+    def _judge_all(self, policy: Policy) -> Iterator[None]:
+        """Judge the subscriptions of all clients, one at each step, and end those that the policy refuses."""
+        permissions = self.permissions
+        if permissions.policy is None and policy.is_audit:
+            return
+        for client in list(self._clients.values()):
+            if client.rights is FREE and permissions.policy is not None:
+                continue  # it belongs to the bus
+            rights = policy.rights_of(client.identity)
+            for pattern, (_, secret) in list(client.patterns.items()):
+                yield
+                if client.reason is not None:
+                    break
+                if secret is not None or pattern not in client.patterns:
+                    continue
+                verdict = rights.subscription(pattern)
+                if verdict.is_allowed:
+                    continue
+                if policy.is_audit:
+                    self.count(client, SUB, pattern, verdict, False)
+                    continue
+                self.count(client, SUB, pattern, verdict, True)
+                if not client.settings.denied:
+                    client.close(CloseReason.REVOKED, f"rule {verdict.rule}")
+                    break
+                self._unsubscribe(client, pattern)
+                tell(client, SUB, pattern, verdict.rule)
+            yield
+
+    def _put_into_force(self, change: _Change) -> None:
+        self._flush()
+        policy = self.permissions.coming
+        assert policy is not None
+        self._change = None
+        self.permissions.adopt(policy)
+        self._router.judge_by(self.permissions.zone_of)
+        self.paces.forget_all()
+        for client in self._clients.values():
+            self.admit(client)
+        self._interest.judge_anew()
+        self._flush()
+        for done in change.waiting:
+            done.callback(policy.generation)
+
+
+class _Change:
+    """A policy on its way into force."""
+
+    def __init__(self, steps: Iterator[None], waiting: list[defer.Deferred[int]]) -> None:
+        self.steps = steps
+        self.waiting = waiting
+        self.is_over = False

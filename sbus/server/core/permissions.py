@@ -1,0 +1,216 @@
+"""Permissions: what the clients of a bus may publish and subscribe to.
+
+.. rubric:: Theory of operation
+
+The kernel's word is the first rule: whose secrets a client may read (`sbus.server.core.credentials`). A policy
+(`sbus.policy`), or a credentials plug-in, can restrict open keys further. Neither is asked for each message. Clients
+that are judged alike are a *class*, and share one object, their `sbus.server.core.interfaces.Rights`; keys that are judged alike have one *zone*.
+Keys of one route have one zone, so the route remembers the verdict on each class that publishes there
+(`sbus.routing.route`), and a run of messages needs one look-up.
+
+========================  =======================  =======================  ===============================
+what restricts clients    their class              zone of a key            a verdict is in force
+========================  =======================  =======================  ===============================
+nothing                   `FREE`, all of them      none                     no question is asked
+a policy                  the rules that match     the patterns of the      until the next policy
+                                                   policy that match it
+a plug-in                 the peer                 the key                  for its ``verdictSeconds``
+both                      both                     both                     as long as the plug-in says
+========================  =======================  =======================  ===============================
+
+What the bus itself does is never judged: messages and subscriptions of the program around it, and those of the recorder
+and the link that it has started. A link is judged as the client that it is, and not as the authors whom it names.
+
+A refusal is a `Refusal`, with the name of the rule. Whoever has asked (``denied/on``) is told, and stays
+(`sbus.server.bus.denials`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from sbus.errors import Violation, ViolationReason
+from sbus.policy.rules import ALLOWED, Verdict
+from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.server.core.interfaces import ICredentials, Rights
+from sbus.server.core.users import LINK, RECORDER
+
+if TYPE_CHECKING:
+    from sbus.policy import Policy
+    from sbus.routing.route import Route
+
+__all__ = ["FREE", "SECRET", "Permissions", "Refusal", "verdict_of"]
+
+SECRET = Verdict(False, "secret")
+"""The verdict of the rule of secret keys."""
+_PLUGIN = Verdict(False, "credentials")
+
+
+class Refusal(Violation):
+    """A client may not publish or subscribe to something.
+
+    :ivar verdict: with the rule that decided.
+    """
+
+    def __init__(self, reason: ViolationReason, verdict: Verdict) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+
+    def __str__(self) -> str:
+        return f"{self.reason.value} (rule {self.verdict.rule})"
+
+
+class _Free:
+    publishes_all = True
+    rate = None
+
+    def publication(self, zone: Any) -> Verdict:
+        return ALLOWED
+
+    def subscription(self, pattern: bytes) -> Verdict:
+        return ALLOWED
+
+
+FREE: Rights = _Free()
+"""The rights of clients that nothing restricts."""
+
+
+@dataclass(frozen=True, eq=False)
+class _PeerRights:
+    """What a credentials plug-in says of one peer."""
+
+    credentials: ICredentials
+    peer: PeerCredentials
+    publishes_all = False
+    rate = None
+
+    def publication(self, zone: bytes) -> Verdict:
+        return ALLOWED if self.credentials.mayPublish(self.peer, zone) else _PLUGIN
+
+    def subscription(self, pattern: bytes) -> Verdict:
+        return ALLOWED  # the plug-in was asked with `checkSubscription`
+
+
+@dataclass(frozen=True, eq=False)
+class _Both:
+    """What a policy and a plug-in say together: what one of them refuses is refused."""
+
+    policy: Rights
+    plugin: Rights
+    publishes_all = False
+
+    @property
+    def rate(self) -> float | None:
+        return self.policy.rate
+
+    def publication(self, zone: tuple[Any, bytes]) -> Verdict:
+        verdict = self.policy.publication(zone[0])
+        other = self.plugin.publication(zone[1]) if verdict.is_allowed else verdict
+        return verdict if other.is_allowed else other
+
+    def subscription(self, pattern: bytes) -> Verdict:
+        return self.policy.subscription(pattern)
+
+
+class Permissions:
+    """The rights of all clients of a bus.
+
+    :param credentials: the kernel's rules, or those of a plug-in.
+    :ivar policy: the policy in force; None without one. `adopt` changes it.
+    :ivar coming: the policy that is about to be adopted; subscriptions must satisfy it already.
+    :ivar zone_of: returns the zone of a key; None if nothing restricts publishing.
+    """
+
+    def __init__(self, credentials: ICredentials, policy: Policy | None = None) -> None:
+        self._credentials = credentials
+        self._has_plugin = bool(credentials.restrictsPublishing)
+        self._classes: WeakValueDictionary[Hashable, Rights] = WeakValueDictionary()
+        self.coming: Policy | None = None
+        self.adopt(policy)
+
+    def adopt(self, policy: Policy | None) -> None:
+        """Put a policy into force. The rights of all clients have to be asked for again."""
+        self.policy = policy
+        self.coming = None
+        self.zone_of: Callable[[bytes], Hashable] | None
+        if self._has_plugin:
+            self.zone_of = _itself if policy is None else lambda key: (policy.zone(key), key)
+        else:
+            self.zone_of = None if policy is None else policy.zone
+
+    @property
+    def verdict_seconds(self) -> float | None:
+        """Seconds for which a verdict may be kept; 0: each message is judged anew; None: until the next policy."""
+        return float(getattr(self._credentials, "verdictSeconds", 0)) if self._has_plugin else None
+
+    @property
+    def is_audit(self) -> bool:
+        """Whether the policy only observes: what it refuses is done."""
+        return self.policy is not None and self.policy.is_audit
+
+    def rights_of(self, client: Any) -> Rights:
+        """Return the rights of a connected client."""
+        if client.user.uid in (RECORDER, LINK):
+            return FREE
+        rights: Rights | None = None if self.policy is None else self.policy.rights_of(client.identity)
+        if not self._has_plugin:
+            return FREE if rights is None else rights
+        plugin = self._intern(client.peer, lambda: _PeerRights(self._credentials, client.peer))
+        return plugin if rights is None else self._intern((rights, plugin), lambda: _Both(rights, plugin))
+
+    def _intern(self, of: Hashable, make: Callable[[], Rights]) -> Rights:
+        rights = self._classes.get(of)
+        if rights is None:
+            rights = self._classes[of] = make()
+        return rights
+
+    def publication(self, rights: Rights, key: bytes, route: Route[Any] | None = None) -> Verdict:
+        """Return whether a class may publish a key; a route remembers the verdict."""
+        if rights.publishes_all:
+            return ALLOWED
+        zone = None if route is None else route.zone
+        if zone is None and self.zone_of is not None:
+            zone = self.zone_of(key)
+        verdict = rights.publication(zone)
+        if route is not None:
+            route.remember(rights, verdict)
+        return verdict
+
+    def check_subscription(self, client: Any, pattern: bytes, secret: SecretKey | None) -> Verdict:
+        """Return the verdict on a subscription that is made; it is a refusal only if the policy just observes.
+
+        :raises Violation: if the kernel's rule of secret keys, or a plug-in, refuses it.
+        :raises Refusal: if the policy does.
+        """
+        self._credentials.checkSubscription(client.peer, pattern, secret)
+        rights: Rights = getattr(client, "rights", FREE)  # the program's own subscribers have none
+        if secret is not None or self.policy is None or rights is FREE:
+            return ALLOWED
+        verdict = rights.subscription(pattern)
+        if verdict.is_allowed and self.coming is not None and not self.coming.is_audit:
+            verdict = self.coming.rights_of(client.identity).subscription(pattern)
+        if not verdict.is_allowed and not self.is_audit:
+            raise Refusal(ViolationReason.REFUSED_SUBSCRIPTION, verdict)
+        return verdict
+
+
+def verdict_of(violation: Violation) -> Verdict | None:
+    """Return the verdict behind a violation; None if it is none of permissions."""
+    if isinstance(violation, Refusal):
+        return violation.verdict
+    return _VERDICTS.get(violation.reason)
+
+
+_VERDICTS = {
+    ViolationReason.FOREIGN_SECRET: SECRET,
+    ViolationReason.UNPROVEN_IDENTITY: SECRET,
+    ViolationReason.REFUSED_SUBSCRIPTION: _PLUGIN,
+    ViolationReason.REFUSED_PUBLICATION: _PLUGIN,
+}
+
+
+def _itself(key: bytes) -> bytes:
+    return key
