@@ -8,7 +8,8 @@
      │   ├─ AddressError     an address that is malformed or cannot be used
      │   ├─ InvalidKey       a key or pattern that the protocol forbids (has a ViolationReason or None)
      │   ├─ PacketTooLong    a message that does not fit a packet
-     │   └─ PluginError      a component that is not installed, or a name that is taken twice
+     │   ├─ PluginError      a component that is not installed, or a name that is taken twice
+     │   └─ PolicyError      a policy that cannot be read or is wrong (the text has file, line and remedy)
      ├─ ListenError          the server cannot listen on the address (the text has the remedy)
      ├─ BufferFull           nothing more can wait for a connection to the bus
      ├─ ConnectError         the client cannot connect (the text has the remedy)
@@ -52,6 +53,7 @@ __all__ = [
     "PacketTooLong",
     "PatternWarning",
     "PluginError",
+    "PolicyError",
     "RequestFailed",
     "SbusError",
     "SparkError",
@@ -172,6 +174,10 @@ class PacketTooLong(UsageError):
 
 class PluginError(UsageError):
     """A component that is not installed, or a name that two components share."""
+
+
+class PolicyError(UsageError):
+    """A policy that cannot be read, or is wrong; the text begins with the file and the line."""
 
 
 class ListenError(SbusError):
