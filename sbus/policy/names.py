@@ -1,0 +1,77 @@
+"""Users and groups by name or number, as the system knows them when a policy is read."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+
+from sbus.errors import UsageError
+from sbus.syscalls.sockets import overflow_ids
+
+__all__ = ["Names"]
+
+_END = 2**32 - 1
+"""No user or group has this ID: chown(2) takes it for "leave it as it is"."""
+
+
+class Names:
+    """The IDs of users and groups; each name is looked up once.
+
+    The overflow IDs are refused: the kernel reports them for every user and group that it cannot name.
+    """
+
+    def __init__(self) -> None:
+        self._overflow_uid, self._overflow_gid = overflow_ids()
+        self._users: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
+
+    def user(self, name: str | int) -> int:
+        """Return a UID.
+
+        :param name: a name, or a number.
+        :raises UsageError: if no client can prove to be this user, with the remedy.
+        """
+        uid = _number(name)
+        if uid is None:
+            assert isinstance(name, str)
+            uid = self._users.get(name)
+            if uid is None:
+                try:
+                    uid = self._users[name] = pwd.getpwnam(name).pw_uid
+                except (KeyError, ValueError):
+                    raise UsageError(
+                        f"there is no user {name!r}: create it first, or give a name from `getent passwd`, or a UID"
+                    ) from None
+        return _checked(uid, self._overflow_uid, f"user {name!r}")
+
+    def group(self, name: str | int) -> int:
+        """Return a GID, as `user` does."""
+        gid = _number(name)
+        if gid is None:
+            assert isinstance(name, str)
+            gid = self._groups.get(name)
+            if gid is None:
+                try:
+                    gid = self._groups[name] = grp.getgrnam(name).gr_gid
+                except (KeyError, ValueError):
+                    raise UsageError(
+                        f"there is no group {name!r}: create it first, or give a name from `getent group`, or a GID"
+                    ) from None
+        return _checked(gid, self._overflow_gid, f"group {name!r}")
+
+
+def _number(name: str | int) -> int | None:
+    if isinstance(name, int):
+        return name
+    return int(name) if name.isascii() and name.isdigit() and len(name) <= 10 else None
+
+
+def _checked(number: int, overflow: int, what: str) -> int:
+    if not 0 <= number < _END:
+        raise UsageError(f"there is no {what}: an ID is a number from 0 to {_END - 1}")
+    if number == overflow:
+        raise UsageError(
+            f"{what} matches nobody: the kernel reports the ID {overflow} for all that it cannot name, so it proves "
+            "nothing; take it out, and tell such clients apart by their socket (listeners)"
+        )
+    return number

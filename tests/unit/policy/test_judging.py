@@ -1,0 +1,141 @@
+"""Verdicts equal those of the naive judge, and keep what a policy promises whatever its rules are."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbus.policy import ALLOWED, Policy, Rule
+from sbus.policy.shapes import ShapeIndex
+from sbus.protocol.patterns import covers, intersect, shape
+from tests.unit.policy.worlds import (
+    CLIENTS,
+    KEYS,
+    SECRETS,
+    World,
+    keys_of,
+    numbered,
+    random_pattern,
+    random_patterns,
+    random_rule,
+    random_world,
+)
+
+chances = st.randoms(use_true_random=False)
+
+
+def policy_of(world: World) -> Policy:
+    """Return the policy that judges as a world does."""
+    return Policy(world.rules, closed=[(each, "p.toml:2") for each in world.closed], is_closed=world.is_closed)
+
+
+@given(chances)
+def test_a_verdict_on_a_key_is_that_of_the_naive_judge(chance: random.Random) -> None:
+    """Open and secret keys, for clients with and without proven IDs."""
+    world = random_world(chance)
+    policy = policy_of(world)
+    for key in [*chance.sample(KEYS, 8), *SECRETS]:
+        for who in CLIENTS:
+            verdict = policy.rights_of(who).publication(policy.zone(key))
+            assert verdict.is_allowed == world.publishes(who, key), (key, who)
+
+
+@given(chances)
+def test_a_verdict_on_a_pattern_is_that_of_the_naive_judge(chance: random.Random) -> None:
+    """Containment holds for all keys of the world, and intersection for one of them."""
+    world = random_world(chance)
+    policy = policy_of(world)
+    for pattern in [random_pattern(chance) for _ in range(8)]:
+        for who in CLIENTS:
+            verdict = policy.rights_of(who).subscription(pattern)
+            assert verdict.is_allowed == world.subscribes(who, pattern), (pattern, who)
+
+
+@given(chances)
+def test_nothing_has_to_be_asked_only_if_everything_is_allowed(chance: random.Random) -> None:
+    """`publishes_all` is true only if every key of the world has the verdict `ALLOWED`."""
+    policy = policy_of(random_world(chance))
+    for who in CLIENTS:
+        rights = policy.rights_of(who)
+        if rights.publishes_all:
+            assert all(rights.publication(policy.zone(key)) is ALLOWED for key in [*KEYS, *SECRETS])
+
+
+def test_without_rules_nothing_has_to_be_asked_under_default_allow() -> None:
+    """A closed pattern has to be asked for, and so has everything under default deny, unless a rule allows it."""
+    who = CLIENTS[0]
+    everything, below = Rule(0, "all", "", publish=(b"",)), Rule(0, "a", "", publish=(b"a/",))
+    assert Policy().rights_of(who).publishes_all
+    assert not Policy(is_closed=True).rights_of(who).publishes_all
+    assert Policy([everything], is_closed=True).rights_of(who).publishes_all
+    assert not Policy(closed=[(b"a/b", "")]).rights_of(who).publishes_all
+    assert Policy([below], closed=[(b"a/b", "")]).rights_of(who).publishes_all
+    assert not Policy([replace(below, audit=True)]).rights_of(who).publishes_all
+    assert not Policy([replace(below, deny_publish=(b"!/cred/",))]).rights_of(who).publishes_all
+
+
+@given(chances)
+def test_the_order_of_rules_changes_no_answer(chance: random.Random) -> None:
+    """However the rules and the closed patterns are ordered, what is allowed is the same."""
+    world = random_world(chance)
+    one, other = policy_of(world), policy_of(world.shuffled(chance))
+    for who in CLIENTS:
+        mine, its = one.rights_of(who), other.rights_of(who)
+        for key in [*chance.sample(KEYS, 8), *SECRETS]:
+            assert mine.publication(one.zone(key)).is_allowed == its.publication(other.zone(key)).is_allowed
+        for pattern in [random_pattern(chance) for _ in range(8)]:
+            assert mine.subscription(pattern).is_allowed == its.subscription(pattern).is_allowed
+
+
+@given(chances)
+def test_an_allow_takes_no_right_and_a_deny_gives_none(chance: random.Random) -> None:
+    """A rule that only allows leaves every right; a rule that only denies adds none."""
+    world = random_world(chance)
+    new = random_rule(chance)
+    allow = replace(new, deny_publish=(), deny_subscribe=(), publish=random_patterns(chance, 3))
+    deny = replace(new, publish=(), subscribe=(), subscribe_exact=(), deny_subscribe=random_patterns(chance, 3))
+    before = policy_of(world)
+    more, less = (
+        policy_of(World(numbered((*world.rules, rule)), world.closed, world.is_closed)) for rule in (allow, deny)
+    )
+    for who in CLIENTS:
+        asked = [(key, None) for key in [*chance.sample(KEYS, 8), *SECRETS]]
+        asked += [(None, random_pattern(chance)) for _ in range(8)]  # type: ignore[misc]
+        for key, pattern in asked:
+            answers = []
+            for policy in (less, before, more):
+                rights = policy.rights_of(who)
+                verdict = rights.publication(policy.zone(key)) if key is not None else rights.subscription(pattern)
+                answers.append(verdict.is_allowed)
+            assert answers == sorted(answers), (who, key, pattern)
+
+
+@given(chances)
+def test_the_index_of_shapes_finds_what_comparing_all_pairs_finds(chance: random.Random) -> None:
+    """Covers and shared keys, each value once."""
+    patterns = [random_pattern(chance) for _ in range(12)]
+    index: ShapeIndex[int] = ShapeIndex()
+    shapes = []
+    for number, pattern in enumerate(patterns):
+        known = shape(pattern)
+        assert known is not None
+        index.add(known, number)
+        shapes.append(known)
+    wanted = shape(random_pattern(chance))
+    assert wanted is not None
+    assert sorted(index.covering(wanted)) == [at for at, each in enumerate(shapes) if covers(each, wanted)]
+    assert sorted(index.sharing(wanted)) == [at for at, each in enumerate(shapes) if intersect(each, wanted)]
+
+
+@given(chances)
+def test_the_world_has_a_key_for_each_difference_of_patterns(chance: random.Random) -> None:
+    """So the naive judge, which knows only these keys, tells covers from overlaps."""
+    one, other = random_pattern(chance), random_pattern(chance)
+    mine, its = shape(one), shape(other)
+    assert mine is not None
+    assert its is not None
+    assert covers(mine, its) == (keys_of(one) >= keys_of(other))
+    assert (intersect(mine, its) is not None) == bool(keys_of(one) & keys_of(other))
