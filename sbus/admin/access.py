@@ -22,7 +22,6 @@ METRICS = "/metrics"
 """The path that the metrics group may read."""
 
 
-
 def parse_group(text: str, option: str) -> int:
     """Return the GID of a group.
 

@@ -147,8 +147,8 @@ COLUMNS = (
     Column(
         "sender_chain",
         TYPES["sender_chain"],
-        "the name of the link from the publisher's bus to its master, such as ``!/cred/0/0/4711``; null for a client of "
-        "the root bus, or of a bus without a master",
+        "the name of the link from the publisher's bus to its master, such as ``!/cred/0/0/4711``; null for a client "
+        "of the root bus, or of a bus without a master",
         True,
     ),
 )

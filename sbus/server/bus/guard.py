@@ -18,17 +18,18 @@ judged         In slices, while the bus goes on, each subscription is judged by 
 in force       In one step, all clients get their new rights, and all routes are forgotten, with their verdicts.
 =============  =======================================================================================================
 
-So at no moment is more allowed than by the old policy or by the new one. A policy that is announced before the one
-before it is in force takes its place, and its subscriptions are judged from the beginning.
+So at no moment is more allowed than by the old policy or by the new one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import deferLater
 
 from sbus.errors import CloseReason, ViolationReason
 from sbus.policy.rules import ALLOWED, Verdict
@@ -83,7 +84,7 @@ class Guard:
         self._unsubscribe = unsubscribe
         self._flush = flush
         self._expiry: IDelayedCall | None = None
-        self._change: _Change | None = None
+        self._adopting = defer.DeferredLock()
         router.judge_by(permissions.zone_of)
 
     @property
@@ -183,31 +184,21 @@ class Guard:
 
     # --- a new policy ------------------------------------------------------------------------
 
-    def adopt(self, policy: Policy) -> defer.Deferred[int]:
-        """Put a policy into force, while the bus goes on.
-
-        :returns: a Deferred that fires with the policy's generation when it is in force, or when a later one is.
-        """
-        before = self._change
-        waiting = [] if before is None else before.waiting
-        if before is not None:
-            before.is_over = True
-        change = self._change = _Change(self._judge_all(policy), waiting)
-        self.permissions.coming = policy
-        done: defer.Deferred[int] = defer.Deferred()
-        waiting.append(done)
-        self._go_on(change)
-        return done
-
-    def _go_on(self, change: _Change) -> None:
-        if change.is_over:
-            return
-        for _ in range(_JUDGED_AT_ONCE):
-            if next(change.steps, self) is self:
-                self._put_into_force(change)
-                return
-        self._flush()
-        self._clock.callLater(0, self._go_on, change)
+    async def adopt(self, policy: Policy) -> int:
+        """Put a policy into force, while the bus goes on, after any other that is on its way; return its generation."""
+        await self._adopting.acquire()
+        try:
+            permissions = self.permissions
+            policy.generation = 1 if permissions.policy is None else permissions.policy.generation + 1
+            permissions.coming = policy
+            steps = self._judge_all(policy)
+            while sum(1 for _ in islice(steps, _JUDGED_AT_ONCE)) == _JUDGED_AT_ONCE:
+                self._flush()
+                await deferLater(self._clock, 0)
+            self._put_into_force(policy)
+            return policy.generation
+        finally:
+            self._adopting.release()
 
     def _judge_all(self, policy: Policy) -> Iterator[None]:
         """Judge the subscriptions of all clients, one at each step, and end those that the policy refuses."""
@@ -238,11 +229,8 @@ class Guard:
                 tell(client, SUB, pattern, verdict.rule)
             yield
 
-    def _put_into_force(self, change: _Change) -> None:
+    def _put_into_force(self, policy: Policy) -> None:
         self._flush()
-        policy = self.permissions.coming
-        assert policy is not None
-        self._change = None
         self.permissions.adopt(policy)
         self._router.judge_by(self.permissions.zone_of)
         self.paces.forget_all()
@@ -250,14 +238,3 @@ class Guard:
             self.admit(client)
         self._interest.judge_anew()
         self._flush()
-        for done in change.waiting:
-            done.callback(policy.generation)
-
-
-class _Change:
-    """A policy on its way into force."""
-
-    def __init__(self, steps: Iterator[None], waiting: list[defer.Deferred[int]]) -> None:
-        self.steps = steps
-        self.waiting = waiting
-        self.is_over = False

@@ -1,8 +1,8 @@
 """Pace: a client whose user may send only so many messages a second is read more slowly.
 
-A policy gives the rate (``max_rate``). The clients of a user with the same rate share a bucket, so that more connections
-bring no more messages. A batch is handled as far as the bucket has tokens; then the client is not read until there are
-some again, and what it sends waits in its socket.
+A policy gives the rate (``max_rate``). The clients of a user with the same rate share a bucket, so that more
+connections bring no more messages. A batch is handled as far as the bucket has tokens; then the client is not read
+until there are some again, and what it sends waits in its socket.
 """
 
 from __future__ import annotations

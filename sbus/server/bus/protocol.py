@@ -48,8 +48,8 @@ from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.send_buffer import START
 from sbus.server.bus import choices
-from sbus.server.bus.pace import Pace
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
+from sbus.server.bus.pace import Pace
 from sbus.server.bus.receiving import NOBODY, ReceivingHalf
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.bus.stall import StallTimer

@@ -39,9 +39,9 @@ from sbus.daemon.service import Service
 from sbus.errors import CloseReason, UsageError, Violation
 from sbus.fair import Scheduler
 from sbus.flood import Loss, QueueOwner, SendQueue
+from sbus.policy import Policy
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.protocol.notices import LossReason
-from sbus.policy import Policy
 from sbus.protocol.packets import MSG, build
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.interest_notices import InterestNotices

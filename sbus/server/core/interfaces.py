@@ -288,8 +288,8 @@ class ICredentials(Interface):
     """
 
     restrictsPublishing: bool = Attribute(
-        "Whether the bus calls `mayPublish`. That costs time for every message, unless there are `verdictSeconds`, so say "
-        "False if it allows everything."
+        "Whether the bus calls `mayPublish`. That costs time for every message, unless there are `verdictSeconds`; so "
+        "say False if it allows everything."
     )
     verdictSeconds: float = Attribute(
         "Seconds for which the bus may remember what `mayPublish` has said of a peer and a key; 0, or no such "

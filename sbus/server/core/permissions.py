@@ -4,9 +4,9 @@
 
 The kernel's word is the first rule: whose secrets a client may read (`sbus.server.core.credentials`). A policy
 (`sbus.policy`), or a credentials plug-in, can restrict open keys further. Neither is asked for each message. Clients
-that are judged alike are a *class*, and share one object, their `sbus.server.core.interfaces.Rights`; keys that are judged alike have one *zone*.
-Keys of one route have one zone, so the route remembers the verdict on each class that publishes there
-(`sbus.routing.route`), and a run of messages needs one look-up.
+that are judged alike are a *class*, and share one object, their rights (`sbus.server.core.interfaces.Rights`); keys that
+are judged alike have one *zone*. The keys of one route have one zone, so the route remembers the verdict on each class
+that publishes there (`sbus.routing.route`), and a run of messages needs one look-up.
 
 ========================  =======================  =======================  ===============================
 what restricts clients    their class              zone of a key            a verdict is in force

@@ -47,9 +47,7 @@ class _Reloadable(Protocol):
     async def reload(self) -> int: ...
 
 
-def pages(
-    registry: SubscriptionRegistry, policy: _Reloadable | None = None
-) -> dict[tuple[str, str], tuple[Page, str]]:
+def pages(registry: SubscriptionRegistry, policy: _Reloadable | None = None) -> dict[tuple[str, str], tuple[Page, str]]:
     """Return the pages of a bus, by method and path, each with its content type.
 
     :param policy: the files of the bus's policy, if it has one.
@@ -178,7 +176,8 @@ def _reload(policy: _Reloadable | None) -> Pieces:
     answer: dict[str, object] = {}
     reloading = defer.Deferred.fromCoroutine(policy.reload())
     reloading.addCallbacks(
-        lambda generation: answer.update(generation=generation), lambda failure: answer.update(problem=_text_of(failure))
+        lambda generation: answer.update(generation=generation),
+        lambda failure: answer.update(problem=_text_of(failure)),
     )
     while not answer:
         yield None

@@ -18,8 +18,7 @@ __all__ = ["PolicyFiles", "describe"]
 class PolicyFiles:
     """Loads the policy of a bus again.
 
-    The files are read in a thread, since ten thousand rules take a second. One reading follows the other: whoever asks
-    meanwhile waits for the next one, so that it sees what was written before.
+    The files are read in a thread, since ten thousand rules take a second, and by one after the other.
 
     :param path: the file or the directory.
     :param listeners: the labels of the bus's sockets.
@@ -40,31 +39,19 @@ class PolicyFiles:
         self._listeners = listeners
         self._on_change = on_change
         self._lock = defer.DeferredLock()
-        self._waiting: defer.Deferred[int] | None = None
 
     async def reload(self) -> int:
         """Load the policy, and put it into force; return its generation.
 
         :raises PolicyError: if it is wrong, naming file, line and remedy; the one before stays in force.
         """
-        waiting = self._waiting
-        if waiting is None:
-            waiting = self._waiting = defer.Deferred.fromCoroutine(self._reload())
-        done: defer.Deferred[int] = defer.Deferred()
-        waiting.addCallbacks(_passed_on(done.callback), _passed_on(done.errback))
-        return await done
-
-    async def _reload(self) -> int:
         await self._lock.acquire()
-        self._waiting = None  # who asks from now on has to wait for another reading
         self._on_change(True)
         try:
             registry = self._registry
             policy: Policy = await deferToThread(
                 load, self.path, separator=registry.dialect.separator, listeners=self._listeners
             )
-            before = registry.guard.permissions.policy
-            policy.generation = 1 if before is None else before.generation + 1
             generation = await registry.guard.adopt(policy)
         except PolicyError as e:
             self.log.error("the policy is not reloaded, and the one before stays in force: {error}", error=str(e))
@@ -72,7 +59,9 @@ class PolicyFiles:
         finally:
             self._on_change(False)
             self._lock.release()
-        self.log.info("policy of generation {generation} is in force: {what}", generation=generation, what=describe(policy))
+        self.log.info(
+            "policy of generation {generation} is in force: {what}", generation=generation, what=describe(policy)
+        )
         return generation
 
     def reload_at_signal(self) -> None:
@@ -85,11 +74,3 @@ def describe(policy: Policy) -> str:
     files = policy.files[0] if len(policy.files) == 1 else f"{len(policy.files)} files"
     mode = "audits" if policy.is_audit else "enforces"
     return f"{files}, {mode} {len(policy.rules)} rules, default {'deny' if policy.is_closed else 'allow'}"
-
-
-def _passed_on(call: Callable[..., None]) -> Callable[..., object]:
-    def pass_on(result: object) -> object:
-        call(result)
-        return result
-
-    return pass_on

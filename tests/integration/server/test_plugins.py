@@ -276,9 +276,7 @@ class TestPolicy:
         assert reader.sync() == allowed
         client.msg(b"official")
         assert client.has_ended()
-        started.wait_log(
-            rf"violation by client 2, pid {client.pid} .*: the policy of the bus refuses this publication"
-        )
+        started.wait_log(rf"violation by client 2, pid {client.pid} .*: the policy of the bus refuses this publication")
         official = reader.msg(b"official")
         assert reader.sync() == [official]
 

@@ -58,7 +58,13 @@ def test_the_state_of_settings():
     client = bus.connect()
     client.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/error", b"CMSG order/stack", b"CMSG order/random")
     client.send(
-        b"CMSG echo/off", b"CMSG bundle/on", b"CMSG bye/on", b"CMSG receipts/on", b"CMSG observer/on", b"CMSG sender/on", b"CMSG denied/on"
+        b"CMSG echo/off",
+        b"CMSG bundle/on",
+        b"CMSG bye/on",
+        b"CMSG receipts/on",
+        b"CMSG observer/on",
+        b"CMSG sender/on",
+        b"CMSG denied/on",
     )
     client.send(b"CMSG chain/on")
     state = client.protocol.settings.describe()
