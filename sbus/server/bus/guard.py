@@ -42,7 +42,7 @@ from sbus.server.bus.router import Router
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import Client, Receiver, Rights
 from sbus.server.core.observers import Events, redact
-from sbus.server.core.permissions import FREE, Permissions, Refusal
+from sbus.server.core.permissions import FREE, Permissions, Refusal, is_judged
 
 if TYPE_CHECKING:
     from sbus.policy import Policy
@@ -191,7 +191,8 @@ class Guard:
             permissions = self.permissions
             policy.generation = 1 if permissions.policy is None else permissions.policy.generation + 1
             permissions.coming = policy
-            steps = self._judge_all(policy)
+            classes: set[Rights] = set()  # which are forgotten, unless somebody holds them
+            steps = self._judge_all(policy, classes)
             while sum(1 for _ in islice(steps, _JUDGED_AT_ONCE)) == _JUDGED_AT_ONCE:
                 self._flush()
                 await deferLater(self._clock, 0)
@@ -200,15 +201,11 @@ class Guard:
         finally:
             self._adopting.release()
 
-    def _judge_all(self, policy: Policy) -> Iterator[None]:
+    def _judge_all(self, policy: Policy, classes: set[Rights]) -> Iterator[None]:
         """Judge the subscriptions of all clients, one at each step, and end those that the policy refuses."""
-        permissions = self.permissions
-        if permissions.policy is None and policy.is_audit:
-            return
-        for client in list(self._clients.values()):
-            if client.rights is FREE and permissions.policy is not None:
-                continue  # it belongs to the bus
+        for client in filter(is_judged, list(self._clients.values())):
             rights = policy.rights_of(client.identity)
+            classes.add(rights)
             for pattern, (_, secret) in list(client.patterns.items()):
                 yield
                 if client.reason is not None:

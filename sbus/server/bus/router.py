@@ -104,7 +104,6 @@ class Router:
 
     def judge_by(self, zone_of: Callable[[bytes], Hashable] | None) -> None:
         """Have routes only of keys that are judged alike, by their zones."""
-        self.surcharge += _FORGOTTEN * len(self.routes)
         self._cache.clear()
         self._cache.zone_of = zone_of
 

@@ -4,9 +4,9 @@
 
 The kernel's word is the first rule: whose secrets a client may read (`sbus.server.core.credentials`). A policy
 (`sbus.policy`), or a credentials plug-in, can restrict open keys further. Neither is asked for each message. Clients
-that are judged alike are a *class*, and share one object, their rights (`sbus.server.core.interfaces.Rights`); keys that
-are judged alike have one *zone*. The keys of one route have one zone, so the route remembers the verdict on each class
-that publishes there (`sbus.routing.route`), and a run of messages needs one look-up.
+that are judged alike are a *class*, and share one object, their rights (`sbus.server.core.interfaces.Rights`). Keys
+that are judged alike have one *zone*. The keys of one route have one zone, so the route remembers the verdict on each
+class that publishes there (`sbus.routing.route`), and a run of messages needs one look-up.
 
 ========================  =======================  =======================  ===============================
 what restricts clients    their class              zone of a key            a verdict is in force
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sbus.policy import Policy
     from sbus.routing.route import Route
 
-__all__ = ["FREE", "SECRET", "Permissions", "Refusal", "verdict_of"]
+__all__ = ["FREE", "SECRET", "Permissions", "Refusal", "is_judged", "verdict_of"]
 
 SECRET = Verdict(False, "secret")
 """The verdict of the rule of secret keys."""
@@ -153,7 +153,7 @@ class Permissions:
 
     def rights_of(self, client: Any) -> Rights:
         """Return the rights of a connected client."""
-        if client.user.uid in (RECORDER, LINK):
+        if not is_judged(client):
             return FREE
         rights: Rights | None = None if self.policy is None else self.policy.rights_of(client.identity)
         if not self._has_plugin:
@@ -186,15 +186,25 @@ class Permissions:
         :raises Refusal: if the policy does.
         """
         self._credentials.checkSubscription(client.peer, pattern, secret)
-        rights: Rights = getattr(client, "rights", FREE)  # the program's own subscribers have none
-        if secret is not None or self.policy is None or rights is FREE:
+        coming = self.coming
+        if secret is not None or (self.policy is None and coming is None) or not is_judged(client):
             return ALLOWED
-        verdict = rights.subscription(pattern)
-        if verdict.is_allowed and self.coming is not None and not self.coming.is_audit:
-            verdict = self.coming.rights_of(client.identity).subscription(pattern)
-        if not verdict.is_allowed and not self.is_audit:
-            raise Refusal(ViolationReason.REFUSED_SUBSCRIPTION, verdict)
+        if coming is not None and not coming.is_audit:
+            _enforce(coming.rights_of(client.identity).subscription(pattern))
+        verdict: Verdict = ALLOWED if self.policy is None else client.rights.subscription(pattern)
+        if not self.is_audit:
+            _enforce(verdict)
         return verdict
+
+
+def is_judged(client: Any) -> bool:
+    """Return whether the rights of a receiver are looked at: it does not belong to the bus or to its program."""
+    return hasattr(client, "rights") and client.user.uid not in (RECORDER, LINK)
+
+
+def _enforce(verdict: Verdict) -> None:
+    if not verdict.is_allowed:
+        raise Refusal(ViolationReason.REFUSED_SUBSCRIPTION, verdict)
 
 
 def verdict_of(violation: Violation) -> Verdict | None:
