@@ -229,6 +229,8 @@ class _Table:
         return value
 
     def patterns(self, field: str, dialect: Dialect) -> tuple[bytes, ...]:
+        if field not in self:
+            return ()
         found = []
         for text in self.items(field, '"sensors/"'):
             pattern = text.encode()
@@ -262,8 +264,7 @@ def _check_open(pattern: bytes, field: str, dialect: Dialect) -> None:
 
 
 def _check_possible(pattern: bytes, dialect: Dialect) -> None:
-    reason = never_matches(pattern, dialect)
-    if reason is not None:
+    if b"*" in pattern and (reason := never_matches(pattern, dialect)) is not None:
         raise UsageError(reason)
     if b"\0" in pattern:
         raise UsageError("it can never match: a NUL ends a key; take it out")

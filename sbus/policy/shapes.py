@@ -2,9 +2,9 @@
 
 It is a trie over the segments of `sbus.protocol.patterns.Shape`. To find covers, a walk follows at each node the
 branches whose segment takes the pattern's: the literal, and one prefix of each length. To find what shares a key, it
-also follows the branches that the pattern's segment takes, which are neighbours in a sorted list. So only a ``*`` in the
-pattern makes a walk branch widely, and only as widely as the set does. Both walks are exact; a property test compares
-them with a comparison of all pairs.
+also follows the branches that the pattern's segment takes, which are neighbours in a sorted list. So only a ``*`` in
+the pattern makes a walk branch widely, and only as widely as the set does. Both walks are exact; a property test
+compares them with a comparison of all pairs.
 
 A pattern has a list of values, which belong to whoever added it.
 """
