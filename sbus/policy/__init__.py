@@ -1,7 +1,24 @@
 """Policies: who may publish and subscribe to what. No I/O but reading their files; the room knows no bus."""
 
-from sbus.policy.policy import Policy, Rights, Zone
-from sbus.policy.reading import load
-from sbus.policy.rules import ALLOWED, Identity, Rule, UserLimits, Verdict
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sbus.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from sbus.policy.policy import Policy, Rights, Zone
+    from sbus.policy.reading import load
+    from sbus.policy.rules import ALLOWED, Identity, Rule, UserLimits, Verdict
 
 __all__ = ["ALLOWED", "Identity", "Policy", "Rights", "Rule", "UserLimits", "Verdict", "Zone", "load"]
+
+# Most buses have no policy, and a bus is to start quickly.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("Policy", "Rights", "Zone"), ".policy"),
+        **dict.fromkeys(("ALLOWED", "Identity", "Rule", "UserLimits", "Verdict"), ".rules"),
+        "load": ".reading",
+    },
+)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
@@ -39,7 +39,6 @@ from sbus.daemon.service import Service
 from sbus.errors import CloseReason, UsageError, Violation
 from sbus.fair import Scheduler
 from sbus.flood import Loss, QueueOwner, SendQueue
-from sbus.policy import Policy
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
@@ -70,6 +69,9 @@ from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Events, redact
 from sbus.server.core.permissions import Permissions
 from sbus.server.core.users import LINK, RECORDER, User, Users, is_exempt
+
+if TYPE_CHECKING:
+    from sbus.policy import Policy
 
 __all__ = ["Counters", "SubscriptionRegistry"]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import TYPE_CHECKING
 
 from twisted.python import usage
 
+import sbus.policy
 from sbus.admin.access import Access, parse_group
 from sbus.admin.locate import admin_path
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.errors import UsageError
-from sbus.policy import Policy, load
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.protocol.patterns import shape
 from sbus.seqpacket.systemd import passed_names
@@ -22,6 +23,9 @@ from sbus.server.core.limits import Limits, parse_user_clients
 from sbus.server.core.listeners import MAIN, ListenOption, check_names, parse_listen, parse_user, passed_admin
 from sbus.server.run.recorder import require_recorder, split_options
 from sbus.syscalls.addresses import default_address, parse
+
+if TYPE_CHECKING:
+    from sbus.policy import Policy
 
 __all__ = ["DIALECTS", "Options"]
 
@@ -354,7 +358,7 @@ class Options(CommandLine):
             return None
         if self["dialect"] != CURRENT.name:
             raise UsageError("--policy needs the current dialect: leave --dialect or --policy out")
-        return load(self["policy"], listeners=self.labels)
+        return sbus.policy.load(self["policy"], listeners=self.labels)
 
     def _admin(self) -> str | None:
         """Return the address of the admin socket, or None."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from twisted.internet import defer
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
+import sbus.policy
 from sbus.errors import PolicyError, UsageError
-from sbus.policy import Policy, load
 from sbus.server.bus.registry import SubscriptionRegistry
+
+if TYPE_CHECKING:
+    from sbus.policy import Policy
 
 __all__ = ["PolicyFiles", "describe"]
 
@@ -50,7 +54,7 @@ class PolicyFiles:
         try:
             registry = self._registry
             policy: Policy = await deferToThread(
-                load, self.path, separator=registry.dialect.separator, listeners=self._listeners
+                sbus.policy.load, self.path, separator=registry.dialect.separator, listeners=self._listeners
             )
             generation = await registry.guard.adopt(policy)
         except PolicyError as e:

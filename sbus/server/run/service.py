@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IListeningPort, IReactorFDSet, IReactorTime, IStreamServerEndpoint
@@ -15,7 +15,6 @@ from zope.interface import implementer
 
 from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.service import MultiService
-from sbus.policy import Policy
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.seqpacket.interfaces import IPeerGate, Reactor
@@ -40,6 +39,9 @@ from sbus.server.run.sockets import Sockets
 from sbus.syscalls.batch import COMPILED
 from sbus.syscalls.descriptors import descriptor_limit
 from sbus.syscalls.sockets import LONGEST_PACKET, OVERHEAD, grow_send_buffer
+
+if TYPE_CHECKING:
+    from sbus.policy import Policy
 
 __all__ = ["BusFactory", "BusService"]
 
