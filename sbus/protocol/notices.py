@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from sbus.protocol.packets import CMSG, build
 
@@ -114,7 +114,8 @@ def split_credentials(credentials: bytes) -> tuple[int | None, int | None, int |
     return int(gid), int(uid), int(pid), "/".join(chain) or None
 
 
-class Denial(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Denial:
     """What a client was not allowed to do.
 
     :ivar verb: ``MSG`` or ``SUB``; `SEVERAL` for denials that are summed up.
