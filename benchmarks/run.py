@@ -87,7 +87,7 @@ def _measure(options: argparse.Namespace) -> measure.Results:
     with tempfile.TemporaryDirectory(prefix="sbus-bench-") as folder, data.open("w") as file:
         workshop = Workshop(Path(folder))
         servers = []
-        for name in options.only or SERVERS:
+        for name in options.only or [name for name, server in SERVERS.items() if server.is_usual]:
             try:
                 workshop.prepare(SERVERS[name])
             except Unavailable as e:

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.policies import policy
+
 __all__ = [
     "OURS",
     "SERVERS",
@@ -67,6 +69,7 @@ class Server:
     :ivar gathers: it puts messages together by itself, so that unbatched and pipelined are one.
     :ivar own: a bus that speaks our protocol; most workloads make sense for these only.
     :ivar settings: for the generator, whatever is measured.
+    :ivar is_usual: whether it is measured if no names are given.
     :ivar version: a command whose output has the version.
     """
 
@@ -82,6 +85,7 @@ class Server:
     own: bool = False
     version: tuple[str, ...] = ()
     settings: tuple[tuple[str, int], ...] = ()
+    is_usual: bool = True
 
     @property
     def runs(self) -> bool:
@@ -167,6 +171,16 @@ SERVERS: dict[str, Server] = {
             command=twistd(*_UNBOUNDED),
             gathers=True,
             settings=(("bundles", 1),),
+        ),
+        # The same server, which has to ask what each client may do.
+        Server(
+            "policy",
+            "sbus, a policy of 100 rules",
+            "sbus",
+            command=twistd(*_UNBOUNDED, "--policy={config}"),
+            config=policy(100),
+            own=True,
+            is_usual=False,
         ),
         # It never drops, as it waits for the slowest.
         Server(

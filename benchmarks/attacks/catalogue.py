@@ -17,6 +17,7 @@ from benchmarks.attacks.attacker import LARGEST_PACKET, WHOAMI, Attacker, bundle
 from benchmarks.attacks.crowds import crowds
 from benchmarks.attacks.links import links
 from benchmarks.attacks.readers import EVERYTHING, draining, flood, silent
+from benchmarks.attacks.server import POLICY
 
 __all__ = ["ATTACKS"]
 
@@ -126,6 +127,29 @@ def _subscribe(me: Attacker, sock: socket.socket, limit: int, patterns: Iterator
     size = max(1, min(limit, 65_536) // 64)
     while some := list(itertools.islice(patterns, size)):
         me.send_patiently(sock, bundle(b"SUB " + pattern for pattern in some))
+
+
+# --- what nobody may do ---------------------------------------------------------------------------
+
+
+def denied(me: Attacker) -> None:
+    sock, _ = me.connect_bundling(b"CMSG denied/on")
+    me.ready()
+    for number in itertools.count(step=500):
+        if not me.running():
+            return
+        me.send_patiently(sock, bundle(b"MSG denied/%d\0" % (number + i) for i in range(500)))
+        me.count(500)
+
+
+def denied_subs(me: Attacker) -> None:
+    """Subscribe to patterns with a ``*`` in each segment, which a policy has to compare with most of its own."""
+    sock, limit = me.connect_bundling(b"CMSG denied/on")
+    packet, number = filled([b"SUB *", b"SUB */*/", b"SUB *ied/*", b"SUB d*/*/*/", b"SUB */*/p*/"], limit)
+    me.ready()
+    while me.running():
+        me.send_patiently(sock, packet)
+        me.count(number)
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -465,6 +489,15 @@ def _catalogue() -> Iterator[Attack]:
     yield Attack(
         "sender-flips", "senders on and off for 20 readers with a backlog", (flipping(b"sender", b"order/stack"), flood)
     )
+    yield Attack(
+        "denied",
+        "refused messages with distinct keys, in bundles; denials that nobody reads",
+        (denied,),
+        server_options=(POLICY,),
+    )
+    yield Attack(
+        "denied-subs", "refused patterns that are long to judge, in bundles", (denied_subs,), server_options=(POLICY,)
+    )
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
     yield Attack(
         "receipt-flips",
@@ -504,7 +537,7 @@ def _subscribers(me: Attacker) -> None:
 
 def _with_all(attacks: list[Attack]) -> dict[str, Attack]:
     together = tuple(part for attack in attacks if attack.is_plain for part in attack.parts)
-    everything = Attack(ALL, "all at once", together, server_options=_KEEP_LAST + _STREAM)
+    everything = Attack(ALL, "all at once", together, server_options=(*_KEEP_LAST, *_STREAM, POLICY))
     return {attack.name: attack for attack in (*attacks, everything)}
 
 

@@ -17,12 +17,16 @@ from typing import NamedTuple
 from benchmarks.attacks import kernel
 from benchmarks.attacks.attacker import master_of
 from benchmarks.attacks.processes import die_with_parent
+from benchmarks.policies import policy
 from benchmarks.servers import Failed
 
-__all__ = ["Ending", "Server", "Usage", "serving"]
+__all__ = ["POLICY", "Ending", "Server", "Usage", "serving"]
 
 _CROWDS = "--user-clients=4096"
 """Lets one user have thousands of clients, which the bus has to bear with this option."""
+POLICY = "--policy"
+"""Stands for the option that gives the server a policy of `_RULES` rules, which refuses everybody ``denied/``."""
+_RULES = 1_000
 _START_TIMEOUT = 15.0
 _POLL = 0.01
 
@@ -134,6 +138,9 @@ def serving(
         os.chmod(folder, 0o711)
         address = f"{folder}/bus"
         own = [*crowds, *(option.replace("{address}", address) for option in options)]
+        if POLICY in own:
+            Path(f"{address}.toml").write_text(policy(_RULES))
+            own[own.index(POLICY)] = f"--policy={address}.toml"
         if linked:
             master = stack.enter_context(_running(command, master_of(address), crowds, environment, files))
             own += [f"--upstream={master.address}", "--upstream-out=", "--upstream-in="]
