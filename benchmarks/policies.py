@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 __all__ = ["policy"]
 
 
-def policy(rules: int, *, denied: str = "denied/") -> str:
+def policy(rules: int, private: int = 0) -> str:
     """Return a policy in TOML under which everybody may do everything, except publish and subscribe to some keys.
 
-    So each client has to be asked about, and none of the keys of the benchmarks is refused.
+    So each client has to be asked about. Nobody may use keys below ``denied/``; the benchmarks of messages use none.
 
-    :param rules: the number of rules: one for everybody, and the others for groups and sockets of no client, about
-        keys of their own.
-    :param denied: the pattern of what everybody is refused.
+    :param rules: the number of rules: one for everybody, and the others for users without a client, about keys of
+        their own.
+    :param private: the number of areas that have a private part, to which nobody may subscribe.
     """
+    denied = ["denied/", *(f"area/{number}/private/" for number in range(private))]
     lines = ["version = 1", 'default = "deny"', "[[rule]]", 'name = "everybody"', 'publish = [""]', 'subscribe = [""]']
-    lines += [f'deny_publish = ["{denied}"]', f'deny_subscribe = ["{denied}"]']
+    lines += ['deny_publish = ["denied/"]', f"deny_subscribe = {json.dumps(denied)}"]
     for number in range(rules - 1):
         lines += ["[[rule]]", f'name = "r{number}"', f'publish = ["area/{number}/", "shared/{number % 7}/*"]']
         lines += [f"users = [{200_000 + number}]", f'deny_subscribe = ["area/{number}/private/"]']

@@ -142,10 +142,10 @@ def denied(me: Attacker) -> None:
         me.count(500)
 
 
-def denied_subs(me: Attacker) -> None:
-    """Subscribe to patterns with a ``*`` in each segment, which a policy has to compare with most of its own."""
+def judged_subs(me: Attacker) -> None:
+    """Subscribe to a pattern that a policy has to compare with a thousand of its own, and stop."""
     sock, limit = me.connect_bundling(b"CMSG denied/on")
-    packet, number = filled([b"SUB *", b"SUB */*/", b"SUB *ied/*", b"SUB d*/*/*/", b"SUB */*/p*/"], limit)
+    packet, number = filled([b"SUB a*/*/p", b"UNSUB a*/*/p", b"SUB area/*/p*/"], limit)
     me.ready()
     while me.running():
         me.send_patiently(sock, packet)
@@ -496,7 +496,7 @@ def _catalogue() -> Iterator[Attack]:
         server_options=(POLICY,),
     )
     yield Attack(
-        "denied-subs", "refused patterns that are long to judge, in bundles", (denied_subs,), server_options=(POLICY,)
+        "judged-subs", "patterns that take long to judge, in bundles", (judged_subs,), server_options=(POLICY,)
     )
     yield Attack("bye-storm", "byes that nobody reads", (bye_storm,))
     yield Attack(

@@ -25,8 +25,10 @@ __all__ = ["POLICY", "Ending", "Server", "Usage", "serving"]
 _CROWDS = "--user-clients=4096"
 """Lets one user have thousands of clients, which the bus has to bear with this option."""
 POLICY = "--policy"
-"""Stands for the option that gives the server a policy of `_RULES` rules, which refuses everybody ``denied/``."""
+"""Stands for the option that gives the server a policy, which refuses everybody ``denied/``."""
 _RULES = 1_000
+_PRIVATE = 1_000
+"""Patterns to which the policy lets nobody subscribe."""
 _START_TIMEOUT = 15.0
 _POLL = 0.01
 
@@ -139,7 +141,7 @@ def serving(
         address = f"{folder}/bus"
         own = [*crowds, *(option.replace("{address}", address) for option in options)]
         if POLICY in own:
-            Path(f"{address}.toml").write_text(policy(_RULES))
+            Path(f"{address}.toml").write_text(policy(_RULES, _PRIVATE))
             own[own.index(POLICY)] = f"--policy={address}.toml"
         if linked:
             master = stack.enter_context(_running(command, master_of(address), crowds, environment, files))
