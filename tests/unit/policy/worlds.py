@@ -104,8 +104,8 @@ def random_pattern(chance: random.Random) -> bytes:
 
 
 def random_patterns(chance: random.Random, most: int = 2) -> tuple[bytes, ...]:
-    """Return some patterns, often none."""
-    return tuple(random_pattern(chance) for _ in range(max(0, chance.randint(-1, most))))
+    """Return some patterns, often none, each once."""
+    return tuple(dict.fromkeys(random_pattern(chance) for _ in range(max(0, chance.randint(-1, most)))))
 
 
 def random_rule(chance: random.Random, number: int = 0) -> Rule:
