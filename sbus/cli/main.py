@@ -31,6 +31,7 @@ _MODULES = {
     "whoami": "sbus.cli.whoami",
     "ping": "sbus.cli.ping",
     "match": "sbus.cli.match",
+    "policy": "sbus.cli.policy",
     "bench": "sbus.cli.bench",
     "status": "sbus.cli.admin.status",
     "clients": "sbus.cli.admin.clients",

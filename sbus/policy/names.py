@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import grp
+import os
 import pwd
+from collections.abc import Sequence
 
 from sbus.errors import UsageError
+from sbus.policy.rules import NO_GROUP, Identity
 from sbus.syscalls.sockets import overflow_ids
 
-__all__ = ["Names"]
-
-_END = 2**32 - 1
-"""No user or group has this ID: chown(2) takes it for "leave it as it is"."""
+__all__ = ["Names", "identity_of"]
 
 
 class Names:
@@ -60,6 +60,37 @@ class Names:
         return _checked(gid, self._overflow_gid, f"group {name!r}")
 
 
+def identity_of(user: str, groups: Sequence[str], listener: str) -> Identity:
+    """Return a client as the kernel would report it.
+
+    :param user: a name or a number.
+    :param groups: the groups, the primary one first; none: those that the system gives the user.
+    :raises UsageError: if there is no such user or group, with the remedy.
+    """
+    uid = _number(user)
+    try:
+        entry = pwd.getpwnam(user) if uid is None else pwd.getpwuid(uid)
+    except (KeyError, ValueError, OverflowError):
+        if uid is None:
+            raise UsageError(f"there is no user {user!r}: give a name from `getent passwd`, or a UID") from None
+        entry = None
+    if entry is not None:
+        uid = entry.pw_uid
+    assert uid is not None
+    gids: list[int] = []
+    for group in groups:
+        gid = _number(group)
+        try:
+            gids.append(grp.getgrnam(group).gr_gid if gid is None else gid)
+        except (KeyError, ValueError):
+            raise UsageError(f"there is no group {group!r}: give a name from `getent group`, or a GID") from None
+    if not gids and entry is not None:
+        gids = [entry.pw_gid, *os.getgrouplist(entry.pw_name, entry.pw_gid)]
+    gid, *others = gids or [NO_GROUP]
+    overflow_uid, overflow_gid = overflow_ids()
+    return Identity(uid, gid, frozenset(others), listener, uid != overflow_uid and gid != overflow_gid)
+
+
 def _number(name: str | int) -> int | None:
     if isinstance(name, int):
         return name
@@ -67,8 +98,8 @@ def _number(name: str | int) -> int | None:
 
 
 def _checked(number: int, overflow: int, what: str) -> int:
-    if not 0 <= number < _END:
-        raise UsageError(f"there is no {what}: an ID is a number from 0 to {_END - 1}")
+    if not 0 <= number < NO_GROUP:
+        raise UsageError(f"there is no {what}: an ID is a number from 0 to {NO_GROUP - 1}")
     if number == overflow:
         raise UsageError(
             f"{what} matches nobody: the kernel reports the ID {overflow} for all that it cannot name, so it proves "

@@ -62,9 +62,8 @@ def explain(policy: Policy, who: Identity, verb: Verb, key: bytes) -> Explanatio
     denies = list(asked.denied_by(rights.rules))
     allows = [] if secret is not None else list(asked.allowed_by(rights.rules))
     closed = [] if secret is not None else list(asked.closed_by(policy))
-    steps = [denies, allows, closed, [_default(policy, secret is not None)]]
-    step = next(number for number, found in enumerate(steps) if found)
-    reasons = [reason._replace(decides=number == step) for number, found in enumerate(steps) for reason in found]
+    steps = [found for found in (denies, allows, closed) if found] or [[_default(policy, secret is not None)]]
+    reasons = [reason._replace(decides=found is steps[0]) for found in steps for reason in found]
     if not verdict.is_allowed and not denies:
         others = [rule for rule in policy.rules if not rule.matches(who)]
         reasons += (
@@ -118,7 +117,7 @@ class _Key:
     def closed_by(self, policy: Policy) -> Iterator[Reason]:
         for pattern, verdict in policy.closed.items():
             if self._matches(pattern):
-                yield Reason(False, "closed", verdict.where, "closed", pattern, "it needs an allow")
+                yield Reason(False, "closed", verdict.where, "closed", pattern, "this key needs an allow")
 
 
 class _Pattern:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["ALLOWED", "PATTERN_FIELDS", "RESERVED_NAMES", "Identity", "Rule", "UserLimits", "Verb", "Verdict"]
+__all__ = [
+    "ALLOWED",
+    "NO_GROUP",
+    "PATTERN_FIELDS",
+    "RESERVED_NAMES",
+    "Identity",
+    "Rule",
+    "UserLimits",
+    "Verb",
+    "Verdict",
+]
 
 Verb = Literal["publish", "subscribe"]
 
@@ -13,6 +23,9 @@ PATTERN_FIELDS = ("publish", "subscribe", "subscribe_exact", "deny_publish", "de
 
 RESERVED_NAMES = frozenset({"closed", "credentials", "default", "secret", "several"})
 """What a refusal reports where no rule of a policy decided."""
+
+NO_GROUP = 2**32 - 1
+"""The primary group of a client of which no group is known: no group has this ID, nor does a user (chown(2))."""
 
 
 class Identity(NamedTuple):

@@ -1,0 +1,34 @@
+"""``sbus policy``: check, explain and compare policies. No bus is needed."""
+
+from __future__ import annotations
+
+import click
+
+from sbus.cli.group import LazyGroup
+
+__all__ = ["policy"]
+
+_MODULES = {
+    "check": "sbus.cli.policy.check",
+    "explain": "sbus.cli.policy.explain",
+    "diff": "sbus.cli.policy.diff",
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    modules=_MODULES,
+    short_help="Check, explain and compare policies.",
+    epilog="""\
+\b
+Examples:
+  sbus policy check /etc/sbus/policy.toml
+  sbus policy explain --policy /etc/sbus/policy.toml --user alice publish sensors/a
+  sbus policy diff /etc/sbus/policy.toml new.toml
+""",
+)
+def policy() -> None:
+    """Check, explain and compare policies: the files that say who may publish and subscribe to what.
+
+    A policy is a file, or a directory of *.toml. Users and groups are those of this system.
+    """

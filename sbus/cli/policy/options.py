@@ -1,0 +1,96 @@
+"""What the commands of ``sbus policy`` share: options, and how clients and rules are shown."""
+
+from __future__ import annotations
+
+import grp
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from sbus.cli.admin.words import name_of
+from sbus.cli.options import DIALECTS
+from sbus.policy import Identity, Policy, load
+from sbus.policy.reasons import Reason
+from sbus.policy.rules import NO_GROUP
+
+__all__ = ["describe", "dialect_option", "json_option", "load_policy", "reason_row", "reason_text", "who_row"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def dialect_option(command: F) -> F:
+    """Give a command the option for the dialect of the bus."""
+    return click.option(
+        "--dialect",
+        type=click.Choice(list(DIALECTS)),
+        default="current",
+        show_default=True,
+        help="Rules of patterns; 'early' separates segments with '.'.",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    """Give a command the option ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+
+
+def load_policy(path: str, dialect: str, listeners: tuple[str, ...] = ()) -> Policy:
+    """Load a policy of a bus with this dialect, and with these listeners if there are some."""
+    return load(path, separator=DIALECTS[dialect].separator, listeners=listeners or None)
+
+
+def describe(who: Identity) -> str:
+    """Return a client in words: user, groups and socket."""
+    name = name_of(who.uid)
+    words = [f"uid {who.uid} ({name})" if name else f"uid {who.uid}"]
+    if groups := _groups(who):
+        words.append(f"{'groups' if len(groups) > 1 else 'group'} {', '.join(map(_group_name, groups))}")
+    if not who.is_proven:
+        words.append("whose IDs prove nothing")
+    return ", ".join([*words, f"socket {who.listener}"])
+
+
+def _groups(who: Identity) -> list[int]:
+    """Return the groups, the primary one first."""
+    return [who.gid, *sorted(who.groups - {who.gid})] if who.gid != NO_GROUP else []
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except (KeyError, OverflowError):
+        return str(gid)
+
+
+def who_row(who: Identity) -> dict[str, Any]:
+    """Return a client as a JSON object."""
+    return {
+        "uid": who.uid,
+        "user": name_of(who.uid) or None,
+        "groups": _groups(who),
+        "listener": who.listener,
+        "is_proven": who.is_proven,
+    }
+
+
+def reason_row(reason: Reason) -> dict[str, Any]:
+    """Return a reason as a JSON object."""
+    pattern = None if reason.pattern is None else reason.pattern.decode(errors="backslashreplace")
+    return {
+        "rule": reason.rule,
+        "where": reason.where,
+        "field": reason.field,
+        "pattern": pattern,
+        "text": reason.text,
+        "decides": reason.decides,
+    }
+
+
+def reason_text(reason: Reason) -> str:
+    """Return a reason as a line."""
+    place = f"{reason.rule} ({reason.where})" if reason.where else reason.rule
+    if reason.pattern is None:
+        return f"{place}: {reason.text}"
+    field = "" if reason.field == reason.rule else f"{reason.field} "
+    return f'{place}: {field}"{reason.pattern.decode(errors="backslashreplace")}": {reason.text}'
