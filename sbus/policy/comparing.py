@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from sbus.policy.policy import SECRET, Policy
 from sbus.policy.reasons import Reason, explain
-from sbus.policy.rules import NO_GROUP, Identity, Rule, Verb, Verdict
+from sbus.policy.rules import UNNAMED, Identity, Rule, Verb, Verdict
 from sbus.policy.shapes import ShapeIndex
 from sbus.protocol.patterns import Shape, intersect, shape
 
@@ -188,8 +188,6 @@ class _Crowd:
     """Clients for the rules of two policies: the IDs that rules name, and ones that none does."""
 
     def __init__(self, rules: list[Rule]) -> None:
-        named = {uid for rule in rules for uid in rule.users or ()}
-        self._uid = next(uid for uid in itertools.count(1000) if uid not in named)
         listeners = {name for rule in rules for name in rule.listeners or ()}
         names = itertools.chain(("main",), map("other-{}".format, itertools.count(1)))
         self._listener = next(name for name in names if name not in listeners)
@@ -198,11 +196,11 @@ class _Crowd:
         """Yield clients, one of each kind that these rules tell apart, with two groups at most."""
         rules = list(rules)
         gids = _representatives([rule.groups for rule in rules])
-        uids = [self._uid, *_representatives([rule.users for rule in rules])]
+        uids = [UNNAMED, *_representatives([rule.users for rule in rules])]
         listeners = [self._listener, *_representatives([rule.listeners for rule in rules])]
         for size in range(3):
             for groups in itertools.combinations(gids, size):
-                gid, *others = groups or (NO_GROUP,)
+                gid, *others = groups or (UNNAMED,)
                 for uid, listener in itertools.product(uids, listeners):
                     yield Identity(uid, gid, frozenset(others), listener, True)
 

@@ -8,7 +8,7 @@ import pwd
 from collections.abc import Sequence
 
 from sbus.errors import UsageError
-from sbus.policy.rules import NO_GROUP, Identity
+from sbus.policy.rules import UNNAMED, Identity
 from sbus.syscalls.sockets import overflow_ids
 
 __all__ = ["Names", "identity_of"]
@@ -86,7 +86,7 @@ def identity_of(user: str, groups: Sequence[str], listener: str) -> Identity:
             raise UsageError(f"there is no group {group!r}: give a name from `getent group`, or a GID") from None
     if not gids and entry is not None:
         gids = [entry.pw_gid, *os.getgrouplist(entry.pw_name, entry.pw_gid)]
-    gid, *others = gids or [NO_GROUP]
+    gid, *others = gids or [UNNAMED]
     overflow_uid, overflow_gid = overflow_ids()
     return Identity(uid, gid, frozenset(others), listener, uid != overflow_uid and gid != overflow_gid)
 
@@ -98,8 +98,8 @@ def _number(name: str | int) -> int | None:
 
 
 def _checked(number: int, overflow: int, what: str) -> int:
-    if not 0 <= number < NO_GROUP:
-        raise UsageError(f"there is no {what}: an ID is a number from 0 to {NO_GROUP - 1}")
+    if not 0 <= number < UNNAMED:
+        raise UsageError(f"there is no {what}: an ID is a number from 0 to {UNNAMED - 1}")
     if number == overflow:
         raise UsageError(
             f"{what} matches nobody: the kernel reports the ID {overflow} for all that it cannot name, so it proves "

@@ -25,13 +25,13 @@ from sbus.protocol.explain import never_matches
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from sbus.protocol.patterns import shape
 
-__all__ = ["load"]
+__all__ = ["LIMITS_FIELDS", "RULE_FIELDS", "TOP_FIELDS", "load"]
 
-_TOP_FIELDS = ("version", "default", "closed", "mode", "rule", "limits")
-_RULE_FIELDS = ("name", "users", "groups", "listeners", *PATTERN_FIELDS, "max_rate", "payload", "audit")
+TOP_FIELDS = ("version", "default", "closed", "mode", "rule", "limits")
+RULE_FIELDS = ("name", "users", "groups", "listeners", *PATTERN_FIELDS, "max_rate", "payload", "audit")
 _EFFECTS = (*PATTERN_FIELDS, "max_rate", "payload")
 _COUNTS = ("clients", "patterns", "accepts")
-_LIMITS_FIELDS = ("users", "memory", *_COUNTS)
+LIMITS_FIELDS = ("users", "memory", *_COUNTS)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NAME_RULE = "use letters, digits, '_', '.' and '-', 1 to 64 of them"
 _LEAST_ID_SEGMENTS = 6
@@ -320,7 +320,7 @@ class _Loader:
             top.fail("", "there is no version: begin the file with `version = 1`")
         if file.data["version"] != 1 or type(file.data["version"]) is not int:
             top.fail("version", "this sbus reads policies of version 1: write `version = 1`, or update sbus")
-        top.check_fields(_TOP_FIELDS)
+        top.check_fields(TOP_FIELDS)
         for field, words in (("default", ("allow", "deny")), ("mode", ("enforce", "audit"))):
             value = top.one_of(field, words)
             if value is not None:
@@ -334,7 +334,7 @@ class _Loader:
             self._add_limits(table)
 
     def _add_rule(self, table: _Table) -> None:
-        table.check_fields(_RULE_FIELDS)
+        table.check_fields(RULE_FIELDS)
         name = table.text("name")
         if not _NAME.fullmatch(name):
             table.fail("name", f"a rule cannot be called {name!r}: {_NAME_RULE}")
@@ -376,7 +376,7 @@ class _Loader:
         return frozenset(names)
 
     def _add_limits(self, table: _Table) -> None:
-        table.check_fields(_LIMITS_FIELDS)
+        table.check_fields(LIMITS_FIELDS)
         users = table.people("users", '"monitord"', self._names.user)
         if users is None:
             table.fail("", "[[limits]] has no users: name those whose shares it gives (--user-* give those of all)")

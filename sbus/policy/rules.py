@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "ALLOWED",
-    "NO_GROUP",
     "PATTERN_FIELDS",
     "RESERVED_NAMES",
+    "UNNAMED",
     "Identity",
     "Rule",
     "UserLimits",
@@ -24,8 +24,8 @@ PATTERN_FIELDS = ("publish", "subscribe", "subscribe_exact", "deny_publish", "de
 RESERVED_NAMES = frozenset({"closed", "credentials", "default", "secret", "several"})
 """What a refusal reports where no rule of a policy decided."""
 
-NO_GROUP = 2**32 - 1
-"""The primary group of a client of which no group is known: no group has this ID, nor does a user (chown(2))."""
+UNNAMED = 2**32 - 1
+"""The ID of an example for all users, or all groups, that no rule names: nobody has it (chown(2))."""
 
 
 class Identity(NamedTuple):

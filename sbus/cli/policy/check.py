@@ -23,7 +23,7 @@ Examples:
   sbus policy check --listener main --listener app /etc/sbus/policy
 """,
 )
-@click.argument("path", metavar="FILE")
+@click.argument("path", metavar="FILE", type=click.Path())
 @click.option(
     "--listener",
     "-l",

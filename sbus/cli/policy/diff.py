@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import click
 
-from sbus.cli.admin.words import name_of
 from sbus.cli.output import escape, printable_text
 from sbus.cli.policy.options import (
     describe,
@@ -16,6 +15,7 @@ from sbus.cli.policy.options import (
     load_policy,
     reason_row,
     reason_text,
+    user_text,
     who_row,
 )
 from sbus.policy.comparing import Change, SettingChange, compare, compare_settings
@@ -31,8 +31,8 @@ Example:
   sbus policy diff /etc/sbus/policy.toml new.toml
 """,
 )
-@click.argument("old")
-@click.argument("new")
+@click.argument("old", type=click.Path())
+@click.argument("new", type=click.Path())
 @dialect_option
 @json_option
 @click.pass_context
@@ -40,8 +40,8 @@ def diff(ctx: click.Context, old: str, new: str, dialect: str, as_json: bool) ->
     """Compare two policies by what they allow: one example for each change, and settings that differ.
 
     A line begins with "-" if a client loses a right, and with "+" if one gains it. The client is
-    described by what the rules ask for; a user that no rule names stands for all others. The status
-    is 0 if the policies allow the same, else 1. No bus is needed.
+    described by what the rules ask for; "any other user" is one that no rule names. The status is 0
+    if the policies allow the same, else 1. No bus is needed.
     """
     before, after = load_policy(old, dialect), load_policy(new, dialect)
     changes, settings = list(compare(before, after)), list(compare_settings(before, after))
@@ -75,8 +75,7 @@ def _setting_lines(settings: list[SettingChange]) -> Iterator[str]:
     for each in settings:
         who = describe(each.who) if each.who is not None else None
         if each.uid is not None:
-            name = name_of(each.uid)
-            who = f"uid {each.uid} ({name})" if name else f"uid {each.uid}"
+            who = user_text(each.uid)
         before, after = (_value(value) for value in (each.before, each.after))
         yield f"~ {each.setting} {before} -> {after}" + (f": {who}" if who else "")
 

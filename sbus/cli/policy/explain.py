@@ -35,7 +35,9 @@ Examples:
 )
 @click.argument("verb", type=click.Choice(["publish", "subscribe"]))
 @click.argument("key", type=BYTES)
-@click.option("--policy", "path", metavar="FILE", required=True, help="The policy: a file, or a directory of *.toml.")
+@click.option(
+    "--policy", "path", metavar="FILE", type=click.Path(), required=True, help="A file, or a directory of *.toml."
+)
 @click.option("--user", "-u", required=True, metavar="USER", help="The client's user: a name or a UID.")
 @click.option(
     "--group",

@@ -12,9 +12,18 @@ from sbus.cli.admin.words import name_of
 from sbus.cli.options import DIALECTS
 from sbus.policy import Identity, Policy, load
 from sbus.policy.reasons import Reason
-from sbus.policy.rules import NO_GROUP
+from sbus.policy.rules import UNNAMED
 
-__all__ = ["describe", "dialect_option", "json_option", "load_policy", "reason_row", "reason_text", "who_row"]
+__all__ = [
+    "describe",
+    "dialect_option",
+    "json_option",
+    "load_policy",
+    "reason_row",
+    "reason_text",
+    "user_text",
+    "who_row",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,8 +51,7 @@ def load_policy(path: str, dialect: str, listeners: tuple[str, ...] = ()) -> Pol
 
 def describe(who: Identity) -> str:
     """Return a client in words: user, groups and socket."""
-    name = name_of(who.uid)
-    words = [f"uid {who.uid} ({name})" if name else f"uid {who.uid}"]
+    words = [user_text(who.uid)]
     if groups := _groups(who):
         words.append(f"{'groups' if len(groups) > 1 else 'group'} {', '.join(map(_group_name, groups))}")
     if not who.is_proven:
@@ -51,9 +59,15 @@ def describe(who: Identity) -> str:
     return ", ".join([*words, f"socket {who.listener}"])
 
 
+def user_text(uid: int) -> str:
+    """Return a user in words."""
+    name = name_of(uid)
+    return "any other user" if uid == UNNAMED else f"uid {uid} ({name})" if name else f"uid {uid}"
+
+
 def _groups(who: Identity) -> list[int]:
     """Return the groups, the primary one first."""
-    return [who.gid, *sorted(who.groups - {who.gid})] if who.gid != NO_GROUP else []
+    return [who.gid, *sorted(who.groups - {who.gid})] if who.gid != UNNAMED else []
 
 
 def _group_name(gid: int) -> str:
@@ -64,9 +78,9 @@ def _group_name(gid: int) -> str:
 
 
 def who_row(who: Identity) -> dict[str, Any]:
-    """Return a client as a JSON object."""
+    """Return a client as a JSON object; without a UID, it is any user whom no rule names."""
     return {
-        "uid": who.uid,
+        "uid": None if who.uid == UNNAMED else who.uid,
         "user": name_of(who.uid) or None,
         "groups": _groups(who),
         "listener": who.listener,

@@ -983,7 +983,7 @@ def test_completion_script(shell: str) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("sbus p", {"plain,pub", "plain,probe", "plain,ping", "plain,patterns"}),
+        ("sbus p", {"plain,pub", "plain,probe", "plain,ping", "plain,policy", "plain,patterns"}),
         ("sbus sub --soft d", {"plain,discard"}),
         ("sbus sub --ord", {"plain,--order"}),
         ("sbus whoami --socket /ru", {"file,/ru"}),
