@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 from sbus.policy.policy import SECRET, Policy
@@ -62,14 +62,17 @@ class SettingChange(NamedTuple):
     uid: int | None = None
 
 
-def compare(old: Policy, new: Policy) -> Iterator[Change]:
-    """Yield a counterexample for each pair of reasons by which an answer changes; nothing if there is no change."""
+def compare(old: Policy, new: Policy, clients: Collection[Identity] | None = None) -> Iterator[Change]:
+    """Yield a counterexample for each pair of reasons by which an answer changes; nothing if there is no change.
+
+    :param clients: the clients to judge; None for all that the rules tell apart.
+    """
     seen = set()
     verbs: tuple[Verb, ...] = ("publish", "subscribe")
     for verb in verbs:
         comparison = _Comparison(old, new, verb)
         for key in comparison.candidates():
-            for who in comparison.clients(key):
+            for who in comparison.clients(key, clients):
                 before, after = (_judge(policy, who, verb, key) for policy in (old, new))
                 if before.is_allowed == after.is_allowed:
                     continue
@@ -163,13 +166,14 @@ class _Comparison:
                 for found in secret.secret_keys(one, other):
                     yield found.pattern(self._separator)
 
-    def clients(self, key: bytes) -> Iterator[Identity]:
-        """Yield clients, one of each kind that the rules about a key or pattern tell apart."""
+    def clients(self, key: bytes, given: Collection[Identity] | None) -> Iterator[Identity]:
+        """Yield clients, one of each kind that the rules about a key or pattern tell apart, or those given."""
         asked = shape(key, self._separator)
         assert asked is not None
         found = [list(index.sharing(asked)) for index in (self._secret if key.startswith(SECRET) else self._open)]
         if not self._is_same(asked, found, key.startswith(SECRET)):
-            yield from self._crowd.clients({rule for entries in found for rule, _, _ in entries})
+            rules = {rule for entries in found for rule, _, _ in entries}
+            yield from self._crowd.clients(rules) if given is None else given
 
     def _is_same(self, asked: Shape, found: list[list[tuple[Rule, str, bytes]]], is_secret: bool) -> bool:
         """Return whether both policies say the same about what is asked, to all clients."""

@@ -168,6 +168,7 @@ class Policy:
     :ivar generation: 1 at the start; the server raises it at each reload.
     :ivar is_audit: whether refusals are only logged (``mode = "audit"``).
     :ivar files: the files that were read.
+    :ivar digest: tells whether the text of the files is the same: SHA-256, in hexadecimal digits; empty without files.
     :ivar limits: the ``[[limits]]``, in order.
     :ivar is_closed: whether the default is "deny".
     :ivar otherwise: the verdict where neither a rule nor `closed` decides.
@@ -184,11 +185,13 @@ class Policy:
         is_audit: bool = False,
         limits: Iterable[UserLimits] = (),
         files: Iterable[str] = (),
+        digest: str = "",
         dialect: Dialect = CURRENT,
     ) -> None:
         self.generation = 1
         self.is_audit = is_audit
         self.files = tuple(files)
+        self.digest = digest
         self.rules = tuple(rules)
         self.limits = tuple(limits)
         self.dialect = dialect

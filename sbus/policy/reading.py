@@ -6,6 +6,7 @@ changes nothing; what can be given only once (``default``, ``mode``, a rule's na
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -72,6 +73,7 @@ class _File:
     def __init__(self, path: str) -> None:
         self.path = path
         text = self._text()
+        self.digest = hashlib.sha256(text.encode()).digest()
         try:
             self.data: dict[str, Any] = tomllib.loads(text)
         except RecursionError:
@@ -298,6 +300,7 @@ class _Loader:
         self._limits: list[UserLimits] = []
         self._closed: list[tuple[bytes, str]] = []
         self._once: dict[str, tuple[str, str]] = {}
+        self._digest = hashlib.sha256()
 
     def policy(self) -> Policy:
         default, where = self._once.get("default", ("allow", ""))
@@ -310,11 +313,13 @@ class _Loader:
             is_audit=mode == "audit",
             limits=self._limits,
             files=self._files,
+            digest=self._digest.hexdigest(),
             dialect=self._dialect,
         )
 
     def add(self, file: _File) -> None:
         self._files.append(file.path)
+        self._digest.update(file.digest)
         top = _Table(file, file.data, file.places.top, "a policy")
         if "version" not in top:
             top.fail("", "there is no version: begin the file with `version = 1`")

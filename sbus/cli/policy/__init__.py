@@ -1,4 +1,4 @@
-"""``sbus policy``: check, explain and compare policies. No bus is needed."""
+"""``sbus policy``: check, explain, compare and reload policies."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ _MODULES = {
     "check": "sbus.cli.policy.check",
     "explain": "sbus.cli.policy.explain",
     "diff": "sbus.cli.policy.diff",
+    "reload": "sbus.cli.policy.reload",
 }
 
 
 @click.group(
     cls=LazyGroup,
     modules=_MODULES,
-    short_help="Check, explain and compare policies.",
+    short_help="Check, explain, compare and reload policies.",
     epilog="""\
 \b
 Examples:
   sbus policy check /etc/sbus/policy.toml
   sbus policy explain --policy /etc/sbus/policy.toml --user alice publish sensors/a
-  sbus policy diff /etc/sbus/policy.toml new.toml
+  sbus policy diff new.toml
+  sbus policy reload
 """,
 )
 def policy() -> None:
-    """Check, explain and compare policies: the files that say who may publish and subscribe to what.
+    """Check, explain, compare and reload policies: the files that say who may publish and subscribe to what.
 
     A policy is a file, or a directory of *.toml. Users and groups are those of this system.
     """

@@ -44,7 +44,7 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
-def load_policy(path: str, dialect: str, listeners: tuple[str, ...] = ()) -> Policy:
+def load_policy(path: str, dialect: str = "current", listeners: tuple[str, ...] = ()) -> Policy:
     """Load a policy of a bus with this dialect, and with these listeners if there are some."""
     return load(path, separator=DIALECTS[dialect].separator, listeners=listeners or None)
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol
-
-from twisted.internet import defer
-from twisted.python.failure import Failure
+from typing import Any
 
 from sbus.admin.access import METRICS
 from sbus.admin.pages import EVENTS, Asked, Page, Pieces, Problem
-from sbus.errors import CloseReason, UsageError
+from sbus.errors import CloseReason
 from sbus.journal.keytext import as_text
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.counters import word_of
@@ -24,6 +21,7 @@ from sbus.server.ops.admin_events import events
 from sbus.server.ops.admin_explain import explain
 from sbus.server.ops.admin_lists import Best, limit_of, listed
 from sbus.server.ops.admin_patterns import last, patterns
+from sbus.server.ops.admin_policy import Reloadable, judged, policy, reload
 from sbus.server.ops.admin_status import STEP, largest_queue, status
 from sbus.server.ops.metrics import Metrics
 from sbus.server.ops.tap import Tap
@@ -43,14 +41,10 @@ _SORTS: dict[str, Callable[[Client], float]] = {
 }
 
 
-class _Reloadable(Protocol):
-    async def reload(self) -> int: ...
-
-
-def pages(registry: SubscriptionRegistry, policy: _Reloadable | None = None) -> dict[tuple[str, str], tuple[Page, str]]:
+def pages(registry: SubscriptionRegistry, files: Reloadable | None = None) -> dict[tuple[str, str], tuple[Page, str]]:
     """Return the pages of a bus, by method and path, each with its content type.
 
-    :param policy: the files of the bus's policy, if it has one.
+    :param files: the files of the bus's policy, if it has one.
     """
     metrics, tap = Metrics(registry), Tap(registry)
     return {
@@ -64,7 +58,9 @@ def pages(registry: SubscriptionRegistry, policy: _Reloadable | None = None) -> 
         ("GET", "/v1/explain"): (lambda asked: explain(registry, asked), _JSON),
         ("GET", "/v1/events"): (lambda asked: events(registry, tap, asked), EVENTS),
         ("POST", "/v1/disconnect"): (lambda asked: _disconnect(registry, asked), _JSON),
-        ("POST", "/v1/policy/reload"): (lambda _: _reload(policy), _JSON),
+        ("GET", "/v1/policy"): (lambda _: policy(registry, files), _JSON),
+        ("GET", "/v1/policy/clients"): (lambda _: judged(registry), _JSON),
+        ("POST", "/v1/policy/reload"): (lambda _: reload(files), _JSON),
     }
 
 
@@ -167,23 +163,3 @@ def _disconnect(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
         raise Problem(404, f"there is no client {text[:20]}: sbus clients lists them")
     client.close(CloseReason.OPERATOR)
     yield json.dumps({"client": client.number})
-
-
-def _reload(policy: _Reloadable | None) -> Pieces:
-    """Answer when the policy is in force, or with what is wrong with it."""
-    if policy is None:
-        raise Problem(404, "the bus has no policy: start it with --policy=FILE")
-    answer: dict[str, object] = {}
-    reloading = defer.Deferred.fromCoroutine(policy.reload())
-    reloading.addCallbacks(
-        lambda generation: answer.update(generation=generation),
-        lambda failure: answer.update(problem=_text_of(failure)),
-    )
-    while not answer:
-        yield None
-    yield json.dumps(answer)
-
-
-def _text_of(failure: Failure) -> str:
-    failure.trap(UsageError)
-    return failure.getErrorMessage()

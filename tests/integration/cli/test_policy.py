@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -192,3 +193,74 @@ def test_help(name: str) -> None:
     """Each command has a help text with an example."""
     output, _ = sbus(None, "policy", name, "--help")
     assert f"  sbus policy {name} " in output.decode()
+
+
+# --- with a bus ----------------------------------------------------------------------------------
+
+OPEN = 'version = 1\n[[rule]]\nname = "no-b"\ndeny_subscribe = ["b"]\n'
+NO_A = OPEN + '[[rule]]\nname = "no-a"\ndeny_subscribe = ["a"]\ndeny_publish = ["k"]\n'
+
+
+def test_reload_waits_for_the_new_policy(bus: Any, policy: Path) -> None:
+    """When the command has ended, the new policy is in force."""
+    policy.write_text(OPEN)
+    started = bus(f"--policy={policy}", "--admin=auto")
+    client = started.client(b"a")
+    client.cmsg(b"denied/on")
+    client.sync()
+    policy.write_text(NO_A)
+    output, _ = sbus(started, "policy", "reload")
+    assert output == b"the policy is in force (generation 2)\n"
+    client.msg(b"k")
+    assert client.sync() == [b"CMSG denied\0SUB a no-a", b"CMSG denied\0MSG k no-a"]
+
+
+def test_reload_names_what_is_wrong(bus: Any, policy: Path) -> None:
+    """A wrong policy is an error with file and line, and the one before stays."""
+    policy.write_text(OPEN)
+    started = bus(f"--policy={policy}", "--admin=auto")
+    policy.write_text(OPEN + "x = 1\n")
+    assert failure(started, "policy", "reload", status=2).startswith(f"sbus: {policy}:5: unknown field 'x'")
+    client = started.client(b"a")
+    client.cmsg(b"denied/on")
+    client.sub(b"b")
+    assert client.sync() == [b"CMSG denied/on\0", b"CMSG denied\0SUB b no-b"]
+
+
+@pytest.mark.parametrize("command", [("reload",), ("diff", "{policy}")])
+def test_a_bus_without_a_policy(bus: Any, policy: Path, command: tuple[str, ...]) -> None:
+    """There is nothing to reload or to compare with, and the error says how to have a policy."""
+    started = bus("--admin=auto")
+    words = [word.format(policy=policy) for word in command]
+    assert "start it with --policy=FILE" in failure(started, "policy", *words)
+
+
+def test_diff_with_the_running_bus(bus: Any, policy: Path, directory: Path) -> None:
+    """One policy is compared with that of the bus: for its clients, with the subscriptions that would end."""
+    policy.write_text(OPEN)
+    new = directory / "new.toml"
+    new.write_text(NO_A)
+    started = bus(f"--policy={policy}", "--admin=auto")
+    loser, other = started.client(b"a", b"c"), started.client(b"c")
+    output, _ = sbus(started, "policy", "diff", new, status=1)
+    user = pwd.getpwuid(os.getuid()).pw_name
+    first, *rest = output.decode().splitlines()
+    assert first == (
+        f"! client 1 (pid {loser.pid}, uid {os.getuid()} ({user})) would lose its subscription to a: no-a ({new}:5)"
+    )
+    assert [line.split(":")[0] for line in rest if not line.startswith(" ")] == ["- publish k", "- subscribe a"]
+    output, _ = sbus(started, "policy", "diff", "--json", new, status=1)
+    found = json.loads(output)
+    assert [(row["client"], row["pattern"], row["rule"]) for row in found["lost"]] == [(1, "a", "no-a")]
+    assert [(row["verb"], row["key"]) for row in found["changes"]] == [("publish", "k"), ("subscribe", "a")]
+    assert sbus(started, "policy", "diff", policy) == (b"", "")
+    assert (loser.sync(), other.sync()) == ([], []), "nothing has changed on the bus"
+
+
+def test_diff_with_a_file_that_has_changed(bus: Any, policy: Path, directory: Path) -> None:
+    """If the files are not those that the bus has read, the command says so and compares nothing."""
+    policy.write_text(OPEN)
+    started = bus(f"--policy={policy}", "--admin=auto")
+    policy.write_text(NO_A)
+    line = failure(started, "policy", "diff", policy, status=2)
+    assert line.startswith(f"sbus: {policy} has changed since the bus has read it: run `sbus policy reload` first")
