@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
-from sbus.protocol.notices import SENDER
+from sbus.protocol.notices import LONGEST_DENIED, SENDER
 from sbus.protocol.packets import CMSG, MSG, Truncated
 from sbus.routing.cache import RouteCache
 from sbus.routing.route import Route
@@ -169,6 +169,12 @@ class Dispatcher:
     def sinks(self) -> Iterator[Sink]:
         """Iterate over all sinks; sinks may be added and removed meanwhile."""
         return (sink for sinks in tuple(self._sinks.values()) for sink in tuple(sinks))
+
+    def sinks_at(self, pattern: bytes) -> list[Sink]:
+        """Return the sinks with a pattern; for one as long as a denial cuts it, those whose patterns begin with it."""
+        if len(pattern) < LONGEST_DENIED:
+            return list(self._sinks.get(pattern, ()))
+        return [sink for each in tuple(self._sinks) if each.startswith(pattern) for sink in self._sinks[each]]
 
     def pattern_counts(self) -> dict[bytes, int]:
         """Return each pattern with its number of sinks, in order of subscription."""
