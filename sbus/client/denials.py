@@ -37,7 +37,7 @@ from sbus.errors import NotAllowed
 from sbus.protocol.notices import LONGEST_DENIED, SEVERAL, Denial, parse_denied
 from sbus.protocol.packets import MSG, SUB
 
-__all__ = ["Denial", "DenialLog", "Denials", "raise_denied"]
+__all__ = ["Denial", "DenialLog", "Denials", "error_of", "raise_denied"]
 
 _MOST_LOGGED = 64
 """Denials that are logged one by one: as many as the server reports one by one to a client that does not read."""
