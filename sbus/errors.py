@@ -285,7 +285,7 @@ class NotAllowed(SbusError):
         key = repr(self.key.decode("utf-8", "backslashreplace"))
         what = f"this client may not {verb} {key}"
         if self.rule == "secret":
-            return f"{what}: it is another client's, and no policy changes that (rule: secret); see whoami for your own"
+            return f"{what}: only the client with that name may, and no policy changes that (rule: secret); see whoami"
         ask = "ask the administrator of the bus"
         if self.rule == "credentials":
             return f"{what}: a plug-in of the server refuses it (rule: credentials); {ask}"
