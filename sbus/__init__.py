@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sbus.client.api import Inbox
     from sbus.client.blocking import Bus, Subscription, connect
     from sbus.client.connecting import Backoff
+    from sbus.client.denials import Denial
     from sbus.client.dispatch import Message
     from sbus.client.identity import Sender
     from sbus.client.losses import Lost
@@ -46,6 +47,7 @@ __all__ = [
     "Closed",
     "ConnectError",
     "ConnectionLost",
+    "Denial",
     "Disconnected",
     "Inbox",
     "InvalidKey",
@@ -68,6 +70,7 @@ __all__ = [
 _HOMES = {
     "Backoff": ".client.connecting",
     "Bus": ".client.blocking",
+    "Denial": ".client.denials",
     "Inbox": ".client.api",
     "Lost": ".client.losses",
     "Message": ".client.dispatch",

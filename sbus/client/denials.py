@@ -77,15 +77,15 @@ class Denials:
         self._snapshots = snapshots
         self._refuse = refuse
         self._report = report
-        self._requests: list[tuple[bytes, Waiter]] = []
+        self._requests: dict[Waiter, bytes] = {}  # in the order of sending, with their keys
 
     def expect(self, key: bytes, waiter: Waiter) -> None:
         """Fail `waiter` if the server refuses the message with this key that is sent now."""
-        self._requests.append((key[:LONGEST_DENIED], waiter))
+        self._requests[waiter] = key[:LONGEST_DENIED]
 
     def settle(self, waiter: Waiter) -> None:
         """Note that the server has handled the message of `waiter`, or that nobody waits any more."""
-        self._requests = [request for request in self._requests if request[1] is not waiter]
+        self._requests.pop(waiter, None)
 
     def receive(self, payload: bytes) -> bool:
         """Handle a denial; return whether it was asked for and is well-formed."""
@@ -101,7 +101,7 @@ class Denials:
         return True
 
     def _fail_request(self, denial: Denial) -> bool:
-        for key, waiter in self._requests:
+        for waiter, key in self._requests.items():
             if key == denial.key:
                 self.settle(waiter)
                 waiter.set_exception(error_of(denial))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Dispatcher", "Message", "Sink", "Waiter"]
 
+_MAX_SHOWN = 200
+"""Bytes of a payload that are shown: they fit two lines of a terminal."""
 _MAX_RUN = 512
 """Messages in the longest run that is delivered as one list."""
 _NO_CREDENTIALS = PeerCredentials(0, 0, 0)
@@ -41,6 +43,15 @@ class Message(NamedTuple):
     def is_last_value(self) -> bool:
         """Whether it was published before this client subscribed (``subscribe(…, last=True)``)."""
         return False
+
+    def __repr__(self) -> str:
+        """Return one line for people: who and what; of a long payload the beginning."""
+        payload = repr(self.payload[:_MAX_SHOWN])
+        if len(self.payload) > _MAX_SHOWN:
+            payload += f"... ({len(self.payload):,} bytes)"
+        sender = "" if self.sender is None else f", sender={self.sender}"
+        last = ", is_last_value=True" if self.is_last_value else ""
+        return f"{type(self).__name__}(key={self.key!r}, payload={payload}{sender}{last})"
 
 
 class Waiter(Protocol):
