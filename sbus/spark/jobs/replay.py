@@ -250,7 +250,6 @@ class _Pacer:
         if now - self._reported_at >= _POLL_INTERVAL:
             self._reported_at = now
             self._state.seconds = self._elapsed()
-            self._bus.get_ready()  # it may have refused a message
             self._progress(self._state)
 
     def end(self) -> None:
