@@ -1,30 +1,31 @@
-"""Denials: what the server has refused, and which call or reader gets the error.
+"""Denials: what the server refuses, and the call or reader that gets the error.
 
 Theory of operation
 -------------------
 
-The server does not do what the policy forbids, and says so with a *denial* (``CMSG denied``): the verb, the key and the
-rule. It does not say which packet it was. The server handles packets in order, so the client finds out:
+The server does not do what the policy forbids, and sends a *denial* (``CMSG denied``): the verb, the key and the rule.
+A denial does not name the packet. The server handles packets in order, so the client can find out:
 
-* ``MSG``: the oldest request with this key that the server may not have handled yet. A request is followed by a
-  question (`sbus.client.api`, *Nobody listens*); the answer shows that the server has handled the request.
-* ``SUB``: every subscription with this pattern, whether the server refuses it or a new policy has revoked it. The
-  client unsubscribes: so both ends agree, even if the denial was about an earlier subscription that had ended here.
-* Anything else has nobody who waits for it: ``on_denied`` is called, or the denial is logged.
+* ``MSG`` fails the oldest request with this key that the server may not have handled yet. A request is followed by a
+  question (`sbus.client.api`, *Nobody listens*), and the answer shows that the server has handled the request.
+* ``SUB`` ends every subscription with this pattern, whether the server refuses it or a new policy has revoked it. The
+  client also unsubscribes: then both ends agree, even if the denial was about an earlier subscription that had ended
+  here.
+* Nobody waits for anything else, so ``on_denied`` is called, or the denial is logged.
 
-Nobody is told twice. A request and a subscription that is read raise `NotAllowed`. A subscription with a callback ends,
-and ``on_denied`` is called.
+Each denial is reported once. A request, and a subscription that is read, raises `NotAllowed`. A subscription with a
+callback ends, and ``on_denied`` is called.
 
-If a policy is replaced while a request and a message with the same key are on their way, the request may get the denial
-of the message. Rejected: a question in front of each request, which would cost all of them a packet.
+If the policy is replaced while a request and a message with the same key are on their way, the request may get the
+denial of the message. Rejected: a question in front of each request, which would cost each request one more packet.
 
-====================  ===========================================
-the server says       who gets it
-====================  ===========================================
+====================  =================================================
+the server sends      reported to
+====================  =================================================
 ``MSG <key> <rule>``  a request, else ``on_denied``
-``SUB <key> <rule>``  the readers; for callbacks ``on_denied``
-``several <n>``       ``on_denied``; no call can be told apart
-====================  ===========================================
+``SUB <key> <rule>``  the readers; for callbacks, ``on_denied``
+``several <n>``       ``on_denied``, as the sum names no call
+====================  =================================================
 """
 
 from __future__ import annotations
@@ -93,10 +94,10 @@ class Denials:
         if denial is None or self._report is None:
             return False
         if denial.verb == SUB:
-            is_told = self._end_subscriptions(denial)
+            is_reported = self._end_subscriptions(denial)
         else:
-            is_told = denial.verb == MSG and self._fail_request(denial)
-        if not is_told:
+            is_reported = denial.verb == MSG and self._fail_request(denial)
+        if not is_reported:
             self._report(denial)
         return True
 
@@ -109,13 +110,13 @@ class Denials:
         return False
 
     def _end_subscriptions(self, denial: Denial) -> bool:
-        """End the subscriptions with a pattern; return whether nobody is left to tell."""
+        """End the subscriptions with a pattern; return whether nobody else needs the report."""
         was_asked_twice = self._snapshots.refuse(denial.key)  # with ``last`` and with ``SUB``
         sinks = self._dispatcher.sinks_at(denial.key)
         if not sinks:
             return was_asked_twice
-        are_told = [self._refuse(sink, error_of(denial)) for sink in sinks]
-        return all(are_told)
+        are_raised = [self._refuse(sink, error_of(denial)) for sink in sinks]
+        return all(are_raised)
 
 
 class DenialLog:

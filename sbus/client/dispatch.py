@@ -45,7 +45,7 @@ class Message(NamedTuple):
         return False
 
     def __repr__(self) -> str:
-        """Return one line for people: who and what; of a long payload the beginning."""
+        """Return one line for people, with the beginning of a long payload."""
         payload = repr(self.payload[:_MAX_SHOWN])
         if len(self.payload) > _MAX_SHOWN:
             payload += f"... ({len(self.payload):,} bytes)"

@@ -116,7 +116,7 @@ async def test_a_callback_that_raises(waiting: BlockingBackend, strict: Bus) -> 
 
 @pytest.mark.parametrize("last", [False, True], ids=["subscribe", "last"])
 async def test_a_refused_subscription(backend: Backend, strict: Bus, last: bool) -> None:
-    """Whoever reads it gets the error, at once and ever after; other subscriptions go on."""
+    """Each reader gets the error, at once and ever after; other subscriptions go on."""
     denials: list[Denial] = []
     client = await backend.connect(strict.address, on_denied=denials.append)
     sub, other = await client.subscribe("hidden/*", last=last), await client.subscribe("open/")
