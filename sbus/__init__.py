@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sbus.client.api import Inbox
     from sbus.client.blocking import Bus, Subscription, connect
     from sbus.client.connecting import Backoff
+    from sbus.client.denials import Denial
     from sbus.client.dispatch import Message
     from sbus.client.identity import Sender
     from sbus.client.losses import Lost
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         Disconnected,
         InvalidKey,
         NobodyListens,
+        NotAllowed,
         PacketTooLong,
         RequestFailed,
         SbusError,
@@ -45,12 +47,14 @@ __all__ = [
     "Closed",
     "ConnectError",
     "ConnectionLost",
+    "Denial",
     "Disconnected",
     "Inbox",
     "InvalidKey",
     "Lost",
     "Message",
     "NobodyListens",
+    "NotAllowed",
     "PacketTooLong",
     "Request",
     "RequestFailed",
@@ -66,6 +70,7 @@ __all__ = [
 _HOMES = {
     "Backoff": ".client.connecting",
     "Bus": ".client.blocking",
+    "Denial": ".client.denials",
     "Inbox": ".client.api",
     "Lost": ".client.losses",
     "Message": ".client.dispatch",

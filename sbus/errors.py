@@ -25,6 +25,7 @@
      ├─ SparkError           a Spark job failed
      ├─ TimedOut             something did not happen in time; also a TimeoutError
      ├─ NobodyListens        nobody subscribes to the key of a request, so no reply will come
+     ├─ NotAllowed           the bus refuses what this client asked for (has the verb, the key and the rule)
      └─ RequestFailed        the other client answered a request with an error
 
 Any other exception that escapes from this package is a bug.
@@ -33,6 +34,7 @@ Any other exception that escapes from this package is a bug.
 from __future__ import annotations
 
 import enum
+import os
 
 __all__ = [
     "AddressError",
@@ -50,6 +52,7 @@ __all__ = [
     "LakeError",
     "ListenError",
     "NobodyListens",
+    "NotAllowed",
     "PacketTooLong",
     "PatternWarning",
     "PluginError",
@@ -258,6 +261,37 @@ class TimedOut(SbusError, TimeoutError):
 
 class NobodyListens(SbusError):
     """Nobody subscribes to the key of a request, so no reply will come."""
+
+
+class NotAllowed(SbusError):
+    """The bus has refused a message or a subscription of this client, which stays connected.
+
+    The text names the rule and the remedy.
+
+    :ivar verb: ``b"MSG"`` for a message, ``b"SUB"`` for a subscription.
+    :ivar key: the key or pattern; of a long one the first 1,024 bytes.
+    :ivar rule: the name of the policy's rule; ``default`` or ``closed`` if no rule allows it, ``secret`` for a secret
+        key of another client, ``credentials`` if a plug-in of the server refuses it.
+    """
+
+    def __init__(self, verb: bytes, key: bytes, rule: str) -> None:
+        super().__init__(verb, key, rule)
+        self.verb = verb
+        self.key = key
+        self.rule = rule
+
+    def __str__(self) -> str:
+        verb = "subscribe to" if self.verb == b"SUB" else "publish"
+        key = repr(self.key.decode("utf-8", "backslashreplace"))
+        what = f"this client may not {verb} {key}"
+        if self.rule == "secret":
+            return f"{what}: only the client with that name may, and no policy changes that (rule: secret); see whoami"
+        ask = "ask the administrator of the bus"
+        if self.rule == "credentials":
+            return f"{what}: a plug-in of the server refuses it (rule: credentials); {ask}"
+        why = {"default": "no rule of its policy allows it", "closed": "the key is closed, and no rule allows it"}
+        command = f"sbus policy explain --user {os.geteuid()} {verb.partition(' ')[0]} {key}"
+        return f"{what}: {why.get(self.rule, 'the policy of the bus forbids it')} (rule: {self.rule}); {ask}: {command}"
 
 
 class RequestFailed(SbusError):

@@ -14,7 +14,16 @@ from sbus.cli.group import LazyGroup
 from sbus.cli.options import connection_options
 from sbus.cli.output import Nothing, describe_os_error
 from sbus.cli.streams import open_streams
-from sbus.errors import CloseReason, ConnectionLost, Disconnected, NobodyListens, SbusError, TimedOut, UsageError
+from sbus.errors import (
+    CloseReason,
+    ConnectionLost,
+    Disconnected,
+    NobodyListens,
+    NotAllowed,
+    SbusError,
+    TimedOut,
+    UsageError,
+)
 from sbus.version import __version__
 
 __all__ = ["cli", "fail", "main"]
@@ -86,6 +95,8 @@ def _explain(error: SbusError) -> tuple[str, int]:
             return f"{error}: it may have stopped, or refused or disconnected this client; its log says which", 1
         case NobodyListens() | Nothing():
             return str(error), 3
+        case NotAllowed():
+            return str(error), 4
         case _:
             return str(error), 1
 
@@ -125,6 +136,7 @@ Exit status:
   1    failure
   2    wrong usage
   3    nobody subscribes; no last value
+  4    the policy of the bus forbids it
   124  timed out
   130  interrupted by Ctrl-C
   141  the reader of the output has gone

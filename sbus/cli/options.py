@@ -13,6 +13,7 @@ from sbus.cli.deadline import Deadline
 from sbus.cli.types import Size
 from sbus.client.blocking import Bus
 from sbus.client.connecting import find_address, is_absent
+from sbus.client.denials import raise_denied
 from sbus.client.options import ConnectOptions
 from sbus.errors import ConnectError, TimedOut
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
@@ -55,9 +56,10 @@ class Target:
     def connect(self, **settings: Any) -> Bus:
         """Connect to the bus.
 
-        :param settings: further settings, as for `sbus.client.blocking.connect`.
+        :param settings: further settings, as for `sbus.client.blocking.connect`; by default a denial is raised.
         :raises sbus.errors.ConnectError: with the reason and the remedy.
         """
+        settings.setdefault("on_denied", raise_denied)
         options = ConnectOptions(dialect=self.dialect, max_packet=self.max_packet, **settings)
         bus = _CommandBus(self.address, options)
         bus._open()

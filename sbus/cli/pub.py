@@ -224,6 +224,10 @@ _MAX_CATCH_UP = 0.1
 """Seconds of delay that the messages after a late one make up for by coming faster."""
 
 
+_LOOK_INTERVAL = 0.1
+"""Seconds between two looks at what the bus says, which cost a system call each."""
+
+
 class _RateLimiter:
     """Space messages out in time.
 
@@ -239,10 +243,16 @@ class _RateLimiter:
     def wait(self) -> None:
         """Wait until the next message is due.
 
+        Without a rate, look from time to time whether the bus has refused one.
+
         :raises sbus.errors.Disconnected: if the connection is lost meanwhile.
+        :raises sbus.errors.NotAllowed: if the bus refuses the messages.
         :raises sbus.errors.TimedOut: if the deadline passes.
         """
         if not self._interval:
+            if (now := time.monotonic()) >= self._next:
+                self._bus.get_ready()
+                self._next = now + _LOOK_INTERVAL
             return
         while (early := self._next - time.monotonic()) > 0:
             left = self._deadline.left

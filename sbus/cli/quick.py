@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["publish"]
 
-_BYE_ON = b"CMSG bye/on"
+_ASKED = b"CMSG bye/on", b"CMSG denied/on"
+_DENIED = b"CMSG denied\0"
 _WHOAMI = b"CMSG !/cred/whoami"
 _LONGEST_PACKET = 65536
 """Bytes of a packet that fits the send buffer of every socket, so that sending it needs no preparation."""
@@ -50,7 +51,7 @@ def publish(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
 
     :param arguments: the command line without its first word.
     :returns: whether that was all; False if the whole command has to run, in which case nothing was sent.
-    :raises SystemExit: if the connection is lost after the message was sent.
+    :raises SystemExit: if the server refuses the message, or the connection is lost after it was sent.
     """
     words = _parse(arguments)
     if words is None or "_SBUS_COMPLETE" in environ:
@@ -145,7 +146,8 @@ def _exchange(sock: socket.socket, packet: bytes, address: str) -> bool:
     error: OSError | None = None
     is_sent = False
     try:
-        sock.send(_BYE_ON, socket.MSG_NOSIGNAL)
+        for question in _ASKED:
+            sock.send(question, socket.MSG_NOSIGNAL)
         sock.send(packet, socket.MSG_NOSIGNAL)
         is_sent = True
         sock.send(_WHOAMI, socket.MSG_NOSIGNAL)
@@ -159,10 +161,23 @@ def _exchange(sock: socket.socket, packet: bytes, address: str) -> bool:
         while each := sock.recv(_LONGEST_PACKET):
             if each.startswith(_WHOAMI + b"\0"):
                 return True
+            if each.startswith(_DENIED):
+                _refused(each[len(_DENIED) :])
             received.append(each)
     except OSError as e:
         error = error or e
     _fail(error, received, address)
+
+
+def _refused(payload: bytes) -> None:
+    """End as the whole command does when the server refuses the message."""
+    from sbus.cli.main import fail
+    from sbus.client.denials import error_of
+    from sbus.protocol.notices import parse_denied
+
+    denial = parse_denied(payload)
+    if denial is not None:
+        fail(error_of(denial))
 
 
 def _fail(error: OSError | None, received: list[bytes], address: str) -> NoReturn:

@@ -14,8 +14,10 @@ from sbus.cli.deadline import wait_readable
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import escape
 from sbus.cli.types import BYTES, COUNT, SECONDS
+from sbus.client.denials import Denial, DenialLog, raise_denied
 from sbus.client.responding import Request
 from sbus.errors import RequestFailed, SbusError
+from sbus.protocol.packets import SUB
 
 __all__ = ["reply"]
 
@@ -66,13 +68,22 @@ def reply(
     if lines and timeout is not None:
         raise click.UsageError("--timeout is for a COMMAND that runs for each request: leave out --lines.")
     answered = 0
+    log = DenialLog(lambda line: click.echo(f"sbus: {line}", err=True))
+
+    def on_denied(denial: Denial) -> None:
+        if denial.verb == SUB:
+            raise_denied(denial)
+        log.add(denial)  # the requester chose where the reply goes, and must not be able to end the command
 
     def handle(request: Request) -> bytes:
         nonlocal answered
         answered += 1
         return answer(request)
 
-    with _line_server(command) if lines else _runner(command, timeout) as answer, target.connect() as bus:
+    with (
+        _line_server(command) if lines else _runner(command, timeout) as answer,
+        target.connect(on_denied=on_denied) as bus,
+    ):
         bus.respond(pattern, handle)
         bus.fence()
         if verbose:

@@ -14,7 +14,7 @@ from sbus.errors import UsageError
 from sbus.journal import clock
 from sbus.ownership import check_file_mode
 
-__all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Mode", "Size", "Speed", "Time"]
+__all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Mode", "Size", "SocketPath", "Speed", "Time"]
 
 BYTES = os.fsencode
 """A key, a pattern or a payload: the argument byte for byte, whatever its encoding."""
@@ -28,6 +28,17 @@ class _Count(click.IntRange):
 
 
 COUNT = _Count(min=1)
+
+
+class SocketPath(click.ParamType[str]):
+    """The path of a socket; a word that looks like an option means that the path was forgotten."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value.startswith("-"):
+            self.fail(f"{value!r} is an option: give a path before it; a file with that name is ./{value}", param, ctx)
+        return str(value)
 
 
 class Duration(click.ParamType[float]):

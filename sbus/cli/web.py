@@ -6,6 +6,7 @@ import click
 
 from sbus.admin.locate import find_admin
 from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.types import SocketPath
 from sbus.errors import AddressError
 
 __all__ = ["web"]
@@ -32,6 +33,7 @@ Examples:
 )
 @click.option(
     "--admin",
+    type=SocketPath(),
     metavar="PATH",
     help="Admin socket of the bus.  [default: the bus's path with .admin appended]",
 )

@@ -75,6 +75,7 @@ class Subscription(QueuedSubscription):
 
         :raises sbus.errors.Disconnected: if no more messages will come, because the connection is gone.
         :raises sbus.errors.Closed: if no more messages will come, because the subscription or the bus was closed.
+        :raises sbus.errors.NotAllowed: if no more messages will come, because the server refuses the subscription.
         """
         return await self._get()
 
@@ -109,7 +110,7 @@ async def connect(address: str | os.PathLike[str] | None = None, **options: Unpa
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, sender, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))

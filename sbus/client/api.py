@@ -17,6 +17,9 @@ no reply has come before it, none will come, and the request fails at once. A se
 to the time-out. A question in front of the request could be wrong by the time that the server handles the request, and
 waiting for its answer would cost each request a second round trip.
 
+*Denied.* A request that the server refuses fails at once. So do all requests if the server refuses the subscription to
+replies (`sbus.client.denials`).
+
 *Request.* The payload of a request begins with the key to reply to and a NUL. The reply is a message to that key, whose
 payload begins with ``+``, or with ``-`` and the text of an error. The reply key is a secret key of the requester,
 ``!/cred/<gid>/<uid>/<pid>/sbus/reply/<token>``, and the token is 16 random bytes. Only a peer that could read the
@@ -46,15 +49,16 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
+from sbus.client.denials import Denial, DenialLog
 from sbus.client.identity import check_name
 from sbus.client.losses import Lost
 from sbus.client.questions import CallingWaiter
 from sbus.client.responding import Handler, Request, Responder
 from sbus.client.watches import Watch
-from sbus.errors import NobodyListens, PatternWarning, RequestFailed, UsageError, Violation
+from sbus.errors import NobodyListens, NotAllowed, PatternWarning, RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
     ECHO_OFF,
     ECHO_ON,
@@ -131,6 +135,7 @@ class ClientApi(ABC, Generic[Sub]):
         self._replies_to: bytes | None = None
         self._lost = 0
         self._unlogged, self._log_losses_at = 0, 0.0
+        self._denial_log = DenialLog(self._warn)
 
     # --- what a backend implements -----------------------------------------------------------
 
@@ -151,6 +156,8 @@ class ClientApi(ABC, Generic[Sub]):
     @abstractmethod
     def publish(self, key: bytes | str, payload: bytes = b"") -> Result[None]:
         """Publish a message; done when it has been handed to the kernel.
+
+        If the server refuses it, ``on_denied`` is called; that happens before a later `fence` returns.
 
         :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
         :raises sbus.errors.PacketTooLong: if the message does not fit a packet.
@@ -176,6 +183,9 @@ class ClientApi(ABC, Generic[Sub]):
         sender: bool = False,
     ) -> Sub:
         """Subscribe to a pattern.
+
+        If the server refuses it, now or later, the subscription ends: reading it raises `sbus.errors.NotAllowed`, or
+        with a callback ``on_denied`` is called.
 
         :param callback: called with each message; without one, read the messages from the result.
         :param last: get the last values of matching keys first, as far as the server keeps them
@@ -239,6 +249,7 @@ class ClientApi(ABC, Generic[Sub]):
 
         :raises sbus.errors.TimedOut: if there is no reply within `timeout` seconds.
         :raises sbus.errors.NobodyListens: if nobody subscribes to the key, and the server says so.
+        :raises sbus.errors.NotAllowed: if the server refuses the request.
         :raises sbus.errors.RequestFailed: if the reply is an error; the text is the responder's.
         :raises sbus.errors.InvalidKey: if the server cannot tell this process from others, as across containers.
         """
@@ -256,6 +267,8 @@ class ClientApi(ABC, Generic[Sub]):
         neither works: the sender is the bridge, and secret keys, which carry the proofs, do not cross it.
 
         False if there is no proof within `timeout` seconds.
+
+        :raises sbus.errors.NotAllowed: if this client may not publish to the peer.
         """
 
     @property
@@ -270,8 +283,8 @@ class ClientApi(ABC, Generic[Sub]):
     def extensions(self) -> frozenset[str]:
         """Extensions of the protocol that the server has confirmed on this connection.
 
-        Names such as ``bundle``, ``bye``, ``receipts``, ``sender``, ``interest``, ``probe`` and ``last``. The client
-        finds out when it asks for one; call `fence` first for ``bundle``, ``bye``, ``receipts`` and ``sender``.
+        Names such as ``bundle``, ``bye``, ``denied``, ``receipts``, ``sender``, ``interest``, ``probe`` and ``last``.
+        The client finds out when it asks for one; call `fence` first for the first five.
         """
         return frozenset(self.core.extensions.answered)
 
@@ -300,7 +313,7 @@ class ClientApi(ABC, Generic[Sub]):
 
         :raises sbus.errors.InvalidKey: if the key contains a NUL.
         :raises sbus.errors.UsageError: in a dialect without control messages, and for those that the library sends
-            itself: ``bundle``, ``bye``, ``interest``, ``probe``, ``last`` and ``sender``.
+            itself: ``bundle``, ``bye``, ``denied``, ``interest``, ``probe``, ``last`` and ``sender``.
         """
         self.send([self.core.control(key, payload)])
 
@@ -381,17 +394,24 @@ class ClientApi(ABC, Generic[Sub]):
                 self.send(self.core.unsubscribe(self._replies.pop(0)))
         token = os.urandom(16).hex().encode()
         waiter = self._requests[token] = self.waiter()
+        denials = self.core.extensions.denials
         packet = b""
+
+        def handled(count: bytes) -> None:
+            denials.settle(waiter)
+            _fail_if_none(count, key, waiter)
+
         try:
             packet = self.core.publish(key, b"%b%b%b\0%b" % (me, _REPLY, token, payload))
-            on_count = CallingWaiter(lambda count: _fail_if_none(count, key, waiter))
-            self.send([packet, *self.core.probe_request(key, on_count)])
+            denials.expect(as_bytes(key), waiter)
+            self.send([packet, *self.core.probe_request(key, CallingWaiter(handled))])
             reply = await waiter
         except BaseException:
             self._take_back(packet)  # given up means not sent, if it has not left yet
             raise
         finally:
             del self._requests[token]
+            denials.settle(waiter)
         if not reply.startswith(b"+"):
             raise RequestFailed(reply[1:].decode(errors="replace"))
         return reply[1:]
@@ -513,6 +533,28 @@ class ClientApi(ABC, Generic[Sub]):
         from logging import getLogger
 
         getLogger(LOGGER).warning(text)
+
+    # --- denials -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def _denied(self, denial: Denial) -> None:
+        """Call ``on_denied``; log the denial for an application without it."""
+
+    @abstractmethod
+    def _refuse(self, subscription: Sub, error: NotAllowed) -> bool:
+        """End a subscription with an error; return whether it has a reader to raise it."""
+
+    def _refused(self, sink: Sink, error: NotAllowed) -> bool:
+        """End a subscription that the server has refused; return whether a reader or a caller gets the error."""
+        subscription = cast(Sub, sink)
+        is_read = self._refuse(subscription, error)
+        if subscription not in self._replies:
+            return is_read
+        self._replies.remove(subscription)
+        self._replies_to = None
+        for waiter in list(self._requests.values()):
+            waiter.set_exception(error)
+        return True
 
     # --- losing the connection ---------------------------------------------------------------
 

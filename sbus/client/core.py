@@ -44,11 +44,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from sbus.client.choices import Choices
+from sbus.client.denials import Denial
 from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter
 from sbus.client.extensions import Extensions
 from sbus.client.losses import Lost, lost_of
 from sbus.client.watches import MAX_WATCHED_KEY, Watch
-from sbus.errors import InvalidKey, PacketTooLong, UsageError, Violation, ViolationReason
+from sbus.errors import InvalidKey, NotAllowed, PacketTooLong, UsageError, Violation, ViolationReason
 from sbus.protocol.controls import (
     BUNDLE,
     BUNDLE_ON,
@@ -56,6 +57,8 @@ from sbus.protocol.controls import (
     BYE_ON,
     CHAIN,
     CHAIN_ON,
+    DENIED,
+    DENIED_ON,
     INTEREST,
     LAST,
     PROBE,
@@ -76,6 +79,7 @@ _MAX_LIMIT_DIGITS = 9
 _OWN_CONTROLS = {
     BUNDLE: "connect with bundles=True, or bundles=False",
     BYE: "see ConnectionLost.reason",
+    DENIED: "connect with on_denied=",
     INTEREST: "use watch_subscribers",
     PROBE: "use has_subscribers",
     LAST: "use subscribe with last=True",
@@ -139,6 +143,10 @@ class ClientCore:
     :param bye: ask the server to give the reason before it disconnects this client, if the dialect has that.
     :param on_lost: called with each loss that the server reports, in its place among the messages; None: do not ask
         for such reports.
+    :param on_denied: called with each denial that no call and no reader gets; None: do not ask for denials, so that the
+        server disconnects this client for what it may not do.
+    :param refuse: called with a subscription that the server has refused, and the error; it ends the subscription, and
+        returns whether a reader or a caller gets the error.
     :param sender: ask the server who published each message.
     :param give_up: called with the error if the server does not name senders.
     :param on_truncated: called with each packet that was too long to receive, in its place.
@@ -158,6 +166,8 @@ class ClientCore:
         bundles: bool = False,
         bye: bool = False,
         on_lost: Callable[[Lost], object] | None = None,
+        on_denied: Callable[[Denial], object] | None = None,
+        refuse: Callable[[Sink, NotAllowed], bool] = lambda _, __: False,
         sender: bool = False,
         give_up: Callable[[UsageError], object] = lambda _: None,
         on_truncated: Callable[[Lost], object] = lambda _: None,
@@ -173,12 +183,18 @@ class ClientCore:
         self.on_control = on_control
         self.on_name_change: Callable[[], object] | None = None
         self._choices = Choices()  # without the patterns, which the dispatcher has: see `snapshot`
-        asked = (BUNDLE_ON, bundles), (BYE_ON, bye), (RECEIPTS_ON, on_lost is not None), (SENDER_ON, sender)
-        for key, wanted in asked:
+        asked = {
+            BUNDLE_ON: bundles,
+            BYE_ON: bye,
+            DENIED_ON: on_denied is not None,
+            RECEIPTS_ON: on_lost is not None,
+            SENDER_ON: sender,
+        }
+        for key, wanted in asked.items():
             if wanted and dialect.control:
                 self._choices = self._choices.with_control(key)
         self._dispatcher = Dispatcher(dialect, self._receive_control, self._receive_truncated)
-        self.extensions = Extensions(on_lost, self._dispatcher, give_up)
+        self.extensions = Extensions(on_lost, self._dispatcher, give_up, on_denied, refuse)
         self._ids = _own_ids()  # at the time of connecting
         self.process = self._dispatcher.process
         self.sinks_for = self._dispatcher.sinks_for
@@ -260,7 +276,7 @@ class ClientCore:
 
         :raises InvalidKey: if the key contains a NUL.
         :raises UsageError: in a dialect without control messages, and for those that the client sends itself:
-            ``bundle``, ``bye``, ``interest``, ``probe``, ``last``, ``sender``.
+            ``bundle``, ``bye``, ``denied``, ``interest``, ``probe``, ``last``, ``sender``.
         """
         key = as_bytes(key)
         if instead := _OWN_CONTROLS.get(key.partition(b"/")[0]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
-from sbus.protocol.notices import SENDER
+from sbus.protocol.notices import LONGEST_DENIED, SENDER
 from sbus.protocol.packets import CMSG, MSG, Truncated
 from sbus.routing.cache import RouteCache
 from sbus.routing.route import Route
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Dispatcher", "Message", "Sink", "Waiter"]
 
+_MAX_SHOWN = 200
+"""Bytes of a payload that are shown: they fit two lines of a terminal."""
 _MAX_RUN = 512
 """Messages in the longest run that is delivered as one list."""
 _NO_CREDENTIALS = PeerCredentials(0, 0, 0)
@@ -41,6 +43,15 @@ class Message(NamedTuple):
     def is_last_value(self) -> bool:
         """Whether it was published before this client subscribed (``subscribe(…, last=True)``)."""
         return False
+
+    def __repr__(self) -> str:
+        """Return one line for people, with the beginning of a long payload."""
+        payload = repr(self.payload[:_MAX_SHOWN])
+        if len(self.payload) > _MAX_SHOWN:
+            payload += f"... ({len(self.payload):,} bytes)"
+        sender = "" if self.sender is None else f", sender={self.sender}"
+        last = ", is_last_value=True" if self.is_last_value else ""
+        return f"{type(self).__name__}(key={self.key!r}, payload={payload}{sender}{last})"
 
 
 class Waiter(Protocol):
@@ -169,6 +180,12 @@ class Dispatcher:
     def sinks(self) -> Iterator[Sink]:
         """Iterate over all sinks; sinks may be added and removed meanwhile."""
         return (sink for sinks in tuple(self._sinks.values()) for sink in tuple(sinks))
+
+    def sinks_at(self, pattern: bytes) -> list[Sink]:
+        """Return the sinks with a pattern; for one as long as a denial cuts it, those whose patterns begin with it."""
+        if len(pattern) < LONGEST_DENIED:
+            return list(self._sinks.get(pattern, ()))
+        return [sink for each in tuple(self._sinks) if each.startswith(pattern) for sink in self._sinks[each]]
 
     def pattern_counts(self) -> dict[bytes, int]:
         """Return each pattern with its number of sinks, in order of subscription."""

@@ -4,9 +4,9 @@ Theory of operation
 -------------------
 
 A client asks for an extension without knowing whether the server has it; a server that has not ignores the question.
-Most of them need no answer: no ``bye`` comes, no receipt comes, and everything else is as it would be without. Where a
-caller waits for the answer, ``whoami`` follows the question, and its reply ends the wait (`sbus.client.questions`).
-`Extensions.answered` has the names of the extensions that the server has answered for.
+Most of them need no answer: no ``bye`` comes, no receipt and no denial, and everything else is as it would be without.
+Where a caller waits for the answer, ``whoami`` follows the question, and its reply ends the wait
+(`sbus.client.questions`). `Extensions.answered` has the names of the extensions that the server has answered for.
 
 Everything here is the state of one connection, except the watches and the subscriptions with a snapshot, which are the
 client's choices (`sbus.client.choices`). `Extensions.restart` expects the answers to the packets that restore them.
@@ -17,15 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sbus.client.choices import Choices, last_packets
+from sbus.client.denials import Denial, Denials
 from sbus.client.dispatch import Dispatcher, Sink, Waiter
 from sbus.client.losses import GAP, Lost, parse_lost
 from sbus.client.questions import CallingWaiter, Questions
 from sbus.client.senders import RESET, Senders
 from sbus.client.snapshots import Snapshots
 from sbus.client.watches import NO_INTEREST, Watch, Watches
-from sbus.errors import CloseReason, ConnectionLost, UsageError
+from sbus.errors import CloseReason, ConnectionLost, NotAllowed, UsageError
 from sbus.protocol.controls import (
     BYE_ON,
+    DENIED_ON,
     INTEREST,
     INTEREST_OFF,
     INTEREST_ON,
@@ -36,7 +38,7 @@ from sbus.protocol.controls import (
     SENDER_ON,
     WHOAMI,
 )
-from sbus.protocol.notices import BYE, LOST, SENDER
+from sbus.protocol.notices import BYE, DENIED, LOST, SENDER
 from sbus.protocol.packets import CMSG, UNSUB, build
 
 __all__ = ["Extensions"]
@@ -52,8 +54,10 @@ class Extensions:
         application does not ask for receipts.
     :param dispatcher: delivers the messages of this client.
     :param give_up: called with the error if the server does not name senders and the client relies on them.
+    :param on_denied: called with each denial that no call and no reader gets; None if this client does not ask for any.
+    :param refuse: see `Denials`.
     :ivar answered: the names of the extensions that the server has answered for on this connection: ``bye``,
-        ``receipts``, ``sender``, ``interest``, ``probe``, ``last`` and others.
+        ``denied``, ``receipts``, ``sender``, ``interest``, ``probe``, ``last`` and others.
     :ivar questions: the replies expected.
     """
 
@@ -62,11 +66,14 @@ class Extensions:
         on_lost: Callable[[Lost], object] | None,
         dispatcher: Dispatcher,
         give_up: Callable[[UsageError], object],
+        on_denied: Callable[[Denial], object] | None,
+        refuse: Callable[[Sink, NotAllowed], bool],
     ) -> None:
         self.answered: set[str] = set()
         self.questions = Questions()
         self.watches = Watches()
         self.snapshots = Snapshots(dispatcher)
+        self.denials = Denials(dispatcher, self.snapshots, refuse, on_denied)
         self._senders = Senders(dispatcher, give_up)
         self._on_lost = on_lost
         self._farewell: bytes | None = None  # the payload of the server's ``bye``
@@ -75,6 +82,7 @@ class Extensions:
         self._handlers: dict[bytes, Callable[[bytes], bool]] = {
             BYE: self._bye_received,
             LOST: self._lost_received,
+            DENIED: self.denials.receive,
             INTEREST: self._interest_received,
             INTEREST_ON: _confirmed,
             INTEREST_OFF: _confirmed,
@@ -147,7 +155,7 @@ class Extensions:
 
     def restart(self, choices: Choices) -> None:
         """Expect the answers to the packets that make these choices."""
-        for control in (BYE_ON, RECEIPTS_ON):
+        for control in (BYE_ON, DENIED_ON, RECEIPTS_ON):
             if control in choices.controls:
                 self.questions.ask(control, b"", None)
         if SENDER_ON in choices.controls:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from sbus.client.connecting import Backoff
-from sbus.client.core import ClientCore, find_dialect
+from sbus.client.core import ClientCore, Sink, find_dialect
+from sbus.client.denials import Denial
 from sbus.client.losses import Lost
-from sbus.errors import UsageError
+from sbus.errors import NotAllowed, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
@@ -29,6 +30,7 @@ class ServiceKeywords(TypedDict, total=False):
     reconnect_buffer: int
     on_gap: Callable[[Exception], object] | None
     on_lost: Callable[[Lost], object] | None
+    on_denied: Callable[[Denial], object] | None
     sender: bool
     on_control: Callable[[bytes, bytes], object] | None
 
@@ -56,6 +58,9 @@ class ConnectOptions:
     :ivar on_lost: called with each `Lost` that the server reports, in its place among the messages (see
         `sbus.client.losses`), and with each message that was longer than this client's buffer; without it the client
         does not ask for such reports, and logs messages that were too long.
+    :ivar on_denied: called with each `Denial` that no call and no reader raises as `sbus.errors.NotAllowed`: a refused
+        message, a refused subscription with a callback, and a number of refusals that the server has summed up. Without
+        it the client logs the first denial of each key.
     :ivar sender: ask who published each message (`sbus.client.core.Message.sender`). If the server does not name
         senders, the client ends the connection, even with `reconnect`: waiting and later calls raise
         `sbus.errors.UsageError`.
@@ -72,6 +77,7 @@ class ConnectOptions:
     reconnect_buffer: int = 2 << 20
     on_gap: Callable[[Exception], object] | None = None
     on_lost: Callable[[Lost], object] | None = None
+    on_denied: Callable[[Denial], object] | None = None
     sender: bool = False
     on_control: Callable[[bytes, bytes], object] | None = None
 
@@ -105,6 +111,8 @@ class ConnectOptions:
         on_lost: Callable[[Lost], object],
         make_room: Callable[[int], object],
         give_up: Callable[[UsageError], object],
+        on_denied: Callable[[Denial], object],
+        refuse: Callable[[Sink, NotAllowed], bool],
     ) -> ClientCore:
         """Return the state of a new client.
 
@@ -112,6 +120,8 @@ class ConnectOptions:
         :param on_lost: likewise; it is called in any case with what was too long to receive.
         :param make_room: see `ClientCore`.
         :param give_up: see `ClientCore`.
+        :param on_denied: called with each denial that no call and no reader gets.
+        :param refuse: see `ClientCore`.
         """
         return ClientCore(
             find_dialect(self.dialect),
@@ -120,6 +130,8 @@ class ConnectOptions:
             bundles=self.bundles,
             bye=True,
             on_lost=self.on_lost and on_lost,
+            on_denied=on_denied,
+            refuse=refuse,
             sender=self.sender,
             give_up=give_up,
             on_truncated=on_lost,

@@ -45,12 +45,13 @@ from typing import TypeVar, TypeVarTuple
 from sbus.client.api import ClientApi, State
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
+from sbus.client.denials import Denial
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
-from sbus.errors import Closed, ConnectError, Disconnected, Forked, UsageError
+from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
@@ -74,7 +75,9 @@ class Session(ClientApi[Sub]):
         super().__init__()
         self._options = options
         self.address = find_address(address)
-        self.core = options.new_core(self._control_received, self._loss_received, self._make_room, self._give_up)
+        self.core = options.new_core(
+            self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
+        )
         self.outbox = Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._backoff = options.backoff
@@ -286,6 +289,19 @@ class Session(ClientApi[Sub]):
             [sink for sink in sinks if isinstance(sink, QueuedSubscription) and sink not in self._replies],
             self.report_lost,
         )
+
+    def _denied(self, denial: Denial) -> None:
+        if self._options.on_denied is None:
+            self._denial_log.add(denial)
+        else:
+            self.call_user(self._options.on_denied, denial)
+
+    def _refuse(self, subscription: Sub, error: NotAllowed) -> bool:
+        if self._error is None:
+            self.send(self.core.unsubscribe(subscription))
+        subscription.refuse(error)
+        self.resume_for(subscription)
+        return subscription.callback is None
 
     def report_lost(self, lost: Lost) -> None:
         """Call ``on_lost``."""

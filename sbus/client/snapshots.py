@@ -18,6 +18,8 @@ them: one ``UNSUB`` for the ``SUB``, and one for every ``last``.
 Under another order than ``order/queue`` the answer to ``bye/on`` overtakes messages that waited. One of them may be
 taken for a part of the snapshot then. So that nobody loses it, the other subscriptions get the snapshot too, unmarked.
 
+If the server refuses the pattern, it says so to ``last`` and to ``SUB``; the answer to ``whoami`` stands behind both.
+
 After a reconnect the snapshot is asked for again: it has what changed in the meantime.
 """
 
@@ -31,6 +33,7 @@ from sbus.client.identity import Sender
 from sbus.client.questions import CallingWaiter, Questions
 from sbus.protocol.controls import BYE_ON, WHOAMI
 from sbus.protocol.keys import matches_open
+from sbus.protocol.notices import LONGEST_DENIED
 from sbus.protocol.packets import MSG
 
 __all__ = ["LastValue", "Snapshots"]
@@ -96,6 +99,7 @@ class Snapshots:
         self._dispatcher = dispatcher
         self._sinks: dict[bytes, list[Sink]] = {}
         self._requests: Counter[bytes] = Counter()
+        self._unanswered: Counter[bytes] = Counter()  # requests whose ``whoami`` has not been answered
         self._current: _Snapshot | None = None
 
     def add(self, sink: Sink) -> None:
@@ -124,8 +128,9 @@ class Snapshots:
         """
         snapshot = _Snapshot(pattern, self._sinks[pattern] if sink is None else [sink], self._dispatcher, exclusive)
         self._requests[pattern] += 1
+        self._unanswered[pattern] += 1
         questions.ask(BYE_ON, b"", CallingWaiter(lambda _: self._begin(snapshot)))
-        questions.ask(WHOAMI, b"", CallingWaiter(lambda _: self._end(snapshot)))
+        questions.ask(WHOAMI, b"", CallingWaiter(lambda _: self._answered(snapshot)))
 
     def take_requests(self, pattern: bytes) -> int:
         """Return how many requests for a pattern were sent on this connection, and forget them."""
@@ -139,15 +144,26 @@ class Snapshots:
         self._end(snapshot)
         return True
 
+    def refuse(self, pattern: bytes) -> bool:
+        """End the snapshot of a pattern that the server has refused; return whether it may refuse the pattern again."""
+        if self._current is not None and self._current.pattern[:LONGEST_DENIED] == pattern:
+            self._end(self._current)
+        return any(each[:LONGEST_DENIED] == pattern for each in self._unanswered)
+
     def disconnected(self) -> None:
         """Forget what the lost connection was asked for."""
         self._requests.clear()
+        self._unanswered.clear()
         if self._current is not None:
             self._end(self._current)
 
     def _begin(self, snapshot: _Snapshot) -> None:
         self._current = snapshot
         self._dispatcher.intercept = snapshot.take
+
+    def _answered(self, snapshot: _Snapshot) -> None:
+        self._unanswered -= Counter([snapshot.pattern])
+        self._end(snapshot)
 
     def _end(self, snapshot: _Snapshot) -> None:
         if self._current is snapshot:

@@ -9,7 +9,7 @@ from sbus.client.api import AwaitableWaiter
 from sbus.client.core import Message
 from sbus.client.losses import LossMark, Lost, MessageQueue
 from sbus.client.watches import Watch
-from sbus.errors import Closed
+from sbus.errors import Closed, NotAllowed
 
 __all__ = ["HIGH_WATER", "LOW_WATER", "QueuedSubscription", "Readers", "WatchQueue"]
 
@@ -133,6 +133,12 @@ class QueuedSubscription:
             self._error = error
         self._readers.wake()
 
+    def refuse(self, error: NotAllowed) -> None:
+        """Take no more messages, as in `end`: the server has refused the subscription."""
+        if self._error is None:
+            self._error = error
+        self._readers.wake_soon()
+
     async def _get(self) -> Message:
         """Wait for the next message; several readers may wait, and are served in order."""
         while (message := self._next()) is None:
@@ -150,7 +156,7 @@ class QueuedSubscription:
     def _next(self) -> Message | None:
         """Remove and return the next message, or None if there is none yet.
 
-        :raises sbus.errors.Disconnected: if no more messages will come.
+        :raises Exception: the error that has ended the subscription, if no more messages will come.
         """
         if self._messages.marks:
             self._settle()
@@ -173,12 +179,16 @@ class QueuedSubscription:
         """Return all messages that are here, without waiting; perhaps none.
 
         With ``on_lost``, a list ends where messages are missing: call it again for the rest.
+
+        :raises sbus.errors.NotAllowed: if there are none, and the server has refused the subscription.
         """
         if self._messages.marks:
             self._settle()
         messages = self._messages.take()
         if len(self._messages) <= LOW_WATER:
             self._owner.resume_for(self)
+        if not messages and isinstance(self._error, NotAllowed):
+            raise self._error
         return messages
 
     def close(self) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 from twisted.internet import defer
 
+from sbus.client.denials import Denial, error_of
 from sbus.client.options import ConnectOptions
 from sbus.client.tx import Bus
 from sbus.client.tx.protocol import BusProtocol
+from sbus.errors import ConnectionLost
 from sbus.protocol.controls import SENDER_ON
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build
 from sbus.seqpacket.transport import PacketTransport
@@ -77,6 +79,10 @@ class RecorderBus(Bus):
             self._fence_returned.callback(None)
             packets = packets[place + 1 :]
         self._take(packets, self._handle)
+
+    def _denied(self, denial: Denial) -> None:
+        """End the connection: a recorder that lacks a pattern must not look as if it recorded everything."""
+        self._end(ConnectionLost(str(error_of(denial))))
 
     def _handle(self, packet: bytes) -> None:
         super().packets_received([packet])

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sbus.client.api import AwaitableWaiter
 from sbus.client.core import Message
+from sbus.client.denials import Denial, error_of
 from sbus.errors import Closed, TimedOut
+from sbus.protocol.packets import SUB
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
@@ -67,6 +69,7 @@ class RecordingClient:
         :returns: every recorded message; there may be more than `count`.
         :raises sbus.errors.TimedOut: if the time is up first; the text says how many messages came.
         :raises sbus.errors.Disconnected: if the connection ends first.
+        :raises sbus.errors.NotAllowed: if the bus refuses a pattern.
         """
         deadline = time.monotonic() + timeout
         while len(self.messages) < count:
@@ -130,6 +133,11 @@ class _Recording:
         for _, waiter in waiting:
             waiter.set_exception(error)
 
+    def _denied(self, denial: Denial) -> None:
+        """End the recording when the bus refuses a pattern."""
+        if denial.verb == SUB:
+            self._ended(error_of(denial))
+
     async def _wait(self, count: int, waiter: AwaitableWaiter) -> list[Message]:
         if len(self.messages) < count:
             if self._error is not None:
@@ -165,11 +173,13 @@ class AsyncioRecordingClient(_Recording):
     async def __aenter__(self) -> Self:
         from sbus.client import aio
 
-        self.bus = await aio.connect(self._address, **self._settings)
+        self.bus = await aio.connect(self._address, **{"on_denied": self._denied, **self._settings})
         try:
             for pattern in self._patterns:
                 self.bus.subscribe(pattern, self._record)
             await self.bus.fence(_TIMEOUT)
+            if self._error is not None:
+                raise self._error
         except BaseException:
             await self.bus.close()
             raise
@@ -195,6 +205,7 @@ class AsyncioRecordingClient(_Recording):
         :returns: every recorded message; there may be more than `count`.
         :raises sbus.errors.TimedOut: if the time is up first; the text says how many messages came.
         :raises sbus.errors.Disconnected: if the connection ends first.
+        :raises sbus.errors.NotAllowed: if the bus refuses a pattern.
         """
         try:
             async with asyncio.timeout(timeout):

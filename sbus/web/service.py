@@ -9,9 +9,11 @@ from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
 
 from sbus.admin.pages import CLIENT_SORTS, Asked, Problem
+from sbus.client.denials import Denial, error_of
 from sbus.client.tx import Bus
 from sbus.daemon.service import Service
-from sbus.errors import Disconnected, InvalidKey, PacketTooLong, SbusError, UsageError
+from sbus.errors import Disconnected, InvalidKey, NotAllowed, PacketTooLong, SbusError, UsageError
+from sbus.protocol.notices import LONGEST_DENIED
 from sbus.version import __version__
 from sbus.web.admin import Admin, AdminError
 from sbus.web.files import File
@@ -57,6 +59,7 @@ class WebService(Service):
         self._overview = Overview(IReactorTime(reactor), admin)
         self._streams: set[PageStream] = set()
         self._bus: Bus | None = None
+        self._refused: dict[bytes, NotAllowed] = {}  # what the bus has refused to publish, until its page is told
         self.site = PageSite(
             IReactorTime(reactor),
             Guard(token),
@@ -89,7 +92,10 @@ class WebService(Service):
 
         :raises sbus.errors.ConnectError: if there is no bus.
         """
-        self._bus = await self._address.connect(cast(IReactorTime, self._reactor))
+        self._bus = await self._address.connect(cast(IReactorTime, self._reactor), on_denied=self._denied)
+
+    def _denied(self, denial: Denial) -> None:
+        self._refused[denial.key] = error_of(denial)
 
     # --- the requests of the page --------------------------------------------------------------
 
@@ -134,8 +140,12 @@ class WebService(Service):
             raise Problem(502, "the bus is not connected at present: try again when it is")
         try:
             raw = key.encode("utf-8", "surrogateescape")
+            named = raw[:LONGEST_DENIED]
+            self._refused.pop(named, None)
             bus.publish(raw, data).addErrback(lambda failure: failure.trap(SbusError))
             await bus.fence(_TIMEOUT)
+            if (refusal := self._refused.pop(named, None)) is not None:
+                raise Problem(403, str(refusal))
             return {"published": True, "has_subscribers": await _has_subscribers(bus, raw)}
         except (InvalidKey, PacketTooLong, UsageError, UnicodeEncodeError) as error:
             raise Problem(400, str(error)) from None

@@ -148,12 +148,10 @@ class PageStream:
         if (state := (tap.state, tap.problem)) != self._state:
             self._state = state
             events.append(("bus", {"state": tap.state, "problem": tap.problem}))
-        if tap.tail is not None and (found := tap.tail.look()) is not None:
+        if (found := tap.look_at_tail()) is not None:
             events.append(("tail", found))
-        if tap.keys is not None:
-            tap.keys.take()
-            if self._ticks % _KEYS_EVERY == 0 and (found := tap.keys.look()) is not None:
-                events.append(("keys", found))
+        if (found := tap.look_at_keys(report=self._ticks % _KEYS_EVERY == 0)) is not None:
+            events.append(("keys", found))
         if lost := tap.take_lost():
             events.append(("missed", {"messages": lost}))
         return events

@@ -24,9 +24,10 @@ from typing import Any
 from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
 
+from sbus.client.denials import Denial
 from sbus.client.losses import Lost
 from sbus.client.tx import Bus, Subscription, connect
-from sbus.errors import SbusError
+from sbus.errors import NotAllowed, SbusError
 from sbus.journal import clock
 from sbus.web.payloads import shown
 
@@ -59,7 +60,12 @@ class BusAddress:
         self.dialect = dialect
         self.max_packet = max_packet
 
-    def connect(self, reactor: IReactorTime, on_lost: Callable[[Lost], object] | None = None) -> defer.Deferred[Bus]:
+    def connect(
+        self,
+        reactor: IReactorTime,
+        on_lost: Callable[[Lost], object] | None = None,
+        on_denied: Callable[[Denial], object] | None = None,
+    ) -> defer.Deferred[Bus]:
         """Connect, and reconnect whenever the connection is lost.
 
         :raises sbus.errors.ConnectError: if there is no bus now.
@@ -72,6 +78,7 @@ class BusAddress:
             timeout=None if on_lost else 2.0,
             reconnect=True,
             on_lost=on_lost,
+            on_denied=on_denied,
         )
 
 
@@ -134,7 +141,10 @@ class Keys:
 
 
 def drain(subscription: Subscription) -> list[Any]:
-    """Return all messages that are here, across losses."""
+    """Return all messages that are here, across losses.
+
+    :raises sbus.errors.NotAllowed: if there are none, and the bus refuses the subscription.
+    """
     found: list[Any] = []
     while messages := subscription.get_ready():
         found += messages
@@ -146,7 +156,7 @@ class Tap:
 
     :ivar tail: the live tail, if the page shows it.
     :ivar keys: the keys, if the page shows them.
-    :ivar problem: why there are none, for people; empty if all is well.
+    :ivar problem: why there are none, or not all, for people; empty if all is well.
     """
 
     def __init__(self, reactor: IReactorTime, address: BusAddress, tail: bytes | None, keys: bytes | None) -> None:
@@ -159,6 +169,27 @@ class Tap:
         self.tail: Tail | None = None
         self.keys: Keys | None = None
         self.problem = ""
+
+    def look_at_tail(self) -> Json | None:
+        """Return the messages of the tail since the last look, or None if there are none."""
+        try:
+            return None if self.tail is None else self.tail.look()
+        except NotAllowed as error:
+            self.tail, self.problem = None, str(error)
+            return None
+
+    def look_at_keys(self, *, report: bool) -> Json | None:
+        """Count what has come.
+
+        :param report: return the changes since the last report, or None if there are none.
+        """
+        try:
+            if self.keys is not None:
+                self.keys.take()
+                return self.keys.look() if report else None
+        except NotAllowed as error:
+            self.keys, self.problem = None, str(error)
+        return None
 
     async def open(self) -> None:
         """Connect and subscribe; a failure is in `problem`."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-from sbus import InvalidKey, NobodyListens, Request, RequestFailed, TimedOut
+from sbus import InvalidKey, NobodyListens, NotAllowed, Request, RequestFailed, TimedOut
 from sbus.client.aio import Bus, connect
 
 
@@ -91,6 +91,17 @@ async def who_listens(bus: Bus) -> None:
         print(error)
 
 
+async def what_you_may_not_do(address: str) -> None:
+    async with await connect(address, on_denied=lambda denial: print("refused:", denial.key, denial.rule)) as bus:
+        try:
+            async for message in bus.subscribe("!/cred/1/2/3/letters"):  # only the process 3 of user 2 and group 1 may
+                print(message.payload)
+        except NotAllowed as error:
+            print("may not:", error.key, error.rule)
+        bus.subscribe("!/cred/1/2/3/letters", print)
+        await bus.fence()  # what was sent before has been carried out or refused
+
+
 def answer_slowly(bus: Bus) -> None:
     """Answer requests one beside the other, each when its reply is ready."""
 
@@ -128,6 +139,7 @@ async def refused_at_once(bus: Bus) -> None:
 
 async def main(address: str) -> None:
     await first_steps(address)
+    await what_you_may_not_do(address)
     for topic in [
         several_subscriptions,
         time_outs,

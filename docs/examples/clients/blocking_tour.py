@@ -9,7 +9,7 @@ import sys
 import threading
 
 import sbus
-from sbus.errors import InvalidKey, NobodyListens, TimedOut
+from sbus.errors import InvalidKey, NobodyListens, NotAllowed, TimedOut
 
 
 def first_steps(address: str) -> None:
@@ -97,6 +97,17 @@ def who_listens(bus: sbus.Bus) -> None:
         print(error)
 
 
+def what_you_may_not_do(address: str) -> None:
+    with sbus.connect(address, on_denied=lambda denial: print("refused:", denial.key, denial.rule)) as bus:
+        letters = bus.subscribe("!/cred/1/2/3/letters")  # only the process 3 of user 2 and group 1 may read them
+        try:
+            letters.get(timeout=5)
+        except NotAllowed as error:
+            print("may not:", error.key, error.rule)
+        bus.subscribe("!/cred/1/2/3/letters", print)
+        bus.fence()  # what was sent before has been carried out or refused
+
+
 def settings(bus: sbus.Bus) -> None:
     bus.flood_control(soft="queue", hard="discard", order="stack")  # newest first; the oldest are dropped
     bus.echo(False)  # do not send our own messages back
@@ -115,6 +126,7 @@ def refused_at_once(bus: sbus.Bus) -> None:
 
 def main(address: str) -> None:
     first_steps(address)
+    what_you_may_not_do(address)
     topics = [
         several_subscriptions,
         time_outs_and_flags,

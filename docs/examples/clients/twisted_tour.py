@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.internet.task import react
 from zope.interface import implementer
 
-from sbus import InvalidKey, NobodyListens, Request, RequestFailed
+from sbus import InvalidKey, NobodyListens, NotAllowed, Request, RequestFailed
 from sbus.client.tx import Bus, connect
 
 
@@ -124,6 +124,18 @@ async def who_listens(bus: Bus) -> None:
         print(error)
 
 
+async def what_you_may_not_do(reactor: Any, address: str) -> None:
+    bus = await connect(reactor, address, on_denied=lambda denial: print("refused:", denial.key, denial.rule))
+    try:
+        async for message in bus.subscribe("!/cred/1/2/3/letters"):  # only the process 3 of user 2 and group 1 may
+            print(message.payload)
+    except NotAllowed as error:
+        print("may not:", error.key, error.rule)
+    bus.subscribe("!/cred/1/2/3/letters", print)
+    await bus.fence()  # what was sent before has been carried out or refused
+    await bus.close()
+
+
 def answer_requests(bus: Bus) -> None:
     def double(request: Request) -> bytes:
         if not request.payload.isdigit():
@@ -157,6 +169,7 @@ async def refused_at_once(bus: Bus) -> None:
 
 async def main(reactor: Any, address: str) -> None:
     await first_steps(reactor, address)
+    await what_you_may_not_do(reactor, address)
     await with_deferreds(reactor, address)
     for topic in [several_subscriptions, a_producer, who_and_when, who_sent_it, who_listens, refused_at_once]:
         bus = await connect(reactor, address)

@@ -16,6 +16,7 @@ import click
 
 from sbus.admin.locate import find_admin
 from sbus.cli.options import Target
+from sbus.cli.types import SocketPath
 from sbus.errors import ConnectError, Disconnected, SbusError, TimedOut, UsageError
 
 __all__ = ["Admin", "Refused", "admin_option", "json_option"]
@@ -34,6 +35,7 @@ def admin_option(command: F) -> F:
     """Give a command the option ``--admin``, as the parameter `admin`."""
     return click.option(
         "--admin",
+        type=SocketPath(),
         metavar="PATH",
         help="Path of the admin socket.  [default: $SBUS_ADMIN, else that of the bus with .admin appended]",
     )(command)

@@ -79,6 +79,11 @@ def replay(
         rows = load_rows(spark, journals=job.journal, lake=job.lake, state=job.state, since=since, until=until)
         rows = rows.where((rows.kind != "message") | key_matches(pattern))
         progress = Progress()
+
+        def report(state: Replay) -> None:
+            bus.get_ready()  # it may have refused a message
+            progress.show(_format_progress(state, speed))
+
         with target.connect() as bus, stop_on_signals() as stop:
             progress.show("sorting")
             done = publish(
@@ -87,7 +92,7 @@ def replay(
                 speed=speed or None,
                 prefix=prefix,
                 stop=lambda: stop.is_made,
-                progress=lambda state: progress.show(_format_progress(state, speed)),
+                progress=report,
             )
     progress.clear()
     for gap in done.gaps:

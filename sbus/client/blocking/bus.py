@@ -28,7 +28,7 @@ from sbus.client.core import Message, as_bytes
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
-from sbus.errors import Closed, Disconnected, Forked, PacketTooLong, TimedOut
+from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
 from sbus.syscalls.sockets import DONTWAIT, PEEK
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
@@ -42,7 +42,7 @@ def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Key
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, sender, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -125,6 +125,7 @@ class Bus(BlockingConnection[Subscription]):
             leaves the message in place. Others have no effect on this kind of socket.
         :raises sbus.errors.TimedOut: if none has come within `timeout` seconds.
         :raises sbus.errors.Disconnected: if no more messages will come.
+        :raises sbus.errors.NotAllowed: once for each subscription that the server has refused.
         """
         messages = self._messages
         deadline = deadline_in(0.0 if flags & DONTWAIT else timeout)
@@ -142,9 +143,12 @@ class Bus(BlockingConnection[Subscription]):
         With ``on_lost``, a list ends where messages are missing: call it again until `pending` is 0.
 
         :raises sbus.errors.Disconnected: if there are none and no more will come.
+        :raises sbus.errors.NotAllowed: if there are none, and the server has refused a subscription.
         """
         self._messages.settle(self.report_lost)
         self._read_now(self._messages)
+        if not self._messages:
+            self._raise_refused()
         return self._messages.take()
 
     def get_many(self, timeout: float | None = None) -> list[Message]:
@@ -263,6 +267,7 @@ class Bus(BlockingConnection[Subscription]):
 
         They leave the queue of the bus, except those that other subscriptions share there.
         """
+        self._unread_errors.pop(subscription, None)  # its own reader gets it
         own: list[Message] = []
         others: list[Message] = []
         for message in self._messages:
@@ -294,6 +299,13 @@ class Bus(BlockingConnection[Subscription]):
     def _end_watch(self, watch: Watch) -> None:
         if self._error is None:
             self._send_last(self.core.extensions.unwatch(watch), self._limit)
+
+    def _refuse(self, subscription: Subscription, error: NotAllowed) -> bool:
+        self._outbox.extend(self.core.unsubscribe(subscription))
+        subscription.refuse(error)
+        if subscription._is_shared():
+            self._unread_errors[subscription] = error
+        return subscription.callback is None
 
     def _has_shared(self) -> bool:
         return bool(self._messages)

@@ -60,14 +60,15 @@ from sbus.client.connecting import (
     is_absent,
 )
 from sbus.client.core import Batch
+from sbus.client.denials import Denial
 from sbus.client.inlet import Inlet
 from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
-from sbus.errors import ConnectError, Disconnected, PacketTooLong, TimedOut, UsageError
+from sbus.errors import ConnectError, Disconnected, NotAllowed, PacketTooLong, TimedOut, UsageError
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
-from sbus.protocol.notices import LOST, SENDER
+from sbus.protocol.notices import DENIED, LOST, SENDER
 from sbus.protocol.packets import CMSG, MSG, build
 from sbus.routing.runs import total_size
 from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, grow_send_buffer, max_sendable
@@ -83,6 +84,8 @@ _MESSAGE = MSG + b" "
 _RECEIPT = build(CMSG, LOST, b"")
 _SENDER = build(CMSG, SENDER)
 """The beginning of a sender, and of the answer to ``sender/on``."""
+_DENIED = build(CMSG, DENIED, _MESSAGE)
+"""The beginning of the denial of a message."""
 _PACKET_OVERHEAD = 512
 """Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
 _CLOSE_LOOK = 0.1
@@ -103,10 +106,13 @@ class BlockingConnection(ClientApi[Sub]):
         super().__init__()
         self._options = options
         self.address = find_address(address)
-        self.core = options.new_core(self._control_received, self._loss_received, self._make_room, self._give_up)
+        self.core = options.new_core(
+            self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
+        )
         self._reader = Inlet(self.core, options.receive_size)
         self._batch = Batch([])  # what was received; a callback that reads on continues it
         self._callback_errors: deque[Exception] = deque()
+        self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
         self._outbox = Outbox()  # what to send before any message
         self._outbox.extend(self.core.resync_packets())
         self._deadline: float | None = None  # of the round trip under way
@@ -300,13 +306,20 @@ class BlockingConnection(ClientApi[Sub]):
     def _wait_for_messages(self, messages: MessageQueue, deadline: float | None) -> None:
         """Receive until there is a message, and report the losses in front of it.
 
+        :raises sbus.errors.NotAllowed: if the server has refused a subscription that the readers of the bus share.
         :raises: as `_read_until`.
         """
         if messages.marks:
             messages.settle(self.report_lost)
         while not messages:
-            self._read_until(lambda: messages, deadline)
+            self._raise_refused()
+            self._read_until(lambda: messages or self._unread_errors, deadline)
             messages.settle(self.report_lost)  # a callback may have taken what came before a mark
+
+    def _raise_refused(self) -> None:
+        """Raise, once, the error of a refused subscription that the readers of the bus share."""
+        for subscription in self._unread_errors:
+            raise self._unread_errors.pop(subscription)
 
     def _read(self, deadline: float | None) -> int:
         """Wait for a batch and receive it; nothing if the client has to reconnect.
@@ -395,6 +408,12 @@ class BlockingConnection(ClientApi[Sub]):
         """Call ``on_lost``."""
         assert self._options.on_lost is not None
         self._options.on_lost(lost)
+
+    def _denied(self, denial: Denial) -> None:
+        if self._options.on_denied is None:
+            self._denial_log.add(denial)
+        else:
+            self._call_user(self._options.on_denied, denial)
 
     def _control_received(self, key: bytes, payload: bytes) -> None:
         if self._options.on_control is not None:
@@ -510,9 +529,10 @@ class BlockingConnection(ClientApi[Sub]):
             self._next_attempt = time.monotonic() + next(self._delays)
             self._loss_reason = error
         self._detach()
-        # Messages stay valid, and so do receipts and senders; replies belong to the waiters that fail below.
+        # Messages stay valid, and so do receipts, senders, and denials of messages; replies belong to the waiters that
+        # fail below, and a refused subscription is refused again.
         rest = self._batch.take() + self.core.extensions.mark_start(rest)
-        self._batch = Batch([packet for packet in rest if packet.startswith((_MESSAGE, _RECEIPT, _SENDER))])
+        self._batch = Batch([packet for packet in rest if packet.startswith((_MESSAGE, _RECEIPT, _SENDER, _DENIED))])
         waiters = self._forget_connection()
         self._outbox.restart(self.core.resync_packets())
         for waiter in waiters:

@@ -9,7 +9,7 @@ from sbus.client.blocking.waiting import deadline_in
 from sbus.client.core import Batch, Message
 from sbus.client.losses import LossMark, Lost, MessageQueue
 from sbus.client.snapshots import LastValue
-from sbus.errors import Closed
+from sbus.errors import Closed, NotAllowed
 
 __all__ = ["Subscription"]
 
@@ -67,6 +67,7 @@ class Subscription:
         self._bus = bus
         self._own: MessageQueue | None = None
         self._closed = self._requires_sender = False
+        self._refusal: NotAllowed | None = None
 
     def deliver(self, messages: list[Message]) -> None:
         """See `sbus.client.core.Sink`."""
@@ -98,6 +99,10 @@ class Subscription:
             return False
         return message.sender is not None or not self._requires_sender
 
+    def refuse(self, error: NotAllowed) -> None:
+        """Take no more messages, and raise the error once the others are read: the server refuses the subscription."""
+        self._closed, self._refusal = True, error
+
     def has_unread(self) -> bool:
         """See `sbus.client.losses.LossKeeper`."""
         if self.callback is not None:
@@ -116,6 +121,7 @@ class Subscription:
 
         :raises sbus.errors.TimedOut: if none has come within `timeout` seconds.
         :raises sbus.errors.Disconnected: if no more messages will come.
+        :raises sbus.errors.NotAllowed: if no more messages will come, because the server refuses the subscription.
         """
         return self._wait(timeout).popleft()
 
@@ -133,7 +139,7 @@ class Subscription:
         while not own:
             self._bus._read_until(lambda: own or self._closed, deadline)
             if not own:
-                raise Closed("the subscription was closed here")
+                raise self._refusal or Closed("the subscription was closed here")
             own.settle(self._bus.report_lost)
         return own
 
@@ -143,11 +149,14 @@ class Subscription:
         With ``on_lost``, a list ends where messages are missing: call it again until `pending` is 0.
 
         :raises sbus.errors.Disconnected: if there are none and no more will come.
+        :raises sbus.errors.NotAllowed: if there are none, and the server has refused the subscription.
         """
         own = self._claim()
         own.settle(self._bus.report_lost)
         if not self._closed:
             self._bus._read_now(own)
+        if self._refusal is not None and not own:
+            raise self._refusal
         return own.take()
 
     def _claim(self) -> MessageQueue:

@@ -28,7 +28,7 @@ class PolledWaiter:
 
     def set_exception(self, error: Exception) -> None:
         """Complete with an error."""
-        if self._value is None:
+        if not self.is_done():
             self._error = error
 
     def has_succeeded(self) -> bool:

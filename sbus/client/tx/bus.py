@@ -49,8 +49,9 @@ class Subscription(QueuedSubscription):
     def get(self) -> defer.Deferred[Message]:
         """Fire with the next message.
 
-        Fails with `sbus.errors.Disconnected` if no more messages will come because the connection is gone, and with
-        `sbus.errors.Closed` if the subscription or the bus was closed.
+        Fails with `sbus.errors.Disconnected` if no more messages will come because the connection is gone, with
+        `sbus.errors.Closed` if the subscription or the bus was closed, and with `sbus.errors.NotAllowed` if the server
+        refuses the subscription.
         """
         return defer.Deferred.fromCoroutine(self._get())
 
@@ -87,7 +88,7 @@ def connect(
     :param address: path or abstract address of the bus, or an endpoint, or the string of one (``seqpacket:PATH``); by
         default the result of `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, sender, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, on_control.
     :returns: a Deferred that fires with the bus, or fails with `sbus.errors.ConnectError`, which contains the reason
         and the remedy.
     """

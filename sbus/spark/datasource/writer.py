@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from sbus.client.blocking import connect
+from sbus.client.denials import raise_denied
 from sbus.errors import UsageError
 from sbus.journal.keytext import from_text
 from sbus.spark.datasource.options import WriteOptions
@@ -87,6 +88,7 @@ def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Publish
         batches before it are published by then.
     :raises sbus.errors.ConnectError: if there is no bus.
     :raises sbus.errors.Disconnected: if the connection to the bus is lost.
+    :raises sbus.errors.NotAllowed: if the bus refuses a row.
     """
     count = 0
     bus = None
@@ -94,7 +96,12 @@ def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Publish
         for batch in batches:
             keys, payloads = keys_of(batch.column("key")), payloads_of(batch.column("payload"))
             if bus is None:  # a partition without rows needs no connection
-                bus = connect(options.address, dialect=options.dialect, max_packet=options.max_packet)
+                bus = connect(
+                    options.address,
+                    dialect=options.dialect,
+                    max_packet=options.max_packet,
+                    on_denied=raise_denied,
+                )
             bus.publish_many(zip(keys, payloads, strict=True))
             count += len(keys)
         if bus is not None:

@@ -118,6 +118,7 @@ def replay(
     :param part_bytes: about how many bytes Spark hands over at once.
     :raises sbus.errors.UsageError: if the speed is not positive, or there is no message to publish.
     :raises sbus.errors.Disconnected: if the connection to the bus is lost.
+    :raises sbus.errors.NotAllowed: if the bus refuses a message, and the connection raises denials.
     :raises sbus.errors.TimedOut: if the bus has not handled the last messages within five minutes.
     """
     if speed is not None and not speed > 0:

@@ -366,3 +366,11 @@ def test_top_ends_on_ctrl_c(bus: RunningBus) -> None:
     os.kill(terminal.process.pid, 2)
     assert terminal.end() == -2
     assert "\x1b[?1049l" in terminal.seen
+
+
+@pytest.mark.parametrize("command", ["clients", "top", "web"])
+def test_a_path_that_was_forgotten(command: str) -> None:
+    """An option behind ``--admin`` is not taken for its path."""
+    done = CliRunner().invoke(cli, [command, "--admin", "--json"])
+    assert done.exit_code == 2
+    assert "'--json' is an option: give a path before it" in done.output

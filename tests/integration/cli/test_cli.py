@@ -764,7 +764,7 @@ def fake_server() -> Iterator[tuple[str, socket.socket]]:
 
 def hear(peer: socket.socket) -> bytes:
     """Return the next packet from the client of a fake server, which ignores requests for bundles."""
-    while (packet := peer.recv(99)) in (b"CMSG bundle/on", b"CMSG bye/on"):
+    while (packet := peer.recv(99)) in (b"CMSG bundle/on", b"CMSG bye/on", b"CMSG denied/on"):
         pass
     return packet
 

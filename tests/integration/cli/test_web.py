@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
 
+Ask = Callable[..., http.client.HTTPResponse]
 # The times are shorter than those of the command, and its page has not been built.
 START = """
 import sys
@@ -33,20 +35,25 @@ main()
 
 
 @contextmanager
-def web(bus: Bus) -> Iterator[tuple[subprocess.Popen[str], http.client.HTTPResponse]]:
-    """Run it; yield the process and the stream of events of a page that shows everything of the admin socket."""
+def web(bus: Bus) -> Iterator[tuple[subprocess.Popen[str], http.client.HTTPResponse, Ask]]:
+    """Run it; yield the process, the stream of events of a page that shows everything of the admin socket, and how to
+    ask for more."""
     command = [sys.executable, "-c", START, str(bus.address)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             found = re.search(r"http://127.0.0.1:(\d+)/#(\S+)", process.stdout.readline())
             assert found, process.stderr and process.stderr.read()
-            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=TIMEOUT)
-            connection.request(
-                "GET", "/api/events?clients=queue&depth=1&keys=", headers={"Authorization": f"Bearer {found[2]}"}
-            )
-            yield process, connection.getresponse()
-            connection.close()
+            port, headers = int(found[1]), {"Authorization": f"Bearer {found[2]}", "Content-Type": "application/json"}
+            with contextlib.ExitStack() as connections:
+
+                def ask(method: str, path: str, body: str | None = None) -> http.client.HTTPResponse:
+                    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+                    connections.callback(connection.close)
+                    connection.request(method, path, body, headers)
+                    return connection.getresponse()
+
+                yield process, ask("GET", "/api/events?clients=queue&depth=1&keys="), ask
         finally:
             process.kill()
 
@@ -65,7 +72,7 @@ def events(stream: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 def test_a_bus_that_stops_for_a_while(bus: StartBus, directory: Path) -> None:
     """The page says that the bus does not answer, and shows it again when it goes on; nothing is logged."""
     running = bus(f"--admin={directory}/bus.admin")
-    with web(running) as (process, stream):
+    with web(running) as (process, stream, _):
         coming = events(stream)
         seen = set[str]()
         while not {"status", "clients", "talk"} <= seen:

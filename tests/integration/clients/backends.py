@@ -31,6 +31,7 @@ from sbus.syscalls.sockets import LONGEST_PACKET, grow_send_buffer
 from tests.support.harness import TIMEOUT, WHOAMI
 
 __all__ = [
+    "ASKED",
     "BACKENDS",
     "AsyncioBackend",
     "Backend",
@@ -47,6 +48,8 @@ __all__ = [
     "wait_stuck",
 ]
 
+ASKED = [b"CMSG bundle/on", b"CMSG bye/on", b"CMSG denied/on"]
+"""The questions that every connection begins with."""
 _END = object()
 
 
@@ -528,7 +531,7 @@ class FakePeer:
 
         :param raw: also if it is a question that every connection begins with, which old servers ignore.
         """
-        while (packet := self._sock.recv(1 << 20)) in (b"CMSG bundle/on", b"CMSG bye/on") and not raw:
+        while (packet := self._sock.recv(1 << 20)) in ASKED and not raw:
             pass
         return packet
 

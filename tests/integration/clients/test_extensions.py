@@ -12,7 +12,7 @@ import pytest
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
 from sbus.errors import CloseReason, ConnectionLost, NobodyListens, TimedOut, UsageError
-from tests.integration.clients.backends import Backend, BlockingBackend, FakePeer, FakeServer, Gaps, turn
+from tests.integration.clients.backends import ASKED, Backend, BlockingBackend, FakePeer, FakeServer, Gaps, turn
 from tests.support.harness import TIMEOUT
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
@@ -44,7 +44,7 @@ async def test_reason_of_the_server_is_in_the_error(backend: Backend, directory:
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address)
         peer = await server.accept()
-        assert [await peer.receive(raw=True) for _ in range(2)] == [b"CMSG bundle/on", b"CMSG bye/on"]
+        assert [await peer.receive(raw=True) for _ in ASKED] == ASKED
         sub = await client.subscribe("k")
         peer.send(b"CMSG bye/on\0", b"MSG k\0last", b"CMSG bye\0queue-full its queue was full")
         peer.close()
@@ -354,7 +354,7 @@ async def test_last_values_are_marked(backend: Backend, directory: Path) -> None
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address)
         peer = await server.accept()
-        assert [await peer.receive(raw=True) for _ in range(2)] == [b"CMSG bundle/on", b"CMSG bye/on"]
+        assert [await peer.receive(raw=True) for _ in ASKED] == ASKED
         wide = await client.subscribe("k/")
         sub = await client.subscribe("k/*", last=True)
         assert await peer.receive(raw=True) == b"SUB k/"
@@ -396,7 +396,7 @@ async def test_last_values_come_again_after_a_reconnect(backend: Backend, direct
         peer.close()
         getting = asyncio.ensure_future(one.get())
         peer = await server.accept()
-        assert [await peer.receive(raw=True) for _ in range(2)] == [b"CMSG bundle/on", b"CMSG bye/on"]
+        assert [await peer.receive(raw=True) for _ in ASKED] == ASKED
         assert [await peer.receive(raw=True) for _ in LAST] == LAST
         peer.send(b"CMSG bye/on\0", b"CMSG bye/on\0", b"MSG k/a\0kept", b"CMSG last/done\0k/*")
         peer.send(WHOAMI + b"\0" + NAME, WHOAMI + b"\0" + NAME, b"MSG k/a\0live")

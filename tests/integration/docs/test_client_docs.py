@@ -126,6 +126,7 @@ TOURS = {
     ],
 }
 SENDER = ["published by me: True", "published by my user: True"]
+FORBIDDEN = ["may not: b'!/cred/1/2/3/letters' secret", "refused: b'!/cred/1/2/3/letters' secret"]
 LISTENING = ["False", "False", "True", "nobody subscribes to 'lamp/ask': start the program that answers"]
 
 
@@ -133,7 +134,7 @@ LISTENING = ["False", "False", "True", "nobody subscribes to 'lamp/ask': start t
 def test_tours(library: str, bus: StartBus) -> None:
     """Each tour prints what the page promises."""
     printed = output(f"clients/{library}_tour.py", bus().address).splitlines()
-    assert sorted(printed) == sorted(SUBSCRIPTIONS + NAMES + SENDER + REFUSED + LISTENING + TOURS[library])
+    assert sorted(printed) == sorted(SUBSCRIPTIONS + NAMES + SENDER + REFUSED + FORBIDDEN + LISTENING + TOURS[library])
 
 
 def test_a_blocking_inbox_keeps_its_messages(bus: StartBus) -> None:

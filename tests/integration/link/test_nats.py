@@ -433,6 +433,16 @@ def test_a_bus_has_a_master_or_a_bridge_and_not_both(hosts: Joined, spawn: Spawn
     assert hosts.bridges["a"].is_running()
 
 
+def test_a_bridge_that_may_not_see_what_it_carries(hosts: Joined, spawn: Spawn, directory: Path) -> None:
+    """A bridge ends with the rule that refuses one of its patterns, instead of carrying nothing."""
+    policy = directory / "policy.toml"
+    policy.write_text('version = 1\n[[rule]]\nname = "no.reading"\ndeny_subscribe = ["t/"]\n')
+    strict = spawn(Bus, directory, f"--policy={policy}").wait_started()
+    bridge = spawn(Bridge, directory, strict.address, "x", hosts.server.url, "--out=t/", "--out=u/")
+    assert bridge.wait() == 1
+    assert "this client may not subscribe to 't/': the policy of the bus forbids it (rule: no.reading)" in bridge.log
+
+
 def test_a_cluster_may_lose_members(hosts: Joined) -> None:
     """Bridges go on with other servers of a cluster, which they were not given and which came later."""
     cluster = [hosts.server]

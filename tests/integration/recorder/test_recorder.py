@@ -572,3 +572,29 @@ def test_publishers_that_the_bus_does_not_name(
             client.publish(b"k", b"1")
             found = wait_rows(journal, ends_with(b"MSG k\x001"))
     assert [row["sender_number"] for row in found] == [None] * len(found)
+
+
+def test_patterns_that_a_policy_refuses(
+    bus: Callable[..., Bus], recorder: Callable[..., Recorder], journal: Path, directory: Path
+) -> None:
+    """A recorder that may no longer see all that it records says so, records a gap, and goes on when it may again."""
+    policy, lax = directory / "policy.toml", "version = 1\n"
+    policy.write_text(lax)
+    started = bus(f"--policy={policy}")
+    process = recorder()
+    client = started.client()
+    first = client.msg(b"k", b"1")
+    wait_rows(journal, ends_with(first))
+    policy.write_text(lax + '[[rule]]\nname = "no.reading"\ndeny_subscribe = ["hidden/"]\n')
+    started.kill(signal.SIGHUP)
+    process.wait_log(
+        r"nothing is recorded: this client may not subscribe to '': the policy .* \(rule: no.reading\); ask the "
+        "administrator of the bus: .*; trying again"
+    )
+    policy.write_text(lax)
+    started.kill(signal.SIGHUP)
+    process.wait_recording(2)
+    found = wait_rows(journal, ends_with(client.msg(b"k", b"2")))
+    assert kinds(found) == ["start", "message", "reconnect", "message"]
+    assert "(rule: no.reading)" in details(found[2])["reason"]
+    assert process.stop() == 0

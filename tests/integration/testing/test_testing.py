@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sbus.client import aio
-from sbus.errors import Closed, ConnectError, Disconnected, TimedOut, UsageError
+from sbus.errors import Closed, ConnectError, Disconnected, NotAllowed, TimedOut, UsageError
 from sbus.testing import AsyncioRecordingClient, RecordingClient, RunningBus, running_bus
 from tests.support import ROOT
 from tests.support.descriptors import descriptors
@@ -274,6 +274,9 @@ def test_asyncio_recording(server: RunningBus) -> None:
             await recording.wait_for(2)
         with pytest.raises(UsageError):
             async with AsyncioRecordingClient(server.address, "!/my"):
+                pass
+        with pytest.raises(NotAllowed):
+            async with AsyncioRecordingClient(server.address, "!/cred/1/2/3/"):
                 pass
 
     asyncio.run(main())

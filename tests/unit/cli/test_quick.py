@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from sbus.cli import quick
-from sbus.protocol.controls import BYE_ON, WHOAMI
+from sbus.protocol.controls import BYE_ON, DENIED_ON, WHOAMI
+from sbus.protocol.notices import DENIED
 from sbus.protocol.packets import CMSG, MSG, build
 
 TIMEOUT = 60
 INPUT = b"two\nlines"
 ANSWER = build(CMSG, WHOAMI, b"!/cred/1/2/3")
+REFUSAL = b"CMSG denied\0MSG a/key some.rule"
 
 
 class Server:
@@ -143,8 +145,8 @@ def test_pub_imports_next_to_nothing(server: Server, payload: str) -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    [ANSWER, b"CMSG bye\0violation it broke a rule", b"CMSG bye\0of-the-future and why", b"CMSG other\0"],
-    ids=["answered", "bye", "unknown-bye", "closed"],
+    [ANSWER, REFUSAL, b"CMSG bye\0violation it broke a rule", b"CMSG bye\0of-the-future and why", b"CMSG other\0"],
+    ids=["answered", "denied", "bye", "unknown-bye", "closed"],
 )
 @pytest.mark.parametrize(
     ("words", "payload"),
@@ -163,8 +165,13 @@ def test_like_the_whole_command(server: Server, words: list[str], payload: bytes
     slow = "import sbus.cli.quick as q; q.publish = lambda *_: False;"
     short = result_of(lambda: run(*arguments), server, reply)
     assert short == result_of(lambda: run(*arguments, before=slow), server, reply)
-    assert short[0] == [build(CMSG, BYE_ON), build(MSG, words[0].encode(), payload), build(CMSG, WHOAMI)]
-    assert short[1] == (0 if reply == ANSWER else 1)
+    assert short[0] == [
+        build(CMSG, BYE_ON),
+        build(CMSG, DENIED_ON),
+        build(MSG, words[0].encode(), payload),
+        build(CMSG, WHOAMI),
+    ]
+    assert short[1] == {ANSWER: 0, REFUSAL: 4}.get(reply, 1)
 
 
 @pytest.mark.parametrize(
@@ -213,5 +220,6 @@ def test_completion_is_left_to_the_whole_command(server: Server) -> None:
 
 def test_packets_are_those_of_the_protocol() -> None:
     """The packets that the module spells out are those that the protocol's table gives."""
-    assert build(CMSG, BYE_ON) == quick._BYE_ON
+    assert tuple(build(CMSG, key) for key in (BYE_ON, DENIED_ON)) == quick._ASKED
+    assert build(CMSG, DENIED, b"") == quick._DENIED
     assert build(CMSG, WHOAMI) == quick._WHOAMI

@@ -10,8 +10,9 @@ import pytest
 
 from sbus.client.api import Inbox, Request, inbox_key
 from sbus.client.core import ClientCore, Message
+from sbus.client.denials import Denial
 from sbus.client.losses import Lost
-from sbus.errors import Disconnected, InvalidKey, PacketTooLong, RequestFailed, UsageError, ViolationReason
+from sbus.errors import Disconnected, InvalidKey, NotAllowed, PacketTooLong, RequestFailed, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from tests.unit.client.fakes import WithoutCalls
 
@@ -61,12 +62,15 @@ class Backend(WithoutCalls[Sub]):
     """The client API without a connection.
 
     :ivar sent: the packets sent since the last `take`.
+    :ivar denials: what nobody else was told.
     """
 
     def __init__(self, dialect: Dialect = CURRENT, max_packet: int = 10_000) -> None:
         super().__init__()
-        self.core = ClientCore(dialect, max_packet)
+        self.core = ClientCore(dialect, max_packet, on_denied=self._denied, refuse=self._refused)
+        self.core.resync_packets()
         self.sent: list[bytes] = []
+        self.denials: list[Denial] = []
 
     def send(self, packets: list[bytes]) -> None:
         self.sent += packets
@@ -81,6 +85,13 @@ class Backend(WithoutCalls[Sub]):
 
     def _loss_received(self, lost: Lost) -> None:
         raise NotImplementedError
+
+    def _denied(self, denial: Denial) -> None:
+        self.denials.append(denial)
+
+    def _refuse(self, subscription: Sub, error: NotAllowed) -> bool:
+        self.send(self.core.unsubscribe(subscription))
+        return subscription.callback is None
 
     def take(self) -> list[bytes]:
         sent, self.sent = self.sent, []
@@ -211,7 +222,7 @@ def test_lost_connection_is_a_new_name() -> None:
     error = Disconnected("gone")
     waiting = backend._forget_connection()
     assert len(waiting) == 4  # with those for the question of who listens
-    assert backend.core.resync_packets() == []
+    assert backend.core.resync_packets() == [b"CMSG denied/on"]
     for waiter in waiting:
         waiter.set_exception(error)
     assert (running.resume().result, asking.resume().result) == (error, error)

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from sbus.client import blocking
 from sbus.client.core import Batch, ClientCore, Message, as_bytes, find_dialect
 from sbus.client.options import ConnectOptions
+from sbus.client.senders import kind_of
+from sbus.client.snapshots import LastValue
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, matches
 from tests.support.examples import examples
@@ -556,3 +558,15 @@ def test_patterns_of_a_wrong_type_are_named() -> None:
     """A pattern is text or bytes."""
     with pytest.raises(InvalidKey, match="a pattern is str or bytes, not NoneType"):
         ClientCore().subscribe(cast(Any, None), Sink())
+
+
+def test_a_message_in_one_line() -> None:
+    """It shows key, payload, and what else is known; a long payload is cut, with its length."""
+    assert repr(Message(b"k", b"21.5\n")) == str(Message(b"k", b"21.5\n")) == r"Message(key=b'k', payload=b'21.5\n')"
+    long = repr(Message(b"k", bytes(400_000)))
+    assert len(long) < 1000
+    assert long.endswith("... (400,000 bytes))")
+    sent = kind_of(b"7 !/cred/1/2/3")(b"k", b"")
+    assert repr(sent) == "Message(key=b'k', payload=b'', sender=!/cred/1/2/3)"
+    value = LastValue(b"k", b"")
+    assert repr(value) == "LastValue(key=b'k', payload=b'', is_last_value=True)"

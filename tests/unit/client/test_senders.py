@@ -138,7 +138,7 @@ def test_messages_are_tuples_as_before() -> None:
     assert plain.sender is None
     key, payload = message
     assert (key, payload) == message == plain
-    assert repr(message) == repr(plain)
+    assert repr(message) == "Message(key=b'k', payload=b'p', sender=!/cred/100/1000/42)"
     assert isinstance(message, Message)
     for other in (copy.copy(message), copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
         assert type(other) is type(message)

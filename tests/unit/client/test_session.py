@@ -19,7 +19,7 @@ from tests.unit.client.fakes import WithoutCalls
 
 WHOAMI = b"CMSG !/cred/whoami"
 NAME = b"!/cred/1/2/3"
-BYE = b"CMSG bye/on"
+ASKED = b"CMSG bye/on", b"CMSG denied/on"
 
 
 class Waiter:
@@ -78,7 +78,7 @@ class Sub(QueuedSubscription):
 class FakeSession(WithoutCalls[Sub], Session[Sub]):
     """A session whose server is controlled by the test.
 
-    :ivar sent: packets that the server has received on this connection, but for the ``bye/on`` that begins it.
+    :ivar sent: packets that the server has received on this connection, but for the questions that begin it.
     :ivar room: packets that the socket still takes; None for any number.
     :ivar answers: outcomes of attempts to connect: an error to raise, or a function to call once connected.
     :ivar naps: the pauses; each ends when its waiter completes.
@@ -133,7 +133,7 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
     def _flush(self) -> None:
         while self.connected and self.room != 0 and (taken := self.outbox.take(1)):
             self.outbox.ack(taken, 1)
-            if taken == [BYE]:
+            if taken[0] in ASKED:
                 continue
             self.sent += taken
             if self.room is not None:

@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from sbus.client.core import Message
 from sbus.web.overview import View
 from sbus.web.stream import PING, TICK, PageStream
-from sbus.web.taps import MOST_CHANGES, MOST_KEYS, MOST_LINES, Keys, Tail
+from sbus.web.taps import MOST_CHANGES, MOST_KEYS, MOST_LINES, Keys, Tail, Tap
 
 
 class FakeRequest:
@@ -73,7 +73,7 @@ class FakeSubscription:
         return self.lists.pop(0) if self.lists else []
 
 
-class FakeTap:
+class FakeTap(Tap):
     """A connection to the bus with subscriptions of a test."""
 
     def __init__(self) -> None:
@@ -81,9 +81,12 @@ class FakeTap:
         self.tail = Tail(self.subscription)  # type: ignore[arg-type]
         self.keys = None
         self.problem = ""
-        self.state = "connected"
         self.lost = 0
         self.is_closed = False
+
+    @property
+    def state(self) -> str:
+        return "connected"
 
     async def open(self) -> None:
         pass
@@ -103,7 +106,7 @@ class Page:
         self.stream = PageStream(
             self.clock,
             self.request,
-            self.tap,  # type: ignore[arg-type]
+            self.tap,
             self.overview,  # type: ignore[arg-type]
             View(),
             self.ended.append,
