@@ -170,7 +170,7 @@ class Guard:
         verb = MSG if verb == MSG else SUB
         self.count(client, verb, key, verdict, True)
         if client.settings.denied:
-            tell(client, verb, key, verdict.rule)
+            tell(client, verb, key, verdict.rule, True)
         return client.settings.denied
 
     def count(self, client: Receiver, verb: bytes, key: bytes, verdict: Verdict, is_enforced: bool) -> None:
@@ -223,7 +223,7 @@ class Guard:
                     client.close(CloseReason.REVOKED, f"rule {verdict.rule}")
                     break
                 self._unsubscribe(client, pattern)
-                tell(client, SUB, pattern, verdict.rule)
+                tell(client, SUB, pattern, verdict.rule, False)
             yield
 
     def _put_into_force(self, policy: Policy) -> None:

@@ -94,7 +94,9 @@ class GuardedBus(RuleBasedStateMachine):
         done: list[int] = []
         Deferred.fromCoroutine(self.bus.registry.guard.adopt(policy_of(self.world))).addCallback(done.append)
         self.bus.settle()
-        assert done == [self.bus.registry.guard.permissions.policy.generation]
+        policy = self.bus.registry.guard.permissions.policy
+        assert policy is not None
+        assert done == [policy.generation]
         for at, wanted in enumerate(self.wanted):
             revoked = [pattern for pattern in +wanted if not self.world.subscribes(WHO[at], pattern)]
             for pattern in revoked:
