@@ -7,6 +7,7 @@ until there are some again, and what it sends waits in its socket.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -38,7 +39,7 @@ class Paces:
         """
         buckets = self._buckets.get(rate)
         if buckets is None:
-            buckets = self._buckets[rate] = Buckets(rate, _burst(rate), self._clock.seconds)
+            buckets = self._buckets[rate] = Buckets(rate, _burst(rate), self._clock.seconds, math.inf)
         return Pace(buckets, uid, rate, self._clock, on_tokens)
 
     def forget_all(self) -> None:
@@ -67,7 +68,7 @@ class Pace:
 
     def quota(self) -> int:
         """Return the messages that may be handled now."""
-        return int(self._buckets.level(self._uid))
+        return max(0, int(self._buckets.level(self._uid)))
 
     def spend(self, messages: int) -> None:
         """Count messages that were handled."""

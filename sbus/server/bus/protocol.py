@@ -323,7 +323,10 @@ class BusProtocol(ReceivingHalf):
             else:
                 until = scheduler.begin(lines)
                 try:
-                    at, total = self._handle_some(packets, at, until)
+                    if self._pace is None:
+                        at, total = self._handle_some(packets, at, until)
+                    else:
+                        at, total = self._handle_paced(packets, at, until, self._pace)
                 finally:
                     if self._delivery.touched:
                         registry.flush()
@@ -343,14 +346,11 @@ class BusProtocol(ReceivingHalf):
 
         :returns: the packets, from the front, that are handled, and their number now: bundles are taken apart.
         """
-        registry, clock, pace = self.registry, self._scheduler.clock, self._pace
-        total, first = len(packets), at
-        last = total if pace is None else at + pace.quota()
+        registry, clock = self.registry, self._scheduler.clock
+        total = len(packets)
         is_over = False
         while at < total and not is_over and self._may_continue():
-            start, end = at, min(at + MAX_RUN, total if pace is None else min(last, total))
-            if start == end:
-                break
+            start, end = at, min(at + MAX_RUN, total)
             while at < end and not is_over and self._may_continue():
                 if registry.fast_path:
                     route, stop = next_run(packets, at, end, registry.routes)
@@ -372,19 +372,26 @@ class BusProtocol(ReceivingHalf):
                     if parts[0] is not packets[at]:
                         packets[at : at + 1] = parts
                         total = len(packets)
-                        end = min(start + MAX_RUN, total if pace is None else min(last, total))
+                        end = min(start + MAX_RUN, total)
                         continue
                 if not self._handle(packets[at]):
                     break
                 at += 1
                 is_over = clock() >= until
             registry.flush()
-        if pace is not None and pace is self._pace:
-            pace.spend(at - first)
-            if at == last < total:
-                pace.wait()
-                self._pause()
         return at, total
+
+    def _handle_paced(self, packets: list[bytes], at: int, until: int, pace: Pace) -> tuple[int, int]:
+        """Do as `_handle_some`, as far as the pace of the client's user permits; wait if that is not all."""
+        last = at + pace.quota()
+        some = packets[:last]
+        done, total = self._handle_some(some, at, until)
+        packets[:last] = some  # bundles were taken apart
+        pace.spend(done - at)
+        if done == total and done < len(packets) and self._pace is pace:
+            pace.wait()
+            self._pause()
+        return done, len(packets)
 
     def _deliver_run(
         self, packets: list[bytes], at: int, stop: int, route: Route[Receiver], until: int, is_whole: bool
