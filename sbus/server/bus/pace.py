@@ -38,7 +38,7 @@ class Paces:
         """
         buckets = self._buckets.get(rate)
         if buckets is None:
-            buckets = self._buckets[rate] = Buckets(rate, _burst(rate), self._clock.seconds)
+            buckets = self._buckets[rate] = Buckets(lambda _: (rate, _burst(rate)), self._clock.seconds)
         return Pace(buckets, uid, rate, self._clock, on_tokens)
 
     def forget_all(self) -> None:

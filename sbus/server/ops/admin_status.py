@@ -33,7 +33,7 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
 
     :param largest: the bytes of the longest queue, from `largest_queue`.
     """
-    budget = registry.users.budget
+    budget, shares = registry.users.budget, registry.users.shares
     last_values = registry.last_values
     attached = {name: bool(is_up()) for name, is_up in sorted(registry.attached.items())}
     return {
@@ -54,7 +54,11 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
         "memory_limit_bytes": budget.memory.limit,
         "limits_per_user": {
             "clients": registry.limits.user_clients,
-            "clients_of": {str(uid): most for uid, most in registry.limits.user_clients_of.items()},
+            "clients_of": {
+                str(uid): share.clients.most
+                for uid, share in shares.of_some.items()
+                if share.clients is not shares.of_most.clients
+            },
             "accepts_per_second": registry.limits.user_accepts,
             "patterns": registry.limits.user_patterns,
             "match_steps": registry.limits.max_match_steps,

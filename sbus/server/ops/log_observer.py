@@ -15,9 +15,9 @@ from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.log_limiter import INTERVAL, LimitedLogger, LogLimiter
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
-from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Observer
+from sbus.server.core.shares import Share
 
 __all__ = ["LogObserver"]
 
@@ -26,6 +26,14 @@ _DROPPED = "messages dropped"
 _REFUSED = {reason: f"connections refused ({reason.name})" for reason in CloseReason}
 _CLOSED = {reason: f"clients disconnected ({reason.name})" for reason in CloseReason}
 _VIOLATED = {reason: f"violations ({reason.name})" for reason in ViolationReason}
+_LIMITS: dict[CloseReason | ViolationReason, str] = {
+    CloseReason.TOO_MANY_USER_CLIENTS: "clients",
+    CloseReason.TOO_MANY_USER_CONNECTS: "accepts",
+    CloseReason.USER_MEMORY: "memory",
+    ViolationReason.TOO_MANY_USER_PATTERNS: "patterns",
+    ViolationReason.USER_MEMORY: "memory",
+}
+"""The limits of one user that reasons name as options."""
 _ORDINARY = (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.SERVER_STOPPED)
 
 
@@ -40,7 +48,7 @@ class LogObserver(Observer):
     :param dialect: the revision of the protocol, which says how to show a key.
     :param budget: the bytes that the log may grow by; by default one of the observer's own.
     :param interval: seconds between two lines about the losses of one client.
-    :param limits: the limits of the bus, for the lines that name one.
+    :param share_of: returns the limits of a user, for the lines that name one; without it, they name the option.
     :param owner_of: returns the UID that a UID counts as; by default each is its own. Lines name the UID itself, but
         sums and limits go by the owner, so that a range of UIDs makes the log no longer.
     """
@@ -52,13 +60,13 @@ class LogObserver(Observer):
         budget: LogBudget | None = None,
         interval: float = INTERVAL,
         owner_of: Callable[[int], int] | None = None,
-        limits: Limits | None = None,
+        share_of: Callable[[int], Share] | None = None,
     ) -> None:
         self._clock = clock
         self._dialect = dialect
         self._interval = interval
         self._owner_of = owner_of or _itself
-        self._limits = limits or Limits()
+        self._share_of = share_of
         self._limiter = LogLimiter(clock, globalLogPublisher, budget or LogBudget(clock.seconds))
         self._log = LimitedLogger("sbus.server", self._limiter)
         self._lost: dict[Any, list[int]] = {}
@@ -91,7 +99,7 @@ class LogObserver(Observer):
                 "violation by client {number}, {peer}: {why} (key {key!r})",
                 number=client.number,
                 reason=reason.name,
-                why=reason.value,
+                why=self._why(client.peer, reason),
                 key=self._dialect.shown(key),
                 kind=_VIOLATED[reason],
                 **self._peer_fields(client.peer, client.listener),
@@ -154,13 +162,13 @@ class LogObserver(Observer):
             self._loss_timer = None
         self._limiter.stop()
 
-    def _why(self, peer: PeerCredentials, reason: CloseReason) -> str:
-        """Return a reason in words, with the limit of this user where users can have limits of their own."""
+    def _why(self, peer: PeerCredentials, reason: CloseReason | ViolationReason) -> str:
+        """Return a reason in words, with what sets the limit of this user where users can have limits of their own."""
         why = str(reason.value)
-        if reason is CloseReason.TOO_MANY_USER_CLIENTS:
-            option = self._limits.user_clients_option(self._owner_of(peer.uid))
-            return why.replace("--user-clients", option)
-        return why
+        name = _LIMITS.get(reason)
+        if name is None or self._share_of is None:
+            return why
+        return why.replace(f"--user-{name}", self._share_of(self._owner_of(peer.uid)).setting(name))
 
     def _peer_fields(self, peer: PeerCredentials, listener: Listener) -> dict[str, Any]:
         at = "" if listener.name == MAIN.name else f" at {listener.name}"

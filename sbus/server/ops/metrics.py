@@ -186,14 +186,13 @@ class Metrics:
 
     def _users(self) -> Iterator[Metric | None]:
         registry = self._registry
-        limits = registry.limits
         at_limit = dict.fromkeys(("clients", "patterns", "memory"), 0)
         patterns = 0
         for at, user in enumerate(registry.users.all(), 1):
             patterns += user.patterns
             if not user.is_exempt:
-                at_limit["clients"] += user.connections >= limits.clients_of(user.uid)
-                at_limit["patterns"] += user.patterns >= limits.user_patterns
+                at_limit["clients"] += user.connections >= user.share.clients.most
+                at_limit["patterns"] += user.patterns >= user.share.patterns.most
                 at_limit["memory"] += not user.may_hold(0)
             if at % STEP == 0:
                 yield None

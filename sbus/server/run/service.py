@@ -157,7 +157,9 @@ class BusService(MultiService):
             if isinstance(each, SeqpacketServerEndpoint):
                 each.max_packet = limits.max_packet
         self.endpoint = endpoint
-        self._log_observer = LogObserver(clock, dialect, log_budget, owner_of=owner_of, limits=limits)
+        self._log_observer = LogObserver(
+            clock, dialect, log_budget, owner_of=owner_of, share_of=lambda uid: self.registry.users.shares.of(uid)
+        )
         self._owner_of = owner_of
         self.registry = SubscriptionRegistry(
             credentials,
@@ -247,23 +249,7 @@ class BusService(MultiService):
                 user_limit=memory.user_limit,
                 limit=memory.limit,
             )
-        user_clients = max([limits.user_clients, *limits.user_clients_of.values()])
-        if user_clients >= limits.max_clients:
-            self.log.warn(
-                "one user may take the places of all clients: --user-clients is {user_clients}, and --max-clients is "
-                "{max_clients}; lower --user-clients or raise --max-clients",
-                user_clients=user_clients,
-                max_clients=limits.max_clients,
-            )
-        for uid in sorted(limits.user_clients_of):
-            owner = uid if self._owner_of is None else self._owner_of(uid)
-            if owner != uid:
-                self.log.warn(
-                    "{option} has no effect, as UID {uid} counts as {owner} (--subuid-as-owner): name UID {owner}",
-                    option=limits.user_clients_option(uid),
-                    uid=uid,
-                    owner=owner,
-                )
+        self.warn_of_shares()
         if descriptors <= limits.max_clients:
             self.log.warn(
                 "fewer than {max_clients} clients can connect: the process may have {descriptors} descriptors; raise "
@@ -279,6 +265,28 @@ class BusService(MultiService):
                 wanted=limits.max_packet,
                 remedy=_explain_largest(largest, limits.max_packet),
             )
+
+    def warn_of_shares(self) -> None:
+        """Warn of limits of single users that protect nobody, or have no effect: at the start, and for a new policy."""
+        shares, max_clients = self.registry.users.shares, self.registry.limits.max_clients
+        largest = max((shares.of_most, *shares.of_some.values()), key=lambda share: share.clients.most)
+        if largest.clients.most >= max_clients:
+            self.log.warn(
+                "one user may take the places of all clients, as --max-clients is {max_clients}: lower {setting}, or "
+                "raise --max-clients",
+                setting=largest.setting("clients"),
+                max_clients=max_clients,
+            )
+        for uid, share in sorted(shares.of_some.items()):
+            owner = uid if self._owner_of is None else self._owner_of(uid)
+            if owner != uid:
+                own = next(name for name in share._fields if getattr(share, name) is not getattr(shares.of_most, name))
+                self.log.warn(
+                    "{setting} has no effect, as UID {uid} counts as {owner} (--subuid-as-owner): name UID {owner}",
+                    setting=share.setting(own),
+                    uid=uid,
+                    owner=owner,
+                )
 
     async def stopListening(self) -> None:
         """Admit no more clients; those that are connected stay."""
