@@ -209,6 +209,7 @@ class SubscriptionRegistry(Service):
         self.guard = Guard(
             Permissions(credentials, policy),
             self._router,
+            self.users,
             self.clients,
             self.interest,
             self.counters,

@@ -27,6 +27,7 @@ from sbus.server.core.credentials import AccessSettings, KernelPolicy
 from sbus.server.core.interfaces import ICredentials
 from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener, check_names
+from sbus.server.ops.audit import AuditLog
 from sbus.server.ops.log_observer import LogObserver
 from sbus.server.run.arguments import (
     check_credentials,
@@ -161,6 +162,7 @@ class BusService(MultiService):
             clock, dialect, log_budget, owner_of=owner_of, share_of=lambda uid: self.registry.users.shares.of(uid)
         )
         self._owner_of = owner_of
+        audit_log = AuditLog(self._log_observer.limiter, dialect, owner_of, self._generation)
         self.registry = SubscriptionRegistry(
             credentials,
             clock,
@@ -174,12 +176,16 @@ class BusService(MultiService):
             last_values=last_values,
             name=name or _name_of(endpoint),
             secrets_go_up=secrets_go_up,
-            observers=(self._log_observer, *observers),
+            observers=(self._log_observer, audit_log, *observers),
             owner_of=owner_of,
         )
         self.registry.setServiceParent(self)
         self._multiplexer = Multiplexer.of(cast(Reactor, clock)) if IReactorFDSet.providedBy(clock) else None
         self._sockets = Sockets(endpoints, lambda listener: BusFactory(self.registry, listener), self._is_listening)
+
+    def _generation(self) -> int:
+        policy = self.registry.guard.permissions.policy
+        return 0 if policy is None else policy.generation
 
     def privilegedStartService(self) -> None:
         """Listen while the process may still be root.

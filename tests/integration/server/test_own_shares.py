@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,79 +12,44 @@ import pytest
 from sbus.server.bus.admission import BURST_SECONDS
 from sbus.server.bus.memory import CLIENT_MEMORY, pattern_memory
 from tests.integration.server.test_shares import Crowd
-from tests.support.harness import OTHER_USER, THIRD_USER, Client, Process
+from tests.support.harness import OTHER_USER, THIRD_USER, Bus
 
 UID = OTHER_USER[0]
-APPLICATION = """
-import json, os
-from types import SimpleNamespace
-from twisted.application.service import Application
-from twisted.internet import reactor
-from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
-from sbus.server.core.observers import Observer
-from sbus.server.run.service import BusService
-
-class Operator(Observer):
-    def published(self, client, key, payload):
-        if key == b"limits":
-            bus.registry.users.set_limits([table(**each) for each in json.loads(payload)])
-
-def table(users, clients=None, patterns=None, memory=None, accepts=None, where="p.toml:1"):
-    return SimpleNamespace(
-        users=frozenset(users), clients=clients, patterns=patterns, memory=memory, accepts=accepts, where=where
-    )
-
-application = Application("bus")
-bus = BusService(SeqpacketServerEndpoint(reactor, os.path.abspath("bus"), mode=0o777), observers=[Operator()])
-bus.setServiceParent(application)
-"""
 
 
-class Host(Process):
-    """A program with a bus in it, whose limits root can set with a message.
+class Ruled:
+    """A bus with a policy that a test can change.
 
-    :ivar address: the path of the bus.
+    :ivar bus: the bus.
     """
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        self.address = directory / "bus"
-        self.clients: list[Client] = []
-        super().__init__(directory, arguments)
+    def __init__(self, start: Callable[..., Bus], file: Path) -> None:
+        self._file = file
+        self._generation = 1
+        self._file.write_text("version = 1\n")
+        self.bus = start("--mode=0777", f"--policy={file}")
+        self.bus.client().sync()  # it handles signals now
 
-    def client(self, *patterns: bytes, user: tuple[int, int] | None = None) -> Client:
-        self.clients.append(Client(self.address, user=user))
-        if patterns:
-            self.clients[-1].sub(*patterns)
-            assert self.clients[-1].sync() == []
-        return self.clients[-1]
-
-    def ensure_gone(self) -> None:
-        for client in self.clients:
-            client.close()
-        super().ensure_gone()
-
-    def set_limits(self, *tables: dict[str, Any]) -> None:
-        root = self.client()
-        root.msg(b"limits", json.dumps(tables).encode())
-        assert root.sync() == []
+    def set_limits(self, *tables: str) -> None:
+        """Have the bus load a policy with these tables; the first one is in line 2."""
+        self._file.write_text("\n".join(["version = 1", *("[[limits]]\n" + each for each in tables)]))
+        self.bus.kill(signal.SIGHUP)
+        self._generation += 1
+        self.bus.wait_log(f"policy of generation {self._generation} is in force")
 
 
 @pytest.fixture
-def host(as_root, spawn, directory) -> Host:
-    """A bus whose limits can be set."""
-    (directory / "app.tac").write_text(APPLICATION)
-    process: Host = spawn(Host, directory, "-n", "--pidfile=", "-y", "app.tac")
-    process.wait_log("sbus listens on")
-    return process
+def ruled(as_root, bus, directory) -> Ruled:
+    return Ruled(bus, directory / "p.toml")
 
 
 @pytest.fixture
-def crowd(host) -> Iterator[Any]:
+def crowd(ruled) -> Iterator[Any]:
     """Start crowds that end with the test: ``crowd(uid, hold=10)``."""
     mine: list[Crowd] = []
 
     def start(uid: int, **options: Any) -> Crowd:
-        mine.append(Crowd(host, uid, **options))
+        mine.append(Crowd(ruled.bus, uid, **options))
         return mine[-1]
 
     yield start
@@ -92,57 +57,59 @@ def crowd(host) -> Iterator[Any]:
         each.leave()
 
 
-def test_clients(host, crowd):
+def test_clients(ruled, crowd):
     """The user who is named gets n clients; one more is closed, and the log names the table; others get the default."""
-    host.set_limits({"users": [UID], "clients": 3})
+    ruled.set_limits(f"users = [{UID}]\nclients = 3")
     assert crowd(UID, hold=4).served == 3
-    host.wait_log(rf"refused .* uid {UID} .*: its user has .* \(clients = 3, policy p.toml:1\)")
+    ruled.bus.wait_log(rf"refused .* uid {UID} .*: its user has .* \(clients = 3, policy .*/p.toml:2\)")
     assert crowd(THIRD_USER[0], hold=5).served == 5
 
 
-def test_patterns(host):
+def test_patterns(ruled):
     """The user who is named gets n patterns; one more ends its client, and the log names the table."""
-    host.set_limits({"users": [UID], "patterns": 2}, {"users": [UID], "patterns": 3, "where": "q.toml:9"})
-    one, two = host.client(b"a", b"b", user=OTHER_USER), host.client(b"c", user=OTHER_USER)
-    other = host.client(b"a", b"b", b"c", b"d", user=THIRD_USER)
+    ruled.set_limits(f"users = [{UID}]\npatterns = 2", f"users = [{UID}]\npatterns = 3")
+    one, two = ruled.bus.client(b"a", b"b", user=OTHER_USER), ruled.bus.client(b"c", user=OTHER_USER)
+    other = ruled.bus.client(b"a", b"b", b"c", b"d", user=THIRD_USER)
     two.sub(b"d")
     assert two.has_ended()
-    host.wait_log(r"violation by client \d+, .*: more patterns than .* \(patterns = 3, policy q.toml:9\)")
+    ruled.bus.wait_log(r"violation by client \d+, .*: more patterns than .* \(patterns = 3, policy .*/p.toml:5\)")
     assert (one.sync(), other.sync()) == ([], [])
 
 
-def test_memory(host):
+def test_memory(ruled):
     """The user who is named may hold n bytes; the pattern that needs one more ends its client, and the log says so."""
     need = CLIENT_MEMORY + sum(pattern_memory(pattern, b"/", None) for pattern in (b"a", b"b"))
-    host.set_limits({"users": [UID], "memory": need})
-    client = host.client(b"a", b"b", user=OTHER_USER)
-    host.set_limits({"users": [UID], "memory": need - 1})
+    ruled.set_limits(f"users = [{UID}]\nmemory = {need}")
+    client = ruled.bus.client(b"a", b"b", user=OTHER_USER)
+    ruled.set_limits(f"users = [{UID}]\nmemory = {need - 1}")
     client.unsub(b"b")
     assert client.sync() == []
     client.sub(b"b")
     assert client.has_ended()
-    host.wait_log(rf"violation by client \d+, .*: .* as much memory .* \(memory = {need - 1}, policy p.toml:1\)")
-    assert host.client(b"a", b"b", b"c", user=THIRD_USER).sync() == []
+    ruled.bus.wait_log(
+        rf"violation by client \d+, .*: .* as much memory .* \(memory = {need - 1}, policy .*/p.toml:2\)"
+    )
+    assert ruled.bus.client(b"a", b"b", b"c", user=THIRD_USER).sync() == []
 
 
-def test_accepts(host, crowd):
+def test_accepts(ruled, crowd):
     """The user who is named connects five seconds' worth of times at once, and what comes back meanwhile."""
-    host.set_limits({"users": [UID], "accepts": 2})
+    ruled.set_limits(f"users = [{UID}]\naccepts = 2")
     burst = 2 * BURST_SECONDS
     some = crowd(UID, hold=burst + 10)
     assert burst <= some.served <= burst + 2 * some.seconds + 1
-    host.wait_log(rf"refused .* uid {UID} .*: its user connects more often .* \(accepts = 2, policy p.toml:1\)")
+    ruled.bus.wait_log(rf"refused .* uid {UID} .*: its user connects more often .* \(accepts = 2, policy .*/p.toml:2\)")
     assert crowd(THIRD_USER[0], hold=burst + 10).served == burst + 10
 
 
-def test_a_new_policy(host, crowd):
-    """Limits change for connected users at once: lower ones end nobody, and hold for the next client."""
-    client = host.client(b"a", b"b", user=OTHER_USER)
-    host.set_limits({"users": [UID], "clients": 1, "patterns": 1})
+def test_a_new_policy(ruled, crowd):
+    """Limits change for connected users at once: lower ones end nobody."""
+    client = ruled.bus.client(b"a", b"b", user=OTHER_USER)
+    ruled.set_limits(f"users = [{UID}]\nclients = 1\npatterns = 1")
     packet = client.msg(b"a")
     assert client.recv() == packet
     assert crowd(UID, hold=1).served == 0
-    host.set_limits({"users": [UID], "clients": 2, "patterns": 3})
+    ruled.set_limits(f"users = [{UID}]\nclients = 2\npatterns = 3")
     assert crowd(UID, hold=2).served == 1
     client.sub(b"c")
     assert client.sync() == []
@@ -150,8 +117,8 @@ def test_a_new_policy(host, crowd):
     assert client.has_ended()
 
 
-def test_root_is_exempt(host, crowd):
+def test_root_is_exempt(ruled, crowd):
     """A table that names root has no effect."""
-    host.set_limits({"users": [0], "clients": 1, "patterns": 1, "memory": 1, "accepts": 1})
+    ruled.set_limits("users = [0]\nclients = 1\npatterns = 1\nmemory = 1\naccepts = 1")
     assert crowd(0, hold=20).served == 20
-    assert host.client(b"a", b"b").sync() == []
+    assert ruled.bus.client(b"a", b"b").sync() == []
