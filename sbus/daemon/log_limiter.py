@@ -57,7 +57,8 @@ _MAX_USERS = 64
 _MAX_KINDS = 40
 _MAX_FORMAT = 50
 """Characters of a log format in the kind that is made from it."""
-_KEPT = frozenset("log_logger log_namespace log_level log_time log_system kind uid owner times firsts".split())
+_LOG_FIELDS = ("log_logger", "log_namespace", "log_level", "log_time", "log_system")
+_KEPT = (*_LOG_FIELDS, "kind", "uid", "owner", "times", "firsts")
 """The fields of an event whose text is cut."""
 _OTHER_USERS = "other users"
 _OTHER_KINDS = "other events"

@@ -25,6 +25,8 @@ __all__ = ["View", "top"]
 _HEADER = 4
 """The line with the names of the columns."""
 _MOST = 1000
+_DENIED = 4
+"""Users and rules that are shown: as many as fit a line of 80 characters."""
 _COLUMNS = (
     "client",
     "pid",
@@ -105,7 +107,7 @@ class View:
         """Return the lines to show."""
         rows = [_COLUMNS, *(row for row in map(self._row, self._clients) if self.filter in " ".join(row))]
         table = [printable_text(line) for line in format_table(rows[: max(1, height - _HEADER - 1) + 1], _SIDES)]
-        return [*self._summary(), "", *table[: height - _HEADER - 1], self._help()][:height]
+        return [*self._summary(), self._denied(), *table[: height - _HEADER - 1], self._help()][:height]
 
     def as_json(self) -> dict[str, Any]:
         """Return the same for a program."""
@@ -120,12 +122,21 @@ class View:
             f"{time.strftime('%H:%M:%S', time.localtime(status['time']))}{paused}{self.error and '  ' + self.error}",
             f"in {rate('published')} messages/s, {format_bytes(self._rates.get('published_bytes', 0))}/s   "
             f"out {max(out, 0):,.0f}/s   unrouted {rate('unrouted')}/s   dropped {rate('dropped')}/s   "
-            f"conflated {rate('conflated')}/s",
+            f"conflated {rate('conflated')}/s   denied {rate('denied')}/s",
             f"clients {status['clients']:,} of {status['clients_limit']:,}   behind {status['queues']:,}   "
             f"held {status['held_publishers']:,}   queues {status['queue_messages']:,} messages, "
             f"{format_bytes(status['queue_bytes'])} of {format_bytes(status['queue_limit_bytes'])}   "
             f"memory {format_bytes(status['memory_bytes'])} of {format_bytes(status['memory_limit_bytes'])}",
         ]
+
+    def _denied(self) -> str:
+        """Return what users were not allowed to do last, by user and rule."""
+        rows = [f"{name_of(row['uid']) or row['uid']} {row['rule']} {row['count']:,}" for row in self._denied_rows()]
+        return f"denied: {', '.join(rows)}" if rows else ""
+
+    def _denied_rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._status.get("denied", [])
+        return rows[:_DENIED]
 
     def _rate(self, name: str) -> str:
         return f"{self._rates.get(name, 0):,.0f}"

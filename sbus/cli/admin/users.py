@@ -29,9 +29,9 @@ Example:
 def users(target: Target, admin: str | None, as_json: bool) -> None:
     """List the users with a client, with what they take of their shares; most memory first.
 
-    "connects" is how often the user may connect at once now, and how many of these come back in a second. The last
-    column says where the limits come from: the default, an option of the server, or a table of its policy. Root and
-    the server's own user have none.
+    "connects" is how often the user may connect at once now, and how many of these come back in a second. "denied"
+    counts what the user had no permission for; --json has the rules. The last column says where the limits come from:
+    the default, an option of the server, or a table of its policy. Root and the server's own user have none.
     """
     found = Admin(target, admin).get("/v1/users")
     if as_json:
@@ -46,11 +46,12 @@ def users(target: Target, admin: str | None, as_json: bool) -> None:
             "memory": _of(row["memory_bytes"], row.get("memory_limit_bytes"), format_bytes),
             "connects": row.get("accepts_limit") and f"{row['accepts_left']}, {row['accepts_limit']}/s",
             "queued": format_bytes(row["queue_bytes"]),
+            "denied": sum(row.get("denied", {}).values()),
             "limits": _sources(row.get("limits_from")),
         }
         for row in sorted(found["users"], key=lambda row: -row["memory_bytes"])
     )
-    numbers = dict.fromkeys(("clients", "patterns", "memory", "connects", "queues", "queued"), ">")
+    numbers = dict.fromkeys(("clients", "patterns", "memory", "connects", "queues", "queued", "denied"), ">")
     echo_table({"uid": ">", "name": "<", **numbers, "limits": "<"}, rows)
 
 

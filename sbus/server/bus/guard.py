@@ -185,7 +185,7 @@ class Guard:
         if is_enforced:
             self._counters.denied += 1
             self._counters.denied_by[verdict.rule] += 1
-            client.user.denied[verdict.rule] += 1
+            self._users.denied.add(client.user.uid, verdict.rule)
         for notify in self._events.denied:
             notify(client, verb, redact(self._router.dialect, key), verdict, is_enforced)
 
@@ -239,6 +239,7 @@ class Guard:
         self._router.judge_by(self.permissions.zone_of)
         self.paces.forget_all()
         self._users.set_limits(policy.limits)
+        self._counters.keep_rules({rule.name for rule in policy.rules})
         for client in self._clients.values():
             self.admit(client)
         self._interest.judge_anew()

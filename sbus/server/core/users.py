@@ -9,7 +9,6 @@ server's user, and are not exempt as these are. The server knows those that it h
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ from sbus.fair import Lines
 from sbus.fair.lines import MOST_BYTES
 from sbus.flood import UNLIMITED, MemoryAccount, SharedBudget, UserShare
 from sbus.routing.cost import MatchCost
+from sbus.server.core.denied import Denied
 from sbus.server.core.limits import Limits
 from sbus.server.core.shares import LimitsTable, Share, Shares
 
@@ -54,7 +54,6 @@ class User(UserShare):
     :ivar lines: what waits for the user's turns (`sbus.fair`).
     :ivar clients: its admitted clients, until their connections are lost.
     :ivar askers: receivers of this user that have asked for senders.
-    :ivar denied: what its clients were not allowed to do, by the name of the rule.
     :ivar blockers: receivers of this user whose strategies can block a publisher.
     """
 
@@ -63,7 +62,6 @@ class User(UserShare):
         "blockers",
         "clients",
         "connections",
-        "denied",
         "lines",
         "match_cost",
         "pattern_bytes",
@@ -79,7 +77,6 @@ class User(UserShare):
         self.connections = 0
         self.patterns = 0
         self.pattern_bytes = 0
-        self.denied: Counter[str] = Counter()
         self.askers: dict[Any, None] = {}
         self.blockers: dict[Any, None] = {}
         self.clients: dict[Any, None] = {}
@@ -123,6 +120,7 @@ class Users:
     :param memory: the account of the memory of all users.
     :param shares: the limits of each user; by default those of `Limits`.
     :ivar shares: the limits of each user.
+    :ivar denied: what users were not allowed to do.
     :ivar connections: open connections of all users, those that are about to be refused included.
     """
 
@@ -135,6 +133,7 @@ class Users:
     ) -> None:
         self.budget = SharedBudget(limit, memory)
         self.shares = shares or Shares(Limits(), self.budget.memory.user_limit)
+        self.denied = Denied()
         self.connections = 0
         self._separator = separator
         self._users: dict[int, User] = {}

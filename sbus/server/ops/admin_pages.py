@@ -141,7 +141,11 @@ def _closed(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
 
 
 def _users(registry: SubscriptionRegistry) -> Pieces:
-    yield from listed("users", (_user(registry, user) for user in registry.users.all()))
+    denied: dict[int, dict[str, int]] = {}
+    for row in registry.users.denied.latest():
+        denied.setdefault(row.uid, {})[row.rule] = row.count
+    users = registry.users.all()
+    yield from listed("users", (_user(registry, user) | {"denied": denied.get(user.uid, {})} for user in users))
 
 
 def _user(registry: SubscriptionRegistry, user: User) -> dict[str, Any]:

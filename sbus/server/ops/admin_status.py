@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from sbus.server.bus.registry import SubscriptionRegistry
@@ -20,6 +21,8 @@ __all__ = ["STEP", "largest_queue", "started_at", "status"]
 STEP = 32
 """Clients or patterns looked at for one piece of an answer: less than 0.1 ms."""
 
+_DENIED = 20
+"""Users and rules whose last refusals are in the status."""
 _STARTED = time.time()
 
 
@@ -71,6 +74,7 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
         "has_recorder": attached.get("recorder"),
         "attached": attached,
         "counters": registry.counters.as_dict(),
+        "denied": [asdict(row) for row in registry.users.denied.latest(_DENIED)],
     }
 
 

@@ -96,6 +96,13 @@ class Metrics:
             "reason",
         )
         yield counter(
+            "sbus_denied",
+            "Packets that clients had no permission for, by rule of the policy. sbus users shows whose; the audit log "
+            "has the clients, and sbus policy explain the rule.",
+            dict(counters.denied_by),
+            "rule",
+        )
+        yield counter(
             "sbus_unknown_controls",
             "Control messages that the server does not know, and ignores: a client newer than the server.",
             counters.unknown_controls,

@@ -58,7 +58,7 @@ def test_the_program(bus, directory):
 
 
 def test_a_storm(as_root, bus, directory):
-    """A user who is refused all the time has eight lines and a sum; another one is served meanwhile, and has its line."""
+    """A user who is refused all the time has eight lines and a sum; another one is served, and has its line."""
     file = directory / "p.toml"
     file.write_text(POLICY)
     started = bus("--mode=0777", "--log-rate=10000", f"--policy={file}")

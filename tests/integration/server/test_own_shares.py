@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 from sbus.server.bus.admission import BURST_SECONDS
 from sbus.server.bus.memory import CLIENT_MEMORY, pattern_memory
 from tests.integration.server.test_shares import Crowd
-from tests.support.harness import OTHER_USER, THIRD_USER, Bus
+from tests.support.harness import OTHER_USER, THIRD_USER, TIMEOUT, Bus
 
 UID = OTHER_USER[0]
 
@@ -21,18 +24,19 @@ class Ruled:
     """A bus with a policy that a test can change.
 
     :ivar bus: the bus.
+    :ivar file: the policy.
     """
 
     def __init__(self, start: Callable[..., Bus], file: Path) -> None:
-        self._file = file
+        self.file = file
         self._generation = 1
-        self._file.write_text("version = 1\n")
-        self.bus = start("--mode=0777", f"--policy={file}")
+        self.file.write_text("version = 1\n")
+        self.bus = start("--mode=0777", f"--policy={file}", f"--admin={file.parent}/bus.admin")
         self.bus.client().sync()  # it handles signals now
 
     def set_limits(self, *tables: str) -> None:
         """Have the bus load a policy with these tables; the first one is in line 2."""
-        self._file.write_text("\n".join(["version = 1", *("[[limits]]\n" + each for each in tables)]))
+        self.file.write_text("\n".join(["version = 1", *("[[limits]]\n" + each for each in tables)]))
         self.bus.kill(signal.SIGHUP)
         self._generation += 1
         self.bus.wait_log(f"policy of generation {self._generation} is in force")
@@ -122,3 +126,24 @@ def test_root_is_exempt(ruled, crowd):
     ruled.set_limits("users = [0]\nclients = 1\npatterns = 1\nmemory = 1\naccepts = 1")
     assert crowd(0, hold=20).served == 20
     assert ruled.bus.client(b"a", b"b").sync() == []
+
+
+def test_sbus_users(ruled):
+    """``sbus users`` shows what each user takes of its share, where the limits come from, and what was denied."""
+    ruled.set_limits(f"users = [{UID}]\npatterns = 3\nmemory = 65536")
+    client = ruled.bus.client(b"a", b"b", user=OTHER_USER)
+    client.send(b"CMSG denied/on")
+    client.sub(b"!/cred/1/2/3/x")
+    client.sync()
+    command = [sys.executable, "-m", "sbus.cli", "users", "--socket", str(ruled.bus.address)]
+    head, *lines = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT, check=True
+    ).stdout.splitlines()
+    assert head.split()[:7] == ["uid", "name", "clients", "patterns", "memory", "connects", "queues"]
+    assert head.split()[7:] == ["queued", "denied", "limits"]
+    mine = next(line for line in lines if line.split()[0] == str(UID))
+    where = f"policy {ruled.file}:2"
+    pattern = rf"1 of 256 +2 of 3 +7\.\d KiB of 64\.0 KiB +\d+, 200/s +0 +0 B +1  patterns: {where}, memory: {where}"
+    assert re.search(pattern, mine)
+    root = next(line for line in lines if line.split()[0] == "0")
+    assert root.endswith("none")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
-from twisted.logger import eventAsJSON, eventAsText
+from twisted.logger import ILogObserver, eventAsJSON, eventAsText
+from zope.interface import implementer
 
 from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.log_limiter import INTERVAL, LogLimiter
@@ -43,14 +44,18 @@ class Connection:
         return self.path
 
 
+@implementer(ILogObserver)
 class Log:
     """An audit log, with what it has written."""
 
     def __init__(self, rate: int = UNLIMITED, **settings: Any) -> None:
         self.clock = Clock()
         self.events: list[dict[str, Any]] = []
-        self.limiter = LogLimiter(self.clock, self.events.append, LogBudget(self.clock.seconds, rate))
+        self.limiter = LogLimiter(self.clock, self, LogBudget(self.clock.seconds, rate))
         self.audit = AuditLog(self.limiter, generation=lambda: 3, **settings)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
 
     def deny(self, client: Any, key: bytes = b"sensors/1", verb: bytes = b"MSG", verdict: Verdict = RULE) -> None:
         self.audit.denied(client, verb, key, verdict, True)
