@@ -130,7 +130,7 @@ class LogLimiter:
             return False
         entry = self._entry(user)
         may = _is_first(entry, kind) or _has_more(entry, kind, firsts)
-        if may and self._budget.has(_SHORTEST, self._rank(entry, kind)):
+        if may and self._budget.has(_SHORTEST, self._rank(entry, kind, firsts)):
             return True
         self._count(entry, kind, level, number)
         return False
@@ -161,7 +161,7 @@ class LogLimiter:
         is_allowed = is_first or firsts or size <= entry.left
         if not is_allowed:
             entry.left = 0  # else each further event of the interval would be formatted to find that it has no room
-        if not is_allowed or not self._budget.take(size, self._rank(entry, kind)):
+        if not is_allowed or not self._budget.take(size, self._rank(entry, kind, firsts)):
             self._count(entry, kind, level, times)
             return
         if not (is_first or firsts):
@@ -200,8 +200,10 @@ class LogLimiter:
             entry = self._users[user] = _Entry(self._clock.seconds(), self._allowance)
         return entry
 
-    def _rank(self, entry: _Entry, kind: str) -> Rank:
-        if not _is_first(entry, kind):
+    def _rank(self, entry: _Entry, kind: str, firsts: int) -> Rank:
+        # A user can have as many kinds with a number of first lines as a policy has rules: more kinds than that number
+        # are ordinary, or they would take what the first lines of others need.
+        if not _is_first(entry, kind) or (firsts and len(entry.kinds) >= firsts):
             return Rank.ORDINARY
         return Rank.FIRST_OF_USER if kind in self._kinds or len(self._kinds) >= _MAX_KINDS else Rank.FIRST
 

@@ -247,14 +247,7 @@ class BusService(MultiService):
 
     def _warn_of_limits(self, limits: Limits) -> None:
         """Warn of limits of one user that protect nobody, and of a `max_clients` that the descriptors do not allow."""
-        memory, descriptors = self.registry.users.budget.memory, descriptor_limit()
-        if memory.user_limit > memory.limit:
-            self.log.warn(
-                "one user may hold all memory: --user-memory is {user_limit} B, and all clients together may hold "
-                "{limit} B; lower --user-memory or raise --max-memory",
-                user_limit=memory.user_limit,
-                limit=memory.limit,
-            )
+        descriptors = descriptor_limit()
         self.warn_of_shares()
         if descriptors <= limits.max_clients:
             self.log.warn(
@@ -275,7 +268,16 @@ class BusService(MultiService):
     def warn_of_shares(self) -> None:
         """Warn of limits of single users that protect nobody, or have no effect: at the start, and for a new policy."""
         shares, max_clients = self.registry.users.shares, self.registry.limits.max_clients
-        largest = max((shares.of_most, *shares.of_some.values()), key=lambda share: share.clients.most)
+        memory, all_shares = self.registry.users.budget.memory, (shares.of_most, *shares.of_some.values())
+        largest = max(all_shares, key=lambda share: share.memory.most)
+        if largest.memory.most > memory.limit:
+            self.log.warn(
+                "one user may hold all memory, as all clients together may hold {limit} B: lower {setting}, or raise "
+                "--max-memory",
+                setting=largest.setting("memory"),
+                limit=memory.limit,
+            )
+        largest = max(all_shares, key=lambda share: share.clients.most)
         if largest.clients.most >= max_clients:
             self.log.warn(
                 "one user may take the places of all clients, as --max-clients is {max_clients}: lower {setting}, or "

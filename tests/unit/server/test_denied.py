@@ -57,8 +57,9 @@ def test_a_user_who_is_disconnected_each_time(tmp_path):
 
 
 def test_metrics_and_counters(tmp_path):
-    """The metric has a series for each rule that has denied something; a rule that is gone takes its series along."""
+    """The metric has a series for each rule in force, from 0 on; a rule that is gone takes its series along."""
     bus = denying_bus(tmp_path)
+    assert figures(bus)["sbus_denied_total quiet"] == 0
     client = bus.connect(uid=7)
     client.send(b"CMSG denied/on", b"MSG noise/1\0", b"MSG jobs/1\0", b"SUB jobs/", b"SUB !/cred/1/2/3/x")
     found = figures(bus)
@@ -74,6 +75,18 @@ def test_metrics_and_counters(tmp_path):
     assert adopted.called
     assert bus.registry.counters.denied_by == {"closed": 2, "secret": 1}
     assert bus.registry.counters.denied == 4
+    assert "sbus_denied_total quiet" not in figures(bus)
+
+
+def test_the_series_of_a_large_policy(tmp_path):
+    """Of ten thousand rules the first 200 have series of their own, and all others one together."""
+    rules = (f'[[rule]]\nname = "r{number}"\ndeny_publish = ["k{number}"]\n' for number in range(10_000))
+    bus = denying_bus(tmp_path, "version = 1\n" + "".join(rules))
+    client = bus.connect(uid=7)
+    client.send(b"CMSG denied/on", *(b"MSG k%d\0" % number for number in (0, 199, 200, 201)))
+    found = {name: value for name, value in figures(bus).items() if name.startswith("sbus_denied_total ")}
+    assert len(found) == 4 + 200 + 1
+    assert [found[f"sbus_denied_total {rule}"] for rule in ("r0", "r1", "r199", "(others)")] == [1, 0, 1, 2]
 
 
 def test_users_show_their_shares():
