@@ -122,7 +122,7 @@ class View:
             f"{time.strftime('%H:%M:%S', time.localtime(status['time']))}{paused}{self.error and '  ' + self.error}",
             f"in {rate('published')} messages/s, {format_bytes(self._rates.get('published_bytes', 0))}/s   "
             f"out {max(out, 0):,.0f}/s   unrouted {rate('unrouted')}/s   dropped {rate('dropped')}/s   "
-            f"conflated {rate('conflated')}/s   denied {rate('denied')}/s",
+            f"conflated {rate('conflated')}/s",
             f"clients {status['clients']:,} of {status['clients_limit']:,}   behind {status['queues']:,}   "
             f"held {status['held_publishers']:,}   queues {status['queue_messages']:,} messages, "
             f"{format_bytes(status['queue_bytes'])} of {format_bytes(status['queue_limit_bytes'])}   "
@@ -131,12 +131,9 @@ class View:
 
     def _denied(self) -> str:
         """Return what users were not allowed to do last, by user and rule."""
-        rows = [f"{name_of(row['uid']) or row['uid']} {row['rule']} {row['count']:,}" for row in self._denied_rows()]
-        return f"denied: {', '.join(rows)}" if rows else ""
-
-    def _denied_rows(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._status.get("denied", [])
-        return rows[:_DENIED]
+        denied = self._status.get("denied", [])[:_DENIED]
+        rows = [f"{name_of(row['uid']) or row['uid']} {row['rule']} {row['count']:,}" for row in denied]
+        return printable_text(f"denied {self._rate('denied')}/s: {', '.join(rows)}") if rows else ""
 
     def _rate(self, name: str) -> str:
         return f"{self._rates.get(name, 0):,.0f}"
