@@ -27,6 +27,7 @@ from sbus.server.core.credentials import AccessSettings, KernelPolicy
 from sbus.server.core.interfaces import ICredentials
 from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener, check_names
+from sbus.server.core.users import is_exempt
 from sbus.server.ops.audit import AuditLog
 from sbus.server.ops.log_observer import LogObserver
 from sbus.server.run.arguments import (
@@ -286,15 +287,18 @@ class BusService(MultiService):
                 max_clients=max_clients,
             )
         for uid, share in sorted(shares.of_some.items()):
+            own = next((name for name in share._fields if getattr(share, name) != getattr(shares.of_most, name)), None)
             owner = uid if self._owner_of is None else self._owner_of(uid)
-            if owner != uid:
-                own = next(name for name in share._fields if getattr(share, name) is not getattr(shares.of_most, name))
-                self.log.warn(
-                    "{setting} has no effect, as UID {uid} counts as {owner} (--subuid-as-owner): name UID {owner}",
-                    setting=share.setting(own),
-                    uid=uid,
-                    owner=owner,
-                )
+            if own is None or (owner == uid and not is_exempt(uid)):
+                continue
+            self.log.warn(
+                "{setting} has no effect, as UID {uid} counts as {owner} (--subuid-as-owner): name UID {owner}"
+                if owner != uid
+                else "{setting} has no effect, as root and the server's user (UID {uid}) have no limits: leave it out",
+                setting=share.setting(own),
+                uid=uid,
+                owner=owner,
+            )
 
     async def stopListening(self) -> None:
         """Admit no more clients; those that are connected stay."""

@@ -122,8 +122,9 @@ def test_a_new_policy(ruled, crowd):
 
 
 def test_root_is_exempt(ruled, crowd):
-    """A table that names root has no effect."""
+    """A table that names root has no effect, and the log says so."""
     ruled.set_limits("users = [0]\nclients = 1\npatterns = 1\nmemory = 1\naccepts = 1")
+    ruled.bus.wait_log(r"clients = 1, policy .*/p.toml:2 has no effect, as root and")
     assert crowd(0, hold=20).served == 20
     assert ruled.bus.client(b"a", b"b").sync() == []
 
