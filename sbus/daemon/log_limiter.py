@@ -6,7 +6,8 @@ A `LogLimiter` stands between loggers and a log. It counts events by user and by
 ``violations (BAD_ID)``. In each interval of 10 seconds it lets through
 
 * the first event of each kind, and of each kind of a user, at once;
-* more of a user's events, up to 0.25 s' worth of the log's rate: 2,500 bytes, or about 17 lines;
+* more of a user's events, up to 0.25 s' worth of the log's rate: 2,500 bytes, or about 17 lines; or, of a kind that
+  names a number of first lines, as an audit log does, exactly these;
 * at the end one line for each user with the numbers of the other events, by kind.
 
 All of these are paid from a budget of bytes (`sbus.daemon.log_budget`). An event for which there is no budget is
@@ -56,6 +57,9 @@ _MAX_USERS = 64
 _MAX_KINDS = 40
 _MAX_FORMAT = 50
 """Characters of a log format in the kind that is made from it."""
+_LOG_FIELDS = ("log_logger", "log_namespace", "log_level", "log_time", "log_system")
+_KEPT = (*_LOG_FIELDS, "kind", "uid", "owner", "times", "firsts")
+"""The fields of an event whose text is cut."""
 _OTHER_USERS = "other users"
 _OTHER_KINDS = "other events"
 _SERVER = "the server"
@@ -67,14 +71,14 @@ class _Entry:
 
     :ivar since: the time of the first event that was counted and is in no sum yet.
     :ivar left: bytes of lines that the user may still have.
-    :ivar kinds: the kinds of which there is a line in this interval.
+    :ivar kinds: the kinds of which there is a line in this interval, with the number of lines.
     :ivar counts: the events without a line, by kind.
     :ivar level: the highest level of these.
     """
 
     since: float
     left: float
-    kinds: set[str] = field(default_factory=set)
+    kinds: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     level: LogLevel = LogLevel.debug
 
@@ -113,18 +117,20 @@ class LogLimiter:
         self._began = clock.seconds()
         self._timer: IDelayedCall | None = None
 
-    def wants(self, user: int | str, kind: str, level: LogLevel, number: int = 1) -> bool:
+    def wants(self, user: int | str, kind: str, level: LogLevel, number: int = 1, firsts: int = 0) -> bool:
         """Return whether an event may be logged; count it if not, unless it is below the log's level.
 
         :param user: the UID of the client that caused it, or another name for its cause.
         :param kind: the kind of the event, as a sum is to name it, such as ``clients connected``.
         :param level: a `twisted.logger.LogLevel`.
         :param number: how often the event has happened.
+        :param firsts: the lines of this kind in an interval; 0 for one, and more as far as the allowance goes.
         """
         if level < self._budget.level:
             return False
         entry = self._entry(user)
-        if (_is_first(entry, kind) or entry.left > 0) and self._budget.has(_SHORTEST, self._rank(entry, kind)):
+        may = _is_first(entry, kind) or _has_more(entry, kind, firsts)
+        if may and self._budget.has(_SHORTEST, self._rank(entry, kind, firsts)):
             return True
         self._count(entry, kind, level, number)
         return False
@@ -132,7 +138,8 @@ class LogLimiter:
     def __call__(self, event: LogEvent) -> None:
         """Pass an event on, or count it (`ILogObserver`).
 
-        Its fields ``owner`` (a UID; else ``uid``), ``kind`` and ``times`` say what it counts as; all are optional.
+        Its fields ``owner`` (a UID; else ``uid``), ``kind``, ``times`` and ``firsts`` say what it counts as; all are
+        optional.
         """
         logger = event.get("log_logger")
         if isinstance(logger, LimitedLogger) and logger.limiter is not self:
@@ -142,7 +149,8 @@ class LogLimiter:
         level = event.get("log_level", LogLevel.info)
         user = event["owner"] if "owner" in event else event.get("uid", _SERVER)
         times = event.get("times", 1)
-        if not self.wants(user, kind, level, times):
+        firsts = event.get("firsts", 0)
+        if not self.wants(user, kind, level, times, firsts):
             return
         size = self._budget.size(event)
         if size > self._budget.longest:
@@ -150,15 +158,16 @@ class LogLimiter:
             size = self._budget.size(event)
         entry = self._entry(user)
         is_first = _is_first(entry, kind)
-        if not is_first and size > entry.left:
+        is_allowed = is_first or firsts or size <= entry.left
+        if not is_allowed:
             entry.left = 0  # else each further event of the interval would be formatted to find that it has no room
-        if not (is_first or size <= entry.left) or not self._budget.take(size, self._rank(entry, kind)):
+        if not is_allowed or not self._budget.take(size, self._rank(entry, kind, firsts)):
             self._count(entry, kind, level, times)
             return
-        if not is_first:
+        if not (is_first or firsts):
             entry.left -= size
-        else:
-            entry.kinds.add(kind)
+        if is_first or kind in entry.kinds:
+            entry.kinds[kind] = entry.kinds.get(kind, 0) + 1
         if len(self._kinds) < _MAX_KINDS:
             self._kinds.add(kind)
         self._log(event)
@@ -191,8 +200,10 @@ class LogLimiter:
             entry = self._users[user] = _Entry(self._clock.seconds(), self._allowance)
         return entry
 
-    def _rank(self, entry: _Entry, kind: str) -> Rank:
-        if not _is_first(entry, kind):
+    def _rank(self, entry: _Entry, kind: str, firsts: int) -> Rank:
+        # A user can have as many kinds with a number of first lines as a policy has rules: more kinds than that number
+        # are ordinary, or they would take what the first lines of others need.
+        if not _is_first(entry, kind) or (firsts and len(entry.kinds) >= firsts):
             return Rank.ORDINARY
         return Rank.FIRST_OF_USER if kind in self._kinds or len(self._kinds) >= _MAX_KINDS else Rank.FIRST
 
@@ -255,8 +266,7 @@ class LogLimiter:
         if "log_failure" in event:
             text = f"{text}\n{event['log_failure'].getTraceback()}"
         keep = self._budget.longest // 2
-        kept = ("log_logger", "log_namespace", "log_level", "log_time", "log_system", "kind", "uid", "owner", "times")
-        event = {name: event[name] for name in kept if name in event}
+        event = {name: event[name] for name in _KEPT if name in event}
         event["log_format"] = "{text}"
         while True:
             event["text"] = f"{text[:keep]} ... {text[-keep:]}" if 2 * keep < len(text) else text
@@ -267,6 +277,11 @@ class LogLimiter:
 
 def _is_first(entry: _Entry, kind: str) -> bool:
     return kind not in entry.kinds and len(entry.kinds) < _MAX_KINDS
+
+
+def _has_more(entry: _Entry, kind: str, firsts: int) -> bool:
+    """Return whether a user may have a further line of a kind."""
+    return entry.kinds.get(kind, firsts) < firsts if firsts else entry.left > 0
 
 
 def _kind(event: LogEvent) -> str:

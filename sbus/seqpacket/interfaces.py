@@ -84,6 +84,9 @@ class IPacketTransport(Interface):
     )
     has_hung_up: bool = Attribute("Whether the peer has closed its socket.")
 
+    def peer_executable() -> str | None:
+        """Return the path of the program that the peer runs, or None if that cannot be known."""
+
     def peer_groups() -> frozenset[int]:
         """Return the supplementary groups of the peer; none if the kernel does not say."""
 

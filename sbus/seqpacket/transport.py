@@ -68,6 +68,7 @@ from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.sending import MEMORY_RETRY, NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
 from sbus.syscalls.batch import BATCH, PacketReader
+from sbus.syscalls.processes import peer_executable
 from sbus.syscalls.sockets import peer_credentials, peer_groups
 
 __all__ = ["PacketTransport"]
@@ -175,6 +176,10 @@ class PacketTransport(SendingHalf):
         self.before_read: Callable[[], None] | None = None
         self.on_writable: Callable[[bool], bool] | None = None
         self.has_hung_up = False
+
+    def peer_executable(self) -> str | None:
+        """Return the path of the peer's program; see `IPacketTransport`."""
+        return None if self.life is Life.CLOSED else peer_executable(self._sock, self.credentials.pid)
 
     def peer_groups(self) -> frozenset[int]:
         """See `IPacketTransport`."""

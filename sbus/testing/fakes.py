@@ -99,6 +99,10 @@ class FakePacketTransport(Endings):
         self.move(Event.START)
         protocol.makeConnection(self)
 
+    def peer_executable(self) -> str | None:
+        """See `IPacketTransport`."""
+        return None
+
     def peer_groups(self) -> frozenset[int]:
         """See `IPacketTransport`."""
         return self._groups

@@ -26,7 +26,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from sbus.web.admin import Admin, AdminError
-from sbus.web.names import Programs
+from sbus.web.names import Programs, user_name
 
 __all__ = ["HISTORY", "POLL", "RETRY", "ClientsView", "Overview", "View"]
 
@@ -230,7 +230,8 @@ class Overview:
                 status["queue_bytes"],
             ]
         )
-        self._note("status", {**status, "time": round(now, 3)})
+        denied = [{**row, "user": user_name(row["uid"])} for row in status.get("denied", ())]
+        self._note("status", {**status, "time": round(now, 3), "denied": denied})
 
     def _event(self, depth: int, name: str, value: Any) -> None:
         if name == "talk":

@@ -3,6 +3,7 @@
 import "uplot/dist/uPlot.min.css";
 import "./app.css";
 import { ClientsTable } from "./clients";
+import { DeniedTable } from "./denied";
 import { byId, setText } from "./dom";
 import type { Encoding } from "./format";
 import { PublishForm } from "./publish";
@@ -21,6 +22,7 @@ type View = (typeof VIEWS)[number];
 const token = takeToken();
 const statusLine = new StatusLine();
 const rates = new Rates();
+const denied = new DeniedTable();
 const publish = new PublishForm();
 const clients = new ClientsTable(() => show());
 const talk = new TalkDrawing((depth) => {
@@ -91,6 +93,7 @@ function onEvent<K extends keyof Events>(name: K, value: Events[K]): void {
       if (view === "overview") {
         rates.draw();
         unrouted.draw();
+        denied.show(status);
       }
     },
     clients: (found) => clients.add(found),

@@ -35,6 +35,7 @@ export interface Status {
   memory_limit_bytes: number;
   held_publishers?: number;
   counters: Record<string, number | Record<string, number>>;
+  denied?: { uid: number; user: string; rule: string; count: number; at: number }[];
 }
 
 export interface Client {

@@ -95,11 +95,14 @@ def bus(directory: Path) -> Iterator[RunningBus]:
     """A bus that every user may use, and whose metrics a group may read, so that the others are refused by the bus."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    policy = directory / "policy.toml"
+    policy.write_text('version = 1\n[[rule]]\nname = "no-forbidden"\ndeny_publish = ["forbidden/"]\n')
     with running_bus(
         socket=str(directory / "bus"),
         admin=str(directory / "bus.admin"),
         admin_group=f"{os.getgid()},metrics",
         mode=0o777,
+        policy=str(policy),
     ) as running:
         yield running
 

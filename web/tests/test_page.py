@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import http.client
 import http.server
 import os
@@ -166,6 +167,21 @@ def test_nobody_subscribed(web: Web, open_page: OpenPage) -> None:
     assert page.locator("#unrouted-table tr", has_text="sensors/").count() == 0
     row.get_by_role("button").click()
     expect(page.locator("#publish-key")).to_have_value("status/fan/rpm")
+
+
+def test_not_allowed(web: Web, loaded: RunningBus, open_page: OpenPage) -> None:
+    """What users had no permission for has a row by user and rule; without any there is no panel."""
+    page = open_page(web.link)
+    wait_for_figure(page, "published", lambda value: value > 0)
+    expect(page.locator("#denied")).to_be_hidden()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(loaded.address)
+        sock.send(b"CMSG denied/on")
+        for number in range(3):
+            sock.send(b"MSG forbidden/%d\0" % number)
+        cells = page.locator("#denied-table tbody tr").first.locator("td")
+        expect(cells).to_have_text([getpass.getuser(), "no-forbidden", "3", re.compile("now|ago")])
+    expect(page.get_by_role("region", name="Refusals by user and rule")).to_be_visible()
 
 
 def test_clients(web: Web, loaded: RunningBus, open_page: OpenPage) -> None:

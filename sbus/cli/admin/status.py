@@ -63,6 +63,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("each user", _user_limits(found["limits_per_user"])),
         ("refused", f"{counters['refused']:,} connections{_by(counters['refused_by'])}"),
         ("violations", f"{counters['violations']:,}{_by(counters['violations_by'])}"),
+        ("denied", f"{counters.get('denied', 0):,}{_by(counters.get('denied_by', {}))}"),
     ]
     if found["last_values"] is not None:
         rows.append(("last values", f"{found['last_values']:,}"))

@@ -25,6 +25,8 @@ __all__ = ["View", "top"]
 _HEADER = 4
 """The line with the names of the columns."""
 _MOST = 1000
+_DENIED = 4
+"""Users and rules that are shown: as many as fit a line of 80 characters."""
 _COLUMNS = (
     "client",
     "pid",
@@ -105,7 +107,7 @@ class View:
         """Return the lines to show."""
         rows = [_COLUMNS, *(row for row in map(self._row, self._clients) if self.filter in " ".join(row))]
         table = [printable_text(line) for line in format_table(rows[: max(1, height - _HEADER - 1) + 1], _SIDES)]
-        return [*self._summary(), "", *table[: height - _HEADER - 1], self._help()][:height]
+        return [*self._summary(), self._denied(), *table[: height - _HEADER - 1], self._help()][:height]
 
     def as_json(self) -> dict[str, Any]:
         """Return the same for a program."""
@@ -126,6 +128,12 @@ class View:
             f"{format_bytes(status['queue_bytes'])} of {format_bytes(status['queue_limit_bytes'])}   "
             f"memory {format_bytes(status['memory_bytes'])} of {format_bytes(status['memory_limit_bytes'])}",
         ]
+
+    def _denied(self) -> str:
+        """Return what users were not allowed to do last, by user and rule."""
+        denied = self._status.get("denied", [])[:_DENIED]
+        rows = [f"{name_of(row['uid']) or row['uid']} {row['rule']} {row['count']:,}" for row in denied]
+        return printable_text(f"denied {self._rate('denied')}/s: {', '.join(rows)}") if rows else ""
 
     def _rate(self, name: str) -> str:
         return f"{self._rates.get(name, 0):,.0f}"

@@ -43,6 +43,7 @@ from sbus.fair import Scheduler
 from sbus.flood import PROGRAM, Outcome, SharedBudget, Signature, sign
 from sbus.protocol.keys import Dialect, OpenPattern, PeerCredentials, SecretKey
 from sbus.server.core.interfaces import Client, Publisher
+from sbus.server.core.shares import UNBOUNDED
 from sbus.server.core.users import User
 
 __all__ = ["VALUE_OVERHEAD", "LastValueRule", "LastValues", "check_rules", "parse_rule"]
@@ -228,7 +229,7 @@ class LastValues:
         check_rules(rules, dialect)
         # As a receiver
         self.peer = PeerCredentials(os.getpid(), os.geteuid(), os.getegid())
-        self.user = User(self.peer.uid, SharedBudget(), dialect.separator)
+        self.user = User(self.peer.uid, SharedBudget(), dialect.separator, UNBOUNDED)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
         self.pattern_memory = 0

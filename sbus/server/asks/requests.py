@@ -83,7 +83,7 @@ class Requests:
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
             if client.pattern_bytes + cost > self._limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
-            if client.user.patterns >= self._limits.user_patterns and client.user.has_pattern_limits:
+            if client.user.patterns >= client.user.share.patterns.most and client.user.has_pattern_limits:
                 raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
             if not client.user.may_hold(watch_memory(key, self._dialect.separator)):
                 raise Violation(ViolationReason.USER_MEMORY)

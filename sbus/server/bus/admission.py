@@ -9,9 +9,9 @@ kernel names:
 =============  ========================================================================================================
 bound          rule
 =============  ========================================================================================================
-rate           Each user has a bucket of connections (`sbus.server.bus.buckets`), filled by ``--user-accepts`` a second,
-               with five seconds' worth; a connection that finds it empty is refused.
-one user       ``--user-clients``, which may name a user; by default 256, as each client is a place, and a receiver of
+rate           Each user has a bucket of connections (`sbus.server.bus.buckets`), filled by its accepts a second
+               (``--user-accepts``), with five seconds' worth; a connection that finds it empty is refused.
+one user       its clients (``--user-clients``); by default 256, as each client is a place, and a receiver of
                what it subscribes to: thousands cost everybody else
 reserves       The last 64 places and the last 64 descriptors (a quarter, if that is less) are for users without a
                connection. A newcomer is refused only when 64 users have taken the reserve, with one connection each.
@@ -22,8 +22,9 @@ shows whose it is only when it is accepted. A refused connection gets no bytes, 
 before it makes anything for a connection (`sbus.seqpacket.interfaces.IPeerGate`). A connection that comes by another
 way is asked for `room` alone.
 
-Root and the server's own user are exempt: they can stop the bus anyway, and mend it. The recorder runs as one of them,
-but counts as a user of its own (`sbus.server.core.users.RECORDER`).
+Users may have limits of their own (`sbus.server.core.shares`). Root and the server's own user are exempt: they can stop
+the bus anyway, and mend it. The recorder runs as one of them, but counts as a user of its own
+(`sbus.server.core.users.RECORDER`).
 
 The buckets outlive the connections: a range of 65,536 subordinate UIDs has 13 MB of them for 5 s at most. The
 descriptors of connections are known; while the reserve is near, the number of the others is looked up once a second at
@@ -65,15 +66,19 @@ def reserve(places: int) -> int:
 class AcceptRates:
     """How often users may connect.
 
-    :param rate: connections a second of one user.
+    :param rate_of: returns the connections a second of a user.
     :param clock: seconds of the monotonic clock.
     """
 
-    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._buckets = Buckets(rate, rate * BURST_SECONDS, clock)
+    def __init__(self, rate_of: Callable[[int], float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._buckets = Buckets(lambda uid: (rate := rate_of(uid), rate * BURST_SECONDS), clock)
 
     def __len__(self) -> int:
         return len(self._buckets)
+
+    def left(self, uid: int) -> int:
+        """Return how often a user may connect at once now."""
+        return int(self._buckets.level(uid))
 
     def take(self, uid: int) -> bool:
         """Count a connection of a user; return whether the user may make it."""
@@ -86,10 +91,11 @@ class AcceptRates:
 class Admission:
     """Decides about connections.
 
-    :param users: the users with a connection.
+    :param users: the users with a connection, and the limits of all.
     :param clock: seconds of the monotonic clock.
     :param count_open: returns the number of open descriptors.
     :param limit: returns the number of descriptors that the process may have.
+    :ivar rates: how often users may connect.
     """
 
     def __init__(
@@ -102,10 +108,10 @@ class Admission:
         limit: Callable[[], int] = descriptor_limit,
     ) -> None:
         self._users = users
-        self._clients_of = limits.clients_of
+        self._shares = users.shares
         self._max_clients = limits.max_clients
         self._client_reserve = reserve(limits.max_clients)
-        self._rates = AcceptRates(limits.user_accepts, clock)
+        self.rates = AcceptRates(lambda uid: users.shares.of(uid).accepts.most, clock)
         self._clock = clock
         self._count_open = count_open
         self._limit = limit
@@ -120,7 +126,7 @@ class Admission:
         """
         if is_exempt(uid):
             return None
-        if not self._rates.take(uid):
+        if not self.rates.take(uid):
             return CloseReason.TOO_MANY_USER_CONNECTS
         connections = self._users.connections_of(uid)
         if connections and not self._has_descriptors():
@@ -135,7 +141,7 @@ class Admission:
         """
         if is_exempt(uid):
             return None
-        if connections >= self._clients_of(uid):
+        if connections >= self._shares.of(uid).clients.most:
             return CloseReason.TOO_MANY_USER_CLIENTS
         if connections and self._max_clients - clients <= self._client_reserve:
             return CloseReason.KEPT_FOR_OTHERS

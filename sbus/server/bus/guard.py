@@ -15,7 +15,8 @@ step           what happens
 announced      From now on, a new subscription has to satisfy both policies.
 judged         In slices, while the bus goes on, each subscription is judged by the new policy. One that it refuses ends
                at once: the client is told, or disconnected (``revoked``).
-in force       In one step, all clients get their new rights, and all routes are forgotten, with their verdicts.
+in force       In one step, all clients get their new rights, all users their new limits, and all routes are forgotten,
+               with their verdicts.
 =============  =======================================================================================================
 
 So at no moment is more allowed than by the old policy or by the new one.
@@ -43,6 +44,7 @@ from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import Client, Receiver, Rights
 from sbus.server.core.observers import Events, redact
 from sbus.server.core.permissions import FREE, Permissions, Refusal, is_judged
+from sbus.server.core.users import Users
 
 if TYPE_CHECKING:
     from sbus.policy import Policy
@@ -56,6 +58,7 @@ _JUDGED_AT_ONCE = 64
 class Guard:
     """Judges what clients publish and subscribe to.
 
+    :param users: the users, whose limits a policy can override.
     :param clients: the connected clients by their numbers.
     :param unsubscribe: ends a subscription of a client, however often the client has subscribed.
     :param flush: sends what clients have been told.
@@ -65,6 +68,7 @@ class Guard:
         self,
         permissions: Permissions,
         router: Router,
+        users: Users,
         clients: dict[int, Client],
         interest: Interest,
         counters: Counters,
@@ -76,6 +80,7 @@ class Guard:
         self.permissions = permissions
         self.paces = Paces(clock)
         self._router = router
+        self._users = users
         self._clients = clients
         self._interest = interest
         self._counters = counters
@@ -86,6 +91,8 @@ class Guard:
         self._expiry: IDelayedCall | None = None
         self._adopting = defer.DeferredLock()
         router.judge_by(permissions.zone_of)
+        if permissions.policy is not None:
+            users.set_limits(permissions.policy.limits)
 
     @property
     def asks_always(self) -> bool:
@@ -178,7 +185,7 @@ class Guard:
         if is_enforced:
             self._counters.denied += 1
             self._counters.denied_by[verdict.rule] += 1
-            client.user.denied[verdict.rule] += 1
+            self._users.denied.add(client.user.uid, verdict.rule)
         for notify in self._events.denied:
             notify(client, verb, redact(self._router.dialect, key), verdict, is_enforced)
 
@@ -231,6 +238,8 @@ class Guard:
         self.permissions.adopt(policy)
         self._router.judge_by(self.permissions.zone_of)
         self.paces.forget_all()
+        self._users.set_limits(policy.limits)
+        self._counters.keep_rules({rule.name for rule in policy.rules})
         for client in self._clients.values():
             self.admit(client)
         self._interest.judge_anew()

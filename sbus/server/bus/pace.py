@@ -39,7 +39,8 @@ class Paces:
         """
         buckets = self._buckets.get(rate)
         if buckets is None:
-            buckets = self._buckets[rate] = Buckets(rate, _burst(rate), self._clock.seconds, math.inf)
+            bounds = rate, _burst(rate)
+            buckets = self._buckets[rate] = Buckets(lambda _: bounds, self._clock.seconds, math.inf)
         return Pace(buckets, uid, rate, self._clock, on_tokens)
 
     def forget_all(self) -> None:

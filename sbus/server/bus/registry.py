@@ -68,6 +68,7 @@ from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Events, redact
 from sbus.server.core.permissions import Permissions
+from sbus.server.core.shares import Shares
 from sbus.server.core.users import LINK, RECORDER, User, Users, is_exempt
 
 if TYPE_CHECKING:
@@ -144,7 +145,9 @@ class SubscriptionRegistry(Service):
         self.counters = Counters()
         self.closed = ClosedClients()
         account, cache_bytes = self.limits.memory_account()
-        self.users = Users(self.limits.total_queue_bytes, dialect.separator, account)
+        self.users = Users(
+            self.limits.total_queue_bytes, dialect.separator, account, Shares(self.limits, account.user_limit)
+        )
         self.scheduler = Scheduler(clock)
         self._clock = clock
         self._departures = Departures(
@@ -206,6 +209,7 @@ class SubscriptionRegistry(Service):
         self.guard = Guard(
             Permissions(credentials, policy),
             self._router,
+            self.users,
             self.clients,
             self.interest,
             self.counters,

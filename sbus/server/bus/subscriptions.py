@@ -76,7 +76,7 @@ class Subscriptions:
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
             if client.pattern_bytes + cost > self._limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
-            if client.user.patterns >= self._limits.user_patterns:
+            if client.user.patterns >= client.user.share.patterns.most:
                 self._check_user_patterns(client.user)
             memory = pattern_memory(pattern, self._dialect.separator, secret)
             if not client.user.may_hold(memory):
@@ -144,7 +144,7 @@ class Subscriptions:
         # What clients that have left still hold is not to be held against those that are there.
         if (client := self._departures.of(user)) is not None:
             self._departures.drop(client, _ROOM_MADE)
-        if user.patterns >= self._limits.user_patterns:
+        if user.patterns >= user.share.patterns.most:
             raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
 
     def _add_match_cost(self, user: User, pattern: bytes, secret: SecretKey | None) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sbus.errors import CloseReason, ViolationReason
+from sbus.policy.rules import RESERVED_NAMES
 from sbus.protocol.notices import LossReason
 from sbus.routing.runs import Tally
 
@@ -31,7 +33,7 @@ class Counters:
     :ivar violations: packets that broke the protocol.
     :ivar violations_by: the same, by the rule.
     :ivar denied: packets that clients were not allowed to send (`sbus.server.core.permissions`).
-    :ivar denied_by: the same, by the name of the rule.
+    :ivar denied_by: the same, by the name of the rule, of the rules in force.
     :ivar unknown_controls: control messages that the server does not know.
     :ivar unknown_unsubscriptions: ``UNSUB`` of a pattern that the client was not subscribed to.
     """
@@ -73,6 +75,11 @@ class Counters:
     def routed_bytes(self) -> int:
         """The bytes of the copies."""
         return self.tally.copied_size
+
+    def keep_rules(self, names: Collection[str]) -> None:
+        """Forget what rules have denied that are gone, or policies that come and go would make `denied_by` grow."""
+        for name in [name for name in self.denied_by if name not in names and name not in RESERVED_NAMES]:
+            del self.denied_by[name]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counters as JSON can write them; those by a reason are dictionaries from its word."""

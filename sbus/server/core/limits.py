@@ -34,7 +34,8 @@ _LEAST_DEFAULT = 16 << 20
 class Limits:
     """The limits of one bus.
 
-    Each option of ``twistd sbus`` with the same name sets one; `max_match_steps` has no option.
+    Each option of ``twistd sbus`` with the same name sets one; `max_match_steps` has no option. Those of one user are
+    where `sbus.server.core.shares` begins.
 
     :ivar max_packet: bytes in the longest packet.
     :ivar max_clients: connections at one time.
@@ -94,14 +95,6 @@ class Limits:
         """What ``bye/on`` is answered: the longest packet that is delivered, if a client might not expect it."""
         longest = min(self.max_packet, LONGEST_PACKET)
         return b"%d" % longest if longest > DEFAULT_MAX_PACKET else b""
-
-    def clients_of(self, uid: int) -> int:
-        """Return the connections that this user may have at one time."""
-        return self.user_clients_of.get(uid, self.user_clients)
-
-    def user_clients_option(self, uid: int) -> str:
-        """Return the option that sets `clients_of` for this user, with its value."""
-        return f"--user-clients={f'{uid}=' if uid in self.user_clients_of else ''}{self.clients_of(uid)}"
 
     def memory_account(self) -> tuple[MemoryAccount, int]:
         """Return a new account with the limits of memory, and the bytes set aside for the route cache."""

@@ -9,13 +9,16 @@ server's user, and are not exempt as these are. The server knows those that it h
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from sbus.fair import Lines
 from sbus.fair.lines import MOST_BYTES
 from sbus.flood import UNLIMITED, MemoryAccount, SharedBudget, UserShare
 from sbus.routing.cost import MatchCost
+from sbus.server.core.denied import Denied
+from sbus.server.core.limits import Limits
+from sbus.server.core.shares import LimitsTable, Share, Shares
 
 __all__ = ["LINK", "RECORDER", "SERVICES", "User", "Users", "is_exempt"]
 
@@ -41,6 +44,7 @@ class User(UserShare):
     """One UID, with all its connections.
 
     :ivar uid: the UID.
+    :ivar share: its limits, and where they come from; `is_exempt` says whether they apply.
     :ivar connections: open connections, those that are about to be refused included.
     :ivar patterns: different patterns of these connections.
     :ivar pattern_bytes: the cost of these patterns, by `sbus.protocol.patterns.pattern_cost`.
@@ -50,7 +54,6 @@ class User(UserShare):
     :ivar lines: what waits for the user's turns (`sbus.fair`).
     :ivar clients: its admitted clients, until their connections are lost.
     :ivar askers: receivers of this user that have asked for senders.
-    :ivar denied: what its clients were not allowed to do, by the name of the rule.
     :ivar blockers: receivers of this user whose strategies can block a publisher.
     """
 
@@ -59,30 +62,34 @@ class User(UserShare):
         "blockers",
         "clients",
         "connections",
-        "denied",
         "lines",
         "match_cost",
         "pattern_bytes",
         "patterns",
         "secret_match_cost",
+        "share",
         "uid",
     )
 
-    def __init__(self, uid: int, budget: SharedBudget, separator: bytes) -> None:
+    def __init__(self, uid: int, budget: SharedBudget, separator: bytes, share: Share) -> None:
         super().__init__(budget)
         self.uid = uid
         self.connections = 0
         self.patterns = 0
         self.pattern_bytes = 0
-        self.denied: Counter[str] = Counter()
         self.askers: dict[Any, None] = {}
         self.blockers: dict[Any, None] = {}
         self.clients: dict[Any, None] = {}
         self.match_cost = MatchCost(separator)
         self.secret_match_cost = MatchCost(separator)
-        if is_exempt(uid):
-            self.memory_limit = UNLIMITED
-        self.lines = Lines(min(MOST_BYTES, self.memory_limit // _MAIL_PART))
+        self.lines = Lines()
+        self.take_share(share)
+
+    def take_share(self, share: Share) -> None:
+        """Have these limits from now on; what is held already stays, even if it is more."""
+        self.share = share
+        self.memory_limit = UNLIMITED if self.is_exempt else share.memory.most
+        self.lines.most_bytes = min(MOST_BYTES, self.memory_limit // _MAIL_PART)
 
     @property
     def is_exempt(self) -> bool:
@@ -111,11 +118,22 @@ class Users:
     :param limit: bytes of packets in all queues together.
     :param separator: the byte between two segments of a pattern.
     :param memory: the account of the memory of all users.
+    :param shares: the limits of each user; by default those of `Limits`.
+    :ivar shares: the limits of each user.
+    :ivar denied: what users were not allowed to do.
     :ivar connections: open connections of all users, those that are about to be refused included.
     """
 
-    def __init__(self, limit: int, separator: bytes = b"/", memory: MemoryAccount | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        separator: bytes = b"/",
+        memory: MemoryAccount | None = None,
+        shares: Shares | None = None,
+    ) -> None:
         self.budget = SharedBudget(limit, memory)
+        self.shares = shares or Shares(Limits(), self.budget.memory.user_limit)
+        self.denied = Denied()
         self.connections = 0
         self._separator = separator
         self._users: dict[int, User] = {}
@@ -135,11 +153,17 @@ class Users:
         user = self._users.get(uid)
         return 0 if user is None else user.connections
 
+    def set_limits(self, tables: Iterable[LimitsTable]) -> None:
+        """Have tables of a policy override the limits of the users whom they name, also of those with a connection."""
+        self.shares.override(tables)
+        for user in self._users.values():
+            user.take_share(self.shares.of(user.uid))
+
     def connect(self, uid: int) -> User:
         """Count a connection of this user; return the user."""
         user = self._users.get(uid)
         if user is None:
-            user = self._users[uid] = User(uid, self.budget, self._separator)
+            user = self._users[uid] = User(uid, self.budget, self._separator, self.shares.of(uid))
             self.budget.memory.users = len(self._users)
         user.connections += 1
         self.connections += 1

@@ -17,6 +17,7 @@ from sbus.journal.keytext import as_text
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.counters import word_of
 from sbus.server.core.interfaces import Client
+from sbus.server.core.users import User
 from sbus.server.ops.admin_events import events
 from sbus.server.ops.admin_explain import explain
 from sbus.server.ops.admin_lists import Best, limit_of, listed
@@ -140,20 +141,30 @@ def _closed(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
 
 
 def _users(registry: SubscriptionRegistry) -> Pieces:
-    rows = (
-        {
-            "uid": user.uid,
-            "clients": user.connections,
-            "clients_limit": None if user.is_exempt else registry.limits.clients_of(user.uid),
-            "patterns": user.patterns,
-            "queues": user.queues,
-            "queue_bytes": user.queued_bytes,
-            "memory_bytes": user.memory,
-            "is_exempt": user.is_exempt,
-        }
-        for user in registry.users.all()
-    )
-    yield from listed("users", rows)
+    denied: dict[int, dict[str, int]] = {}
+    for row in registry.users.denied.latest():
+        denied.setdefault(row.uid, {})[row.rule] = row.count
+    users = registry.users.all()
+    yield from listed("users", (_user(registry, user) | {"denied": denied.get(user.uid, {})} for user in users))
+
+
+def _user(registry: SubscriptionRegistry, user: User) -> dict[str, Any]:
+    share = None if user.is_exempt else user.share
+    return {
+        "uid": user.uid,
+        "clients": user.connections,
+        "clients_limit": share and share.clients.most,
+        "patterns": user.patterns,
+        "patterns_limit": share.patterns.most if share is not None and user.has_pattern_limits else None,
+        "queues": user.queues,
+        "queue_bytes": user.queued_bytes,
+        "memory_bytes": user.memory,
+        "memory_limit_bytes": share and share.memory.most,
+        "accepts_left": share and registry.admission.rates.left(user.uid),
+        "accepts_limit": share and share.accepts.most,
+        "limits_from": share and {name: limit.source for name, limit in share._asdict().items()},
+        "is_exempt": user.is_exempt,
+    }
 
 
 def _disconnect(registry: SubscriptionRegistry, asked: Asked) -> Pieces:

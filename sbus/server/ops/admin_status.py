@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from sbus.server.bus.registry import SubscriptionRegistry
@@ -20,6 +21,8 @@ __all__ = ["STEP", "largest_queue", "started_at", "status"]
 STEP = 32
 """Clients or patterns looked at for one piece of an answer: less than 0.1 ms."""
 
+_DENIED = 20
+"""Users and rules whose last refusals are in the status."""
 _STARTED = time.time()
 
 
@@ -33,7 +36,7 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
 
     :param largest: the bytes of the longest queue, from `largest_queue`.
     """
-    budget = registry.users.budget
+    budget, shares = registry.users.budget, registry.users.shares
     last_values = registry.last_values
     attached = {name: bool(is_up()) for name, is_up in sorted(registry.attached.items())}
     return {
@@ -54,7 +57,11 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
         "memory_limit_bytes": budget.memory.limit,
         "limits_per_user": {
             "clients": registry.limits.user_clients,
-            "clients_of": {str(uid): most for uid, most in registry.limits.user_clients_of.items()},
+            "clients_of": {
+                str(uid): share.clients.most
+                for uid, share in shares.of_some.items()
+                if share.clients is not shares.of_most.clients
+            },
             "accepts_per_second": registry.limits.user_accepts,
             "patterns": registry.limits.user_patterns,
             "match_steps": registry.limits.max_match_steps,
@@ -67,6 +74,7 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
         "has_recorder": attached.get("recorder"),
         "attached": attached,
         "counters": registry.counters.as_dict(),
+        "denied": [asdict(row) for row in registry.users.denied.latest(_DENIED)],
     }
 
 

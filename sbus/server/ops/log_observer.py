@@ -15,17 +15,25 @@ from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.log_limiter import INTERVAL, LimitedLogger, LogLimiter
 from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
-from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Observer
+from sbus.server.core.shares import Share
 
-__all__ = ["LogObserver"]
+__all__ = ["LogObserver", "peer_fields"]
 
 _CONNECTED = "clients connected"
 _DROPPED = "messages dropped"
 _REFUSED = {reason: f"connections refused ({reason.name})" for reason in CloseReason}
 _CLOSED = {reason: f"clients disconnected ({reason.name})" for reason in CloseReason}
 _VIOLATED = {reason: f"violations ({reason.name})" for reason in ViolationReason}
+_LIMITS: dict[CloseReason | ViolationReason, str] = {
+    CloseReason.TOO_MANY_USER_CLIENTS: "clients",
+    CloseReason.TOO_MANY_USER_CONNECTS: "accepts",
+    CloseReason.USER_MEMORY: "memory",
+    ViolationReason.TOO_MANY_USER_PATTERNS: "patterns",
+    ViolationReason.USER_MEMORY: "memory",
+}
+"""The limits of one user that reasons name as options."""
 _ORDINARY = (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.SERVER_STOPPED)
 
 
@@ -40,9 +48,10 @@ class LogObserver(Observer):
     :param dialect: the revision of the protocol, which says how to show a key.
     :param budget: the bytes that the log may grow by; by default one of the observer's own.
     :param interval: seconds between two lines about the losses of one client.
-    :param limits: the limits of the bus, for the lines that name one.
+    :param share_of: returns the limits of a user, for the lines that name one; without it, they name the option.
     :param owner_of: returns the UID that a UID counts as; by default each is its own. Lines name the UID itself, but
         sums and limits go by the owner, so that a range of UIDs makes the log no longer.
+    :ivar limiter: decides which lines there are, also for the audit log.
     """
 
     def __init__(
@@ -52,55 +61,55 @@ class LogObserver(Observer):
         budget: LogBudget | None = None,
         interval: float = INTERVAL,
         owner_of: Callable[[int], int] | None = None,
-        limits: Limits | None = None,
+        share_of: Callable[[int], Share] | None = None,
     ) -> None:
         self._clock = clock
         self._dialect = dialect
         self._interval = interval
         self._owner_of = owner_of or _itself
-        self._limits = limits or Limits()
-        self._limiter = LogLimiter(clock, globalLogPublisher, budget or LogBudget(clock.seconds))
-        self._log = LimitedLogger("sbus.server", self._limiter)
+        self._share_of = share_of
+        self.limiter = LogLimiter(clock, globalLogPublisher, budget or LogBudget(clock.seconds))
+        self._log = LimitedLogger("sbus.server", self.limiter)
         self._lost: dict[Any, list[int]] = {}
         self._losers: set[int] = set()
         self._loss_timer: IDelayedCall | None = None
 
     def connected(self, client: Any) -> None:
-        if self._limiter.wants(self._owner_of(client.peer.uid), _CONNECTED, LogLevel.debug):
+        if self.limiter.wants(self._owner_of(client.peer.uid), _CONNECTED, LogLevel.debug):
             self._log.debug(
                 "client {number} connected: {peer}",
                 number=client.number,
                 kind=_CONNECTED,
-                **self._peer_fields(client.peer, client.listener),
+                **peer_fields(client.peer, client.listener, self._owner_of),
             )
 
     def refused(self, peer: PeerCredentials, reason: CloseReason, listener: Listener) -> None:
-        if self._limiter.wants(self._owner_of(peer.uid), _REFUSED[reason], LogLevel.warn):
+        if self.limiter.wants(self._owner_of(peer.uid), _REFUSED[reason], LogLevel.warn):
             self._log.warn(
                 "refused a connection from {peer}: {why}",
                 reason=reason.name,
                 why=self._why(peer, reason),
                 kind=_REFUSED[reason],
-                **self._peer_fields(peer, listener),
+                **peer_fields(peer, listener, self._owner_of),
             )
 
     def violated(self, client: Any, violation: Violation, key: bytes) -> None:
         reason = violation.reason
-        if self._limiter.wants(self._owner_of(client.peer.uid), _VIOLATED[reason], LogLevel.warn):
+        if self.limiter.wants(self._owner_of(client.peer.uid), _VIOLATED[reason], LogLevel.warn):
             self._log.warn(
                 "violation by client {number}, {peer}: {why} (key {key!r})",
                 number=client.number,
                 reason=reason.name,
-                why=reason.value,
+                why=self._why(client.peer, reason),
                 key=self._dialect.shown(key),
                 kind=_VIOLATED[reason],
-                **self._peer_fields(client.peer, client.listener),
+                **peer_fields(client.peer, client.listener, self._owner_of),
             )
 
     def closed(self, client: Any, reason: CloseReason) -> None:
         self._log_loss(client)
         level = LogLevel.debug if reason in _ORDINARY else LogLevel.warn
-        if self._limiter.wants(self._owner_of(client.peer.uid), _CLOSED[reason], level):
+        if self.limiter.wants(self._owner_of(client.peer.uid), _CLOSED[reason], level):
             self._log.emit(
                 level,
                 "client {number} disconnected: {peer}: {why}",
@@ -108,7 +117,7 @@ class LogObserver(Observer):
                 reason=reason.name,
                 why=self._why(client.peer, reason),
                 kind=_CLOSED[reason],
-                **self._peer_fields(client.peer, client.listener),
+                **peer_fields(client.peer, client.listener, self._owner_of),
             )
 
     def dropped(self, client: Any, packets: int, size: int) -> None:
@@ -132,7 +141,7 @@ class LogObserver(Observer):
 
     def _log_loss(self, client: Any) -> None:
         lost = self._lost.pop(client, None)
-        if lost and self._limiter.wants(self._owner_of(client.peer.uid), _DROPPED, LogLevel.warn, lost[0]):
+        if lost and self.limiter.wants(self._owner_of(client.peer.uid), _DROPPED, LogLevel.warn, lost[0]):
             self._log.warn(
                 "dropped {messages} messages ({size} bytes) for client {number}, {peer}; {total} in all",
                 messages=lost[0],
@@ -141,7 +150,7 @@ class LogObserver(Observer):
                 total=client.lost,
                 kind=_DROPPED,
                 times=lost[0],
-                **self._peer_fields(client.peer, client.listener),
+                **peer_fields(client.peer, client.listener, self._owner_of),
             )
 
     def stop(self) -> None:
@@ -152,26 +161,28 @@ class LogObserver(Observer):
         if self._loss_timer is not None:
             self._loss_timer.cancel()
             self._loss_timer = None
-        self._limiter.stop()
+        self.limiter.stop()
 
-    def _why(self, peer: PeerCredentials, reason: CloseReason) -> str:
-        """Return a reason in words, with the limit of this user where users can have limits of their own."""
+    def _why(self, peer: PeerCredentials, reason: CloseReason | ViolationReason) -> str:
+        """Return a reason in words, with what sets the limit of this user where users can have limits of their own."""
         why = str(reason.value)
-        if reason is CloseReason.TOO_MANY_USER_CLIENTS:
-            option = self._limits.user_clients_option(self._owner_of(peer.uid))
-            return why.replace("--user-clients", option)
-        return why
+        name = _LIMITS.get(reason)
+        if name is None or self._share_of is None:
+            return why
+        return why.replace(f"--user-{name}", self._share_of(self._owner_of(peer.uid)).setting(name))
 
-    def _peer_fields(self, peer: PeerCredentials, listener: Listener) -> dict[str, Any]:
-        at = "" if listener.name == MAIN.name else f" at {listener.name}"
-        return {
-            "peer": "pid {} uid {} gid {}{}".format(*peer, at),
-            "pid": peer.pid,
-            "uid": peer.uid,
-            "gid": peer.gid,
-            "owner": self._owner_of(peer.uid),
-            "listener": listener.name,
-        }
+
+def peer_fields(peer: PeerCredentials, listener: Listener, owner_of: Callable[[int], int]) -> dict[str, Any]:
+    """Return the fields of an event that say whose connection it is about; ``peer`` is for people."""
+    at = "" if listener.name == MAIN.name else f" at {listener.name}"
+    return {
+        "peer": "pid {} uid {} gid {}{}".format(*peer, at),
+        "pid": peer.pid,
+        "uid": peer.uid,
+        "gid": peer.gid,
+        "owner": owner_of(peer.uid),
+        "listener": listener.name,
+    }
 
 
 def _itself(uid: int) -> int:

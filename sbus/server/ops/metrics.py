@@ -26,6 +26,11 @@ from sbus.version import __version__
 
 __all__ = ["Metrics"]
 
+_NO_RULES = ("closed", "credentials", "default", "secret")
+"""What a refusal has in the place of a rule."""
+_MOST_RULES = 200
+"""Rules with a series of their own: they make one piece of an answer, which is to take less than half a millisecond."""
+
 
 class Metrics:
     """The metrics of one bus.
@@ -96,10 +101,25 @@ class Metrics:
             "reason",
         )
         yield counter(
+            "sbus_denied",
+            "Packets that clients had no permission for, by rule of the policy. sbus users shows whose; the audit log "
+            "has the clients, and sbus policy explain the rule.",
+            self._denied(),
+            "rule",
+        )
+        yield counter(
             "sbus_unknown_controls",
             "Control messages that the server does not know, and ignores: a client newer than the server.",
             counters.unknown_controls,
         )
+
+    def _denied(self) -> dict[str, float]:
+        """Return the refusals by rule: of the first rules in force each, also 0, and of all others together."""
+        policy, denied = self._registry.guard.permissions.policy, self._registry.counters.denied_by
+        rules = () if policy is None else policy.rules[:_MOST_RULES]
+        found: dict[str, float] = {name: denied[name] for name in (*_NO_RULES, *(rule.name for rule in rules))}
+        others = sum(count for name, count in denied.items() if name not in found)
+        return found | ({"(others)": others} if others else {})
 
     def _messages(self) -> Iterator[Metric]:
         registry, counters = self._registry, self._registry.counters
@@ -186,14 +206,13 @@ class Metrics:
 
     def _users(self) -> Iterator[Metric | None]:
         registry = self._registry
-        limits = registry.limits
         at_limit = dict.fromkeys(("clients", "patterns", "memory"), 0)
         patterns = 0
         for at, user in enumerate(registry.users.all(), 1):
             patterns += user.patterns
             if not user.is_exempt:
-                at_limit["clients"] += user.connections >= limits.clients_of(user.uid)
-                at_limit["patterns"] += user.patterns >= limits.user_patterns
+                at_limit["clients"] += user.connections >= user.share.clients.most
+                at_limit["patterns"] += user.patterns >= user.share.patterns.most
                 at_limit["memory"] += not user.may_hold(0)
             if at % STEP == 0:
                 yield None

@@ -26,6 +26,7 @@ class PolicyFiles:
 
     :param path: the file or the directory.
     :param listeners: the labels of the bus's sockets.
+    :param on_loaded: called when a new policy is in force.
     :param on_change: called with whether a reload has begun or ended.
     """
 
@@ -36,11 +37,13 @@ class PolicyFiles:
         registry: SubscriptionRegistry,
         path: str,
         listeners: Collection[str],
+        on_loaded: Callable[[], None] = lambda: None,
         on_change: Callable[[bool], None] = lambda is_reloading: None,
     ) -> None:
         self.path = path
         self._registry = registry
         self._listeners = listeners
+        self._on_loaded = on_loaded
         self._on_change = on_change
         self._lock = defer.DeferredLock()
 
@@ -66,6 +69,7 @@ class PolicyFiles:
         self.log.info(
             "policy of generation {generation} is in force: {what}", generation=generation, what=describe(policy)
         )
+        self._on_loaded()
         return generation
 
     def reload_at_signal(self) -> None:

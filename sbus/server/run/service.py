@@ -27,6 +27,8 @@ from sbus.server.core.credentials import AccessSettings, KernelPolicy
 from sbus.server.core.interfaces import ICredentials
 from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener, check_names
+from sbus.server.core.users import is_exempt
+from sbus.server.ops.audit import AuditLog
 from sbus.server.ops.log_observer import LogObserver
 from sbus.server.run.arguments import (
     check_credentials,
@@ -157,8 +159,11 @@ class BusService(MultiService):
             if isinstance(each, SeqpacketServerEndpoint):
                 each.max_packet = limits.max_packet
         self.endpoint = endpoint
-        self._log_observer = LogObserver(clock, dialect, log_budget, owner_of=owner_of, limits=limits)
+        self._log_observer = LogObserver(
+            clock, dialect, log_budget, owner_of=owner_of, share_of=lambda uid: self.registry.users.shares.of(uid)
+        )
         self._owner_of = owner_of
+        audit_log = AuditLog(self._log_observer.limiter, dialect, owner_of, self._generation)
         self.registry = SubscriptionRegistry(
             credentials,
             clock,
@@ -172,12 +177,16 @@ class BusService(MultiService):
             last_values=last_values,
             name=name or _name_of(endpoint),
             secrets_go_up=secrets_go_up,
-            observers=(self._log_observer, *observers),
+            observers=(self._log_observer, audit_log, *observers),
             owner_of=owner_of,
         )
         self.registry.setServiceParent(self)
         self._multiplexer = Multiplexer.of(cast(Reactor, clock)) if IReactorFDSet.providedBy(clock) else None
         self._sockets = Sockets(endpoints, lambda listener: BusFactory(self.registry, listener), self._is_listening)
+
+    def _generation(self) -> int:
+        policy = self.registry.guard.permissions.policy
+        return 0 if policy is None else policy.generation
 
     def privilegedStartService(self) -> None:
         """Listen while the process may still be root.
@@ -239,31 +248,8 @@ class BusService(MultiService):
 
     def _warn_of_limits(self, limits: Limits) -> None:
         """Warn of limits of one user that protect nobody, and of a `max_clients` that the descriptors do not allow."""
-        memory, descriptors = self.registry.users.budget.memory, descriptor_limit()
-        if memory.user_limit > memory.limit:
-            self.log.warn(
-                "one user may hold all memory: --user-memory is {user_limit} B, and all clients together may hold "
-                "{limit} B; lower --user-memory or raise --max-memory",
-                user_limit=memory.user_limit,
-                limit=memory.limit,
-            )
-        user_clients = max([limits.user_clients, *limits.user_clients_of.values()])
-        if user_clients >= limits.max_clients:
-            self.log.warn(
-                "one user may take the places of all clients: --user-clients is {user_clients}, and --max-clients is "
-                "{max_clients}; lower --user-clients or raise --max-clients",
-                user_clients=user_clients,
-                max_clients=limits.max_clients,
-            )
-        for uid in sorted(limits.user_clients_of):
-            owner = uid if self._owner_of is None else self._owner_of(uid)
-            if owner != uid:
-                self.log.warn(
-                    "{option} has no effect, as UID {uid} counts as {owner} (--subuid-as-owner): name UID {owner}",
-                    option=limits.user_clients_option(uid),
-                    uid=uid,
-                    owner=owner,
-                )
+        descriptors = descriptor_limit()
+        self.warn_of_shares()
         if descriptors <= limits.max_clients:
             self.log.warn(
                 "fewer than {max_clients} clients can connect: the process may have {descriptors} descriptors; raise "
@@ -278,6 +264,40 @@ class BusService(MultiService):
                 largest=largest,
                 wanted=limits.max_packet,
                 remedy=_explain_largest(largest, limits.max_packet),
+            )
+
+    def warn_of_shares(self) -> None:
+        """Warn of limits of single users that protect nobody, or have no effect: at the start, and for a new policy."""
+        shares, max_clients = self.registry.users.shares, self.registry.limits.max_clients
+        memory, all_shares = self.registry.users.budget.memory, (shares.of_most, *shares.of_some.values())
+        largest = max(all_shares, key=lambda share: share.memory.most)
+        if largest.memory.most > memory.limit:
+            self.log.warn(
+                "one user may hold all memory, as all clients together may hold {limit} B: lower {setting}, or raise "
+                "--max-memory",
+                setting=largest.setting("memory"),
+                limit=memory.limit,
+            )
+        largest = max(all_shares, key=lambda share: share.clients.most)
+        if largest.clients.most >= max_clients:
+            self.log.warn(
+                "one user may take the places of all clients, as --max-clients is {max_clients}: lower {setting}, or "
+                "raise --max-clients",
+                setting=largest.setting("clients"),
+                max_clients=max_clients,
+            )
+        for uid, share in sorted(shares.of_some.items()):
+            own = next((name for name in share._fields if getattr(share, name) != getattr(shares.of_most, name)), None)
+            owner = uid if self._owner_of is None else self._owner_of(uid)
+            if own is None or (owner == uid and not is_exempt(uid)):
+                continue
+            self.log.warn(
+                "{setting} has no effect, as UID {uid} counts as {owner} (--subuid-as-owner): name UID {owner}"
+                if owner != uid
+                else "{setting} has no effect, as root and the server's user (UID {uid}) have no limits: leave it out",
+                setting=share.setting(own),
+                uid=uid,
+                owner=owner,
             )
 
     async def stopListening(self) -> None:

@@ -210,7 +210,9 @@ def makeService(options: Options) -> IService:
     process.setServiceParent(parent)
     policy = None
     if options["policy"] is not None:
-        policy = PolicyFiles(bus.registry, os.path.abspath(options["policy"]), options.labels)
+        policy = PolicyFiles(
+            bus.registry, os.path.abspath(options["policy"]), options.labels, on_loaded=bus.warn_of_shares
+        )
         process.reload = policy.reload_at_signal
     service: MultiService = bus if recorder is None else RecordedBus(bus, recorder)
     if link is not None:

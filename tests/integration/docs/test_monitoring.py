@@ -135,6 +135,7 @@ CASES: dict[str, dict[tuple[str, str], float]] = {
     "SbusRefusesConnections": {("sbus_clients_refused_total", "too-many-clients"): 1},
     "SbusUserAtLimit": {("sbus_users_at_limit", "patterns"): 1},
     "SbusViolations": {("sbus_violations_total", "unknown-verb"): 1},
+    "SbusDenies": {("sbus_denied_total", "secret"): 1},
     "SbusReconnecting": {("sbus_clients_connected_total", ""): 10_000},
     "SbusBusy": {("process_cpu_seconds_total", ""): 290},
     "SbusLooksUpKeys": {("sbus_route_cache_misses_total", ""): 1000},

@@ -199,6 +199,7 @@ def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
             "compiled",
             "limit",
             "reason",
+            "rule",
             "version",
         }
 

@@ -72,6 +72,17 @@ def test_state():
     assert lines[6].endswith("behind")
 
 
+def test_denials():
+    """What users were not allowed to do last is named by user and rule, above the table; without any, nothing is."""
+    view = View("queue")
+    found = status(1.0, 0)
+    view.update(found, [client(1)])
+    assert view.lines(24)[3] == ""
+    rows = [{"uid": 0, "rule": "quiet", "count": 1_200}, {"uid": 4_000_000, "rule": "closed", "count": 1}]
+    view.update({**found, "time": 3.0, "denied": rows, "counters": {**found["counters"], "denied": 1_200}}, [client(1)])
+    assert view.lines(24)[3] == "denied 600/s: root quiet 1,200, 4000000 closed 1"
+
+
 @pytest.mark.parametrize("height", range(1, 12))
 def test_height(height: int):
     """No more lines than the terminal has; the help is the last one if there is room."""

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sbus.errors import CloseReason
 from sbus.server.bus.admission import BURST_SECONDS, RESERVE, AcceptRates, Admission, reserve
 from sbus.server.core.limits import Limits
+from sbus.server.core.shares import Shares
 from sbus.server.core.users import RECORDER, Users, is_exempt
 from tests.support.buses import Bus
 from tests.support.examples import examples
@@ -33,7 +34,7 @@ class Door:
     def __init__(self, *, files: int = 1 << 20, **limits) -> None:
         self.now = 1000.0
         self.limits = Limits(**limits)
-        self.users = Users(1 << 20)
+        self.users = Users(1 << 20, shares=Shares(self.limits))
         self.files = files
         self.open = 20
         self.accepted = 0
@@ -70,7 +71,7 @@ class Door:
 
 def rates(rate: int) -> tuple[AcceptRates, list[float]]:
     now = [1000.0]
-    return AcceptRates(rate, lambda: now[0]), now
+    return AcceptRates(lambda _: rate, lambda: now[0]), now
 
 
 @pytest.mark.parametrize("rate", [1, 200])

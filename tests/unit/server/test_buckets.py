@@ -12,7 +12,7 @@ from sbus.server.bus.buckets import Buckets
 def test_a_bucket_is_what_came_less_what_was_taken(steps):
     """Each user's level is the plain sum, within the burst and the debt, however many other buckets are forgotten."""
     now, levels = 0, dict.fromkeys((1, 2, 3), 10.0)
-    found = Buckets(2, 10, lambda: now, debt=15)
+    found = Buckets(lambda _: (2, 10), lambda: now, debt=15)
     for uid, tokens, pause in steps:
         now += pause
         levels = {each: min(10.0, level + 2 * pause) for each, level in levels.items()}
@@ -24,7 +24,7 @@ def test_a_bucket_is_what_came_less_what_was_taken(steps):
 def test_full_buckets_are_forgotten():
     """Their number follows the users that are not full, and a debt is never forgotten."""
     now = 0.0
-    found = Buckets(1, 1, lambda: now, debt=1e6)
+    found = Buckets(lambda _: (1, 1), lambda: now, debt=1e6)
     found.take(0, 1e6)
     for uid in range(1, 1_000):
         now += 1

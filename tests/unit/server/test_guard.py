@@ -84,7 +84,9 @@ def test_whoever_asks_is_told_and_stays(policy):
     assert reader.take() == [b"MSG sensors/a\0x", b"MSG sensors/c\0"]
     counters = bus.registry.counters
     assert (counters.denied, counters.denied_by) == (4, {"default": 3, "sensors": 1})
-    assert sender.protocol.user.denied == counters.denied_by
+    rows = bus.registry.users.denied.latest()
+    assert {row.rule: row.count for row in rows} == counters.denied_by
+    assert {row.uid for row in rows} == {sender.protocol.user.uid}
     assert counters.violations == 0
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sbus.errors import UsageError
 from sbus.flood import QueueLimits
 from sbus.server.core.limits import MAX_REPLIES, Limits, parse_user_clients, pattern_cost
+from sbus.server.core.shares import Shares
 
 
 def test_defaults():
@@ -112,10 +113,10 @@ def test_no_user_with_a_limit(text, remedy):
 @given(st.dictionaries(st.integers(1, 9), st.integers(1, 99)), st.integers(1, 99), st.integers(1, 12))
 def test_the_limit_of_each_user(of_some, others, uid):
     """Each user has the limit that names it, or that of all others, and the option to change is that one."""
-    limits = Limits(user_clients=others, user_clients_of=of_some)
-    assert limits.clients_of(uid) == of_some.get(uid, others)
-    named, most = parse_user_clients(limits.user_clients_option(uid).removeprefix("--user-clients="))
-    assert (named, most) == (uid if uid in of_some else None, limits.clients_of(uid))
+    share = Shares(Limits(user_clients=others, user_clients_of=of_some)).of(uid)
+    assert share.clients.most == of_some.get(uid, others)
+    named, most = parse_user_clients(share.setting("clients").removeprefix("--user-clients="))
+    assert (named, most) == (uid if uid in of_some else None, share.clients.most)
 
 
 def test_replies_fit_a_packet():

@@ -111,6 +111,16 @@ def test_the_status_is_remembered_for_five_minutes(desk: Desk) -> None:
     assert desk.overview.changes(view) == []
 
 
+def test_refusals_have_the_names_of_their_users(desk: Desk) -> None:
+    """What users had no permission for is shown with their names, or with the UID of a user who has none."""
+    view = View()
+    desk.overview.attach(view)
+    rows = [{"uid": uid, "rule": "quiet", "count": 3, "at": 1.0} for uid in (0, 4_000_000)]
+    desk.admin.answer("/v1/status", {**STATUS, "denied": rows})
+    shown = dict(desk.overview.changes(view))["status"]["denied"]
+    assert [(row["user"], row["count"]) for row in shown] == [("root", 3), ("4000000", 3)]
+
+
 def test_a_refusal_is_shown_and_asked_again(desk: Desk) -> None:
     """What the admin socket refuses is said once, and is asked again later: rights can change."""
     view = View()
