@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sbus.policy import ALLOWED, Policy, Rule
 from sbus.policy.shapes import ShapeIndex
-from sbus.protocol.patterns import covers, intersect, shape
+from sbus.protocol.patterns import Shape, covers, intersect, shape
 from tests.unit.policy.worlds import (
     CLIENTS,
     KEYS,
@@ -115,19 +115,41 @@ def test_an_allow_takes_no_right_and_a_deny_gives_none(chance: random.Random) ->
 
 @given(chances)
 def test_the_index_of_shapes_finds_what_comparing_all_pairs_finds(chance: random.Random) -> None:
-    """Covers and shared keys, each value once."""
-    patterns = [random_pattern(chance) for _ in range(12)]
+    """Covers and shared keys, each value once, also between additions."""
     index: ShapeIndex[int] = ShapeIndex()
-    shapes = []
-    for number, pattern in enumerate(patterns):
-        known = shape(pattern)
-        assert known is not None
-        index.add(known, number)
-        shapes.append(known)
-    wanted = shape(random_pattern(chance))
-    assert wanted is not None
-    assert sorted(index.covering(wanted)) == [at for at, each in enumerate(shapes) if covers(each, wanted)]
-    assert sorted(index.sharing(wanted)) == [at for at, each in enumerate(shapes) if intersect(each, wanted)]
+    shapes: list[Shape] = []
+    for _ in range(3):
+        for pattern in [random_pattern(chance) for _ in range(8)]:
+            shapes.append(shape_of(pattern))
+            index.add(shapes[-1], len(shapes) - 1)
+        for wanted in [shape_of(random_pattern(chance)) for _ in range(8)]:
+            assert sorted(index.covering(wanted)) == [at for at, each in enumerate(shapes) if covers(each, wanted)]
+            assert sorted(index.sharing(wanted)) == [at for at, each in enumerate(shapes) if intersect(each, wanted)]
+
+
+def shape_of(pattern: bytes) -> Shape:
+    """Return the shape of a pattern that matches something."""
+    found = shape(pattern)
+    assert found is not None
+    return found
+
+
+def test_an_index_forgets_what_it_has_merged() -> None:
+    """Merged nodes stay below a multiple of the set, whatever is asked for, and the answers stay right."""
+    chance = random.Random(35)
+    parts = [bytes(chance.choice(b"abc") for _ in range(4)) for _ in range(40)]
+    index: ShapeIndex[Shape] = ShapeIndex()
+    shapes = [Shape(tuple(chance.choice(parts) for _ in range(5)), False) for _ in range(200)]
+    for each in shapes:
+        index.add(each, each)
+    forgotten = before = 0
+    for _ in range(500):
+        wanted = Shape(tuple(chance.choice(parts)[: chance.randrange(3)] + b"*" for _ in range(5)), False)
+        assert sorted(index.sharing(wanted)) == sorted(each for each in shapes if intersect(each, wanted))
+        assert index._branches <= 8 * index._nodes
+        forgotten += index._branches < before
+        before = index._branches
+    assert forgotten
 
 
 @given(chances)
