@@ -28,7 +28,7 @@ __all__ = ["Change", "SettingChange", "compare", "compare_settings"]
 
 _T = TypeVar("_T", int, str)
 _WIDEST = 4096
-"""Patterns that are tried for one overlap: enough for every length of prefix in four parts of eight bytes."""
+"""Patterns that are tried for one overlap: enough for every length of prefix in four parts of six bytes."""
 _EVERYTHING = Shape((), True)
 
 
@@ -101,12 +101,22 @@ def compare_settings(old: Policy, new: Policy) -> Iterator[SettingChange]:
             if one != other and (setting, one, other) not in seen:
                 seen.add((setting, one, other))
                 yield SettingChange(who, setting, one, other)
-    shares = [{uid: table for table in policy.limits for uid in table.users} for policy in (old, new)]
-    for uid in sorted({*shares[0], *shares[1]}):
-        for setting in ("clients", "patterns", "memory", "accepts"):
-            one, other = (getattr(share.get(uid), setting, None) for share in shares)
-            if one != other:
-                yield SettingChange(None, setting, one, other, uid)
+    shares = [_shares(policy) for policy in (old, new)]
+    for uid, setting in sorted({*shares[0], *shares[1]}):
+        one, other = (share.get((uid, setting)) for share in shares)
+        if one != other:
+            yield SettingChange(None, setting, one, other, uid)
+
+
+def _shares(policy: Policy) -> dict[tuple[int, str], int]:
+    """Return the shares of users: those of the last table that gives one."""
+    return {
+        (uid, setting): getattr(table, setting)
+        for table in policy.limits
+        for setting in ("clients", "patterns", "memory", "accepts")
+        if getattr(table, setting) is not None
+        for uid in table.users
+    }
 
 
 class _Comparison:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbus.policy import Policy, Rule
-from sbus.policy.comparing import compare
+from sbus.policy import Policy, Rule, UserLimits
+from sbus.policy.comparing import compare, compare_settings
 from sbus.policy.rules import PATTERN_FIELDS, Verb
 from tests.unit.policy.test_judging import policy_of
 from tests.unit.policy.worlds import (
@@ -149,3 +149,16 @@ def test_a_change_that_only_some_keys_show_is_found(case: str) -> None:
     old, new, expected = CASES[case]
     assert _changes(old, new) == expected
     assert [(verb, key) for verb, key, _ in _changes(new, old)] == [(verb, key) for verb, key, _ in expected]
+
+
+def test_the_last_table_that_gives_a_share_counts() -> None:
+    """So a table changes nothing for a user to whom a later one gives the same share."""
+    one, other = frozenset({1}), frozenset({1, 2})
+    first = UserLimits(other, 5, 7, None, None, "")
+    last = UserLimits(one, 6, None, None, None, "")
+    found = compare_settings(Policy(limits=[last]), Policy(limits=[first, last]))
+    assert [(each.uid, each.setting, each.before, each.after) for each in found] == [
+        (1, "patterns", None, 7),
+        (2, "clients", None, 5),
+        (2, "patterns", None, 7),
+    ]

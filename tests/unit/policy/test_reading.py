@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sbus.errors import PolicyError
 from sbus.policy import Identity, load
@@ -200,6 +203,45 @@ class TestFiles:
         written(tmp_path, RULE + 'publish = ["a"]\n', "2.toml")
         with pytest.raises(PolicyError, match=r"2\.toml:3: the rule at .*1\.toml:2 is called 'r' too"):
             load(str(tmp_path))
+
+
+VALUES = (
+    '"a"', "'[[rule]]'", '"""\n[[rule]]\n"""', "'''\nx = 1\n'''", "[1, # [\n 2]", '{a = "]", b = [{}]}', '"\\"" # "',
+    "1.5", '""', "''", '""""""', "''''''", '"""a""""', "'''a'''''", '[[1], ["]"]]', "[\n[\n]\n]",
+    "1979-05-27T07:32:00Z",
+    '"""\\"""\\\n"""', "true # [[rule]]", "0x1f", '"\\\\"',
+)  # fmt: skip
+KEYS = ("a{}", '"b {}"', "'c.{}'", "d{}.e", ' f{} . "g" ')
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "[[rule]]", "[[limits]] # ]", "\n#[\n"]),
+            st.sampled_from(KEYS),
+            st.sampled_from(VALUES),
+        )
+    )
+)
+def test_lines_are_found_whatever_the_values_are(statements: list[tuple[str, str, str]]) -> None:
+    """Each header and each key has the line at which it was written."""
+    text, top = "", dict[str, int]()
+    tables: dict[str, list[dict[str, int]]] = {}
+    here = top
+    for number, (header, key, value) in enumerate(statements):
+        text += header + "\n"
+        if header.startswith("[["):
+            here = {"": text.count("\n")}
+            tables.setdefault(header[2:-2].partition("]")[0], []).append(here)
+        here[key.format(number).split(".")[0].strip() if key[0] != "'" else f"c.{number}"] = text.count("\n") + 1
+        text += f"{key.format(number)} = {value}\n"
+    for table in (top, *(table for found in tables.values() for table in found)):
+        for name in [name for name in table if name.startswith('"')]:
+            table[name[1:-1]] = table.pop(name)
+    tomllib.loads(text)
+    places = Places(text)
+    assert places.top == top
+    assert places.tables == tables
 
 
 def test_limits_come_in_their_order(tmp_path: Path) -> None:
