@@ -123,7 +123,6 @@ class _Comparison:
     """What two policies say about one verb."""
 
     def __init__(self, old: Policy, new: Policy, verb: Verb) -> None:
-        self._separator = old.dialect.separator
         self._verb = verb
         self._allowing = ("publish",) if verb == "publish" else ("subscribe", "subscribe_exact")
         self._policies = (old, new)
@@ -169,16 +168,16 @@ class _Comparison:
         for each in itertools.chain(shapes, wide):
             if each not in seen:
                 seen.add(each)
-                yield each.pattern(self._separator)
+                yield each.pattern()
         if self._verb == "publish":
             secret = _Fill(self._shapes(("deny_publish",), is_secret=True))
             for one, other in _pairs(secret.shapes, secret.shapes):
                 for found in secret.secret_keys(one, other):
-                    yield found.pattern(self._separator)
+                    yield found.pattern()
 
     def clients(self, key: bytes, given: Collection[Identity] | None) -> Iterator[Identity]:
         """Yield clients, one of each kind that the rules about a key or pattern tell apart, or those given."""
-        asked = shape(key, self._separator)
+        asked = shape(key)
         assert asked is not None
         found = [list(index.sharing(asked)) for index in (self._secret if key.startswith(SECRET) else self._open)]
         if not self._is_same(asked, found, key.startswith(SECRET)):

@@ -38,7 +38,7 @@ from weakref import WeakValueDictionary
 
 from sbus.policy.rules import ALLOWED, Identity, Rule, UserLimits, Verdict
 from sbus.policy.shapes import ShapeIndex
-from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
+from sbus.protocol.keys import CURRENT, PeerCredentials
 from sbus.protocol.patterns import Shape, shape
 from sbus.routing.trie import PatternIndex
 
@@ -144,7 +144,7 @@ class Rights:
 
     def subscription(self, pattern: bytes) -> Verdict:
         """Judge the subscription to an open pattern."""
-        wanted = shape(pattern, self.policy.dialect.separator)
+        wanted = shape(pattern)
         if wanted is None:  # it matches nothing, so every pattern covers it, and none shares a key with it
             return ALLOWED if any(rule.subscribe for rule in self.rules) else self.policy.otherwise
         for denied in self._not_share.sharing(wanted):
@@ -186,7 +186,6 @@ class Policy:
         limits: Iterable[UserLimits] = (),
         files: Iterable[str] = (),
         digest: str = "",
-        dialect: Dialect = CURRENT,
     ) -> None:
         self.generation = 1
         self.is_audit = is_audit
@@ -194,7 +193,6 @@ class Policy:
         self.digest = digest
         self.rules = tuple(rules)
         self.limits = tuple(limits)
-        self.dialect = dialect
         self.is_closed = is_closed
         self.otherwise = Verdict(False, "default", default_where) if is_closed else ALLOWED
         self.closed: dict[bytes, Verdict] = {}
@@ -227,8 +225,8 @@ class Policy:
         self._everybody = tuple(everybody)
 
     def _index_patterns(self) -> None:
-        self._open: PatternIndex[bytes] = PatternIndex(self.dialect)
-        self._secret: PatternIndex[bytes] = PatternIndex(self.dialect)
+        self._open: PatternIndex[bytes] = PatternIndex(CURRENT)
+        self._secret: PatternIndex[bytes] = PatternIndex(CURRENT)
         known = set(self.closed)
         for rule in self.rules:
             known.update(rule.publish)
@@ -239,7 +237,7 @@ class Policy:
 
     def shape(self, pattern: bytes) -> Shape:
         """Return the shape of a pattern of this policy."""
-        found = shape(pattern, self.dialect.separator)
+        found = shape(pattern)
         assert found is not None, pattern  # checked when its file was read
         return found
 
@@ -259,7 +257,7 @@ class Policy:
 
     def zone(self, key: bytes) -> Zone:
         """Return the zone of a key, open or secret; two keys that the same patterns match have the same one."""
-        is_secret = self.dialect.is_secret(key)
+        is_secret = CURRENT.is_secret(key)
         tables, _ = (self._secret if is_secret else self._open).open_tables(key)
         found = frozenset(pattern for table in tables for pattern in table)
         zone = self._zones.get((found, is_secret))

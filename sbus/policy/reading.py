@@ -23,7 +23,7 @@ from sbus.policy.places import Places
 from sbus.policy.policy import SECRET, Policy
 from sbus.policy.rules import PATTERN_FIELDS, RESERVED_NAMES, Rule, UserLimits
 from sbus.protocol.explain import never_matches
-from sbus.protocol.keys import CURRENT, EARLY, Dialect
+from sbus.protocol.keys import CURRENT
 from sbus.protocol.patterns import shape
 
 __all__ = ["LIMITS_FIELDS", "RULE_FIELDS", "TOP_FIELDS", "load"]
@@ -40,15 +40,14 @@ _LEAST_ID_SEGMENTS = 6
 _ID_SEGMENT = re.compile(rb"(?:0|[1-9][0-9]{0,9})?\**")
 
 
-def load(path: str, *, separator: bytes = b"/", listeners: Collection[str] | None = None) -> Policy:
+def load(path: str, *, listeners: Collection[str] | None = None) -> Policy:
     """Read a policy.
 
     :param path: a file, or a directory, of which all ``*.toml`` are read.
-    :param separator: the separator of the bus's dialect.
     :param listeners: the labels of the bus's sockets; None: not known, so that a rule may name any.
     :raises PolicyError: naming file, line and remedy.
     """
-    loader = _Loader(EARLY if separator == EARLY.separator else CURRENT, listeners)
+    loader = _Loader(listeners)
     for file in _files(path):
         loader.add(_File(file))
     return loader.policy()
@@ -230,7 +229,7 @@ class _Table:
             )
         return value
 
-    def patterns(self, field: str, dialect: Dialect) -> tuple[bytes, ...]:
+    def patterns(self, field: str) -> tuple[bytes, ...]:
         if field not in self:
             return ()
         found = []
@@ -238,7 +237,7 @@ class _Table:
             pattern = text.encode()
             try:
                 (_check_secret if pattern.startswith(SECRET) and field == "deny_publish" else _check_open)(
-                    pattern, field, dialect
+                    pattern, field
                 )
             except UsageError as e:
                 self.fail(field, f"{field}: {text!r}: {e}")
@@ -250,34 +249,32 @@ def _quoted(word: str) -> str:
     return f'"{word}"'
 
 
-def _check_open(pattern: bytes, field: str, dialect: Dialect) -> None:
-    _check_possible(pattern, dialect)
-    if dialect.is_secret(pattern) and pattern.startswith(SECRET):
+def _check_open(pattern: bytes, field: str) -> None:
+    _check_possible(pattern)
+    if CURRENT.is_secret(pattern) and pattern.startswith(SECRET):
         raise UsageError(
             "no rule gives or takes secret keys, since the kernel's word decides who reads them: take it out; only "
             "deny_publish may name patterns under !/cred/"
         )
     try:
-        dialect.check(pattern)
+        CURRENT.check(pattern)
     except Violation:
         raise UsageError(
             "no key has a segment '!', except secret keys, which begin with !/cred/: take it out"
         ) from None
 
 
-def _check_possible(pattern: bytes, dialect: Dialect) -> None:
-    if b"*" in pattern and (reason := never_matches(pattern, dialect)) is not None:
+def _check_possible(pattern: bytes) -> None:
+    if b"*" in pattern and (reason := never_matches(pattern, CURRENT)) is not None:
         raise UsageError(reason)
     if b"\0" in pattern:
         raise UsageError("it can never match: a NUL ends a key; take it out")
 
 
-def _check_secret(pattern: bytes, field: str, dialect: Dialect) -> None:
+def _check_secret(pattern: bytes, field: str) -> None:
     """Check a pattern that is compared with the whole text of secret keys."""
-    _check_possible(pattern, dialect)
-    if not dialect.control:
-        raise UsageError(f"the dialect {dialect.name} has no secret keys: take it out")
-    wanted = shape(pattern, dialect.separator)
+    _check_possible(pattern)
+    wanted = shape(pattern)
     assert wanted is not None
     if not all(map(_ID_SEGMENT.fullmatch, wanted.parts[2:5])):
         raise UsageError(
@@ -291,8 +288,7 @@ def _check_secret(pattern: bytes, field: str, dialect: Dialect) -> None:
 class _Loader:
     """Puts the files of a policy together."""
 
-    def __init__(self, dialect: Dialect, listeners: Collection[str] | None) -> None:
-        self._dialect = dialect
+    def __init__(self, listeners: Collection[str] | None) -> None:
         self._listeners = listeners
         self._names = Names()
         self._files: list[str] = []
@@ -314,7 +310,6 @@ class _Loader:
             limits=self._limits,
             files=self._files,
             digest=self._digest.hexdigest(),
-            dialect=self._dialect,
         )
 
     def add(self, file: _File) -> None:
@@ -332,7 +327,7 @@ class _Loader:
                 first, where = self._once.setdefault(field, (value, top.where_of(field)))
                 if first != value:
                     top.fail(field, f"{field} is {value!r} here, and {first!r} at {where}: give it once")
-        self._closed += ((each, top.where_of("closed")) for each in top.patterns("closed", self._dialect))
+        self._closed += ((each, top.where_of("closed")) for each in top.patterns("closed"))
         for table in file.tables("rule"):
             self._add_rule(table)
         for table in file.tables("limits"):
@@ -347,7 +342,7 @@ class _Loader:
             table.fail("name", f"the name {name!r} is reserved, for refusals without a rule: choose another one")
         if name in self._rules:
             table.fail("name", f"the rule at {self._rules[name].where} is called {name!r} too: choose another name")
-        patterns = {field: table.patterns(field, self._dialect) for field in PATTERN_FIELDS}
+        patterns = {field: table.patterns(field) for field in PATTERN_FIELDS}
         rule = Rule(
             len(self._rules),
             name,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sbus.errors import InvalidKey, Violation
 from sbus.policy.policy import SECRET, Policy
 from sbus.policy.rules import Identity, Rule, Verb, Verdict
-from sbus.protocol.keys import matches_open
+from sbus.protocol.keys import CURRENT, matches_open
 from sbus.protocol.patterns import covers, intersect, shape
 
 __all__ = ["Explanation", "Reason", "explain"]
@@ -48,7 +48,7 @@ def explain(policy: Policy, who: Identity, verb: Verb, key: bytes) -> Explanatio
     :raises InvalidKey: if the protocol forbids it, or if no policy decides about it.
     """
     try:
-        secret = policy.dialect.check(key)
+        secret = CURRENT.check(key)
     except Violation as e:
         raise InvalidKey(f"{key.decode(errors='replace')!r}: {e}", e.reason) from None
     if secret is not None and verb == "subscribe":
@@ -56,9 +56,9 @@ def explain(policy: Policy, who: Identity, verb: Verb, key: bytes) -> Explanatio
     rights = policy.rights_of(who)
     asked: _Key | _Pattern
     if verb == "publish":
-        verdict, asked = rights.publication(policy.zone(key)), _Key(key, policy.dialect.separator, secret is not None)
+        verdict, asked = rights.publication(policy.zone(key)), _Key(key, secret is not None)
     else:
-        verdict, asked = rights.subscription(key), _Pattern(key, policy.dialect.separator)
+        verdict, asked = rights.subscription(key), _Pattern(key)
     denies = list(asked.denied_by(rights.rules))
     allows = [] if secret is not None else list(asked.allowed_by(rights.rules))
     closed = [] if secret is not None else list(asked.closed_by(policy))
@@ -96,13 +96,12 @@ def _mismatch(rule: Rule, who: Identity) -> str:
 class _Key:
     """A key to publish, beside the patterns of rules."""
 
-    def __init__(self, key: bytes, separator: bytes, is_secret: bool) -> None:
+    def __init__(self, key: bytes, is_secret: bool) -> None:
         self._key = key
-        self._separator = separator
         self._is_secret = is_secret
 
     def _matches(self, pattern: bytes) -> bool:
-        return pattern.startswith(SECRET) is self._is_secret and matches_open(pattern, self._key, self._separator)
+        return pattern.startswith(SECRET) is self._is_secret and matches_open(pattern, self._key)
 
     def denied_by(self, rules: Iterable[Rule]) -> Iterator[Reason]:
         for rule in rules:
@@ -123,21 +122,20 @@ class _Key:
 class _Pattern:
     """A pattern to subscribe to, beside the patterns of rules."""
 
-    def __init__(self, pattern: bytes, separator: bytes) -> None:
-        self._separator = separator
-        self._shape = shape(pattern, separator)
-        self._is_exact = bool(pattern) and b"*" not in pattern and not pattern.endswith(separator)
+    def __init__(self, pattern: bytes) -> None:
+        self._shape = shape(pattern)
+        self._is_exact = bool(pattern) and b"*" not in pattern and not pattern.endswith(b"/")
 
     def _shared(self, pattern: bytes) -> str | None:
         """Return the keys that both match, as a pattern in words; None if there are none."""
-        other = shape(pattern, self._separator)
+        other = shape(pattern)
         both = intersect(self._shape, other) if self._shape is not None and other is not None else None
         if both is None:
             return None
-        return both.pattern(self._separator).decode(errors="backslashreplace") or "every key"
+        return both.pattern().decode(errors="backslashreplace") or "every key"
 
     def _covers(self, pattern: bytes) -> bool:
-        other = shape(pattern, self._separator)
+        other = shape(pattern)
         assert other is not None
         return self._shape is None or covers(other, self._shape)
 

@@ -19,6 +19,7 @@ from sbus.policy.policy import SECRET, Policy
 from sbus.policy.rules import PATTERN_FIELDS, Identity, Rule, Verb
 from sbus.policy.shapes import ShapeIndex
 from sbus.protocol.explain import hint
+from sbus.protocol.keys import CURRENT
 from sbus.protocol.patterns import Shape
 
 __all__ = ["Finding", "review"]
@@ -101,7 +102,7 @@ def _review_closed(policy: Policy) -> Iterator[Finding]:
         if why is not None:
             text = f"{_text(pattern)} changes nothing: {why}"
             yield Finding(verdict.where, "closed", text, ("closed", pattern))
-        if (advice := hint(pattern, policy.dialect)) is not None:
+        if (advice := hint(pattern, CURRENT)) is not None:
             yield Finding(verdict.where, "closed", f"{_text(pattern)}: {advice}")
 
 
@@ -141,7 +142,7 @@ class _Reviewer:
                 if why is not None:
                     text = f"{entry.field} {_text(entry.pattern)} changes nothing: {why}"
                     yield Finding(rule.where, rule.name, text, (entry.field, entry.pattern))
-                advice = None if entry.pattern.startswith(SECRET) else hint(entry.pattern, self._policy.dialect)
+                advice = None if entry.pattern.startswith(SECRET) else hint(entry.pattern, CURRENT)
                 if advice is not None:
                     yield Finding(rule.where, rule.name, f"{entry.field} {_text(entry.pattern)}: {advice}")
             yield from self._review_settings(rule)

@@ -7,7 +7,7 @@ import json
 import click
 
 from sbus.cli.output import pluralize, printable_text
-from sbus.cli.policy.options import dialect_option, json_option, load_policy
+from sbus.cli.policy.options import json_option, load_policy
 from sbus.policy import Policy
 from sbus.policy.review import review
 
@@ -32,15 +32,14 @@ Examples:
     metavar="NAME",
     help="A socket of the bus, such as main (repeatable). If given, rules may name no other.",
 )
-@dialect_option
 @json_option
-def check(path: str, listeners: tuple[str, ...], dialect: str, as_json: bool) -> None:
+def check(path: str, listeners: tuple[str, ...], as_json: bool) -> None:
     """Check a policy: FILE, or all *.toml of a directory.
 
     An error ends the command with status 2. Warnings name what in the policy changes nothing, and
     what makes it so, and rules that match nobody; they leave the status at 0.
     """
-    policy = load_policy(path, dialect, listeners)
+    policy = load_policy(path, listeners)
     findings = review(policy)
     if as_json:
         warnings = [{"where": each.where, "rule": each.rule, "text": each.text} for each in findings]

@@ -9,7 +9,6 @@ import click
 from sbus.cli.output import escape, printable_text
 from sbus.cli.policy.options import (
     describe,
-    dialect_option,
     json_option,
     load_policy,
     reason_row,
@@ -48,7 +47,6 @@ Examples:
     help="A group of the client (repeatable, the primary one first).  [default: those of the user]",
 )
 @click.option("--listener", "-l", default="main", show_default=True, metavar="NAME", help="The client's socket.")
-@dialect_option
 @json_option
 @click.pass_context
 def explain(
@@ -59,7 +57,6 @@ def explain(
     user: str,
     groups: tuple[str, ...],
     listener: str,
-    dialect: str,
     as_json: bool,
 ) -> None:
     """Say whether a policy allows a client to publish KEY, or to subscribe to the pattern KEY, and why.
@@ -67,7 +64,7 @@ def explain(
     Each rule that decides is named with file and line; "also" begins a line about a rule that comes
     near. The status is 0 if the policy allows it, else 1. No bus is needed.
     """
-    policy = load_policy(path, dialect)
+    policy = load_policy(path)
     who = identity_of(user, groups, listener)
     verdict, reasons = explain_verdict(policy, who, verb, key)
     if as_json:

@@ -9,14 +9,12 @@ from typing import Any, TypeVar
 import click
 
 from sbus.cli.admin.words import name_of
-from sbus.cli.options import DIALECTS
 from sbus.policy import Identity, Policy, load
 from sbus.policy.reasons import Reason
 from sbus.policy.rules import UNNAMED
 
 __all__ = [
     "describe",
-    "dialect_option",
     "json_option",
     "load_policy",
     "reason_row",
@@ -28,25 +26,14 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def dialect_option(command: F) -> F:
-    """Give a command the option for the dialect of the bus."""
-    return click.option(
-        "--dialect",
-        type=click.Choice(list(DIALECTS)),
-        default="current",
-        show_default=True,
-        help="Rules of patterns; 'early' separates segments with '.'.",
-    )(command)
-
-
 def json_option(command: F) -> F:
     """Give a command the option ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
-def load_policy(path: str, dialect: str = "current", listeners: tuple[str, ...] = ()) -> Policy:
-    """Load a policy of a bus with this dialect, and with these listeners if there are some."""
-    return load(path, separator=DIALECTS[dialect].separator, listeners=listeners or None)
+def load_policy(path: str, listeners: tuple[str, ...] = ()) -> Policy:
+    """Load a policy, of a bus with these listeners if there are some."""
+    return load(path, listeners=listeners or None)
 
 
 def describe(who: Identity) -> str:

@@ -10,7 +10,7 @@ from sbus.protocol.keys import Dialect
 from sbus.server.core.interfaces import ICredentials, IObserver
 from sbus.server.core.limits import Limits
 
-__all__ = ["check_credentials", "check_dialect", "check_endpoint", "check_limits", "check_observer"]
+__all__ = ["check_credentials", "check_dialect", "check_endpoint", "check_limits", "check_observer", "check_policy"]
 
 
 def check_endpoint(endpoint: object) -> None:
@@ -58,6 +58,19 @@ def check_dialect(dialect: object) -> None:
     """
     if not isinstance(dialect, Dialect):
         raise UsageError(f"{dialect!r:.80} is not a dialect: give sbus.protocol.keys.CURRENT or EARLY")
+
+
+def check_policy(policy: object, dialect: Dialect) -> None:
+    """Check the policy of the bus.
+
+    :raises UsageError: if it is no `sbus.policy.Policy`, or the dialect has none.
+    """
+    if policy is None:
+        return
+    if not dialect.control:
+        raise UsageError(f"a policy is for keys of the current dialect: give no policy to a bus with {dialect.name}")
+    if not callable(getattr(policy, "rights_of", None)):
+        raise UsageError(f"{policy!r:.80} is not a policy: give, for example, sbus.policy.load('policy.toml')")
 
 
 def _check_methods(value: object, interface: InterfaceClass, what: str, example: str) -> None:

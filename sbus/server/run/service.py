@@ -36,6 +36,7 @@ from sbus.server.run.arguments import (
     check_endpoint,
     check_limits,
     check_observer,
+    check_policy,
 )
 from sbus.server.run.sockets import Sockets
 from sbus.syscalls.batch import COMPILED
@@ -145,6 +146,7 @@ class BusService(MultiService):
         observers = tuple(observers)
         check_limits(limits)
         check_dialect(dialect)
+        check_policy(policy, dialect)
         check_credentials(credentials)
         for observer in observers:
             check_observer(observer)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.errors import PolicyError
-from sbus.policy import Identity, load
+from sbus.policy import load
 from sbus.policy.places import Places
 
 HEAD = "version = 1\n"
@@ -121,25 +121,6 @@ def test_bytes_that_are_no_utf8_name_their_line(tmp_path: Path) -> None:
     path = written(tmp_path, b"version = 1\n# \xe4\n")
     with pytest.raises(PolicyError, match=r"p\.toml:2: byte 0xe4 is not UTF-8.*save the file as UTF-8"):
         load(path)
-
-
-@pytest.mark.parametrize("separator", [b"/", b"."])
-def test_the_early_dialect_has_no_reserved_segment_but_the_first_byte(separator: bytes, tmp_path: Path) -> None:
-    """Patterns follow the dialect of the bus: separator, and what is reserved."""
-    path = written(tmp_path, RULE + 'publish = ["a.!.b", "a/*b"]\n')
-    if separator == b".":
-        with pytest.raises(PolicyError, match=r"'a/\*b'"):
-            load(path, separator=separator)
-        written(tmp_path, RULE + 'publish = ["a.!.b"]\n')
-        policy = load(path, separator=separator)
-        who = Identity(1, 1, frozenset(), "main", True)
-        assert policy.rights_of(who).publication(policy.zone(b"a.!.b")).is_allowed
-        written(tmp_path, RULE + 'deny_publish = ["!/cred/"]\n')
-        with pytest.raises(PolicyError, match="has no secret keys"):
-            load(path, separator=separator)
-        written(tmp_path, RULE + 'deny_publish = ["!a"]\n')
-    with pytest.raises(PolicyError):
-        load(path, separator=separator)
 
 
 class TestFiles:

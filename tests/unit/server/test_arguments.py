@@ -10,6 +10,8 @@ import pytest
 from twisted.internet import reactor
 
 from sbus.errors import UsageError
+from sbus.policy import Policy
+from sbus.protocol.keys import EARLY
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
 from sbus.server import BusService
 from sbus.server.core.credentials import AccessSettings, OwnUserPolicy
@@ -37,6 +39,8 @@ def make(tmp_path: Path) -> Callable[..., BusService]:
         ({"limits": 5}, r"5 is not a Limits: give, for example, Limits\("),
         ({"limits": {}}, r"{} is not a Limits"),
         ({"dialect": "early"}, "'early' is not a dialect: .*EARLY"),
+        ({"policy": "policy.toml"}, r"'policy.toml' is not a policy: give, for example, sbus.policy.load"),
+        ({"policy": Policy(), "dialect": EARLY}, "a policy is for keys of the current dialect"),
         ({"credentials": object()}, r"is not credentials, as it has no checkSubscription\(\): .*OwnUserPolicy"),
         ({"observers": [Observer(), object()]}, r"is not an observer, as it has no audited\(\): .*Observer"),
         ({"observers": [Observer]}, "is not an observer, as it is a class"),
