@@ -27,6 +27,7 @@ class HouseRules:
     """The kernel's policy, with two more rules: on subscriptions to everything, and on ``system/``."""
 
     restrictsPublishing = True
+    verdictSeconds = 60.0
 
     def __init__(self, kernel: ICredentials) -> None:
         self._kernel = kernel

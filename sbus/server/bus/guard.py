@@ -24,6 +24,7 @@ So at no moment is more allowed than by the old policy or by the new one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -146,7 +147,7 @@ class Guard:
         verdict: Verdict | None = route.verdicts.get(rights)
         if verdict is None:
             verdict = self.permissions.publication(rights, key, route)
-            if seconds is not None and self._expiry is None:
+            if seconds is not None and seconds < math.inf and self._expiry is None:
                 self._expiry = self._clock.callLater(seconds, self._expire)
         return verdict
 

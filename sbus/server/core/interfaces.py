@@ -293,7 +293,7 @@ class ICredentials(Interface):
     )
     verdictSeconds: float = Attribute(
         "Seconds for which the bus may remember what `mayPublish` has said of a peer and a key; 0, or no such "
-        "attribute: it asks for every message."
+        "attribute: it asks for every message; ``math.inf``: as long as the bus runs."
     )
 
     def mayConnect(peer: PeerCredentials) -> bool:
