@@ -73,6 +73,11 @@ class Access:
         return Authority(peer, False, is_admin, is_admin or (self.metrics is not None and self.metrics in groups))
 
     @property
+    def owner(self) -> int | None:
+        """The group that the socket's path is given to; None: the process's."""
+        return self.admin if self.metrics is None else None
+
+    @property
     def mode(self) -> int:
         """The permissions of the socket's path that let these groups connect; each request is checked as well."""
         if self.metrics is not None:

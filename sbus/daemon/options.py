@@ -16,7 +16,7 @@ from twisted.python import usage
 from sbus.daemon.log_budget import LogBudget
 from sbus.daemon.log_text import LEVELS
 from sbus.daemon.logs import LEAST_RATE, LogSettings, configure
-from sbus.daemon.pid_file import PidFile
+from sbus.daemon.pid_file import PidFile, PidFileInUse
 from sbus.daemon.values import amount, choice, duration, mode, size
 from sbus.distribution import check_installation
 from sbus.errors import UsageError
@@ -118,7 +118,7 @@ class CommandLine(usage.Options):
             )
             twistd = {} if self.parent is None else self.parent
             self.log_budget = configure(twistd, settings)
-            self.pid_file = _take_pid_file(twistd)
+            self.pid_file = _take_pid_file(twistd, bool(self.get("check")))
             for name, place in self.deprecated.items():
                 if self[name] is not None:
                     self._log.warn("--{option} will be gone in the next release: {place}", option=name, place=place)
@@ -157,7 +157,7 @@ def _take_descriptors() -> None:
     fill_standard()
 
 
-def _take_pid_file(twistd: MutableMapping[str, Any]) -> PidFile | None:
+def _take_pid_file(twistd: MutableMapping[str, Any], may_run: bool) -> PidFile | None:
     """Take the pid file over from ``twistd``.
 
     twistd writes one even if nobody asks for it, into the current directory, so that two services cannot start in one
@@ -165,6 +165,7 @@ def _take_pid_file(twistd: MutableMapping[str, Any]) -> PidFile | None:
     in a container that starts again that is its own, 1.
 
     :param twistd: the options of ``twistd`` itself.
+    :param may_run: whether the process of the file may run, as nothing is started.
     :raises UsageError: if the file that was asked for is that of a process that runs, or cannot be written.
     """
     path, twistd["pidfile"] = twistd.get("pidfile"), ""
@@ -173,5 +174,9 @@ def _take_pid_file(twistd: MutableMapping[str, Any]) -> PidFile | None:
         return None
     file = PidFile(path)
     if twistd.get("chroot") is None:
-        file.check()
+        try:
+            file.check()
+        except PidFileInUse:
+            if not may_run:
+                raise
     return file

@@ -22,12 +22,16 @@ import time
 
 from sbus.errors import UsageError
 
-__all__ = ["PidFile"]
+__all__ = ["PidFile", "PidFileInUse"]
 
 _CLOCK_SLACK = 2.0
 """Seconds by which the times of a process and a file may differ: files have the time of the last tick."""
 _LONGEST = 32
 """Bytes of the longest number that is looked at."""
+
+
+class PidFileInUse(UsageError):
+    """The process of a pid file runs."""
 
 
 class PidFile:
@@ -45,7 +49,8 @@ class PidFile:
     def check(self) -> None:
         """Check that the file can be written, and is not that of a process that runs.
 
-        :raises UsageError: if not.
+        :raises PidFileInUse: if the process runs.
+        :raises UsageError: if it cannot be written.
         """
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -134,8 +139,8 @@ class PidFile:
         except FileNotFoundError:
             return False
 
-    def _in_use(self, number: bytes) -> UsageError:
-        return UsageError(
+    def _in_use(self, number: bytes) -> PidFileInUse:
+        return PidFileInUse(
             f"the pid file {self.path} is that of process {number.decode(errors='replace')}, which runs: stop that "
             f"first, or choose another file ({self._option})"
         )

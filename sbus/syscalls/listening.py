@@ -51,7 +51,7 @@ from sbus.syscalls.addresses import Address, absolute
 from sbus.syscalls.descriptors import above_standard
 from sbus.syscalls.sockets import disable_fd_passing, is_unix
 
-__all__ = ["BACKLOG", "ListeningSocket", "adopt", "inherited_name", "listen", "unit_setting"]
+__all__ = ["BACKLOG", "ListeningSocket", "adopt", "inherited_name", "listen", "rehearse", "unit_setting"]
 
 BACKLOG = 128
 """Connections that wait to be accepted at most (listen(2)).
@@ -149,6 +149,46 @@ def listen(
             raise ListenError(_remedy(address, error)) from error
         raise
     return bound
+
+
+def rehearse(address: Address, *, group: str | int | None = None, stream: bool = False) -> bool:
+    """Check whether `listen` could succeed once no other server listens there; change nothing.
+
+    :param group: as for `listen`.
+    :param stream: as for `listen`.
+    :returns: whether a server listens there now; False for an inherited socket.
+    :raises ListenError: as `listen` would.
+    """
+    if address.descriptor is not None:
+        inherited_name(address, stream)
+        return False
+    try:
+        if address.is_abstract:
+            return _is_bound(address)
+        return _rehearse_path(absolute(address), group)
+    except OSError as error:
+        raise ListenError(_remedy(address, error)) from error
+
+
+def _is_bound(address: Address) -> bool:
+    """Return whether an abstract name is in use; no probe could find out without connecting to its server."""
+    shown = b" " + address.name.replace(b"\0", b"@")  # as in proc(5)
+    with open("/proc/net/unix", "rb") as sockets:
+        return any(line.rstrip(b"\n").endswith(shown) for line in sockets)
+
+
+def _rehearse_path(address: Address, group: str | int | None) -> bool:
+    directory = os.path.dirname(address.name) or b"."
+    if not stat.S_ISDIR(os.stat(directory).st_mode):
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
+        why = errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(why, os.strerror(why))
+    if group is not None:
+        gid = _gid(group)
+        if os.geteuid() != 0 and gid not in (os.getegid(), *os.getgroups()):
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    return os.path.lexists(address.name) and _is_served(address, os.lstat(address.name))
 
 
 def _listen_on_path(
@@ -250,17 +290,28 @@ def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
     found = os.lstat(address.name)
     if replace_empty and stat.S_ISREG(found.st_mode) and not found.st_size:
         return
+    if _is_served(address, found):
+        raise ListenError(f"{text} is in use by a server that is running: stop that one, or choose another --socket")
+    if not reuse:
+        raise ListenError(
+            f"{text} is left over from a server that is gone: start with --reuse to replace it, or remove it"
+        )
+
+
+def _is_served(address: Address, found: os.stat_result) -> bool:
+    """Return whether a server listens on a path.
+
+    :param found: the state of the path.
+    :raises ListenError: if it is no socket, or the kernel does not say.
+    """
+    text = address.text
     if not stat.S_ISSOCK(found.st_mode):
         raise ListenError(f"{text} exists and is not a socket: remove it yourself, or choose another --socket")
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
             probe.connect(address.name)  # of another type: a server does not notice
     except ConnectionRefusedError:
-        if not reuse:
-            raise ListenError(
-                f"{text} is left over from a server that is gone: start with --reuse to replace it, or remove it"
-            ) from None
-        return
+        return False
     except PermissionError:
         raise ListenError(
             f"{text} exists already, and you have no permission to find out whether a server listens there: "
@@ -269,7 +320,7 @@ def _check_stale(address: Address, reuse: bool, replace_empty: bool) -> None:
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EPROTOTYPE):
             raise
-    raise ListenError(f"{text} is in use by a server that is running: stop that one, or choose another --socket")
+    return True
 
 
 def _remove_stale(address: Address) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sbus.daemon.values import mode as parse_mode
-from sbus.errors import UsageError
+from sbus.errors import ListenError, UsageError
 from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.systemd import FIRST_DESCRIPTOR
 from sbus.syscalls.addresses import Address, parse
@@ -114,6 +114,10 @@ class ListenOption:
     def permissions(self) -> int:
         """The permissions of the path: those that were given, or those of ``--mode``'s default."""
         return _DEFAULT_MODE if self.mode is None else self.mode
+
+    def explain(self, error: ListenError) -> ListenError:
+        """Return an error of `sbus.syscalls.listening` with the option that caused it."""
+        return ListenError(f"{self.text}: {str(error).replace('choose another --socket', 'choose another address')}")
 
     def listener(self, address: Address) -> Listener:
         """Return the label of connections at this socket.

@@ -215,6 +215,7 @@ class Options(CommandLine):
             "files are never touched",
         ],
         ["auto-close", "c", "Stop when the last client has left"],
+        ["check", None, "Check all options and what they name, print what the bus would do, and exit"],
         [
             "block-across-users",
             None,

@@ -246,10 +246,11 @@ class BusService(MultiService):
                 "the compiled helper is not in use: each packet costs one system call, so throughput is low; install "
                 "sbus with a C compiler, and run it without SBUS_PURE"
             )
-        self._warn_of_limits(self.registry.limits)
+        self.warn_of_limits()
 
-    def _warn_of_limits(self, limits: Limits) -> None:
+    def warn_of_limits(self) -> None:
         """Warn of limits of one user that protect nobody, and of a `max_clients` that the descriptors do not allow."""
+        limits = self.registry.limits
         descriptors = descriptor_limit()
         self.warn_of_shares()
         if descriptors <= limits.max_clients:

@@ -6,7 +6,6 @@ import atexit
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 from twisted.application.service import IService
 
@@ -16,41 +15,16 @@ from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
 from sbus.errors import ListenError, UsageError
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
-from sbus.seqpacket.systemd import passed_names
-from sbus.server.core.credentials import AccessSettings, KernelPolicy
-from sbus.server.core.listeners import (
-    MAIN,
-    Listener,
-    ListenOption,
-    check_names,
-    check_paths,
-    passed_sockets,
-)
+from sbus.server.core.listeners import Listener
 from sbus.server.run.bus_process import BusProcess
-from sbus.server.run.command_line import DIALECTS, Options
-from sbus.server.run.link import LinkedBus, link_command
+from sbus.server.run.command_line import Options
+from sbus.server.run.link import LinkedBus
+from sbus.server.run.plan import admin_address, make_bus, plan_link, plan_recorder, plan_sockets
 from sbus.server.run.policy import PolicyFiles
-from sbus.server.run.recorder import RecordedBus, recorder_command
-from sbus.server.run.service import BusService
-from sbus.server.run.subuid import SubordinateIds
-from sbus.syscalls.addresses import parse
+from sbus.server.run.recorder import RecordedBus
 from sbus.syscalls.listening import ListeningSocket, listen
 
 __all__ = ["Options", "makeService"]
-
-
-def _endpoint(options: Options, option: ListenOption) -> SeqpacketServerEndpoint:
-    from twisted.internet import reactor
-
-    return SeqpacketServerEndpoint(
-        reactor,
-        option.address.text,
-        mode=option.permissions,
-        group=option.group,
-        reuse=True,
-        max_packet=options.limits.max_packet,
-        stream=option.stream,
-    )
 
 
 def _bind(options: Options) -> Iterator[tuple[Listener, SeqpacketServerEndpoint, ListeningSocket]]:
@@ -59,32 +33,12 @@ def _bind(options: Options) -> Iterator[tuple[Listener, SeqpacketServerEndpoint,
     :raises ListenError: if an address cannot be listened on.
     :raises UsageError: if two sockets have one name or one address.
     """
-    sockets = [(option, _endpoint(options, option)) for option in _sockets(options)]
-    for _, endpoint in sockets:
-        endpoint.resolve()
-    check_names(option.name for option, _ in sockets)
-    check_paths((option.name, endpoint.address) for option, endpoint in sockets)
-    for option, endpoint in sockets:
+    for option, endpoint in plan_sockets(options):
         try:
             bound = endpoint.bind()
         except ListenError as e:
-            if option not in options["listen"]:
-                raise
-            text = str(e).replace("choose another --socket", "choose another address")
-            raise ListenError(f"{option.text}: {text}") from None
+            raise option.explain(e) if option in options["listen"] else e from None
         yield option.listener(bound.address), endpoint, bound
-
-
-def _sockets(options: Options) -> list[ListenOption]:
-    """Return all sockets that the options ask for, the main one first."""
-    main = [(MAIN.name, options["socket"])]
-    if options["socket"] == "systemd":
-        main = passed_sockets(passed_names(), options["listen"])
-    passed = [
-        ListenOption(name=name, address=parse(address), mode=options["mode"], group=options["group"])
-        for name, address in main
-    ]
-    return [*passed, *options["listen"]]
 
 
 def _give_away(options: Options, bound: ListeningSocket) -> None:
@@ -97,50 +51,14 @@ def _give_away(options: Options, bound: ListeningSocket) -> None:
         bound.give_to(uid)
 
 
-def _recorder(options: Options, bound: ListeningSocket) -> list[bytes]:
-    """Return the recorder's command, after making sure that it can connect."""
-    _give_away(options, bound)
-    return recorder_command(
-        bound.address,
-        options["record"],
-        dialect=options["dialect"],
-        max_packet=options.limits.max_packet,
-        options=options["record-options"] or (),
-    )
-
-
-def _link(options: Options, bound: ListeningSocket) -> list[bytes]:
-    """Return the command of a link, after making sure that it can connect."""
-    _give_away(options, bound)
-    return link_command(
-        bound.address,
-        options["upstream"],
-        options["upstream-out"],
-        options["upstream-in"],
-        secrets=bool(options["upstream-secrets"]),
-        max_packet=options.limits.max_packet,
-    )
-
-
 def _bind_admin(options: Options) -> ListeningSocket:
     """Make the admin socket.
 
     :raises ListenError: if it cannot be listened on.
     """
-    from twisted.internet import reactor
-
     access: Access = options.access
     try:
-        address = parse(options["admin"])
-        if address.systemd is not None:
-            address = SeqpacketServerEndpoint(reactor, address.text, stream=True).resolve()
-        bound = listen(
-            address,
-            mode=access.mode,
-            group=access.admin if access.metrics is None else None,
-            reuse=True,
-            stream=True,
-        )
+        bound = listen(admin_address(options), mode=access.mode, group=access.owner, reuse=True, stream=True)
     except ListenError as e:
         raise ListenError(f"--admin: {str(e).replace('--socket', '--admin')}") from None
     _give_away(options, bound)
@@ -151,12 +69,16 @@ def makeService(options: Options) -> IService:
     """Return the service that the options describe.
 
     It binds the socket here already: before the process becomes a daemon, so that the caller sees why it fails, and
-    before it drops its privileges.
+    before it drops its privileges. With ``--check`` it only looks whether it could.
 
-    :raises SystemExit: with one line, if the address cannot be listened on.
+    :raises SystemExit: with one line, if the address cannot be listened on; with ``--check`` in any case.
     """
     from twisted.internet import reactor
 
+    if options["check"]:
+        from sbus.server.run.check import check_options
+
+        check_options(options)
     use_monotonic_clock(reactor)
     signals = DeferredSignals()
     try:
@@ -165,9 +87,10 @@ def makeService(options: Options) -> IService:
             for listener, endpoint, bound in _bind(options):
                 made.callback(bound.close)
                 sockets.append((listener, endpoint, bound))
-            (main, endpoint, bound), *others = sockets
-            recorder = _recorder(options, bound) if options["record"] else None
-            link = _link(options, bound) if options["upstream"] else None
+            bound = sockets[0][2]
+            recorder, link = plan_recorder(options, bound.address), plan_link(options, bound.address)
+            if recorder is not None or link is not None:
+                _give_away(options, bound)  # so that they can connect
             admin = None
             if options["admin"] is not None:
                 admin = _bind_admin(options)
@@ -180,31 +103,7 @@ def makeService(options: Options) -> IService:
     atexit.register(closing.close)
     if options["socket"] == "/dev/unix/abstract":
         print(bound.address.text, flush=True)
-    access = AccessSettings(
-        allowed_users=frozenset(options["allow-user"]) if options["allow-user"] else None,
-        is_abstract=bound.address.is_abstract and not others,
-        block_across_users=bool(options["block-across-users"]),
-    )
-    if options["allow-user"] or not others or options["credentials"] != KernelPolicy.name:
-        main = replace(main, is_abstract=False)  # the credentials policy decides
-    bus = BusService(
-        endpoint,
-        options.credentials.make(access),
-        options.limits,
-        policy=options.policy,
-        dialect=DIALECTS[options["dialect"]],
-        ignore_violations=options["on-violation"] == "ignore",
-        public_interest=not options["no-interest"],
-        public_senders=not options["no-sender"],
-        last_values=tuple(options["last-value"]),
-        name=options["name"] or bound.address.text,
-        secrets_go_up=bool(options["upstream-secrets"]),
-        controls=options.controls,
-        owner_of=SubordinateIds().owner if options["subuid-as-owner"] else None,
-        log_budget=options.log_budget,
-        main=main,
-        listeners=[(listener, endpoint) for listener, endpoint, _ in others],
-    )
+    bus = make_bus(options, [(listener, endpoint) for listener, endpoint, _ in sockets])
     parent = MultiService()
     process = BusProcess(bus, bool(options["auto-close"]), pid_file=options.pid_file)
     process.setServiceParent(parent)

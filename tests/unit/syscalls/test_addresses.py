@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from sbus.errors import AddressError, ListenError
 from sbus.syscalls import listening
 from sbus.syscalls.addresses import Address, connect, default_address, parse
-from sbus.syscalls.listening import adopt, inherited_name, listen
+from sbus.syscalls.listening import adopt, inherited_name, listen, rehearse
 from sbus.syscalls.sockets import is_unix
 from tests.support.descriptors import descriptors
 
@@ -735,3 +735,29 @@ def test_systemd_needs_a_descriptor():
     """Sockets from systemd are adopted by descriptor; listening on their name is refused."""
     with pytest.raises(ListenError, match="handed over as descriptors"):
         listen(parse("systemd:bus"))
+
+
+# --- a rehearsal ---------------------------------------------------------------------------------------------------
+
+
+def test_rehearsal_changes_nothing(directory):
+    """A rehearsal makes no file, and leaves a socket that a server has left where it is."""
+    address = parse(str(directory / "bus"))
+    assert not rehearse(address)
+    assert list(directory.iterdir()) == []
+    inode = stale(directory / "bus")
+    assert not rehearse(address)
+    assert os.lstat(directory / "bus").st_ino == inode
+
+
+@needs_root
+def test_rehearsal_as_another_user(directory):
+    """Without rights a rehearsal fails as the start would: for the directory, and for the group."""
+    address = parse(str(directory / "bus"))
+    with as_user(12001), pytest.raises(ListenError, match="you may not make a socket in"):
+        rehearse(address)
+    os.chown(directory, 12001, -1)
+    with as_user(12001):
+        assert not rehearse(address)
+        with pytest.raises(ListenError, match="only a member of the group"):
+            rehearse(address, group=54321)
