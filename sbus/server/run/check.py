@@ -19,6 +19,7 @@ from sbus.daemon.options import CommandLine
 from sbus.errors import ListenError, SbusError, UsageError
 from sbus.server.run.command_line import Options
 from sbus.server.run.plan import admin_address, make_bus, plan_link, plan_recorder, plan_sockets
+from sbus.server.run.policy import describe
 from sbus.server.run.service import BusService
 from sbus.syscalls.addresses import Address, parse
 from sbus.syscalls.listening import rehearse
@@ -81,6 +82,8 @@ def _findings(options: Options) -> Iterator[str]:
             "another policy"
         ) from None
     yield f"credentials: {options['credentials']}"
+    if options.policy is not None:
+        yield f"policy: {describe(options.policy)}"
     yield from _limits(bus)
 
 

@@ -108,6 +108,19 @@ def test_the_recorder_is_checked(directory: Path, options: list[str], error: str
     assert not (directory / "j").exists()
 
 
+def test_the_policy_is_checked(directory: Path):
+    """The policy is loaded, with the labels of the sockets; a mistake in it has its file and line."""
+    policy = directory / "policy.toml"
+    policy.write_text('version = 1\n[[rule]]\nname = "app"\nlisteners = ["app1"]\npublish = ["app1/"]\n')
+    options = (f"--socket={directory}/bus", f"--policy={policy}", f"--listen=app1={directory}/app1")
+    status, said, errors = check(directory, *options)
+    assert (status, errors) == (0, "")
+    assert f"policy: {policy}, enforces 1 rules, default allow" in said.splitlines()
+    status, _, errors = check(directory, *options[:2])
+    assert status == 1
+    assert f"{policy}:4: " in errors
+
+
 def test_a_bus_that_runs(directory: Path, spawn):
     """A running bus is no error: the operator checks options before a restart. The bus notices nothing."""
     bus = spawn(Bus, directory).wait_started()
