@@ -21,7 +21,8 @@ PYTHON = Path("/usr/bin/python3")
 HOME = Path("opt", "sbusd")
 """The environment, below the root."""
 UNITS = ROOT / "docs" / "examples" / "systemd"
-SYSUSERS = ROOT / "docs" / "examples" / "sysusers.d" / "sbus.conf"
+SETTINGS = ("sysusers.d", "tmpfiles.d")
+"""Directories with a file each that says which users and directories the system makes."""
 SHIPPED_UNITS = ("sbus.service", "sbus.socket", "sbus-admin.socket", "sbus-recorder.service")
 EXTRAS = "recorder"
 """What the programs of the units need besides the package itself."""
@@ -92,7 +93,7 @@ def make_environment(root: Path, wheel: Path) -> None:
 
 def unit(name: str) -> str:
     """Return the text of a unit whose programs are in the package."""
-    return re.sub(r"^ExecStart=\S*/bin/", f"ExecStart=/{HOME}/bin/", (UNITS / name).read_text(), flags=re.MULTILINE)
+    return re.sub(r"^(Exec\w+)=\S*/bin/", rf"\1=/{HOME}/bin/", (UNITS / name).read_text(), flags=re.MULTILINE)
 
 
 def add_system_files(root: Path) -> None:
@@ -105,9 +106,10 @@ def add_system_files(root: Path) -> None:
     units.mkdir(parents=True)
     for name in SHIPPED_UNITS:
         (units / name).write_text(unit(name))
-    sysusers = root / "usr" / "lib" / "sysusers.d"
-    sysusers.mkdir(parents=True)
-    shutil.copy(SYSUSERS, sysusers)
+    for name in SETTINGS:
+        directory = root / "usr" / "lib" / name
+        directory.mkdir(parents=True)
+        shutil.copy(UNITS.parent / name / "sbus.conf", directory)
     doc = root / "usr" / "share" / "doc" / "sbusd"
     doc.mkdir(parents=True)
     shutil.copy(ROOT / "LICENSE", doc / "copyright")

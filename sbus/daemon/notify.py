@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -36,6 +37,11 @@ class Notifier(Service):
         self._send(b"READY=1")
         if self._address and self._interval:
             self._ping = self._clock.callLater(0, self._pings)
+
+    def reloads(self, is_reloading: bool) -> None:
+        """Say that a reload begins, or that it has ended."""
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send(b"RELOADING=1\nMONOTONIC_USEC=%d" % now if is_reloading else b"READY=1")
 
     def stopService(self) -> None:
         """Say that the service stops, and go on pinging as long as it takes."""

@@ -106,6 +106,11 @@ class Process(Service):
         self._notifier = Notifier(IReactorTime(reactor))
         reactor.callWhenRunning(self._notifier.ready)
 
+    def reloads(self, is_reloading: bool) -> None:
+        """Let systemd know that the process reloads what it was started with, or that this has ended."""
+        if self._notifier is not None:
+            self._notifier.reloads(is_reloading)
+
     def stopService(self) -> None:
         super().stopService()
         gc.disable()  # a collection with thousands of clients takes as long as closing a thousand of them

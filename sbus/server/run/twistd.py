@@ -109,9 +109,8 @@ def makeService(options: Options) -> IService:
     process.setServiceParent(parent)
     policy = None
     if options["policy"] is not None:
-        policy = PolicyFiles(
-            bus.registry, os.path.abspath(options["policy"]), options.labels, on_loaded=bus.warn_of_shares
-        )
+        path = os.path.abspath(options["policy"])
+        policy = PolicyFiles(bus.registry, path, options.labels, bus.warn_of_shares, process.reloads)
         process.reload = policy.reload_at_signal
     service: MultiService = bus if recorder is None else RecordedBus(bus, recorder)
     if link is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 
 import pytest
 from twisted.internet.task import Clock
@@ -50,6 +51,18 @@ def test_pings_at_half_of_the_time(systemd):
     notifier.stopService()
     clock.advance(15)
     assert heard(sock) == [b"STOPPING=1", b"WATCHDOG=1"]
+
+
+def test_reloads(systemd):
+    """A reload has a beginning, with the monotonic time that Type=notify-reload asks for, and an end."""
+    sock, name = systemd
+    notifier = Notifier(Clock(), {"NOTIFY_SOCKET": name})
+    notifier.reloads(True)
+    notifier.reloads(False)
+    begin, end = heard(sock)
+    state, usec = begin.split(b"\nMONOTONIC_USEC=")
+    assert (state, end) == (b"RELOADING=1", b"READY=1")
+    assert 0 <= time.monotonic() * 1e6 - int(usec) < TIMEOUT * 1e6
 
 
 @pytest.mark.parametrize(
