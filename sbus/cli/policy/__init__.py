@@ -13,6 +13,7 @@ _MODULES = {
     "explain": "sbus.cli.policy.explain",
     "diff": "sbus.cli.policy.diff",
     "reload": "sbus.cli.policy.reload",
+    "convert": "sbus.cli.policy.convert",
 }
 
 
@@ -27,6 +28,7 @@ Examples:
   sbus policy explain --policy /etc/sbus/policy.toml --user alice publish sensors/a
   sbus policy diff new.toml
   sbus policy reload
+  sbus policy convert --from=mosquitto /etc/mosquitto/acl
 """,
 )
 def policy() -> None:
