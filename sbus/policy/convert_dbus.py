@@ -82,9 +82,8 @@ def _parse(path: str, text: str) -> ElementTree.Element:
 
 
 def _kind(policy: ElementTree.Element) -> str:
-    return next((kind for kind in ("user", "group", "at_console") if kind in policy.attrib), "") or (
-        "mandatory" if policy.get("context") == "mandatory" else "default"
-    )
+    kinds = [kind for kind in ("user", "group", "at_console") if kind in policy.attrib]
+    return kinds[0] if kinds else "mandatory" if policy.get("context") == "mandatory" else "default"
 
 
 def _meet(deny: _Rule, allow: _Rule) -> bool:

@@ -163,6 +163,30 @@ def test_a_bus_with_sidecars(machine: Machine) -> None:
 
 
 @pytest.mark.slow
+def test_reload(machine: Machine) -> None:
+    """systemctl reload puts a policy into force; it fails at a broken one, and the bus goes on with the one before."""
+    machine.put(
+        "/etc/systemd/system/sbus.service.d/more.conf",
+        "[Service]\nExecStart=\n"
+        "ExecStart=/srv/sbus/.venv/bin/twistd --nodaemon sbus --socket=systemd:sbus --policy=/etc/sbus/policy.d\n",
+    )
+    policy = "/etc/sbus/policy.d/a.toml"
+    machine.put(policy, "version = 1\n")
+    machine.output("systemctl", "daemon-reload")
+    machine.output("systemctl", "start", "sbus.socket", "sbus-admin.socket")
+    machine.output("systemctl", "restart", "sbus.service")
+    as_user(machine, "pub", "a/b", "x")
+    machine.put(policy, 'version = 1\nclosed = ["a/"]\n')
+    machine.output("systemctl", "reload", "sbus.service")
+    assert machine.run("runuser", "--user=daemon", "--", SBUS, "--socket=/run/sbus.sock", "pub", "a/b", "x").returncode
+    machine.put(policy, "version = 2\n")
+    assert machine.run("systemctl", "reload", "sbus.service").returncode
+    assert f"{policy}:1: " in machine.journal()
+    assert machine.output("systemctl", "show", "--property=ActiveState", "--value", "sbus") == "active\n"
+    as_user(machine, "pub", "elsewhere", "x")
+
+
+@pytest.mark.slow
 def test_the_bridge(machine: Machine) -> None:
     """The bridge to NATS starts, and goes on trying to reach its server.
 
