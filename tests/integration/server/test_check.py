@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.harness import TIMEOUT, Bus, twistd
+from tests.support.harness import TIMEOUT, Bus, environment_with, twistd
 
 
-def check(directory: Path, *options: str, own: tuple[str, ...] = ()) -> tuple[int, str, str]:
+def check(
+    directory: Path, *options: str, own: tuple[str, ...] = (), env: dict[str, str] | None = None
+) -> tuple[int, str, str]:
     """Run the check in a directory; return its status, and what it printed on standard output and standard error.
 
     :param own: options of ``twistd`` itself.
+    :param env: the environment; by default this process's.
     """
     done = subprocess.run(
         [*twistd(), *own, "sbus", "--check", *options],
@@ -23,6 +26,7 @@ def check(directory: Path, *options: str, own: tuple[str, ...] = ()) -> tuple[in
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
+        env=env,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -119,6 +123,25 @@ def test_the_policy_is_checked(directory: Path):
     status, _, errors = check(directory, *options[:2])
     assert status == 1
     assert f"{policy}:4: " in errors
+
+
+def test_a_plugin_that_fails(directory: Path):
+    """A credentials plug-in is made, as at a start; what it raises is the error."""
+    plugins = directory / "packages" / "twisted" / "plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "third.py").write_text(
+        "from twisted.plugin import IPlugin\nfrom zope.interface import implementer\n"
+        "from sbus.interfaces import ICredentialsPolicy\n"
+        "@implementer(IPlugin, ICredentialsPolicy)\nclass Third:\n"
+        "    name = 'third'\n    description = 'fails'\n"
+        "    def make(self, access):\n        raise RuntimeError('no database')\n"
+        "third = Third()\n"
+    )
+    path = os.pathsep.join([str(directory / "packages"), os.environ.get("PYTHONPATH", "")])
+    env = environment_with({"PYTHONPATH": path.rstrip(os.pathsep), "PYTHONDONTWRITEBYTECODE": "1"})
+    status, _, errors = check(directory, f"--socket={directory}/bus", "--credentials=third", env=env)
+    assert status == 1
+    assert "sbus: --credentials=third: the plug-in failed with RuntimeError('no database')" in errors
 
 
 def test_a_bus_that_runs(directory: Path, spawn):

@@ -113,3 +113,17 @@ def test_process(systemd, spawn, directory):
     while (said := sock.recv(100)) != b"STOPPING=1":
         assert said == b"WATCHDOG=1"
     assert started.wait() == 0
+
+
+def test_a_bus_reports_its_reloads(systemd, spawn, directory):
+    """A bus that reads its policy again says so before and after, also if the policy is broken."""
+    sock, name = systemd
+    policy = directory / "policy.toml"
+    policy.write_text("version = 1")
+    started = spawn(Bus, directory, f"--policy={policy}", env={"NOTIFY_SOCKET": name, "WATCHDOG_USEC": None})
+    assert sock.recv(100) == b"READY=1"
+    for text in ("version = 1", "version = 2"):
+        policy.write_text(text)
+        started.kill(signal.SIGHUP)
+        assert sock.recv(100).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+        assert sock.recv(100) == b"READY=1"
