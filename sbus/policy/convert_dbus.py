@@ -110,12 +110,12 @@ def _rule(policy: ElementTree.Element, each: ElementTree.Element) -> _Rule:
         rule.users, rule.groups = ([words[of]] if words.get(of, "*") != "*" else [] for of in ("user", "group"))
         rule.publish, rule.subscribe, rule.is_connecting = [""], [""], True
         return rule
+    if {words.get("send_type"), words.get("receive_type")} & {"method_return", "error"}:
+        rule.why = "not converted: replies go to inboxes, which the kernel's word protects"
+        return rule
     unsaid = [name for name, value in words.items() if value != "*" and not _SAID & {name, f"{name}={value}"}]
     if unsaid and is_allow:
         rule.why = f"not converted: {', '.join(unsaid)} cannot be said of a key, and the rule would allow more without"
-        return rule
-    if {words.get("send_type"), words.get("receive_type")} & {"method_return", "error"}:
-        rule.why = "not converted: replies go to inboxes, which the kernel's word protects"
         return rule
     if unsaid:
         rule.why = f"it denies more than before: {', '.join(unsaid)} cannot be said of a key"

@@ -51,7 +51,7 @@ class Draft:
         stem, _ = os.path.splitext(os.path.basename(paths[0]))
         self._stem = re.sub(r"[^A-Za-z0-9_.-]", "-", stem)[:50]
         self._rules = 0
-        self._lines = [f"# Converted from {_one_line(', '.join(paths))}.", *(f"# {line}" for line in heading)]
+        self._lines = [*(f"# Converted from {_one_line(path)}." for path in paths), *(f"# {line}" for line in heading)]
         self._lines += ["version = 1", 'default = "deny"']
 
     def comment(self, source: str, why: str) -> None:

@@ -31,6 +31,7 @@ class Machine:
         mount.mkdir()
         self._unshare = subprocess.Popen(
             [
+                *("setpriv", "--pdeathsig=KILL"),  # it ends with the tests, however they end
                 *("unshare", "--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net", "--fork", "--kill-child"),
                 *(Path(__file__).with_name("boot-systemd"), mount, ROOT),
                 *(sys.base_prefix, sysconfig.get_path("purelib")),
