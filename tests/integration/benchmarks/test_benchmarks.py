@@ -513,4 +513,4 @@ def test_command_refuses() -> None:
     """Unknown servers and workloads are refused."""
     done = bench("--only", "carrier-pigeon")
     assert done.returncode == 2
-    assert "no carrier-pigeon: there are sbus, bundles, yardstick" in done.stderr
+    assert "no carrier-pigeon: there are sbus, bundles, policy, yardstick" in done.stderr
