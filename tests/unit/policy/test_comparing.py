@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sbus.policy import Policy, Rule, UserLimits
 from sbus.policy.comparing import compare, compare_settings
 from sbus.policy.rules import PATTERN_FIELDS, Verb
-from tests.unit.policy.test_judging import policy_of
 from tests.unit.policy.worlds import (
     CLIENTS,
     KEYS,
@@ -54,7 +53,7 @@ def compare_with_samples(chance: random.Random, count: int) -> int:
     """Compare two worlds, and hold the result against samples; return the number of changes that these show."""
     before = random_world(chance)
     after = changed(before, chance)
-    old, new = policy_of(before), policy_of(after)
+    old, new = before.policy(), after.policy()
     found: set[tuple[Verb, bool]] = set()
     for change in compare(old, new):
         judge = "publishes" if change.verb == "publish" else "subscribes"
@@ -88,7 +87,7 @@ def test_the_same_policy_in_another_order_has_no_change() -> None:
     """Names, files and order of the rules do not count."""
     chance = random.Random(1)
     world = random_world(chance)
-    assert not list(compare(policy_of(world), policy_of(world.shuffled(chance))))
+    assert not list(compare(world.policy(), world.shuffled(chance).policy()))
 
 
 def _changes(old: Policy, new: Policy) -> list[tuple[str, bytes, bool]]:

@@ -27,16 +27,11 @@ from tests.unit.policy.worlds import (
 chances = st.randoms(use_true_random=False)
 
 
-def policy_of(world: World) -> Policy:
-    """Return the policy that judges as a world does."""
-    return Policy(world.rules, closed=[(each, "p.toml:2") for each in world.closed], is_closed=world.is_closed)
-
-
 @given(chances)
 def test_a_verdict_on_a_key_is_that_of_the_naive_judge(chance: random.Random) -> None:
     """Open and secret keys, for clients with and without proven IDs."""
     world = random_world(chance)
-    policy = policy_of(world)
+    policy = world.policy()
     for key in [*chance.sample(KEYS, 8), *SECRETS]:
         for who in CLIENTS:
             verdict = policy.rights_of(who).publication(policy.zone(key))
@@ -47,7 +42,7 @@ def test_a_verdict_on_a_key_is_that_of_the_naive_judge(chance: random.Random) ->
 def test_a_verdict_on_a_pattern_is_that_of_the_naive_judge(chance: random.Random) -> None:
     """Containment holds for all keys of the world, and intersection for one of them."""
     world = random_world(chance)
-    policy = policy_of(world)
+    policy = world.policy()
     for pattern in [random_pattern(chance) for _ in range(8)]:
         for who in CLIENTS:
             verdict = policy.rights_of(who).subscription(pattern)
@@ -57,7 +52,7 @@ def test_a_verdict_on_a_pattern_is_that_of_the_naive_judge(chance: random.Random
 @given(chances)
 def test_nothing_has_to_be_asked_only_if_everything_is_allowed(chance: random.Random) -> None:
     """`publishes_all` is true only if every key of the world has the verdict `ALLOWED`."""
-    policy = policy_of(random_world(chance))
+    policy = random_world(chance).policy()
     for who in CLIENTS:
         rights = policy.rights_of(who)
         if rights.publishes_all:
@@ -81,7 +76,7 @@ def test_without_rules_nothing_has_to_be_asked_under_default_allow() -> None:
 def test_the_order_of_rules_changes_no_answer(chance: random.Random) -> None:
     """However the rules and the closed patterns are ordered, what is allowed is the same."""
     world = random_world(chance)
-    one, other = policy_of(world), policy_of(world.shuffled(chance))
+    one, other = world.policy(), world.shuffled(chance).policy()
     for who in CLIENTS:
         mine, its = one.rights_of(who), other.rights_of(who)
         for key in [*chance.sample(KEYS, 8), *SECRETS]:
@@ -97,7 +92,7 @@ def test_an_allow_takes_no_right_and_a_deny_gives_none(chance: random.Random) ->
     new = random_rule(chance)
     allow = replace(new, deny_publish=(), deny_subscribe=(), publish=random_patterns(chance, 3))
     deny = replace(new, publish=(), subscribe=(), subscribe_exact=(), deny_subscribe=random_patterns(chance, 3))
-    before = policy_of(world)
+    before = world.policy()
     more, less = (
         policy_of(World(numbered((*world.rules, rule)), world.closed, world.is_closed)) for rule in (allow, deny)
     )

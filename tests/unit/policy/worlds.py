@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sbus.policy import Identity, Rule
+from sbus.policy import Identity, Policy, Rule
 from sbus.protocol.keys import matches_open
 
 PARTS = (b"a", b"ab", b"b", b"", b"*", b"a*", b"b*", b"ab*")
@@ -42,6 +42,10 @@ class World:
     rules: tuple[Rule, ...]
     closed: tuple[bytes, ...]
     is_closed: bool
+
+    def policy(self) -> Policy:
+        """Return the policy that judges as this world does."""
+        return Policy(self.rules, closed=[(each, "p.toml:2") for each in self.closed], is_closed=self.is_closed)
 
     def publishes(self, who: Identity, key: bytes) -> bool:
         """Judge a publication by comparing every pattern with the key."""

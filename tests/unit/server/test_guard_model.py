@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from twisted.internet.defer import Deferred
 
-from sbus.policy import Identity, Policy
+from sbus.policy import Identity
 from sbus.protocol.keys import matches_open
 from sbus.protocol.notices import parse_denied
 from sbus.server.bus.protocol import BusProtocol
 from sbus.server.core.listeners import Listener
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
-from tests.unit.policy.worlds import KEYS, World, random_pattern, random_world
+from tests.unit.policy.worlds import KEYS, random_pattern, random_world
 
 WHO = [
     Identity(1, 11, frozenset({10}), "main", True),
@@ -29,17 +29,13 @@ OPEN_KEYS = [key for key in KEYS if len(key) < 6]
 chances = st.randoms(use_true_random=False)
 
 
-def policy_of(world: World) -> Policy:
-    return Policy(world.rules, closed=[(each, "p.toml:2") for each in world.closed], is_closed=world.is_closed)
-
-
 class GuardedBus(RuleBasedStateMachine):
     """Clients that subscribe and publish, while policies come and go."""
 
     @initialize(chance=chances)
     def begin(self, chance: random.Random) -> None:
         self.world = random_world(chance)
-        self.bus = Bus(policy=policy_of(self.world))
+        self.bus = Bus(policy=self.world.policy())
         self.clients = [self._connect(who) for who in WHO]
         self.wanted: list[Counter[bytes]] = [Counter() for _ in WHO]
 
@@ -92,7 +88,7 @@ class GuardedBus(RuleBasedStateMachine):
         """What the new policy refuses ends, and each client is told of it."""
         self.world = random_world(chance)
         done: list[int] = []
-        Deferred.fromCoroutine(self.bus.registry.guard.adopt(policy_of(self.world))).addCallback(done.append)
+        Deferred.fromCoroutine(self.bus.registry.guard.adopt(self.world.policy())).addCallback(done.append)
         self.bus.settle()
         policy = self.bus.registry.guard.permissions.policy
         assert policy is not None
