@@ -94,7 +94,7 @@ def test_an_allow_takes_no_right_and_a_deny_gives_none(chance: random.Random) ->
     deny = replace(new, publish=(), subscribe=(), subscribe_exact=(), deny_subscribe=random_patterns(chance, 3))
     before = world.policy()
     more, less = (
-        policy_of(World(numbered((*world.rules, rule)), world.closed, world.is_closed)) for rule in (allow, deny)
+        World(numbered((*world.rules, rule)), world.closed, world.is_closed).policy() for rule in (allow, deny)
     )
     for who in CLIENTS:
         asked = [(key, None) for key in [*chance.sample(KEYS, 8), *SECRETS]]

@@ -16,7 +16,6 @@ from sbus.policy import Identity, Policy, load
 from sbus.policy.reasons import explain
 from sbus.policy.review import review
 from sbus.policy.rules import PATTERN_FIELDS, Verb
-from tests.unit.policy.test_judging import policy_of
 from tests.unit.policy.worlds import CLIENTS, KEYS, SECRETS, World, random_pattern, random_world
 
 chances = st.randoms(use_true_random=False)
@@ -33,7 +32,7 @@ def policy(directory: Path, *lines: str) -> Policy:
 @given(chances)
 def test_an_explanation_decides_as_the_verdict_does(chance: random.Random) -> None:
     """The rule of a refusal is among those that decide, and what decides denies exactly if the verdict does."""
-    judge = policy_of(random_world(chance))
+    judge = random_world(chance).policy()
     asked: list[tuple[Verb, bytes]] = [("publish", key) for key in [*chance.sample(KEYS, 8), *SECRETS]]
     asked += [("subscribe", random_pattern(chance)) for _ in range(8)]
     for verb, key in asked:
@@ -113,7 +112,7 @@ def test_a_mismatch_names_the_field(who: Identity, text: str, tmp_path: Path) ->
 def test_taking_out_what_a_review_reports_changes_no_verdict(chance: random.Random) -> None:
     """All reported patterns together, for all clients and keys of the world."""
     world = random_world(chance)
-    before = policy_of(world)
+    before = world.policy()
     useless = {(each.rule, *each.useless) for each in review(before) if each.useless is not None}
     rules = []
     for rule in world.rules:
