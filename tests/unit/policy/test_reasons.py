@@ -122,7 +122,7 @@ def test_taking_out_what_a_review_reports_changes_no_verdict(chance: random.Rand
         }
         rules.append(replace(rule, **kept))
     closed = tuple(each for each in world.closed if ("closed", "closed", each) not in useless)
-    after = policy_of(World(tuple(rules), closed, world.is_closed))
+    after = World(tuple(rules), closed, world.is_closed).policy()
     for who in CLIENTS:
         mine, its = before.rights_of(who), after.rights_of(who)
         for key in [*chance.sample(KEYS, 8), *SECRETS]:
