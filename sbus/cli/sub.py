@@ -108,7 +108,8 @@ def sub(
                 bus.subscribe(pattern, last=last)
             if verbose:
                 _fence(bus, reconnect, deadline)
-                click.echo(f"sbus: subscribed to {' '.join(map(escape, patterns))} at {target.address}", err=True)
+                named = " ".join(escape(pattern) or "every key" for pattern in patterns)
+                click.echo(f"sbus: subscribed to {named} at {target.address}", err=True)
         printed = _follow(bus, show, sys.stdout.buffer, count, deadline)
     if count is None or printed < count:
         raise TimedOut(f"timed out: {pluralize(printed, 'message')} came within {timeout:g} seconds")

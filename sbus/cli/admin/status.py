@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from sbus.cli.admin.connection import Admin, admin_option, json_option
+from sbus.cli.admin.connection import Admin, Refused, admin_option, json_option
 from sbus.cli.admin.words import format_ago, format_bytes, format_span
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import pluralize
@@ -29,13 +29,26 @@ Example:
 @connection_options
 @pass_target
 def status(target: Target, admin: str | None, as_json: bool) -> None:
-    """Show the figures of the bus: clients, messages, queues, losses and limits."""
-    found = Admin(target, admin).get("/v1/status")
+    """Show the figures of the bus: clients, messages, queues, losses and limits, and the policy in force."""
+    bus = Admin(target, admin)
+    found = bus.get("/v1/status")
     if as_json:
         click.echo(json.dumps(found))
         return
-    for line in format_table(list(_rows(found)), "<"):
+    for line in format_table([*_rows(found), ("policy", _policy(bus))], "<"):
         click.echo(line)
+
+
+def _policy(bus: Admin) -> str:
+    """Return the policy in force in words."""
+    try:
+        found = bus.get("/v1/policy")
+    except Refused:
+        return "none"  # or the server is older than policies
+    return (
+        f"{found['path']}: {pluralize(found['rules'], 'rule')}, default {found['default']}, mode {found['mode']}, "
+        f"generation {found['generation']}"
+    )
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:

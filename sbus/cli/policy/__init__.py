@@ -25,7 +25,7 @@ _MODULES = {
 \b
 Examples:
   sbus policy check /etc/sbus/policy.toml
-  sbus policy explain --policy /etc/sbus/policy.toml --user alice publish sensors/a
+  sbus policy explain --user alice publish sensors/a
   sbus policy diff new.toml
   sbus policy reload
   sbus policy convert --from=mosquitto /etc/mosquitto/acl

@@ -30,7 +30,7 @@ __all__ = ["diff"]
     short_help="Compare two policies by what they allow.",
     epilog="""\
 \b
-Example:
+Examples:
   sbus policy diff /etc/sbus/policy.toml new.toml
   sbus policy diff new.toml                    # with the policy of the bus, for its clients
 """,
@@ -46,7 +46,7 @@ def diff(ctx: click.Context, target: Target, policies: tuple[str, ...], as_json:
 
     A line begins with "-" if a client loses a right, and with "+" if one gains it. The client is
     described by what the rules ask for; "any other user" is one that no rule names. The status is 0
-    if the policies allow the same, else 1. No bus is needed.
+    if the policies allow the same, else 1. Two policies need no bus.
 
     Without OLD, NEW is compared with the policy that is in force on the bus, for the clients that are
     connected: their subscriptions that would end, and an example for each right that one would lose or gain.

@@ -6,6 +6,8 @@ import json
 
 import click
 
+from sbus.cli.admin.connection import Admin, admin_option
+from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import escape, printable_text
 from sbus.cli.policy.options import (
     describe,
@@ -15,6 +17,7 @@ from sbus.cli.policy.options import (
     reason_text,
     who_row,
 )
+from sbus.cli.policy.running import RunningBus
 from sbus.cli.types import BYTES
 from sbus.policy.names import identity_of
 from sbus.policy.reasons import explain as explain_verdict
@@ -28,14 +31,18 @@ __all__ = ["explain"]
     epilog="""\
 \b
 Examples:
-  sbus policy explain --policy policy.toml --user alice publish sensors/kitchen
-  sbus policy explain --policy policy.toml --user 1000 --group plant subscribe 'sensors/'
+  sbus policy explain --user alice publish sensors/kitchen       # with the policy of the bus
+  sbus policy explain --policy new.toml --user 1000 --group plant subscribe 'sensors/'
 """,
 )
 @click.argument("verb", type=click.Choice(["publish", "subscribe"]))
 @click.argument("key", type=BYTES)
 @click.option(
-    "--policy", "path", metavar="FILE", type=click.Path(), required=True, help="A file, or a directory of *.toml."
+    "--policy",
+    "path",
+    metavar="FILE",
+    type=click.Path(),
+    help="A file, or a directory of *.toml.  [default: the policy of the bus]",
 )
 @click.option("--user", "-u", required=True, metavar="USER", help="The client's user: a name or a UID.")
 @click.option(
@@ -48,23 +55,28 @@ Examples:
 )
 @click.option("--listener", "-l", default="main", show_default=True, metavar="NAME", help="The client's socket.")
 @json_option
+@admin_option
+@connection_options
+@pass_target
 @click.pass_context
 def explain(
     ctx: click.Context,
+    target: Target,
     verb: Verb,
     key: bytes,
-    path: str,
+    path: str | None,
     user: str,
     groups: tuple[str, ...],
     listener: str,
     as_json: bool,
+    admin: str | None,
 ) -> None:
     """Say whether a policy allows a client to publish KEY, or to subscribe to the pattern KEY, and why.
 
     Each rule that decides is named with file and line; "also" begins a line about a rule that comes
-    near. The status is 0 if the policy allows it, else 1. No bus is needed.
+    near. The status is 0 if the policy allows it, else 1. No bus is needed if --policy is given.
     """
-    policy = load_policy(path)
+    policy = RunningBus(Admin(target, admin)).policy() if path is None else load_policy(path)
     who = identity_of(user, groups, listener)
     verdict, reasons = explain_verdict(policy, who, verb, key)
     if as_json:

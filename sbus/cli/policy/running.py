@@ -46,8 +46,8 @@ class RunningBus:
         policy = load_policy(found["path"])
         if policy.digest != found["digest"]:
             raise UsageError(
-                f"{found['path']} has changed since the bus has read it: run `sbus policy reload` first, or give both "
-                "policies"
+                f"{found['path']} has changed since the bus has read it, so no file has the policy in force: run `sbus "
+                "policy reload`, or name the files to compare or to explain; next time, edit a copy"
             )
         return policy
 

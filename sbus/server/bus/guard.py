@@ -90,6 +90,7 @@ class Guard:
         self._unsubscribe = unsubscribe
         self._flush = flush
         self._expiry: IDelayedCall | None = None
+        self._judge: Policy | None = None
         self._adopting = defer.DeferredLock()
         router.judge_by(permissions.zone_of)
         if permissions.policy is not None:
@@ -99,6 +100,12 @@ class Guard:
     def asks_always(self) -> bool:
         """Whether each message must be judged anew, so that messages cannot be handled in runs."""
         return self.permissions.verdict_seconds == 0
+
+    @property
+    def generation(self) -> int:
+        """How often the policy was loaded whose verdict is being counted; 0 if there is none."""
+        policy = self._judge or self.permissions.policy
+        return 0 if policy is None else policy.generation
 
     # --- messages and subscriptions ----------------------------------------------------------
 
@@ -223,16 +230,23 @@ class Guard:
                 verdict = rights.subscription(pattern)
                 if verdict.is_allowed:
                     continue
+                self._count_by(policy, client, pattern, verdict)
                 if policy.is_audit:
-                    self.count(client, SUB, pattern, verdict, False)
                     continue
-                self.count(client, SUB, pattern, verdict, True)
                 if not client.settings.denied:
                     client.close(CloseReason.REVOKED, f"rule {verdict.rule}")
                     break
                 self._unsubscribe(client, pattern)
                 tell(client, SUB, pattern, verdict.rule, False)
             yield
+
+    def _count_by(self, policy: Policy, client: Client, pattern: bytes, verdict: Verdict) -> None:
+        """Count a subscription that a coming policy forbids, under its own generation."""
+        self._judge = policy
+        try:
+            self.count(client, SUB, pattern, verdict, not policy.is_audit)
+        finally:
+            self._judge = None
 
     def _put_into_force(self, policy: Policy) -> None:
         self._flush()

@@ -102,7 +102,7 @@ class Metrics:
         )
         yield counter(
             "sbus_denied",
-            "Packets that clients had no permission for, by rule of the policy. sbus users shows whose; the audit log "
+            "Packets that clients had no permission for, by rule of the policy. sbus top shows whose; the audit log "
             "has the clients, and sbus policy explain the rule.",
             self._denied(),
             "rule",

@@ -17,7 +17,7 @@ from sbus.server.core.permissions import is_judged
 if TYPE_CHECKING:
     from sbus.policy import Identity, Policy, Rights
 
-__all__ = ["PolicyFiles", "describe"]
+__all__ = ["PolicyFiles", "describe", "log_in_force"]
 
 
 class PolicyFiles:
@@ -66,9 +66,7 @@ class PolicyFiles:
         finally:
             self._on_change(False)
             self._lock.release()
-        self.log.info(
-            "policy of generation {generation} is in force: {what}", generation=generation, what=describe(policy)
-        )
+        log_in_force(self.log, policy)
         self._on_loaded()
         return generation
 
@@ -88,8 +86,16 @@ class PolicyFiles:
         defer.Deferred.fromCoroutine(self.reload()).addErrback(lambda failure: failure.trap(UsageError))
 
 
+def log_in_force(log: Logger, policy: Policy) -> None:
+    """Log which policy is in force: at the start, and after each reload."""
+    log.info(
+        "policy of generation {generation} is in force: {what}", generation=policy.generation, what=describe(policy)
+    )
+
+
 def describe(policy: Policy) -> str:
     """Return a policy in a few words, for the log."""
     files = policy.files[0] if len(policy.files) == 1 else f"{len(policy.files)} files"
-    mode = "audits" if policy.is_audit else "enforces"
-    return f"{files}, {mode} {len(policy.rules)} rules, default {'deny' if policy.is_closed else 'allow'}"
+    rules = f"{len(policy.rules)} rule{'' if len(policy.rules) == 1 else 's'}"
+    mode = ", mode audit" if policy.is_audit else ""
+    return f"{files}: {rules}, default {'deny' if policy.is_closed else 'allow'}{mode}"

@@ -187,8 +187,7 @@ class BusService(MultiService):
         self._sockets = Sockets(endpoints, lambda listener: BusFactory(self.registry, listener), self._is_listening)
 
     def _generation(self) -> int:
-        policy = self.registry.guard.permissions.policy
-        return 0 if policy is None else policy.generation
+        return self.registry.guard.generation
 
     def privilegedStartService(self) -> None:
         """Listen while the process may still be root.
@@ -241,6 +240,11 @@ class BusService(MultiService):
             memory=self.registry.users.budget.memory.limit,
             user_memory=self.registry.users.budget.memory.user_limit,
         )
+        policy = self.registry.guard.permissions.policy
+        if policy is not None:
+            from sbus.server.run.policy import log_in_force  # only a bus with a policy needs it
+
+            log_in_force(self.log, policy)
         if not COMPILED:
             self.log.warn(
                 "the compiled helper is not in use: each packet costs one system call, so throughput is low; install "

@@ -213,6 +213,7 @@ def test_reload_waits_for_the_new_policy(bus: Any, policy: Path) -> None:
     assert output == b"the policy is in force (generation 2)\n"
     client.msg(b"k")
     assert client.sync() == [b"CMSG denied\0SUB a no-a", b"CMSG denied\0MSG k no-a"]
+    started.wait_log(f"SUB 'a', rule no-a .{policy}:5., generation 2")  # of the policy that decides
 
 
 def test_reload_names_what_is_wrong(bus: Any, policy: Path) -> None:
@@ -227,9 +228,9 @@ def test_reload_names_what_is_wrong(bus: Any, policy: Path) -> None:
     assert client.sync() == [b"CMSG denied/on\0", b"CMSG denied\0SUB b no-b"]
 
 
-@pytest.mark.parametrize("command", [("reload",), ("diff", "{policy}")])
+@pytest.mark.parametrize("command", [("reload",), ("diff", "{policy}"), ("explain", "-uroot", "publish", "a")])
 def test_a_bus_without_a_policy(bus: Any, policy: Path, command: tuple[str, ...]) -> None:
-    """There is nothing to reload or to compare with, and the error says how to have a policy."""
+    """There is nothing to reload, to compare with or to explain, and the error says how to have a policy."""
     started = bus("--admin=auto")
     words = [word.format(policy=policy) for word in command]
     assert "start it with --policy=FILE" in failure(started, "policy", *words)
@@ -257,10 +258,22 @@ def test_diff_with_the_running_bus(bus: Any, policy: Path, directory: Path) -> N
     assert (loser.sync(), other.sync()) == ([], []), "nothing has changed on the bus"
 
 
+def test_explain_and_status_with_the_running_bus(bus: Any, policy: Path) -> None:
+    """Without ``--policy``, the policy of the bus decides, as the text of a refusal promises; status names it."""
+    policy.write_text(OPEN)
+    started = bus(f"--policy={policy}", "--admin=auto")
+    ask = ("policy", "explain", "--user", "root", "subscribe", "b")
+    output, _ = sbus(started, *ask, status=1)
+    assert output.decode().splitlines()[1] == f'  because no-b ({policy}:2): deny_subscribe "b": denies b'
+    output, _ = sbus(started, "status")
+    assert f"{policy}: 1 rule, default allow, mode enforce, generation 1\n" in output.decode()
+    assert started.wait_log("policy of generation 1 is in force: .*: 1 rule, default allow")
+
+
 def test_diff_with_a_file_that_has_changed(bus: Any, policy: Path, directory: Path) -> None:
     """If the files are not those that the bus has read, the command says so and compares nothing."""
     policy.write_text(OPEN)
     started = bus(f"--policy={policy}", "--admin=auto")
     policy.write_text(NO_A)
     line = failure(started, "policy", "diff", policy, status=2)
-    assert line.startswith(f"sbus: {policy} has changed since the bus has read it: run `sbus policy reload` first")
+    assert line.startswith(f"sbus: {policy} has changed since the bus has read it, so no file has the policy in force")

@@ -119,7 +119,7 @@ def test_the_policy_is_checked(directory: Path):
     options = (f"--socket={directory}/bus", f"--policy={policy}", f"--listen=app1={directory}/app1")
     status, said, errors = check(directory, *options)
     assert (status, errors) == (0, "")
-    assert f"policy: {policy}, enforces 1 rules, default allow" in said.splitlines()
+    assert f"policy: {policy}: 1 rule, default allow" in said.splitlines()
     status, _, errors = check(directory, *options[:2])
     assert status == 1
     assert f"{policy}:4: " in errors
