@@ -108,9 +108,9 @@ def sub(
                 bus.subscribe(pattern, last=last)
             if verbose:
                 _fence(bus, reconnect, deadline)
-                named = " ".join(escape(pattern) or "every key" for pattern in patterns)
-                click.echo(f"sbus: subscribed to {named} at {target.address}", err=True)
-        printed = _follow(bus, show, sys.stdout.buffer, count, deadline)
+        named = " ".join(escape(pattern) or "every key" for pattern in patterns)
+        report = f"sbus: subscribed to {named} at {target.address}" if verbose else None
+        printed = _follow(bus, show, sys.stdout.buffer, count, deadline, report)
     if count is None or printed < count:
         raise TimedOut(f"timed out: {pluralize(printed, 'message')} came within {timeout:g} seconds")
 
@@ -139,11 +139,14 @@ def _fence(bus: Bus, reconnect: bool, deadline: Deadline) -> None:
                 raise
 
 
-def _follow(bus: Bus, show: Printer, output: BinaryIO, count: int | None, deadline: Deadline) -> int:
+def _follow(
+    bus: Bus, show: Printer, output: BinaryIO, count: int | None, deadline: Deadline, report: str | None
+) -> int:
     """Print messages until `count` of them have come or the deadline has passed.
 
     The output is flushed whenever no further message is waiting.
 
+    :param report: a line for standard error, once it is known that the server has not refused.
     :returns: the number of messages printed.
     """
     printed = 0
@@ -154,6 +157,9 @@ def _follow(bus: Bus, show: Printer, output: BinaryIO, count: int | None, deadli
         except SbusError:
             output.flush()
             raise
+        if report is not None:
+            click.echo(report, err=True)
+            report = None
         if not messages:
             output.flush()
             if bus.state == "reconnecting" and not is_waiting:
