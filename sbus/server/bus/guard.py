@@ -140,10 +140,10 @@ class Guard:
         if verdict.is_allowed:
             for notify in self._events.audited:
                 notify(client, MSG, redact(self._router.dialect, key), verdict, 1)
-        elif self.permissions.is_audit:
-            self.count(client, MSG, key, verdict, False)
-        else:
+        elif self.permissions.enforces(verdict):
             raise Refusal(ViolationReason.REFUSED_PUBLICATION, verdict)
+        else:
+            self.count(client, MSG, key, verdict, False)
 
     def _verdict(self, rights: Rights, key: bytes, route: Route[Receiver]) -> Verdict:
         if rights.publishes_all:
@@ -165,7 +165,8 @@ class Guard:
     def may_learn(self, client: Receiver, key: bytes) -> bool:
         """Return whether a client may learn who subscribes to an open key: whether it may publish the key."""
         rights: Rights = getattr(client, "rights", FREE)
-        return self.permissions.is_audit or self.permissions.publication(rights, key).is_allowed
+        verdict = self.permissions.publication(rights, key)
+        return verdict.is_allowed or not self.permissions.enforces(verdict)
 
     def subscribed(self, client: Receiver, pattern: bytes, verdict: Verdict) -> None:
         """Note a subscription that was made, if that is to be noted."""

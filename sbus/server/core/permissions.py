@@ -107,9 +107,8 @@ class _Both:
         return self.policy.rate
 
     def publication(self, zone: tuple[Any, bytes]) -> Verdict:
-        verdict = self.policy.publication(zone[0])
-        other = self.plugin.publication(zone[1]) if verdict.is_allowed else verdict
-        return verdict if other.is_allowed else other
+        verdict = self.plugin.publication(zone[1])  # first: it is in force also where the policy only observes
+        return self.policy.publication(zone[0]) if verdict.is_allowed else verdict
 
     def subscription(self, pattern: bytes) -> Verdict:
         return self.policy.subscription(pattern)
@@ -150,6 +149,10 @@ class Permissions:
     def is_audit(self) -> bool:
         """Whether the policy only observes: what it refuses is done."""
         return self.policy is not None and self.policy.is_audit
+
+    def enforces(self, verdict: Verdict) -> bool:
+        """Return whether a refusal is carried out: always that of a plug-in, and that of a policy unless it observes."""
+        return verdict is _PLUGIN or not self.is_audit
 
     def rights_of(self, client: Any) -> Rights:
         """Return the rights of a connected client."""

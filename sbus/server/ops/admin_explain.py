@@ -125,11 +125,11 @@ class _Explanation:
 
     def _refused(self) -> str | None:
         """Return why no client would receive the message, or None."""
-        registry, publisher = self._registry, self._publisher
-        if publisher is None or registry.guard.permissions.is_audit:
+        permissions, publisher = self._registry.guard.permissions, self._publisher
+        if publisher is None:
             return None
-        verdict = registry.guard.permissions.publication(publisher.rights, self._key)
-        if verdict.is_allowed:
+        verdict = permissions.publication(publisher.rights, self._key)
+        if verdict.is_allowed or not permissions.enforces(verdict):
             return None
         return f"the policy does not let client {publisher.number} publish this key (rule {verdict.rule})"
 

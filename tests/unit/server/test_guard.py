@@ -431,6 +431,17 @@ def test_a_policy_and_a_plugin_must_both_agree(policy):
         assert client.take() == [b"CMSG denied\0MSG no credentials", b"CMSG denied\0MSG closed closed"]
 
 
+def test_mode_audit_is_that_of_the_policy_alone(policy):
+    """A plug-in refuses also what a policy in mode audit allows, or would refuse, and hides who subscribes to it."""
+    log = Log()
+    text = 'mode = "audit"\nclosed = ["closed", "no"]'
+    bus = Bus(credentials=Plugin(5), policy=policy(text), observers=(log,))
+    client = asking(bus)
+    client.send(b"MSG no\0", b"MSG closed\0", b"CMSG interest/on\0no")
+    assert client.take() == [b"CMSG denied\0MSG no credentials", b"CMSG interest\x001 no"]
+    assert log.denied_events == [(1, b"MSG", b"no", "credentials", True), (1, b"MSG", b"closed", "closed", False)]
+
+
 # --- rates -------------------------------------------------------------------------------------
 
 RATE = '[[rule]]\nname = "slow"\nusers = [1000]\nmax_rate = 400\n'
