@@ -151,7 +151,7 @@ class Permissions:
         return self.policy is not None and self.policy.is_audit
 
     def enforces(self, verdict: Verdict) -> bool:
-        """Return whether a refusal is carried out: always that of a plug-in, and that of a policy unless it observes."""
+        """Return whether a refusal is carried out: that of a plug-in always, that of a policy unless it observes."""
         return verdict is _PLUGIN or not self.is_audit
 
     def rights_of(self, client: Any) -> Rights:
