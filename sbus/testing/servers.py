@@ -25,7 +25,7 @@ from sbus.testing.clients import RecordingClient
 
 __all__ = ["OptionValue", "RunningBus", "command_line", "running_bus"]
 
-OptionValue: TypeAlias = str | int | float | bool | Sequence[str | int] | None
+OptionValue: TypeAlias = str | int | float | bool | os.PathLike[str] | Sequence[str | int | os.PathLike[str]] | None
 """The value of an option of ``twistd sbus``, written in Python; see `command_line`."""
 
 
@@ -44,7 +44,7 @@ def command_line(options: dict[str, OptionValue]) -> list[str]:
             arguments.append(option)
         elif name == "mode" and isinstance(value, int):
             arguments.append(f"{option}={value:o}")
-        elif isinstance(value, (str, int, float)):
+        elif isinstance(value, (str, int, float, os.PathLike)):
             arguments.append(f"{option}={value}")
         else:
             arguments += [f"{option}={item}" for item in value]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ def test_no_other_name_is_there() -> None:
         ({"block_across_users": True, "reuse": False, "group": None}, ["--block-across-users"]),
         ({"allow_user": [0, "nobody"]}, ["--allow-user=0", "--allow-user=nobody"]),
         ({"allow_user": 0}, ["--allow-user=0"]),
+        ({"policy": Path("p.toml")}, ["--policy=p.toml"]),
         ({"mode": 0o770}, ["--mode=770"]),
         ({"mode": "0770"}, ["--mode=0770"]),
     ],
