@@ -12,8 +12,9 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
+from itertools import product
 from typing import Any, NoReturn
 
 from sbus.daemon.values import size
@@ -232,16 +233,15 @@ class _Table:
     def patterns(self, field: str) -> tuple[bytes, ...]:
         if field not in self:
             return ()
-        found = []
+        found: list[bytes] = []
         for text in self.items(field, '"sensors/"'):
             pattern = text.encode()
+            is_secret = pattern.startswith(SECRET) and field == "deny_publish"
             try:
-                (_check_secret if pattern.startswith(SECRET) and field == "deny_publish" else _check_open)(
-                    pattern, field
-                )
+                (_check_secret if is_secret else _check_open)(pattern, field)
             except UsageError as e:
                 self.fail(field, f"{field}: {text!r}: {e}")
-            found.append(pattern)
+            found += _reaching(pattern) if is_secret else (pattern,)
         return tuple(dict.fromkeys(found))
 
 
@@ -283,6 +283,17 @@ def _check_secret(pattern: bytes, field: str) -> None:
         )
     if len(wanted.parts) < _LEAST_ID_SEGMENTS and not wanted.is_below:
         raise UsageError("no secret key matches it: it has too few segments; let it end with '/'")
+
+
+def _reaching(pattern: bytes) -> Iterator[bytes]:
+    """Yield the patterns of all secret keys that reach a client with the IDs of a pattern.
+
+    A key need not name all of them: ``!/cred///7/x`` reaches the client with the PID 7, whoever it is.
+    """
+    parts = pattern.split(b"/")
+    given = parts[2 : min(5, len(parts) - 1)]
+    for ids in product(*((part, b"") if part.strip(b"*") else (b"*",) for part in given)):
+        yield b"/".join((*parts[:2], *ids, *parts[2 + len(ids) :]))
 
 
 class _Loader:

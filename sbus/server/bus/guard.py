@@ -148,6 +148,8 @@ class Guard:
     def _verdict(self, rights: Rights, key: bytes, route: Route[Receiver]) -> Verdict:
         if rights.publishes_all:
             return ALLOWED
+        if self._router.upstream is not None:
+            key = self._router.upstream.local(key)  # the link's name in front of a key is no way around a verdict
         seconds = self.permissions.verdict_seconds
         if seconds == 0:
             return self.permissions.publication(rights, key)

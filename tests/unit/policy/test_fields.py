@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import grp
 import pwd
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from sbus.policy import ALLOWED, Identity, Policy, load
+from sbus.protocol.keys import PeerCredentials, matches
 
 HOST = Identity(1000, 100, frozenset({20, 30}), "main", True)
 
@@ -143,6 +145,18 @@ def test_deny_publish_may_name_secret_keys(tmp_path: Path) -> None:
     assert publishes(judge, HOST._replace(uid=1), b"!/cred//0//x")
     assert not publishes(judge, HOST, b"a")
     assert not judge.rights_of(HOST).publishes_all
+
+
+def test_deny_publish_denies_every_secret_key_that_reaches_a_client(tmp_path: Path) -> None:
+    """A key need not name all IDs of the client that it reaches; one that cannot reach it stays allowed."""
+    root = PeerCredentials(77, 0, 5)
+    for denied in ("!/cred//0/", "!/cred/5/0/", "!/cred/5/0/77/x", "!/cred///77/*"):
+        judge = policy(tmp_path, "[[rule]]", 'name = "r"', f'deny_publish = ["{denied}"]')
+        for gid, uid, pid in product((b"", b"5"), (b"", b"0"), (b"", b"77")):
+            key = b"!/cred/%b/%b/%b/x" % (gid, uid, pid)
+            assert matches(b"!/cred////x", key, subscriber=root)
+            assert not publishes(judge, HOST, key), (denied, key)
+        assert publishes(judge, HOST, b"!/cred/6/1/78/x")
 
 
 def test_deny_subscribe_denies_every_pattern_that_reaches_it(tmp_path: Path) -> None:

@@ -442,6 +442,20 @@ def test_mode_audit_is_that_of_the_policy_alone(policy):
     assert log.denied_events == [(1, b"MSG", b"no", "credentials", True), (1, b"MSG", b"closed", "closed", False)]
 
 
+def test_the_links_name_is_no_way_around_a_denied_secret(policy):
+    """On a bus with a master, a key that begins with the link's name, old or new, is judged as the key behind it."""
+    bus = Bus(policy=policy('[[rule]]\nname = "no"\nusers = [1000]\ndeny_publish = ["!/cred//2000/"]\n'))
+    link, victim, client = bus.connect(uid=0), bus.connect(uid=2000, pid=6000), asking(bus)
+    victim.send(b"SUB !/cred////x")
+    key = b"!/cred/100/2000/6000/x"
+    for name in (b"!/cred/0/0/1", b"!/cred/0/0/2"):
+        link.send(b"CMSG link/up\0" + name)
+        for sent in (key, b"!/cred/0/0/1/" + key):
+            client.send(b"MSG %b\0" % sent)
+            assert client.take() == [b"CMSG denied\0MSG %b no" % sent]
+    assert victim.take() == []
+
+
 # --- rates -------------------------------------------------------------------------------------
 
 RATE = '[[rule]]\nname = "slow"\nusers = [1000]\nmax_rate = 400\n'
