@@ -69,7 +69,7 @@ class Rights:
     """What a class of clients may do: those that the same rules match.
 
     :ivar publishes_all: whether every publication is allowed and none is audited, so that nothing has to be asked.
-    :ivar rate: the lowest ``max_rate`` of the rules, in messages a second of one user; None without one.
+    :ivar rates: the ``max_rate`` s of the rules, from the lowest one on, in messages a second of one user.
     :ivar payload: whether these clients may send ``FMSG``.
     """
 
@@ -83,14 +83,14 @@ class Rights:
         "payload",
         "policy",
         "publishes_all",
-        "rate",
+        "rates",
         "rules",
     )
 
     def __init__(self, policy: Policy, rules: tuple[Rule, ...]) -> None:
         self.policy = policy
         self.rules = rules
-        self.rate = min((rule.max_rate for rule in rules if rule.max_rate is not None), default=None)
+        self.rates = tuple(sorted({rule.max_rate for rule in rules if rule.max_rate is not None}))
         self.payload = not any(rule.payload is False for rule in rules)
         self._denied: dict[bytes, Verdict] = {}
         self._allowed: dict[bytes, Verdict] = {}
@@ -123,6 +123,11 @@ class Rights:
             allowed.add(self.policy.shape(pattern), pattern)
         needed = (b"",) if self.policy.is_closed else self.policy.closed
         return all(any(True for _ in allowed.covering(self.policy.shape(pattern))) for pattern in needed)
+
+    @property
+    def rate(self) -> float | None:
+        """The lowest of the rates; None without one."""
+        return min(self.rates, default=None)
 
     def publication(self, zone: Zone) -> Verdict:
         """Judge the publication of a key.

@@ -300,8 +300,8 @@ class BusProtocol(ReceivingHalf):
         if self._pace is not None:
             self._pace.stop()
         self._pace = None
-        if rights.rate is not None:
-            self._pace = self.registry.guard.paces.of(self.user.uid, rights.rate, self._maybe_resume)
+        if rights.rates:
+            self._pace = self.registry.guard.paces.of(self.user.uid, rights.rates, self._maybe_resume)
         self._maybe_resume()
 
     def _may_hand(self, route: Route[Receiver]) -> bool:

@@ -39,8 +39,8 @@ class Rights(Protocol):
         """Whether they may publish every key, and nothing is to be noted."""
 
     @property
-    def rate(self) -> float | None:
-        """Messages a second that each of their users may send; None for any number."""
+    def rates(self) -> tuple[float, ...]:
+        """Messages a second, each of all clients of one user that have this rate; empty for any number."""
 
     def publication(self, zone: Any) -> Verdict:
         """Return whether they may publish the keys of a zone."""

@@ -65,7 +65,7 @@ class Refusal(Violation):
 
 class _Free:
     publishes_all = True
-    rate = None
+    rates = ()
 
     def publication(self, zone: Any) -> Verdict:
         return ALLOWED
@@ -85,7 +85,7 @@ class _PeerRights:
     credentials: ICredentials
     peer: PeerCredentials
     publishes_all = False
-    rate = None
+    rates = ()
 
     def publication(self, zone: bytes) -> Verdict:
         return ALLOWED if self.credentials.mayPublish(self.peer, zone) else _PLUGIN
@@ -103,8 +103,8 @@ class _Both:
     publishes_all = False
 
     @property
-    def rate(self) -> float | None:
-        return self.policy.rate
+    def rates(self) -> tuple[float, ...]:
+        return self.policy.rates
 
     def publication(self, zone: tuple[Any, bytes]) -> Verdict:
         verdict = self.plugin.publication(zone[1])  # first: it is in force also where the policy only observes
