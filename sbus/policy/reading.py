@@ -22,7 +22,7 @@ from sbus.errors import PolicyError, UsageError, Violation
 from sbus.policy.names import Names
 from sbus.policy.places import Places
 from sbus.policy.policy import SECRET, Policy
-from sbus.policy.rules import PATTERN_FIELDS, RESERVED_NAMES, Rule, UserLimits
+from sbus.policy.rules import LEAST_USER_MEMORY, PATTERN_FIELDS, RESERVED_NAMES, Rule, UserLimits
 from sbus.protocol.explain import never_matches
 from sbus.protocol.keys import CURRENT
 from sbus.protocol.patterns import shape
@@ -172,7 +172,7 @@ class _Table:
 
     def count(self, field: str) -> int | None:
         value = self._values.get(field)
-        if value is not None and (type(value) is not int or value < 1):
+        if value is not None and (type(value) is not int or not 1 <= value < 2**63):  # TOML has no larger ones
             self.fail(field, f"{field} must be a whole number, 1 or more")
         return value
 
@@ -195,10 +195,13 @@ class _Table:
             return None
         try:
             if type(value) in (int, str):
-                return size(field)(str(value))
+                return size(field, LEAST_USER_MEMORY)(str(value))
         except UsageError:
             pass
-        self.fail(field, f'{field} must be a number of bytes above 0, such as 67108864, "64M" or "1G"')
+        self.fail(
+            field,
+            f'{field} must be a number of bytes, at least {LEAST_USER_MEMORY}, such as 67108864, "64M" or "1G"',
+        )
 
     def items(self, field: str, example: str, kinds: tuple[type, ...] = (str,)) -> list[Any]:
         value = self._values.get(field, [])

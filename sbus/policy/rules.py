@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 __all__ = [
     "ALLOWED",
+    "LEAST_USER_MEMORY",
     "PATTERN_FIELDS",
     "RESERVED_NAMES",
     "UNNAMED",
@@ -23,6 +24,9 @@ PATTERN_FIELDS = ("publish", "subscribe", "subscribe_exact", "deny_publish", "de
 
 RESERVED_NAMES = frozenset({"closed", "credentials", "default", "secret", "several"})
 """What a refusal reports where no rule of a policy decided."""
+
+LEAST_USER_MEMORY = 64 << 10
+"""The smallest share of memory of a user, in bytes, here and of ``--user-memory``: enough for a few clients."""
 
 UNNAMED = 2**32 - 1
 """The ID of an example for all users, or all groups, that no rule names: nobody has it (chown(2))."""
@@ -112,7 +116,7 @@ class Rule:
 class UserLimits(NamedTuple):
     """A ``[[limits]]`` table: shares of each of these users.
 
-    :ivar memory: bytes.
+    :ivar memory: bytes, `LEAST_USER_MEMORY` at least.
     :ivar accepts: connections a second.
     """
 

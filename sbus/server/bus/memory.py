@@ -52,15 +52,12 @@ __all__ = [
     "CLIENT_MEMORY",
     "KEPT_PACKET",
     "LEAST_MAX_MEMORY",
-    "LEAST_USER_MEMORY",
     "MemoryGuard",
     "pattern_memory",
 ]
 
 LEAST_MAX_MEMORY = 1 << 20
 """The smallest ``--max-memory``, in bytes: enough for some dozen clients."""
-LEAST_USER_MEMORY = 64 << 10
-"""The smallest ``--user-memory``, in bytes: enough for a few clients."""
 CLIENT_MEMORY = 6 << 10
 """The price of a connection without patterns and packets, with its part of the kernel's memory."""
 KEPT_PACKET = 56

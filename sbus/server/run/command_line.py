@@ -17,7 +17,8 @@ from sbus.protocol.keys import CURRENT, EARLY
 from sbus.protocol.patterns import shape
 from sbus.seqpacket.systemd import passed_names
 from sbus.server.asks.last_values import check_rules, parse_rule
-from sbus.server.bus.memory import LEAST_MAX_MEMORY, LEAST_USER_MEMORY
+from sbus.policy.rules import LEAST_USER_MEMORY
+from sbus.server.bus.memory import LEAST_MAX_MEMORY
 from sbus.server.core.components import FloodControls, credentials_policies, find_policy
 from sbus.server.core.limits import Limits, parse_user_clients
 from sbus.server.core.listeners import MAIN, ListenOption, check_names, parse_listen, parse_user, passed_admin

@@ -162,7 +162,8 @@ def _parse(arguments: list[str]) -> _Settings:
 
 def _memory(option: str, text: str) -> int:
     from sbus.daemon.values import size
-    from sbus.server.bus.memory import LEAST_MAX_MEMORY, LEAST_USER_MEMORY
+    from sbus.policy.rules import LEAST_USER_MEMORY
+    from sbus.server.bus.memory import LEAST_MAX_MEMORY
 
     least = {"max-memory": LEAST_MAX_MEMORY, "user-memory": LEAST_USER_MEMORY}
     return size(option, least[option])(text)

@@ -82,18 +82,22 @@ def test_patterns(ruled):
 
 def test_memory(ruled):
     """The user who is named may hold n bytes; the pattern that needs one more ends its client, and the log says so."""
-    need = CLIENT_MEMORY + sum(pattern_memory(pattern, b"/", None) for pattern in (b"a", b"b"))
+    patterns = [b"%d" % number for number in range(200)]
+    need = CLIENT_MEMORY + sum(pattern_memory(pattern, b"/", None) for pattern in patterns)
     ruled.set_limits(f"users = [{UID}]\nmemory = {need}")
-    client = ruled.bus.client(b"a", b"b", user=OTHER_USER)
+    client = ruled.bus.client(user=OTHER_USER)
+    for pattern in patterns:
+        client.sub(pattern)
+        assert client.sync() == []  # packets that wait for the bus count as well
     ruled.set_limits(f"users = [{UID}]\nmemory = {need - 1}")
-    client.unsub(b"b")
+    client.unsub(patterns[0])
     assert client.sync() == []
-    client.sub(b"b")
+    client.sub(patterns[0])
     assert client.has_ended()
     ruled.bus.wait_log(
         rf"violation by client \d+, .*: .* as much memory .* \(memory = {need - 1}, policy .*/p.toml:2\)"
     )
-    assert ruled.bus.client(b"a", b"b", b"c", user=THIRD_USER).sync() == []
+    assert ruled.bus.client(*patterns, b"more", user=THIRD_USER).sync() == []
 
 
 def test_accepts(ruled, crowd):
@@ -123,7 +127,7 @@ def test_a_new_policy(ruled, crowd):
 
 def test_root_is_exempt(ruled, crowd):
     """A table that names root has no effect, and the log says so."""
-    ruled.set_limits("users = [0]\nclients = 1\npatterns = 1\nmemory = 1\naccepts = 1")
+    ruled.set_limits("users = [0]\nclients = 1\npatterns = 1\nmemory = 65536\naccepts = 1")
     ruled.bus.wait_log(r"clients = 1, policy .*/p.toml:2 has no effect, as root and")
     assert crowd(0, hold=20).served == 20
     assert ruled.bus.client(b"a", b"b").sync() == []
