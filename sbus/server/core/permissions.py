@@ -27,6 +27,7 @@ A refusal is a `Refusal`, with the name of the rule. Whoever has asked (``denied
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FREE", "SECRET", "Permissions", "Refusal", "is_judged", "verdict_of"]
 
+_RECENT = 16
+"""Connections whose rights are kept: else a user who connects and leaves would have them made each time, for 100 ms if
+10,000 rules are for everybody. They take 10 MB then."""
 SECRET = Verdict(False, "secret")
 """The verdict of the rule of secret keys."""
 _PLUGIN = Verdict(False, "credentials")
@@ -127,6 +131,7 @@ class Permissions:
         self._credentials = credentials
         self._has_plugin = bool(credentials.restrictsPublishing)
         self._classes: WeakValueDictionary[Hashable, Rights] = WeakValueDictionary()
+        self._recent: deque[Rights] = deque(maxlen=_RECENT)
         self.coming: Policy | None = None
         self.adopt(policy)
 
@@ -134,6 +139,7 @@ class Permissions:
         """Put a policy into force. The rights of all clients have to be asked for again."""
         self.policy = policy
         self.coming = None
+        self._recent.clear()
         self.zone_of: Callable[[bytes], Hashable] | None
         if self._has_plugin:
             self.zone_of = _itself if policy is None else lambda key: (policy.zone(key), key)
@@ -159,6 +165,8 @@ class Permissions:
         if not is_judged(client):
             return FREE
         rights: Rights | None = None if self.policy is None else self.policy.rights_of(client.identity)
+        if rights is not None:
+            self._recent.append(rights)
         if not self._has_plugin:
             return FREE if rights is None else rights
         plugin = self._intern(client.peer, lambda: _PeerRights(self._credentials, client.peer))

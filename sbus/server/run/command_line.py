@@ -13,11 +13,11 @@ from sbus.admin.access import Access, parse_group
 from sbus.admin.locate import admin_path
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.errors import UsageError
+from sbus.policy.rules import LEAST_USER_MEMORY
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.protocol.patterns import shape
 from sbus.seqpacket.systemd import passed_names
 from sbus.server.asks.last_values import check_rules, parse_rule
-from sbus.policy.rules import LEAST_USER_MEMORY
 from sbus.server.bus.memory import LEAST_MAX_MEMORY
 from sbus.server.core.components import FloodControls, credentials_policies, find_policy
 from sbus.server.core.limits import Limits, parse_user_clients

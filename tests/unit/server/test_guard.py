@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -454,6 +456,25 @@ def test_the_links_name_is_no_way_around_a_denied_secret(policy):
             client.send(b"MSG %b\0" % sent)
             assert client.take() == [b"CMSG denied\0MSG %b no" % sent]
     assert victim.take() == []
+
+
+def test_a_client_that_comes_again_has_the_rights_of_before(policy):
+    """They are not made anew for each connection, which takes long with many rules; a new policy forgets them."""
+    bus = Bus(policy=policy(CLOSED))
+    known: set[int] = set()
+    for _ in range(3):
+        client = bus.connect()
+        rights = weakref.ref(client.protocol.rights)
+        known.add(id(rights()))
+        client.transport.loseConnection()
+        bus.settle()
+        del client
+        gc.collect()
+        assert rights() is not None
+    assert len(known) == 1
+    assert adopt(bus, policy(CLOSED)) == [2]
+    gc.collect()
+    assert rights() is None
 
 
 # --- rates -------------------------------------------------------------------------------------
