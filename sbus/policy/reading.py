@@ -90,9 +90,15 @@ class _File:
             # A pipe without a writer must not hang the bus at its start.
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(fd, "rb") as file:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                before = os.fstat(fd)
+                if not stat.S_ISREG(before.st_mode):
                     raise PolicyError(f"{self.path}: this is no plain file: give a file, or a directory of *.toml")
                 data = file.read()
+                after = os.fstat(fd)
+            if (after.st_mtime_ns, after.st_size) != (before.st_mtime_ns, len(data)):
+                raise PolicyError(
+                    f"{self.path}: it was written while it was read: write beside it and rename, and load it again"
+                )
         except FileNotFoundError:
             raise PolicyError(
                 f"{self.path}: there is no such file: write one (`version = 1` is the least), or correct the path"

@@ -33,8 +33,9 @@ from twisted.internet import defer
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 
-from sbus.errors import CloseReason, ViolationReason
+from sbus.errors import CloseReason, UsageError, ViolationReason
 from sbus.policy.rules import ALLOWED, Verdict
+from sbus.protocol.keys import CURRENT
 from sbus.protocol.packets import MSG, SUB
 from sbus.routing.route import Route
 from sbus.server.asks.interest import Interest
@@ -94,6 +95,7 @@ class Guard:
         self._adopting = defer.DeferredLock()
         router.judge_by(permissions.zone_of)
         if permissions.policy is not None:
+            self._check_dialect()
             users.set_limits(permissions.policy.limits)
 
     @property
@@ -203,10 +205,15 @@ class Guard:
     # --- a new policy ------------------------------------------------------------------------
 
     async def adopt(self, policy: Policy) -> int:
-        """Put a policy into force, while the bus goes on, after any other that is on its way; return its generation."""
+        """Put a policy into force, while the bus goes on, after any other that is on its way; return its generation.
+
+        :raises UsageError: if the bus is of the early dialect.
+        """
+        self._check_dialect()
+        permissions = self.permissions
         await self._adopting.acquire()
         try:
-            permissions = self.permissions
+            await deferLater(self._clock, 0)  # an observer may have asked for it in the middle of a batch
             policy.generation = 1 if permissions.policy is None else permissions.policy.generation + 1
             permissions.coming = policy
             classes: set[Rights] = set()  # which are forgotten, unless somebody holds them
@@ -217,7 +224,12 @@ class Guard:
             self._put_into_force(policy)
             return policy.generation
         finally:
+            permissions.coming = None
             self._adopting.release()
+
+    def _check_dialect(self) -> None:
+        if self._router.dialect != CURRENT:  # its patterns would match no key, and deny nothing
+            raise UsageError("a policy needs a bus of the current dialect: leave the dialect or the policy out")
 
     def _judge_all(self, policy: Policy, classes: set[Rights]) -> Iterator[None]:
         """Judge the subscriptions of all clients, one at each step, and end those that the policy refuses."""

@@ -63,6 +63,9 @@ class PolicyFiles:
         except PolicyError as e:
             self.log.error("the policy is not reloaded, and the one before stays in force: {error}", error=str(e))
             raise
+        except Exception as e:
+            self.log.failure("the policy is not reloaded, and the one before stays in force")
+            raise PolicyError(f"{self.path}: {e!r} in the server: see its log, and try again") from e
         finally:
             self._on_change(False)
             self._lock.release()
@@ -82,7 +85,9 @@ class PolicyFiles:
         return policy, classes
 
     def reload_at_signal(self) -> None:
-        """Reload; what is wrong is in the log."""
+        """Reload, unless a reload is about to begin; what is wrong is in the log."""
+        if self._lock.waiting:
+            return
         defer.Deferred.fromCoroutine(self.reload()).addErrback(lambda failure: failure.trap(UsageError))
 
 

@@ -12,8 +12,9 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from sbus.errors import CloseReason, ViolationReason
+from sbus.errors import CloseReason, UsageError, ViolationReason
 from sbus.policy import Policy, load
+from sbus.protocol.keys import EARLY
 from sbus.server import Observer
 from sbus.server.core.credentials import AccessSettings, KernelCredentials
 from tests.support.buses import Bus, Peer
@@ -475,6 +476,34 @@ def test_a_client_that_comes_again_has_the_rights_of_before(policy):
     assert adopt(bus, policy(CLOSED)) == [2]
     gc.collect()
     assert rights() is None
+
+
+def test_a_bus_of_the_early_dialect_takes_no_policy(policy):
+    """The patterns of a policy would match no key, and deny nothing."""
+    with pytest.raises(UsageError, match="current dialect"):
+        Bus(policy=policy(CLOSED), dialect=EARLY)
+    bus = Bus(dialect=EARLY)
+    failed: list[Any] = []
+    Deferred.fromCoroutine(bus.registry.guard.adopt(policy(CLOSED))).addErrback(failed.append)
+    assert failed[0].check(UsageError)
+
+
+def test_an_observer_changes_the_policy_behind_the_batch(policy):
+    """What an observer puts into force while it is notified is no part of the batch: nobody gets a message after it."""
+
+    class Switch(Observer):
+        def published(self, client: Any, key: bytes, payload: bytes | None) -> None:
+            if key == b"sensors/a":
+                Deferred.fromCoroutine(bus.registry.guard.adopt(policy('closed = [""]\n')))
+
+    bus = Bus(policy=policy(CLOSED), observers=(Switch(),))
+    reader, sender = asking(bus), asking(bus)
+    reader.send(b"SUB sensors/")
+    sender.send(b"MSG sensors/b\0", b"MSG sensors/a\0", b"MSG sensors/b\0")
+    assert reader.take() == [
+        *(b"MSG sensors/%b\0" % name for name in (b"b", b"a", b"b")),
+        b"CMSG denied\0SUB sensors/ closed",
+    ]
 
 
 # --- rates -------------------------------------------------------------------------------------
