@@ -96,7 +96,7 @@ class AuditLog(Observer):
             number=client.number,
             groups=sorted(client.identity.groups)[:_MOST_GROUPS],
             executable=executable,
-            program="" if executable is None else f" ({executable})",
+            program="" if executable is None else f" ({executable!r})",
             verb=verb.decode("ascii", "backslashreplace"),
             key=self._dialect.shown(key),
             rule=verdict.rule,

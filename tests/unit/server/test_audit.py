@@ -95,7 +95,7 @@ def test_the_fields_of_a_refusal():
     assert {name: found[name] for name in expected} == expected
     assert found["log_level"]["name"] == "warn"
     assert log.take() == [
-        "denied: client 12, pid 4711 uid 1001 gid 100 at guests (/usr/bin/sensord): MSG 'sensors/\\\\xff', "
+        "denied: client 12, pid 4711 uid 1001 gid 100 at guests ('/usr/bin/sensord'): MSG 'sensors/\\\\xff', "
         "rule sensors (p.toml:7), generation 3"
     ]
 
@@ -125,7 +125,7 @@ def test_journald_gets_the_priority_of_a_warning(tmp_path, monkeypatch):
         stream.seek(0)
         (line,) = stream.read().splitlines()
     assert line.startswith("<4>denied: client 12, ")
-    assert "(/a\\nb)" in line
+    assert "('/a\\\\nb')" in line
 
 
 def test_what_clients_choose_is_short():
@@ -149,6 +149,14 @@ def test_the_kernel_is_asked_once_for_each_connection():
     assert client.asked == 1
     log.audit.closed(client, CloseReason.PEER_CLOSED)
     assert log.audit._executables == {}
+
+
+def test_a_program_cannot_forge_the_rest_of_a_line():
+    """The path of a program, which its owner chooses, is quoted as the key is."""
+    log = Log()
+    log.deny(Connection(path="/x): MSG 'other', rule other ('"))
+    (line,) = log.take()
+    assert r"""("/x): MSG 'other', rule other ('"): MSG 'sensors/1', rule sensors (p.toml:7)""" in line
 
 
 def test_no_line_asks_nothing():
