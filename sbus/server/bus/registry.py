@@ -305,10 +305,9 @@ class SubscriptionRegistry(Service):
 
     def _uid_of(self, peer: PeerCredentials) -> int:
         """Return the UID that a peer counts as: its own, that of its owner, the recorder's or the link's."""
-        if peer.pid == self._members.link:
-            return LINK
-        if peer.pid == self._members.sidecar:
-            return RECORDER
+        sidecars = {self._members.sidecar: RECORDER, self._members.link: LINK}
+        if peer.pid in sidecars and is_exempt(peer.uid):  # another user's client had the PID before, and waited
+            return sidecars[peer.pid]
         return peer.uid if self._owner_of is None else self._owner_of(peer.uid)
 
     def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:

@@ -410,14 +410,15 @@ def test_the_recorder_is_a_user_of_its_own():
     """The recorder's process shares no limit, turn or share of the queues with the user that it runs as."""
     bus = Bus(limits=Limits(user_clients=1, max_clients=8))
     bus.registry.sidecar = 99
-    recorder, other = bus.connect(uid=7, pid=99), bus.connect(uid=7)
+    own = os.geteuid()
+    recorder, other = bus.connect(uid=own, pid=99), bus.connect(uid=own)
     assert recorder.is_connected
     assert other.is_connected
     assert recorder.protocol.user is bus.registry.users[RECORDER]
     assert recorder.protocol.user is not other.protocol.user
-    assert recorder.protocol.peer.uid == 7
+    assert recorder.protocol.peer.uid == own
     recorder.send(b"CMSG !/cred/whoami")
-    assert recorder.take() == [b"CMSG !/cred/whoami\0!/cred/100/7/99"]
+    assert recorder.take() == [b"CMSG !/cred/whoami\0!/cred/100/%d/99" % own]
 
 
 def test_owners():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -229,11 +230,16 @@ def test_mode_audit_refuses_nothing(policy):
 
 
 def test_the_program_is_not_judged(policy):
-    """The program around the bus publishes what it likes, and the recorder that the bus has started reads all."""
+    """The program around the bus publishes what it likes, and the recorder that the bus has started reads all.
+
+    A client of another user that had the recorder's PID before it, and waited at the socket since, is judged as ever.
+    """
     bus = Bus(policy=policy(CLOSED))
     bus.registry.sidecar = 77
-    recorder = bus.connect(uid=1000, pid=77)
+    recorder, other = bus.connect(uid=os.geteuid(), pid=77), bus.connect(uid=os.geteuid() + 1, pid=77)
     recorder.send(b"SUB ")
+    other.send(b"SUB ")
+    assert not other.is_connected
     bus.registry.publish(b"elsewhere", b"x")
     bus.settle()
     assert recorder.take() == [b"MSG elsewhere\0x"]

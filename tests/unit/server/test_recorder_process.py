@@ -109,14 +109,14 @@ def test_recorders_do_not_count() -> None:
     """A bus is empty when the last client leaves, whether its recorder is connected or not."""
     bus = Bus(limits=Limits(max_clients=1))
     bus.registry.sidecar = 77
-    recorder = bus.connect(pid=77)
+    recorder = bus.connect(uid=os.geteuid(), pid=77)
     empty = bus.registry.when_empty()
     client = bus.connect(pid=1)
     assert not bus.connect(pid=2).is_connected  # one client is the limit
     recorder.transport.abortConnection()
     bus.settle()
     bus.registry.sidecar = 78
-    recorder = bus.connect(pid=78)
+    recorder = bus.connect(uid=os.geteuid(), pid=78)
     assert recorder.is_connected
     assert not empty.called
     client.transport.abortConnection()
@@ -130,7 +130,7 @@ def test_a_recorder_is_not_the_last_client() -> None:
     bus = Bus()
     bus.registry.sidecar = 77
     empty = bus.registry.when_empty()
-    bus.connect(pid=77).transport.abortConnection()
+    bus.connect(uid=os.geteuid(), pid=77).transport.abortConnection()
     bus.settle()
     assert not empty.called
 
@@ -139,7 +139,7 @@ def test_recorders_are_disconnected_last() -> None:
     """All other clients can be disconnected before the recorder; a bus that stops waits for all."""
     bus = Bus()
     bus.registry.sidecar = 77
-    recorder, client = bus.connect(pid=77), bus.connect(pid=1)
+    recorder, client = bus.connect(uid=os.geteuid(), pid=77), bus.connect(pid=1)
     bus.registry.disconnect_all(sidecars=False)
     bus.settle()
     assert (client.is_connected, recorder.is_connected) == (False, True)
