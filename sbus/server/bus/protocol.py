@@ -28,6 +28,7 @@ publisher is read in batches of about `FANOUT_BUDGET` copies.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -341,13 +342,14 @@ class BusProtocol(ReceivingHalf):
         self._fast_path = registry.fast_path and not (self._kept or self.is_paused or self.reason or self._pace)
         return total if self.reason is not None else at
 
-    def _handle_some(self, packets: list[bytes], at: int, until: int) -> tuple[int, int]:
+    def _handle_some(self, packets: list[bytes], at: int, until: int, last: int = sys.maxsize) -> tuple[int, int]:
         """Handle packets until the clock shows `until`, at least one of them.
 
-        :returns: the packets, from the front, that are handled, and their number now: bundles are taken apart.
+        :param last: the packets, from the front, that may be handled, with bundles taken apart.
+        :returns: those that are handled, and those that can be: `last`, or the number of all now.
         """
         registry, clock = self.registry, self._scheduler.clock
-        total = len(packets)
+        total = min(len(packets), last)
         is_over = False
         while at < total and not is_over and self._may_continue():
             start, end = at, min(at + MAX_RUN, total)
@@ -371,7 +373,7 @@ class BusProtocol(ReceivingHalf):
                     parts = unbundle(packets[at : at + 1])
                     if parts[0] is not packets[at]:
                         packets[at : at + 1] = parts
-                        total = len(packets)
+                        total = min(len(packets), last)
                         end = min(start + MAX_RUN, total)
                         continue
                 if not self._handle(packets[at]):
@@ -383,12 +385,9 @@ class BusProtocol(ReceivingHalf):
 
     def _handle_paced(self, packets: list[bytes], at: int, until: int, pace: Pace) -> tuple[int, int]:
         """Do as `_handle_some`, as far as the pace of the client's user permits; wait if that is not all."""
-        last = at + pace.quota()
-        some = packets[:last]
-        done, total = self._handle_some(some, at, until)
-        packets[:last] = some  # bundles were taken apart
+        done, last = self._handle_some(packets, at, until, at + pace.quota())
         pace.spend(done - at)
-        if done == total and done < len(packets) and self._pace is pace:
+        if done == last and done < len(packets) and self._pace is pace:
             pace.wait()
             self._pause()
         return done, len(packets)

@@ -9,6 +9,7 @@ from twisted.internet.task import Clock
 
 from sbus.policy import Policy
 from sbus.policy.rules import Rule
+from sbus.protocol.bundles import pack
 from sbus.server.bus.protocol import BusProtocol
 from sbus.server.core.listeners import Listener
 from tests.support.buses import Bus, Peer
@@ -80,6 +81,19 @@ def test_another_socket_with_another_rate_adds_nothing():
     came = counted(bus, reader, 2.0)
     assert 760 <= came.total() <= 840
     assert min(came.values()) > 100
+
+
+def test_a_bundle_counts_as_its_messages():
+    """Bundles that were left in one piece, as there were many of them, are not handled whole."""
+    bus, reader = slow_bus(rule(400))
+    client = bus.connect()
+    client.send(b"CMSG bundle/on")
+    bundles, _ = pack([b"MSG k\0"] * 20_000, 65_536, 100)
+    assert len(bundles) < 10
+    client.transport.deliver(*bundles, b"MSG last\0")
+    for _ in range(3):
+        assert 380 <= counted(bus, reader, 1.0).total() <= 420
+    assert counted(bus, reader, 50.0)[b"last"] == 1
 
 
 def test_tokens_cannot_be_saved_by_many_clients():
