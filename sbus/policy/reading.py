@@ -38,6 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NAME_RULE = "use letters, digits, '_', '.' and '-', 1 to 64 of them"
 _LEAST_ID_SEGMENTS = 6
 """Segments of a secret key: ``!``, ``cred``, three IDs, and at least one more, which may be empty."""
+_NO_FILE = "this is no plain file: give a file, or a directory of *.toml"
 _ID_SEGMENT = re.compile(rb"(?:0|[1-9][0-9]{0,9})?\**")
 
 
@@ -67,6 +68,11 @@ def _files(path: str) -> list[str]:
     return [os.path.join(path, name) for name in names]
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe without a writer must not hang the bus at its start."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 class _File:
     """A policy file: its values and their lines."""
 
@@ -87,14 +93,12 @@ class _File:
 
     def _text(self) -> str:
         try:
-            # A pipe without a writer must not hang the bus at its start.
-            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(fd, "rb") as file:
-                before = os.fstat(fd)
+            with open(self.path, "rb", opener=_open_at_once) as file:
+                before = os.fstat(file.fileno())
                 if not stat.S_ISREG(before.st_mode):
-                    raise PolicyError(f"{self.path}: this is no plain file: give a file, or a directory of *.toml")
+                    raise PolicyError(f"{self.path}: {_NO_FILE}")
                 data = file.read()
-                after = os.fstat(fd)
+                after = os.fstat(file.fileno())
             if (after.st_mtime_ns, after.st_size) != (before.st_mtime_ns, len(data)):
                 raise PolicyError(
                     f"{self.path}: it was written while it was read: write beside it and rename, and load it again"
@@ -103,6 +107,8 @@ class _File:
             raise PolicyError(
                 f"{self.path}: there is no such file: write one (`version = 1` is the least), or correct the path"
             ) from None
+        except IsADirectoryError:
+            raise PolicyError(f"{self.path}: {_NO_FILE}") from None
         except OSError as e:
             raise PolicyError(f"{self.path}: cannot be read: {e.strerror}; let the bus's user read it") from None
         try:

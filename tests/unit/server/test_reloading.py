@@ -78,7 +78,9 @@ def test_a_storm_of_signals_is_two_reloads(loads, path):
         done.callback(call())
         bus.settle()
     assert len(loads) == 2
-    assert bus.registry.guard.permissions.policy.generation == 3
+    policy = bus.registry.guard.permissions.policy
+    assert policy is not None
+    assert policy.generation == 3
 
 
 def test_a_file_that_is_written_while_it_is_read_is_not_loaded(path, monkeypatch):
