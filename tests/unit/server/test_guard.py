@@ -349,6 +349,33 @@ def test_between_two_policies_both_hold_for_subscriptions(policy):
     assert client.take() == [b"CMSG denied\0SUB b/1 no-b", b"CMSG denied\0MSG b/1 no-b"]
 
 
+def test_patterns_that_take_long_to_judge_hold_nobody_up(policy):
+    """A new policy judges for a few milliseconds at a time, however long one pattern takes."""
+
+    class SlowClock(Clock):
+        def seconds(self) -> float:
+            self.rightNow += 0.0005
+            return self.rightNow
+
+    bus = Bus(policy=policy(""), clock=SlowClock())
+    bus.connect().send(*[b"SUB x/%d" % number for number in range(100)])
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        if bus.registry.guard.permissions.policy is not coming:
+            turns += 1
+            bus.clock.callLater(0, turn)
+
+    coming = policy("")
+    Deferred.fromCoroutine(bus.registry.guard.adopt(coming))
+    turn()
+    for _ in range(100):
+        bus.settle()
+    assert bus.registry.guard.permissions.policy is coming
+    assert 20 <= turns <= 60
+
+
 def test_from_audit_to_enforcing(policy):
     """What an audited policy let through is refused, or ended, when it is enforced; also while that is under way."""
     text = '[[rule]]\nname = "no-a"\ndeny_subscribe = ["a/"]\n'
