@@ -41,11 +41,14 @@ from sbus.policy.shapes import ShapeIndex
 from sbus.protocol.keys import CURRENT, PeerCredentials
 from sbus.protocol.patterns import Shape, shape
 from sbus.routing.trie import PatternIndex
+from sbus.syscalls.sockets import TOO_MANY_GROUPS
 
 __all__ = ["SECRET", "Policy", "Rights", "Zone"]
 
 SECRET = b"!/cred/"
 """How secret keys begin, and the patterns that match them."""
+_NOTHING = Rule(-1, "credentials", "", deny_publish=(b"", SECRET), deny_subscribe=(b"",))
+"""The only rule of a client that is in more groups than are looked at, if there are rules for groups."""
 _NOBODY = PeerCredentials(0, 0, 0)
 """For the index of patterns, which asks for credentials only where a pattern is secret to it."""
 
@@ -215,6 +218,7 @@ class Policy:
         self._by_gid: defaultdict[int, list[int]] = defaultdict(list)
         self._by_listener: defaultdict[str, list[int]] = defaultdict(list)
         everybody = []
+        self._has_groups = any(rule.groups is not None for rule in self.rules)
         for rule in self.rules:
             if rule.users is not None:
                 for uid in rule.users:
@@ -232,7 +236,7 @@ class Policy:
     def _index_patterns(self) -> None:
         self._open: PatternIndex[bytes] = PatternIndex(CURRENT)
         self._secret: PatternIndex[bytes] = PatternIndex(CURRENT)
-        known = set(self.closed)
+        known = {*self.closed, *(_NOTHING.deny_publish if self._has_groups else ())}
         for rule in self.rules:
             known.update(rule.publish)
             known.update(rule.deny_publish)
@@ -248,17 +252,22 @@ class Policy:
 
     def rights_of(self, identity: Identity) -> Rights:
         """Return what a client may do; clients that the same rules match share one object."""
+        is_crowd = self._has_groups and identity.groups == TOO_MANY_GROUPS
+        numbers = (_NOTHING.number,) if is_crowd else self._numbers_of(identity)
+        rights = self._rights.get(numbers)
+        if rights is None:
+            rules = (_NOTHING,) if is_crowd else (*self._everybody, *(self.rules[number] for number in numbers))
+            rights = self._rights[numbers] = Rights(self, tuple(sorted(rules, key=lambda rule: rule.number)))
+        return rights
+
+    def _numbers_of(self, identity: Identity) -> tuple[int, ...]:
+        """Return the rules that match a client, those for everybody aside."""
         near: Sequence[Sequence[int]] = (
             self._by_uid.get(identity.uid, ()),
             *(self._by_gid.get(gid, ()) for gid in {identity.gid, *identity.groups}),
             self._by_listener.get(identity.listener, ()),
         )
-        numbers = tuple(sorted({number for group in near for number in group if self.rules[number].matches(identity)}))
-        rights = self._rights.get(numbers)
-        if rights is None:
-            rules = (*self._everybody, *(self.rules[number] for number in numbers))
-            rights = self._rights[numbers] = Rights(self, tuple(sorted(rules, key=lambda rule: rule.number)))
-        return rights
+        return tuple(sorted({number for group in near for number in group if self.rules[number].matches(identity)}))
 
     def zone(self, key: bytes) -> Zone:
         """Return the zone of a key, open or secret; two keys that the same patterns match have the same one."""

@@ -88,7 +88,7 @@ class IPacketTransport(Interface):
         """Return the path of the program that the peer runs, or None if that cannot be known."""
 
     def peer_groups() -> frozenset[int]:
-        """Return the supplementary groups of the peer; none if the kernel does not say."""
+        """Return the supplementary groups of the peer (`sbus.syscalls.sockets.peer_groups`)."""
 
     def write(packet: bytes) -> None:
         """Send one packet, soon.
