@@ -143,6 +143,17 @@ def test_long_keys_are_cut(policy):
     assert client.take() == [b"CMSG denied\0MSG " + b"k" * 1024 + b" default"]
 
 
+def test_a_pattern_that_is_too_large_is_not_judged(policy):
+    """It breaks a limit, whatever the policy says: to judge it would take long, each time that it is refused."""
+    log = Log()
+    bus = Bus(policy=policy(CLOSED), observers=(log,))
+    client = asking(bus)
+    client.send(b"SUB no/" + b"a/" * 5_000)
+    assert not client.is_connected
+    assert log.denied_events == []
+    assert bus.registry.counters.violations_by[ViolationReason.TOO_MANY_PATTERN_BYTES] == 1
+
+
 def test_denials_hold_no_publisher_up(policy):
     """While 64 replies wait, denials are summed up, and the client goes on publishing."""
     bus = Bus(policy=policy(CLOSED))
