@@ -29,7 +29,10 @@ async def test_raised_limit_is_learnt(backend: Backend, bus: StartBus) -> None:
     await one.publish("k", LONG)  # nothing of this connection has been read yet
     await other.fence()
     await one.publish_many([("k", LONG), ("k", b"short")])
-    assert [len(payload) for payload in await sub.take(3)] in ([900_000, 900_000, 5], [900_000, 5])
+    sizes: list[int] = []
+    while sizes[-1:] != [5]:
+        sizes += map(len, await sub.take(1))
+    assert sizes in ([900_000, 900_000, 5], [900_000, 5])  # the first one may come before the subscription
     with pytest.raises(PacketTooLong, match=r"the limit is 1000000; .*the operator raise the limit of the bus"):
         await one.publish("k", bytes(1_000_000))
     assert other.raw.lost == 0
