@@ -280,7 +280,11 @@ class BusProtocol(ReceivingHalf):
                     and total <= BATCH
                     and route is not None
                     and total * len(route.receivers) < LONG_RUN
-                    and (self.is_free or self._may_hand(route))
+                    and (
+                        self.is_free
+                        or (self.has_echo and route.verdicts.get(self.rights) is ALLOWED)
+                        or self._may_skip(route)
+                    )
                 ):
                     at = registry.deliver(packets, route, self, True)
                     if total >= MIN_READ and self.transport is not None:
@@ -305,11 +309,9 @@ class BusProtocol(ReceivingHalf):
             self._pace = self.registry.guard.paces.of(self.user.uid, rights.rates, self._maybe_resume)
         self._maybe_resume()
 
-    def _may_hand(self, route: Route[Receiver]) -> bool:
-        """Return whether a run may be handed to a route as it is, as far as that is known."""
-        return (self.has_echo or self not in route.receivers) and (
-            self.rights.publishes_all or route.verdicts.get(self.rights) is ALLOWED
-        )
+    def _may_skip(self, route: Route[Receiver]) -> bool:
+        """Return whether a client without echo may have a run handed to a route as it is."""
+        return self not in route.receivers and (self.rights.publishes_all or route.verdicts.get(self.rights) is ALLOWED)
 
     def _handle_batch(self, packets: list[bytes], at: int) -> int:
         """Handle a batch of any packets, from one of them on, as far as that can go now; keep the rest.
