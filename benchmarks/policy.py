@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what a policy costs besides messages: to load it, and to reload it while a user makes round trips.
 
-    sudo python benchmarks/policy.py [--rules 10000] [--clients 1000] [--patterns 16384] [--reloads 10]
+    sudo python benchmarks/policy.py [--rules 10000] [--clients 1000] [--patterns 16384] [--reloads 10] [--seconds 4]
 
 A bystander of a user of its own makes round trips all the time; the clients of another user hold the patterns. Each
 reload changes the policy: a rule less, then a rule more. The longest round trip of each reload counts, from the request
@@ -28,15 +28,17 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
+from benchmarks.attacks.server import serving  # noqa: E402
 from benchmarks.policies import policy  # noqa: E402
-from benchmarks.servers import allow_many_files, twistd  # noqa: E402
+from benchmarks.servers import allow_many_files  # noqa: E402
 
 __all__ = ["main"]
 
+_TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
 _OTHER = 1_500
 """The UID of the user with the patterns."""
-_SECONDS = 4.0
-"""Seconds of round trips around a reload."""
+_BEFORE = 2_000
+"""Round trips before a reload, to compare with."""
 
 
 def _bystander(address: str, until: float, results: Connection) -> None:
@@ -45,9 +47,10 @@ def _bystander(address: str, until: float, results: Connection) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect(address)
         sock.send(b"SUB by/stander")
-        trips = []
-        results.send(None)
+        trips: list[tuple[float, float]] = []
         while (began := time.monotonic()) < until:
+            if len(trips) == _BEFORE:
+                results.send(None)
             sock.send(b"MSG by/stander\0x")
             sock.recv(100)
             trips.append((began, time.monotonic() - began))
@@ -97,39 +100,24 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1_000)
     parser.add_argument("--patterns", type=int, default=16_384)
     parser.add_argument("--reloads", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of round trips around each reload [4]")
     options = parser.parse_args()
     allow_many_files()
     with tempfile.TemporaryDirectory(prefix="sbus-policy-") as folder:
         os.chmod(folder, 0o711)
-        file, address = Path(folder) / "policy.toml", f"{folder}/bus"
+        file = Path(folder) / "policy.toml"
         file.write_text(policy(options.rules))
         loads = [_load(file) for _ in range(3)]
         print(f"to load {options.rules} rules: {statistics.median(loads):.2f} s (median of {len(loads)})")
-        words = [word.format(address=address) for word in twistd("--mode=0777", f"--policy={file}", "--admin=auto")]
-        words += ["--user-clients=4096", "--user-accepts=100000", "--user-patterns=100000"]
-        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-            try:
-                _await(address)
-                _measure(options, file, address)
-            finally:
-                server.terminate()
+        bounds = ("--user-accepts=100000", "--user-patterns=100000")
+        with serving(_TWISTD, (f"--policy={file}", "--admin=auto", *bounds)) as server:
+            _measure(options, file, server.address)
 
 
 def _load(file: Path) -> float:
     code = "import sys, time, sbus.policy; began = time.perf_counter(); sbus.policy.load(sys.argv[1]);"
     code += "print(time.perf_counter() - began)"
     return float(subprocess.check_output([sys.executable, "-c", code, str(file)], cwd=ROOT))
-
-
-def _await(address: str) -> None:
-    for _ in range(1_500):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            try:
-                sock.connect(address)
-                return
-            except OSError:
-                time.sleep(0.01)
-    raise SystemExit("the server has not started")
 
 
 def _measure(options: argparse.Namespace, file: Path, address: str) -> None:
@@ -143,10 +131,9 @@ def _measure(options: argparse.Namespace, file: Path, address: str) -> None:
     for number in range(options.reloads):
         file.write_text(policy(options.rules - number % 2))
         ours, theirs = multiprocessing.Pipe()
-        child = fork.Process(target=_bystander, args=(address, time.monotonic() + _SECONDS, theirs))
+        child = fork.Process(target=_bystander, args=(address, time.monotonic() + options.seconds, theirs))
         child.start()
         ours.recv()
-        time.sleep(0.2)  # round trips without a reload, to compare with
         began = time.monotonic()
         took = _reload(f"{address}.admin")
         trips = ours.recv()
