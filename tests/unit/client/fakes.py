@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from sbus.client.api import ClientApi
 from sbus.client.core import Sink
 
-__all__ = ["WithoutCalls"]
+__all__ = ["Waiter", "WithoutCalls"]
 
 Sub = TypeVar("Sub", bound=Sink)
 
@@ -49,3 +49,16 @@ class WithoutCalls(ClientApi[Sub]):
 
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> NoReturn:
         raise NotImplementedError
+
+
+class Waiter:
+    """A waiter that records its outcomes."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Any] = []
+
+    def set_result(self, value: bytes) -> None:
+        self.outcomes.append(value)
+
+    def set_exception(self, error: Exception) -> None:
+        self.outcomes.append(error)

@@ -22,6 +22,7 @@ from sbus.errors import InvalidKey, PacketTooLong, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, matches
 from tests.support.examples import examples
 from tests.support.strategies import PEERS, dialects, keys, may_subscribe, patterns
+from tests.unit.client.fakes import Waiter
 
 ME = PEERS[0]
 WHOAMI = b"CMSG !/cred/whoami"
@@ -58,19 +59,6 @@ class Calling(Sink):
 
 def bundle(*packets: bytes) -> bytes:
     return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
-
-
-class Waiter:
-    """A waiter that records its outcomes."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[Any] = []
-
-    def set_result(self, value: bytes) -> None:
-        self.outcomes.append(value)
-
-    def set_exception(self, error: Exception) -> None:
-        self.outcomes.append(error)
 
 
 class PlainServer:

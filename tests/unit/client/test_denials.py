@@ -16,22 +16,10 @@ from sbus.client.extensions import Extensions
 from sbus.errors import NotAllowed, UsageError
 from sbus.protocol.notices import LONGEST_DENIED, SEVERAL
 from tests.support.examples import examples
+from tests.unit.client.fakes import Waiter
 
 WHOAMI = b"CMSG !/cred/whoami"
 NAME = WHOAMI + b"\0!/cred/1/2/3"
-
-
-class Waiter:
-    """A waiter that records its outcomes."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[Any] = []
-
-    def set_result(self, value: bytes) -> None:
-        self.outcomes.append(value)
-
-    def set_exception(self, error: Exception) -> None:
-        self.outcomes.append(error)
 
 
 class Sink:

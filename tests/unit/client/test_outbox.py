@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,19 +18,7 @@ from sbus.protocol.bundles import MAX_BUNDLE, unbundle
 from sbus.syscalls.batch import BATCH, PacketReader
 from sbus.syscalls.sockets import max_sendable
 from tests.support.examples import examples
-
-
-class Waiter:
-    """A waiter that records its outcomes."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[Any] = []
-
-    def set_result(self, value: bytes) -> None:
-        self.outcomes.append(value)
-
-    def set_exception(self, error: Exception) -> None:
-        self.outcomes.append(error)
+from tests.unit.client.fakes import Waiter
 
 
 class Model:
