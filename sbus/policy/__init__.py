@@ -1,4 +1,4 @@
-"""Policies: who may publish and subscribe to what. No I/O but reading their files; the room knows no bus."""
+"""Policies: who may publish and subscribe to what. The package reads files, and does no other I/O."""
 
 from __future__ import annotations
 

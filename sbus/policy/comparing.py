@@ -1,6 +1,6 @@
-"""Two policies side by side: for each change of what is allowed, a client and a key or pattern for which it shows.
+"""Compare two policies: for each change of rights, an example of a client and a key or pattern.
 
-Nothing is reported that judging by both policies does not confirm. What is tried is enough to find every change:
+Judging by both policies confirms every change that is reported. The examples tried are enough to find every change:
 
 * A verdict is positive because of one allowed pattern, or negative because of one denied or closed one. So a change
   shows within a pattern of one policy, or where two patterns overlap. What else could decide is kept out: every part of

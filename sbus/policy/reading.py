@@ -1,4 +1,4 @@
-"""Read policy files: all that can be wrong with a policy is found here, and named with file, line and remedy.
+"""Read policy files, and report each error with file, line and remedy.
 
 A policy is a file, or a directory of ``*.toml``. Tables of all files together make it, so that the order of the files
 changes nothing; what can be given only once (``default``, ``mode``, a rule's name) must not be given differently.

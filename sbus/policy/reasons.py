@@ -1,4 +1,4 @@
-"""Why a verdict is what it is: each rule that decided, and what came near.
+"""The reasons of a verdict: each rule that decided, and those that almost applied.
 
 The judge (`sbus.policy.policy`) asks indexes; this module looks at every pattern of every rule. So it can name all that
 decided and all that would have, and a property test compares the two.

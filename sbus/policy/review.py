@@ -1,4 +1,4 @@
-"""What in a policy changes nothing, and what makes it so; and rules that match nobody.
+"""Find patterns that change nothing, the rules that make them so, and rules that match nobody.
 
 An allowed pattern changes nothing if a denied one takes all of it, if its keys are allowed anyway, or if another
 allowed pattern covers it. A denied one changes nothing if another covers it, or if there is nothing to deny. A pattern

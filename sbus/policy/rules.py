@@ -1,4 +1,4 @@
-"""What a policy is made of: identities, rules, shares of users, and verdicts."""
+"""The parts of a policy: identities, rules, shares of users, and verdicts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Denials: what a client that has asked for them (``denied/on``) is told of what it may not do.
+"""Denials: the replies about refusals to a client that has asked for them (``denied/on``).
 
-A denial is a reply. While `MAX_REPLIES` replies wait, further denials are only counted, and one more tells their
+A denial is a reply. While `MAX_REPLIES` replies wait, further denials are only counted, and one more gives their
 number when there is room. So denials alone never keep a client from being read, as other replies do: a client that only
 publishes, and reads nothing, is not held up by them. Only the answer to a ``SUB`` is never summed up: a client must
 know which of its subscriptions it has.

@@ -1,11 +1,11 @@
-"""The guard of a bus: what clients may do is judged, counted and told here, and a new policy comes into force here.
+"""The guard of a bus: it judges, counts and reports what clients may not do, and puts a new policy into force.
 
 .. rubric:: Theory of operation
 
 `sbus.server.core.permissions` knows the rights of a class of clients; the guard gives each client its rights when it
 connects, and asks them for what a route does not know yet. A refusal is counted for the rule and for the user, and
-observers hear of it. A client that has asked is told, and stays (`sbus.server.bus.denials`); any other has broken the
-protocol.
+observers hear of it. A client that has asked gets a denial, and stays connected
+(`sbus.server.bus.denials`); any other has broken the protocol.
 
 A new policy comes into force between two batches, at one moment for publishing and for subscribing:
 
@@ -19,7 +19,7 @@ in force       In one step, all clients get their new rights, all users their ne
                with their verdicts.
 =============  =======================================================================================================
 
-So at no moment is more allowed than by the old policy or by the new one.
+So at every moment, what is allowed is allowed by the old policy or by the new one.
 """
 
 from __future__ import annotations

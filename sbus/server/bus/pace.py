@@ -1,10 +1,10 @@
-"""Pace: a client whose user may send only so many messages a second is read more slowly.
+"""Pace: the bus reads a client more slowly when its user publishes above ``max_rate``.
 
 A policy gives the rates (``max_rate``). The clients of a user that have a rate in common share a bucket, so that more
 connections bring no more messages; a client takes from the buckets of all its rates. A batch is handled as far as the
-buckets have tokens. Then the client is not read, and what it sends waits in its socket. It takes its next tokens before
-they are there, and waits for them: whoever comes later waits longer. So no client of a user starves another one, and a
-user wakes the bus as often with many clients as with one.
+buckets have tokens. Then the bus stops reading the client, and what the client sends waits in its socket. The client
+reserves its next tokens before they are there, and waits for them: a client that reserves later waits longer. So no
+client of a user starves another one, and a user wakes the bus as often with many clients as with one.
 """
 
 from __future__ import annotations

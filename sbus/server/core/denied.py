@@ -1,4 +1,4 @@
-"""What users were not allowed to do: a number for each user and rule, which outlives the connections.
+"""Counts of refusals for each user and rule, which outlive the connections.
 
 A client that has not asked for denials is disconnected with each of them; its user may be gone then, and back a moment
 later. So the numbers are not the user's. The rows that were counted last stay, up to `MOST`, which takes 150 KB.

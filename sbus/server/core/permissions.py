@@ -2,11 +2,11 @@
 
 .. rubric:: Theory of operation
 
-The kernel's word is the first rule: whose secrets a client may read (`sbus.server.core.credentials`). A policy
-(`sbus.policy`), or a credentials plug-in, can restrict open keys further. Neither is asked for each message. Clients
-that are judged alike are a *class*, and share one object, their rights (`sbus.server.core.interfaces.Rights`). Keys
-that are judged alike have one *zone*. The keys of one route have one zone, so the route remembers the verdict on each
-class that publishes there (`sbus.routing.route`), and a run of messages needs one look-up.
+The first rule is that of the kernel's credentials: whose secrets a client may read (`sbus.server.core.credentials`). A
+policy (`sbus.policy`), or a credentials plug-in, can restrict open keys further. Neither is asked for each message.
+Clients that are judged alike are a *class*, and share one object, their rights (`sbus.server.core.interfaces.Rights`).
+Keys that are judged alike have one *zone*. The keys of one route have one zone, so the route remembers the verdict on
+each class that publishes there (`sbus.routing.route`), and a run of messages needs one look-up.
 
 ========================  =======================  =======================  ===============================
 what restricts clients    their class              zone of a key            a verdict is in force
@@ -21,8 +21,8 @@ both                      both                     both                     as l
 What the bus itself does is never judged: messages and subscriptions of the program around it, and those of the recorder
 and the link that it has started. A link is judged as the client that it is, and not as the authors whom it names.
 
-A refusal is a `Refusal`, with the name of the rule. Whoever has asked (``denied/on``) is told, and stays
-(`sbus.server.bus.denials`).
+A refusal is a `Refusal`, with the name of the rule. A client that has asked (``denied/on``) gets a denial, and
+stays connected (`sbus.server.bus.denials`).
 """
 
 from __future__ import annotations

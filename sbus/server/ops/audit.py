@@ -1,4 +1,4 @@
-"""The audit log: who did what a policy refuses, or has audited.
+"""The audit log: which client did what a policy refuses or audits.
 
 .. rubric:: Theory of operation
 
@@ -17,9 +17,10 @@ field                                    meaning
 ``times``                                messages that were allowed together; else 1
 =======================================  ==============================================================================
 
-Of each verdict, verb and rule a user has eight lines at once, and then sums (`sbus.daemon.log_limiter`). So neither the
-log nor memory grows with what clients do: they choose no kind, and keys are in lines only. A refusal that gets no line
-costs a few look-ups: nothing is formatted, and the kernel is not asked.
+For each verdict, verb and rule, a user gets eight lines at once, and then sums (`sbus.daemon.log_limiter`). So neither
+the log nor memory grows with what clients do: clients cannot add
+kinds of lines, and keys occur only in lines. A refusal that gets no
+line costs a few look-ups: nothing is formatted, and the kernel is not asked.
 
 The kernel is asked for the program when a line is written, once for each connection, as it needs a descriptor for a
 moment. If there is none, the line has no program; the client is not concerned.
