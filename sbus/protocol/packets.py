@@ -22,22 +22,43 @@ what it does not recognise comes here.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from sbus.errors import Violation, ViolationReason
 from sbus.protocol.bundles import MAGIC
 
-__all__ = ["CMSG", "DEFAULT_MAX_PACKET", "DRIPPING", "MSG", "SUB", "UNSUB", "Packet", "Truncated", "build", "parse"]
+__all__ = [
+    "CMSG",
+    "DEFAULT_MAX_PACKET",
+    "DRIPPING",
+    "FMSG",
+    "MSG",
+    "SUB",
+    "UNSUB",
+    "Packet",
+    "Truncated",
+    "build",
+    "build_range",
+    "parse",
+    "parse_range",
+]
 
 MSG = b"MSG"
 SUB = b"SUB"
 UNSUB = b"UNSUB"
 CMSG = b"CMSG"
+FMSG = b"FMSG"
+"""The verb of a message whose payload is in sealed memory, between ends that have agreed on it (``payload/on``)."""
 
 DEFAULT_MAX_PACKET = 409_600
 """Default limit for a packet, in bytes: the buffer size of clients of the original server."""
 DRIPPING = b"\0drip"
 """No packet: a byte stream stands for it whose peer sends packets in tiny pieces (`sbus.seqpacket.framing`)."""
+
+
+_RANGE = re.compile(rb"(0|[1-9][0-9]{0,17}) ([1-9][0-9]{0,17})")
+"""Decimal numbers below 10^18, without leading zeros."""
 
 
 class Truncated(bytes):
@@ -89,6 +110,26 @@ def parse(packet: bytes) -> Packet:
     if verb == MSG and not nul:
         raise Violation(ViolationReason.KEY_NOT_ENDED)
     return Packet(verb, key, payload)
+
+
+def build_range(key: bytes, offset: int, length: int) -> bytes:
+    """Build an ``FMSG``: a message whose payload is a range of the memory that goes with the packet.
+
+    :param offset: the first byte of the payload in that memory.
+    :param length: the bytes of the payload, at least 1.
+    """
+    return b"FMSG %b\0%d %d" % (key, offset, length)
+
+
+def parse_range(payload: bytes) -> tuple[int, int]:
+    """Return the offset and the length that follow the key of an ``FMSG``, in bytes.
+
+    :raises Violation: if these are not two decimal numbers, or the length is 0.
+    """
+    found = _RANGE.fullmatch(payload)
+    if found is None:
+        raise Violation(ViolationReason.BAD_RANGE)
+    return int(found[1]), int(found[2])
 
 
 def build(verb: bytes, key: bytes, payload: bytes | None = None) -> bytes:

@@ -12,6 +12,7 @@ from libc.stddef cimport size_t
 from libc.string cimport memset
 
 from sbus.protocol.packets import Truncated
+from sbus.syscalls.memfd import Attached
 
 cdef extern from "sys/socket.h" nogil:
     cdef struct iovec:
@@ -20,7 +21,17 @@ cdef extern from "sys/socket.h" nogil:
     cdef struct msghdr:
         iovec *msg_iov
         size_t msg_iovlen
+        void *msg_control
+        size_t msg_controllen
         int msg_flags
+    cdef struct cmsghdr:
+        size_t cmsg_len
+        int cmsg_level
+        int cmsg_type
+    cmsghdr *CMSG_FIRSTHDR(msghdr *)
+    unsigned char *CMSG_DATA(cmsghdr *)
+    size_t CMSG_LEN(size_t)
+    int SOL_SOCKET, SCM_RIGHTS, MSG_CTRUNC, MSG_CMSG_CLOEXEC
     cdef struct mmsghdr:
         msghdr msg_hdr
         unsigned int msg_len
@@ -58,6 +69,8 @@ cdef enum:
     WARY_PART = 16
     # Bytes in one batch past which the buffers' memory is given back to the kernel.
     LARGE = 1 << 22
+    # Words of control data in a packet: room for two descriptors, since one too many has to be noticed.
+    CONTROL = 3
 
 
 cdef class PacketReader:
@@ -71,8 +84,12 @@ cdef class PacketReader:
     cdef char *memory
     cdef size_t length
     cdef long wary_until
+    cdef readonly bint descriptors
+    cdef size_t controls[MAX_BATCH][CONTROL]
 
-    def __cinit__(self, Py_ssize_t max_packet, int batch=MAX_BATCH, size_t read_bytes=READ_BYTES):
+    def __cinit__(
+        self, Py_ssize_t max_packet, int batch=MAX_BATCH, size_t read_bytes=READ_BYTES, bint descriptors=False
+    ):
         cdef size_t stride
         cdef int i
         if not 0 < batch <= MAX_BATCH or max_packet <= 0:
@@ -80,6 +97,7 @@ cdef class PacketReader:
         self.max_packet = max_packet
         self.batch = batch
         self.read_bytes = read_bytes
+        self.descriptors = descriptors
         # An odd number of cache lines apart: buffers at a multiple of 4 KiB would share cache sets.
         stride = ((<size_t>max_packet + 63) // 64 | 1) * 64
         if stride > <size_t>-1 // <size_t>batch:
@@ -96,6 +114,8 @@ cdef class PacketReader:
             self.vectors[i].iov_len = <size_t>max_packet
             self.headers[i].msg_hdr.msg_iov = &self.vectors[i]
             self.headers[i].msg_hdr.msg_iovlen = 1
+            if descriptors:
+                self.headers[i].msg_hdr.msg_control = self.controls[i]
 
     def __dealloc__(self):
         if self.memory != NULL:
@@ -104,7 +124,8 @@ cdef class PacketReader:
     def read(self, sock not None, int most=MAX_BATCH):
         """See `sbus.syscalls._pure.PacketReader.read`."""
         cdef int fd = sock.fileno()
-        cdef int count, i, wanted
+        cdef int count, i, wanted, flags = MSG_DONTWAIT | MSG_TRUNC
+        cdef bint ended = False
         cdef unsigned int size
         cdef size_t total = 0
         cdef bint retried = False
@@ -113,13 +134,18 @@ cdef class PacketReader:
         if most <= 0:
             raise ValueError("a batch has at least 1 packet")
         most = min(most, self.batch)
-        if most == 1:
+        if self.descriptors:
+            flags |= MSG_CMSG_CLOEXEC
+        elif most == 1:
             return self._read_one(fd)
         clock_gettime(CLOCK_MONOTONIC_COARSE, &now)
         while most > 0 and total < self.read_bytes:
             wanted = min(most, WARY_BATCH) if now.tv_sec < self.wary_until else most
+            if self.descriptors:
+                for i in range(wanted):
+                    self.headers[i].msg_hdr.msg_controllen = CONTROL * sizeof(size_t)
             # With MSG_TRUNC the length is that of the packet, also if it did not fit.
-            count = recvmmsg(fd, self.headers, <unsigned int>wanted, MSG_DONTWAIT | MSG_TRUNC, NULL)
+            count = recvmmsg(fd, self.headers, <unsigned int>wanted, flags, NULL)
             if count < 0:
                 if errno == EAGAIN or (packets and errno != EINTR):
                     break  # the kernel reports the error again
@@ -132,12 +158,24 @@ cdef class PacketReader:
             for i in range(count):
                 size = self.headers[i].msg_len
                 if size == 0:
-                    return packets, True
+                    ended = True
+                    if not self.descriptors:
+                        break
                 total += size
                 if size > <size_t>self.max_packet:
-                    packets.append(self._truncated(<char *>self.vectors[i].iov_base, size))
+                    packet = self._truncated(<char *>self.vectors[i].iov_base, size)
                 else:
-                    packets.append(PyBytes_FromStringAndSize(<char *>self.vectors[i].iov_base, size))
+                    packet = PyBytes_FromStringAndSize(<char *>self.vectors[i].iov_base, size)
+                if self.descriptors and (
+                    self.headers[i].msg_hdr.msg_controllen or self.headers[i].msg_hdr.msg_flags & MSG_CTRUNC
+                ):
+                    attached = self._attached(&self.headers[i].msg_hdr, packet)
+                    if size <= <size_t>self.max_packet:
+                        packet = attached  # else the descriptors are closed
+                if not ended:  # what comes with a packet behind the end is closed
+                    packets.append(packet)
+            if ended:
+                return packets, True
             if count < wanted:
                 break
             most -= count
@@ -146,6 +184,16 @@ cdef class PacketReader:
         if total > LARGE:
             madvise(self.memory, self.length, MADV_DONTNEED)
         return packets, False
+
+    cdef object _attached(self, msghdr *header, object packet):
+        """Return a packet with the descriptors that came with it."""
+        cdef cmsghdr *control = CMSG_FIRSTHDR(header)
+        cdef list descriptors = []
+        cdef size_t i
+        if control != NULL and control.cmsg_level == SOL_SOCKET and control.cmsg_type == SCM_RIGHTS:
+            for i in range((control.cmsg_len - CMSG_LEN(0)) // sizeof(int)):
+                descriptors.append((<int *>CMSG_DATA(control))[i])
+        return Attached.of(packet, descriptors, header.msg_flags & MSG_CTRUNC != 0)
 
     cdef object _truncated(self, char *data, size_t size):
         return Truncated.of(size, PyBytes_FromStringAndSize(data, min(4, self.max_packet)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import errno
 import socket
 
 from sbus.protocol.packets import Truncated
+from sbus.syscalls.memfd import Attached
 from sbus.syscalls.sockets import DONTWAIT, SEND_NOW, TRUNC
 
 __all__ = ["MAX_BATCH", "PacketReader", "send_packets", "send_to_each"]
@@ -14,8 +16,12 @@ MAX_BATCH = 64
 """Packets in the largest batch."""
 _READ_BYTES = 1 << 20
 """Bytes after which a read ends, if the caller does not say."""
+_CONTROL = socket.CMSG_SPACE(2 * array.array("i").itemsize)
+"""Bytes of control data in a packet: room for two descriptors, since one too many has to be noticed."""
 _READ_NOW = DONTWAIT | TRUNC
 """Flags of recv(2): return at once, and return the length of the packet, even if it did not fit."""
+_READ_WITH = _READ_NOW | socket.MSG_CMSG_CLOEXEC
+"""The same for recvmsg(2); no other program inherits the descriptors."""
 
 
 class PacketReader:
@@ -24,13 +30,17 @@ class PacketReader:
     :param max_packet: bytes in the longest packet that is received whole.
     :param batch: packets in the largest batch.
     :param read_bytes: bytes after which a read ends.
+    :param descriptors: receive the descriptors that come with packets: such a packet is `Attached`.
     """
 
-    def __init__(self, max_packet: int, batch: int = MAX_BATCH, read_bytes: int = _READ_BYTES) -> None:
+    def __init__(
+        self, max_packet: int, batch: int = MAX_BATCH, read_bytes: int = _READ_BYTES, descriptors: bool = False
+    ) -> None:
         if not 0 < batch <= MAX_BATCH or max_packet <= 0:
             raise ValueError(f"a batch has 1 to {MAX_BATCH} packets, a packet at least 1 byte")
         self.max_packet = max_packet
         self.batch = batch
+        self.descriptors = descriptors
         self._read_bytes = read_bytes
         self._buffer = bytearray(max_packet)
         self._view = memoryview(self._buffer)
@@ -42,7 +52,8 @@ class PacketReader:
         twin reads a few packets more, or a whole batch if there was no large one within the last seconds.
 
         A packet longer than `max_packet` becomes an empty one (`Truncated`). Descriptors that a peer sends along are
-        not received: recv(2) has no room for control data, so the kernel closes them.
+        not received, unless the reader is there for them: recv(2) has no room for control data, so the kernel closes
+        them.
 
         :param most: packets to receive at most, if fewer than a batch.
         :returns: the packets, and whether the stream ended behind them (end of file, or an empty packet).
@@ -54,9 +65,14 @@ class PacketReader:
         packets: list[bytes] = []
         retried = False
         total, most = 0, min(self.batch, most)
+        control: list[tuple[int, int, bytes]] = []
+        flags = 0
         while len(packets) < most and total < self._read_bytes:
             try:
-                size = sock.recv_into(self._buffer, 0, _READ_NOW)
+                if self.descriptors:
+                    size, control, flags, _ = sock.recvmsg_into([self._buffer], _CONTROL, _READ_WITH)
+                else:
+                    size = sock.recv_into(self._buffer, 0, _READ_NOW)
             except BlockingIOError:
                 break
             except OSError as e:
@@ -67,14 +83,25 @@ class PacketReader:
                 if packets:
                     break
                 raise
+            total += size
+            is_whole = size <= self.max_packet
+            packet = bytes(self._view[:size]) if is_whole else Truncated.of(size, bytes(self._view[:4]))
+            if control or flags & socket.MSG_CTRUNC:
+                attached = _attached(packet, control, flags)
+                packet = attached if is_whole else packet
             if not size:
                 return packets, True
-            total += size
-            if size <= self.max_packet:
-                packets.append(bytes(self._view[:size]))
-            else:
-                packets.append(Truncated.of(size, bytes(self._view[:4])))
+            packets.append(packet)
         return packets, False
+
+
+def _attached(packet: bytes, control: list[tuple[int, int, bytes]], flags: int) -> Attached:
+    """Return a packet with the descriptors that came with it."""
+    descriptors = array.array("i")
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return Attached.of(packet, descriptors, bool(flags & socket.MSG_CTRUNC))
 
 
 def send_packets(sock: socket.socket, packets: list[bytes]) -> int:

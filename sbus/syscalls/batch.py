@@ -12,7 +12,8 @@ A system call costs more than all that the bus does with a small message. So one
 * *The edges stay.* A packet that is too long for its buffer becomes an empty one that knows its length
   (`sbus.protocol.packets.Truncated`); no peer can send an empty packet. A reset is reported once, before the packets
   that still wait, so both twins read on after it.
-* *Descriptors that peers send along are closed by the kernel*, as the calls leave no room for them.
+* *Descriptors that peers send along are closed by the kernel*, as the calls leave no room for them. A reader can have
+  room for them: a packet that came with descriptors is then `sbus.syscalls.memfd.Attached`.
 * *Many sockets, one list.* `send_to_each` prepares the kernel's structures once for all sockets.
 * *One packet goes alone*: recv(2) and send(2) copy no headers, and send(2) does not yield the CPU afterwards.
 * *The GIL is kept.* No other thread can change the list or close the socket while the kernel reads from them.

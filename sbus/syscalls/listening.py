@@ -49,7 +49,7 @@ from dataclasses import dataclass, replace
 from sbus.errors import ListenError
 from sbus.syscalls.addresses import Address, absolute
 from sbus.syscalls.descriptors import above_standard
-from sbus.syscalls.sockets import disable_fd_passing, is_unix
+from sbus.syscalls.sockets import is_unix, pass_descriptors
 
 __all__ = ["BACKLOG", "ListeningSocket", "adopt", "inherited_name", "listen", "rehearse", "unit_setting"]
 
@@ -137,7 +137,7 @@ def listen(
         raise ListenError(_remedy(address, error)) from error
     bound = ListeningSocket(sock, address)
     try:
-        disable_fd_passing(sock)
+        pass_descriptors(sock, False)
         if address.is_abstract:
             sock.bind(address.name)
             sock.listen(backlog)
@@ -369,7 +369,7 @@ def adopt(address: Address, backlog: int = BACKLOG, stream: bool = False) -> Lis
         sock = socket.socket(fileno=moved)
     sock.setblocking(False)
     os.set_inheritable(sock.fileno(), False)
-    disable_fd_passing(sock)
+    pass_descriptors(sock, False)
     try:
         name = sock.getsockname()
         if not name:

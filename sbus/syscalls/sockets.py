@@ -22,15 +22,16 @@ __all__ = [
     "SEND_NOW",
     "TOO_MANY_GROUPS",
     "TRUNC",
-    "disable_fd_passing",
     "discard_input",
     "grow_send_buffer",
     "is_unix",
     "make_send_room",
     "max_sendable",
     "overflow_ids",
+    "pass_descriptors",
     "peer_credentials",
     "peer_groups",
+    "send_with",
     "set_send_buffer",
     "unread_bytes",
 ]
@@ -68,6 +69,7 @@ TOO_MANY_GROUPS = frozenset({-1})
 """Stands for the groups of a process that has more."""
 _SO_PASSRIGHTS = 83
 _UCRED = struct.Struct("iII")
+_INT = struct.Struct("i")
 
 
 def is_unix(sock: socket.socket, kind: socket.SocketKind = socket.SOCK_SEQPACKET) -> bool:
@@ -195,13 +197,26 @@ def discard_input(sock: socket.socket, limit: int) -> int:
     return limit
 
 
-def disable_fd_passing(sock: socket.socket) -> None:
-    """Have the kernel refuse descriptors that peers send along (SCM_RIGHTS).
+def pass_descriptors(sock: socket.socket, wanted: bool) -> None:
+    """Have the kernel pass or refuse descriptors that peers send along (SCM_RIGHTS).
 
-    Older kernels close them on receipt.
+    Older kernels always pass them; those that are not received are closed then.
     """
     with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, wanted)
+
+
+def send_with(sock: socket.socket, packet: bytes, fd: int) -> bool:
+    """Send one packet with a descriptor, without waiting.
+
+    :returns: whether it was sent; False if the socket is full.
+    :raises OSError: as sendmsg(2), but not EAGAIN; ETOOMANYREFS if the user has too many descriptors under way.
+    """
+    try:
+        sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _INT.pack(fd))], SEND_NOW)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def overflow_ids() -> tuple[int, int]:

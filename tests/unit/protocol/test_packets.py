@@ -13,7 +13,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbus.errors import Violation, ViolationReason
-from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, Packet, build, parse
+from sbus.protocol.packets import (
+    CMSG,
+    DEFAULT_MAX_PACKET,
+    FMSG,
+    MSG,
+    SUB,
+    UNSUB,
+    Packet,
+    build,
+    build_range,
+    parse,
+    parse_range,
+)
 from tests.support.strategies import payloads, texts
 
 VERBS = (MSG, SUB, UNSUB, CMSG)
@@ -154,3 +166,39 @@ def test_violations_travel():
     violation = Violation(ViolationReason.BAD_ID)
     for other in (copy.copy(violation), pickle.loads(pickle.dumps(violation))):
         assert (type(other), other.reason, str(other)) == (Violation, ViolationReason.BAD_ID, str(violation))
+
+
+@given(key=texts, offset=st.integers(0, 10**18 - 1), length=st.integers(1, 10**18 - 1))
+def test_a_range_is_parsed_as_it_was_built(key, offset, length):
+    """An ``FMSG`` has the key, the offset and the length that were given."""
+    packet = build_range(key.replace(b"\0", b""), offset, length)
+    verb, _, rest = packet.partition(b" ")
+    found, _, numbers = rest.partition(b"\0")
+    assert verb == FMSG
+    assert found == key.replace(b"\0", b"")
+    assert parse_range(numbers) == (offset, length)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        b"",
+        b"1",
+        b"1 ",
+        b" 1",
+        b"1 0",
+        b"-1 1",
+        b"01 1",
+        b"1 01",
+        b"1  1",
+        b"1 1 ",
+        b"1 1\n",
+        b"+1 1",
+        b"1" * 19 + b" 1",
+    ],
+)
+def test_a_wrong_range_is_a_violation(numbers):
+    """A range is two plain decimal numbers with one space between them, and its length is not 0."""
+    with pytest.raises(Violation) as caught:
+        parse_range(numbers)
+    assert caught.value.reason is ViolationReason.BAD_RANGE

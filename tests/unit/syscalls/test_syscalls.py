@@ -25,11 +25,11 @@ from sbus.syscalls.sockets import (
     LARGEST_SEND_BUFFER,
     OVERHEAD,
     TOO_MANY_GROUPS,
-    disable_fd_passing,
     grow_send_buffer,
     is_unix,
     max_sendable,
     overflow_ids,
+    pass_descriptors,
     peer_credentials,
     peer_groups,
     unread_bytes,
@@ -474,14 +474,14 @@ def test_refused_descriptors():
     """If the kernel can, it refuses descriptors to the sender; a socket that cannot is not changed."""
     ours, theirs = socketpair()
     with ours, theirs:
-        disable_fd_passing(ours)
+        pass_descriptors(ours, False)
         try:
             with_descriptors(theirs, b"x", 1)
         except PermissionError:
             theirs.send(b"x")
         assert ours.recv(10) == b"x"
     with socket.socket(socket.AF_INET) as other:
-        disable_fd_passing(other)
+        pass_descriptors(other, False)
 
 
 # --- sending -----------------------------------------------------------------------------------------------------

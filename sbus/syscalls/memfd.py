@@ -1,0 +1,141 @@
+"""Sealed memory: a memfd that nobody can change any more, which processes share by its descriptor (memfd_create(2)).
+
+A memfd is *sealed* if it has the seals SEAL, SHRINK, GROW and WRITE, so that no process can ever change it or its
+length. The seal FUTURE_WRITE is no substitute: a mapping that is older than it stays writable.
+
+Sealed memory can still have *holes*, pages that nobody has written. A memfd of 1 TiB without a page costs its maker
+nothing, and each reader that touches it pays for a page, so what has holes is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+from collections.abc import Iterable
+from typing import Self
+
+__all__ = ["SEALS", "Attached", "Memfd"]
+
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+"""The seals of memory that nobody can change any more."""
+_NOEXEC_SEAL = 8
+"""MFD_NOEXEC_SEAL: the memory can never be executed. Since Linux 6.3, which warns of a memfd without it."""
+_BLOCK = 512
+"""Bytes in a block of stat(2)."""
+
+
+class Memfd:
+    """An open memfd; the descriptor is closed with the last reference to this object.
+
+    :param fd: the descriptor, which this object owns from now on.
+    """
+
+    __slots__ = ("_fault", "_fd", "_size")
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._size = -1
+        self._fault: str | None = None
+
+    @classmethod
+    def create(cls, name: str = "sbus") -> Memfd:
+        """Return a new memfd, empty and without seals.
+
+        :raises OSError: as memfd_create(2).
+        """
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        try:
+            return cls(os.memfd_create(name, flags | _NOEXEC_SEAL))
+        except OSError as e:
+            if e.errno != errno.EINVAL:
+                raise
+            return cls(os.memfd_create(name, flags))
+
+    def fileno(self) -> int:
+        """Return the descriptor; -1 when it is closed."""
+        return self._fd
+
+    @property
+    def size(self) -> int:
+        """The bytes of sealed memory; see `fault`."""
+        return self._size
+
+    def seal(self) -> None:
+        """Seal the memory.
+
+        :raises OSError: as fcntl(2); EBUSY while a writable mapping exists.
+        """
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
+
+    def fault(self) -> str | None:
+        """Return why this is no sealed memory without holes, for people; None if it is. It is looked at once."""
+        if self._size < 0:
+            self._size = 0
+            self._fault = self._look()
+        return self._fault
+
+    def _look(self) -> str | None:
+        try:
+            seals = fcntl.fcntl(self._fd, fcntl.F_GET_SEALS)
+        except OSError:
+            return "the descriptor is no memfd"
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode) or seals & SEALS != SEALS:
+            return "the memory lacks a seal: SEAL, SHRINK, GROW and WRITE are needed"
+        if status.st_blocks * _BLOCK < status.st_size:
+            return "the memory has holes"
+        self._size = status.st_size
+        return None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return a copy of a range of the memory.
+
+        :raises OSError: as pread(2).
+        """
+        return os.pread(self._fd, length, offset)
+
+    def map(self) -> mmap.mmap:
+        """Map the whole memory, privately and read-only.
+
+        A shared mapping of memory with the seal WRITE is refused by older kernels, even if it is read-only.
+
+        :raises OSError: as mmap(2).
+        """
+        return mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Memfd {self._fd}>"
+
+
+class Attached(bytes):
+    """A packet that came with descriptors.
+
+    :ivar files: what came with it.
+    :ivar is_cut: whether there was more than there was room for, which the kernel has closed; or nothing has arrived of
+        what was sent (an LSM).
+    """
+
+    files: tuple[Memfd, ...]
+    is_cut: bool
+
+    @classmethod
+    def of(cls, packet: bytes, descriptors: Iterable[int], is_cut: bool) -> Self:
+        """Return a packet with its descriptors, which it owns from now on."""
+        attached = cls(packet)
+        attached.files = tuple(map(Memfd, descriptors))
+        attached.is_cut = is_cut
+        return attached

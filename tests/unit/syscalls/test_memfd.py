@@ -1,0 +1,183 @@
+"""Sealed memory, and packets that come with descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbus.syscalls import _pure, batch
+from sbus.syscalls.descriptors import open_descriptors
+from sbus.syscalls.memfd import Attached, Memfd
+from sbus.syscalls.sockets import pass_descriptors, send_with
+
+Pair = tuple[socket.socket, socket.socket]
+READERS = (_pure.PacketReader, batch.PacketReader)
+
+
+def sealed(data: bytes) -> Memfd:
+    memfd = Memfd.create()
+    os.write(memfd.fileno(), data)
+    memfd.seal()
+    return memfd
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[Pair]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        yield ours, theirs
+
+
+def send_descriptors(sock: socket.socket, packet: bytes, *descriptors: int) -> None:
+    socket.send_fds(sock, [packet], list(descriptors))
+
+
+class TestMemfd:
+    """Memory, its seals, and its descriptor."""
+
+    def test_sealed_memory_has_no_fault_and_is_read_and_mapped(self) -> None:
+        """What was written is what is read and what is mapped, and the mapping cannot be written to."""
+        memfd = sealed(b"x" * 5_000)
+        assert memfd.fault() is None
+        assert memfd.size == 5_000
+        assert memfd.read(4_999, 1) == b"x"
+        mapped = memfd.map()
+        assert mapped[:5_000] == b"x" * 5_000
+        assert memoryview(mapped).readonly
+
+    def test_memory_without_seals_holes_and_other_files_are_faults(self) -> None:
+        """No seal, three of four seals, a hole, a disk file, a directory, a pipe and a device: each has a fault."""
+        unsealed = Memfd.create()
+        assert "seal" in str(unsealed.fault())
+        sparse = Memfd.create()
+        os.ftruncate(sparse.fileno(), 1 << 40)
+        sparse.seal()
+        assert "holes" in str(sparse.fault())
+        reader, writer = os.pipe()
+        os.close(writer)
+        with tempfile.TemporaryFile() as file:
+            others = [os.dup(file.fileno()), os.open("/", os.O_RDONLY), os.open(os.devnull, os.O_RDONLY), reader]
+        for descriptor in others:
+            assert Memfd(descriptor).fault()
+
+    def test_sealed_memory_cannot_be_changed_by_any_way(self) -> None:
+        """Neither writing, growing, shrinking nor opening it anew for writing changes sealed memory."""
+        memfd = sealed(b"x" * 100)
+        for change in (
+            lambda: os.pwrite(memfd.fileno(), b"y", 0),
+            lambda: os.ftruncate(memfd.fileno(), 50),
+            lambda: os.ftruncate(memfd.fileno(), 200),
+        ):
+            with pytest.raises(PermissionError):
+                change()
+        again = os.open(f"/proc/self/fd/{memfd.fileno()}", os.O_RDWR)
+        try:
+            with pytest.raises(PermissionError):
+                os.pwrite(again, b"y", 0)
+        finally:
+            os.close(again)
+
+    def test_a_writable_mapping_prevents_sealing(self) -> None:
+        """EBUSY is raised as long as somebody could write."""
+        memfd = Memfd.create()
+        os.ftruncate(memfd.fileno(), 4_096)
+        with mmap.mmap(memfd.fileno(), 4_096), pytest.raises(OSError, match="busy"):
+            memfd.seal()
+        memfd.seal()
+
+    def test_the_descriptor_is_closed_with_the_last_reference(self) -> None:
+        """Nothing is left open."""
+        before = open_descriptors()
+        memfd = sealed(b"x")
+        assert open_descriptors() == before + 1
+        del memfd
+        assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("reader_class", READERS)
+class TestReading:
+    """`PacketReader` with descriptors."""
+
+    def test_a_packet_with_a_descriptor_is_attached(self, reader_class: type[batch.PacketReader]) -> None:
+        """Packets with and without a descriptor arrive in order, and only the former are `Attached`."""
+        with connected() as (ours, theirs):
+            memfd = sealed(b"payload")
+            ours.send(b"one")
+            assert send_with(ours, b"two", memfd.fileno())
+            ours.send(b"three")
+            packets, ended = reader_class(100, descriptors=True).read(theirs)
+        assert packets == [b"one", b"two", b"three"]
+        assert not ended
+        assert [type(packet) for packet in packets] == [bytes, Attached, bytes]
+        (file,) = packets[1].files  # type: ignore[attr-defined]
+        assert not packets[1].is_cut  # type: ignore[attr-defined]
+        assert not os.get_inheritable(file.fileno())
+        assert file.read(0, 7) == b"payload"
+
+    @given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=20), lengths=st.data())
+    def test_no_descriptor_is_left_open(
+        self, reader_class: type[batch.PacketReader], counts: list[int], lengths: st.DataObject
+    ) -> None:
+        """Whatever comes with whatever packets, too long ones and the end included, is closed with the packets."""
+        before = open_descriptors()
+        memfd = sealed(b"payload")
+        with connected() as (ours, theirs):
+            for count in counts:
+                packet = b"x" * lengths.draw(st.integers(0, 12))
+                send_descriptors(ours, packet, *[memfd.fileno()] * count)
+            packets, _ = reader_class(10, descriptors=True).read(theirs)
+            assert all(len(packet.files) in (1, 2) for packet in packets if isinstance(packet, Attached))
+            del packets
+        del memfd
+        assert open_descriptors() == before
+
+    def test_too_many_descriptors_are_cut(self, reader_class: type[batch.PacketReader]) -> None:
+        """Two arrive; of three, two arrive and the packet says that it was cut."""
+        with connected() as (ours, theirs):
+            memfd = sealed(b"payload")
+            send_descriptors(ours, b"two", *[memfd.fileno()] * 2)
+            send_descriptors(ours, b"three", *[memfd.fileno()] * 3)
+            two, three = reader_class(100, descriptors=True).read(theirs)[0]
+        assert isinstance(two, Attached)
+        assert isinstance(three, Attached)
+        assert (len(two.files), two.is_cut) == (2, False)
+        assert (len(three.files), three.is_cut) == (2, True)
+
+    def test_a_reader_for_plain_packets_receives_no_descriptor(self, reader_class: type[batch.PacketReader]) -> None:
+        """The packet arrives, and the kernel closes what came with it."""
+        with connected() as (ours, theirs):
+            memfd = sealed(b"payload")
+            before = open_descriptors()
+            send_with(ours, b"packet", memfd.fileno())
+            packets, _ = reader_class(100).read(theirs)
+            assert [type(packet) for packet in packets] == [bytes]
+            assert open_descriptors() == before
+
+
+def test_a_full_socket_takes_no_packet_with_a_descriptor() -> None:
+    """`send_with` returns False then, and raises nothing."""
+    with connected() as (ours, _):
+        memfd = sealed(b"payload")
+        while send_with(ours, b"x" * 10_000, memfd.fileno()):
+            pass
+
+
+def test_the_kernel_refuses_descriptors_where_they_are_not_passed() -> None:
+    """A socket takes descriptors only while it wants them, if the kernel can refuse them."""
+    with connected() as (ours, theirs):
+        memfd = sealed(b"payload")
+        pass_descriptors(theirs, False)
+        with contextlib.suppress(PermissionError):
+            send_with(ours, b"packet", memfd.fileno())
+        pass_descriptors(theirs, True)
+        assert send_with(ours, b"packet", memfd.fileno())
