@@ -8,7 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbus.flood.backlogs import FifoBacklog, Reply
 from sbus.flood.latest import KeyIndex
+from sbus.flood.naming import PROGRAM, Signature, Signed, sign
 from sbus.flood.receipts import Receipt
+from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.notices import LossReason
 from tests.support.examples import examples
 
@@ -103,3 +105,31 @@ class Backlogs(RuleBasedStateMachine):
 
 TestBacklogs = Backlogs.TestCase
 TestBacklogs.settings = settings(stateful_step_count=30, max_examples=examples(400))
+
+
+OTHER = Signature(1, PeerCredentials(2, 3, 4))
+
+
+def test_the_name_of_a_dropped_message_goes_to_the_next_one_without():
+    """Replies and receipts between them keep their places, and a message with a name of its own keeps that."""
+    lost = Receipt(1, 5, LossReason.DISCARD)
+    backlog = FifoBacklog(iter([sign(b"MSG a\0", PROGRAM.mark)]))
+    backlog.mark(lost)
+    backlog.push([Reply(b"CMSG x\0"), b"MSG b\0", sign(b"MSG c\0", OTHER.mark), Reply(b"CMSG y\0")])
+    for key, signature in ((b"a", PROGRAM), (b"b", PROGRAM)):
+        assert backlog.pop_message() == b"MSG %b\0" % key
+        named = next(packet for packet in backlog if type(packet) is Signed)
+        assert named.notice == (signature if key == b"a" else OTHER).notice
+    assert backlog.pop_message() == b"MSG c\0"
+    assert list(backlog) == [lost, b"CMSG x\0", b"CMSG y\0"]
+    assert backlog.pop_message() is None
+
+
+def test_latest_does_not_replace_a_reply():
+    """A strategy that drops the next message moves the replies before it into places that an index still knows."""
+    backlog = FifoBacklog(iter([Reply(b"CMSG x\0"), b"MSG a\x001"]))
+    index = KeyIndex(backlog)
+    assert backlog.pop_message() == b"MSG a\x001"
+    left, _ = index.replace([b"MSG a\x002"], lambda size: True)
+    assert left == [b"MSG a\x002"]
+    assert list(backlog) == [b"CMSG x\0"]

@@ -272,3 +272,16 @@ def test_behind_what_a_strategy_has_not_judged():
     receiver.flush(64)
     assert receiver.got[-1] == b"MSG k\x004"
     assert receiver.queue.lost == 1
+
+
+def test_a_notice_that_can_never_be_sent_ends_no_connection():
+    """It is dealt with as if it had been sent: nobody is to blame for it."""
+    receiver = Receiver(replace(DEFAULT_SETTINGS, sender=True))
+    receiver.room = 0
+    receiver.publish([b"MSG k\0"], PUBLISHERS[1], 64, False)
+    taken = receiver.naming.take(64)
+    assert taken == [NOTICES[1], b"MSG k\0"]
+    assert receiver.naming.reject_oversized(taken, 0)
+    receiver.naming.ack(taken, 2)
+    assert len(receiver.queue) == 0
+    assert receiver.queue.lost == 0

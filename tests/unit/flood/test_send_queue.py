@@ -1893,3 +1893,30 @@ def test_the_cause_of_the_last_loss(count: int) -> None:
     assert outcome is not None
     assert outcome.losses == (Loss(LossReason.SHARE, 1, 1 << 20),)
     assert queue.messages == count
+
+
+def test_a_loss_while_its_receipt_is_on_the_way_is_told_by_the_next_one():
+    """The receipt that has left says what it said; the rest goes first."""
+    receiver = Connection(messages=1)
+    receiver.queue.configure(replace(receiver.queue.settings, receipts=True))
+    queue = receiver.queue
+    queue.pending += [b"MSG a\0"]
+    queue.ack(queue.take(BATCH), 0)
+    receiver.act(queue.settle(True))
+    receiver.publish(b"MSG b\0")
+    taken = queue.take(BATCH)
+    assert taken == [b"MSG a\0", b"CMSG lost\x001 6 1 queue-full"]
+    receiver.act(queue.lose(2, 12, LossReason.QUEUE_FULL))
+    queue.ack(taken, 2)
+    assert queue.take(BATCH) == [b"CMSG lost\x002 12 3 queue-full"]
+
+
+def test_an_oversized_message_of_a_socket_that_ends_is_counted_once():
+    """The end comes before the transport has reported what became of the batch."""
+    receiver = Connection()
+    queue = receiver.queue
+    queue.pending += [b"MSG a\0" + b"x" * 100, b"MSG b\0"]
+    taken = queue.take(BATCH)
+    assert queue.reject_oversized(taken, 0)
+    queue.discard_all(taken)
+    assert receiver.lost == [2, 112]

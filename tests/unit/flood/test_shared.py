@@ -160,3 +160,24 @@ def test_user_of_a_client_of_another_bus():
     other = Signature.vouched(3, b"!/cred/0/0/8/!/cred/1/5/9")
     assert other.user not in users
     assert Signature(4, PeerCredentials(9, 5, 1)).user == 5
+
+
+def test_a_strategy_can_drop_the_next_message():
+    """It is the first one of the user whose turn it is, and each drop ends a turn."""
+    backlog = SharedBacklog(iter([]))
+    assert backlog.pop_message() is None
+    for uid in range(2):
+        backlog.push(of(uid, 1, 1, first=10 * uid))
+    dropped = [backlog.pop_message() for _ in range(4)]
+    assert dropped == [b"MSG 0 .", b"MSG 10 .", b"MSG 1 .", b"MSG 11 ."]
+    assert not len(backlog)
+
+
+def test_a_socket_may_end_a_batch_within_a_turn():
+    """What it has not taken stays, of that user and of those behind."""
+    backlog = SharedBacklog(iter([]))
+    for uid in range(3):
+        backlog.push(of(uid, 1, 1, first=10 * uid))
+    assert len(backlog.take(6)) == 6
+    backlog.ack(1)
+    assert len(backlog) == 5
