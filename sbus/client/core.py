@@ -61,6 +61,7 @@ from sbus.protocol.controls import (
     DENIED_ON,
     INTEREST,
     LAST,
+    PAYLOAD,
     PROBE,
     RECEIPTS_ON,
     SENDER,
@@ -83,6 +84,7 @@ _OWN_CONTROLS = {
     INTEREST: "use watch_subscribers",
     PROBE: "use has_subscribers",
     LAST: "use subscribe with last=True",
+    PAYLOAD: "connect with payloads=True",
     SENDER: "connect or subscribe with sender=True",
 }
 """Control messages that the client sends itself, and what the application does instead."""

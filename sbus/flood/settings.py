@@ -23,6 +23,7 @@ class ClientSettings:
     :ivar newest_first: whether ``order/stack`` was chosen after ``order/queue``; it counts for equal ranks.
     :ivar echo: whether the client receives its own messages, if it subscribed to them.
     :ivar bundles: whether the client sends and takes bundles.
+    :ivar payloads: whether the client sends and takes large payloads in sealed memory.
     :ivar bye: whether the client gets the reason before the server disconnects it.
     :ivar receipts: whether the client gets a receipt where messages for it were dropped.
     :ivar sender: whether the server names the publishers of the client's messages to it.
@@ -37,6 +38,7 @@ class ClientSettings:
     newest_first: bool = False
     echo: bool = True
     bundles: bool = False
+    payloads: bool = False
     bye: bool = False
     receipts: bool = False
     sender: bool = False
@@ -65,6 +67,7 @@ class ClientSettings:
             "newest_first": self.newest_first,
             "echo": self.echo,
             "bundles": self.bundles,
+            "payloads": self.payloads,
             "bye": self.bye,
             "receipts": self.receipts,
             "sender": self.sender,

@@ -4,8 +4,8 @@ A control message is ``CMSG <key>``, optionally with a payload. Each belongs to 
 is in force. To add a control message, add its row here. The server gives it its effect (`sbus.server.bus.protocol`). A
 plugin adds strategies and orders without a row: the group of such a key is the part before its last slash.
 
-Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Receipts", "Sender", "Bye", "Denied", "Interest",
-and "Last values".
+Protocol: "Control messages", "Flood control", "Echo", "Bundles", "Payloads", "Receipts", "Sender", "Bye", "Denied",
+"Interest", and "Last values".
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ __all__ = [
     "OBSERVER_OFF",
     "OBSERVER_ON",
     "ORDER",
+    "PAYLOAD",
+    "PAYLOAD_OFF",
+    "PAYLOAD_ON",
     "PROBE",
     "RECEIPTS",
     "RECEIPTS_OFF",
@@ -111,6 +114,7 @@ class Control:
 WHOAMI = b"!/cred/whoami"
 ECHO_ON, ECHO_OFF = b"echo/on", b"echo/off"
 BUNDLE_ON, BUNDLE_OFF = b"bundle/on", b"bundle/off"
+PAYLOAD_ON, PAYLOAD_OFF = b"payload/on", b"payload/off"
 BYE_ON, BYE_OFF = b"bye/on", b"bye/off"
 RECEIPTS_ON, RECEIPTS_OFF = b"receipts/on", b"receipts/off"
 SENDER_ON, SENDER_OFF = b"sender/on", b"sender/off"
@@ -125,7 +129,7 @@ LINK_PATH, LINK_LOST, LINK_GAP, LINK_SENDER = b"link/path", b"link/lost", b"link
 
 SOFT, HARD, ORDER, ECHO, BUNDLE = b"blocking/soft", b"blocking/hard", b"order", b"echo", b"bundle"
 BYE, RECEIPTS, SENDER, DENIED = b"bye", b"receipts", b"sender", b"denied"
-OBSERVER, CHAIN = b"observer", b"chain"
+OBSERVER, CHAIN, PAYLOAD = b"observer", b"chain", b"payload"
 """The groups; the only message of the group `WHOAMI` is `WHOAMI` itself."""
 
 CONTROLS = (
@@ -151,6 +155,17 @@ CONTROLS = (
         answer=Answer.EMPTY,
         repeated=False,
         meaning="accept and send no more bundles",
+    ),
+    Control(
+        key=PAYLOAD_ON, group=PAYLOAD, answer=Answer.VALUE, meaning="take and send large payloads in sealed memory"
+    ),
+    Control(
+        key=PAYLOAD_OFF,
+        group=PAYLOAD,
+        default=True,
+        answer=Answer.EMPTY,
+        repeated=False,
+        meaning="accept and send no more sealed memory",
     ),
     Control(key=BYE_ON, group=BYE, answer=Answer.EMPTY, meaning="say why, before you disconnect me"),
     Control(

@@ -33,6 +33,7 @@ __all__ = [
     "DEFAULT_MAX_PACKET",
     "DRIPPING",
     "FMSG",
+    "LEAST_PAYLOAD",
     "MSG",
     "SUB",
     "UNSUB",
@@ -50,6 +51,9 @@ UNSUB = b"UNSUB"
 CMSG = b"CMSG"
 FMSG = b"FMSG"
 """The verb of a message whose payload is in sealed memory, between ends that have agreed on it (``payload/on``)."""
+
+LEAST_PAYLOAD = 64 << 10
+"""Bytes of a payload below which a plain message is cheaper, as the server announces it (benchmarks/payloads)."""
 
 DEFAULT_MAX_PACKET = 409_600
 """Default limit for a packet, in bytes: the buffer size of clients of the original server."""

@@ -74,6 +74,8 @@ class FrameReader:
     :ivar held: bytes of a frame that has arrived in part.
     """
 
+    descriptors = False
+
     __slots__ = ("_buffer", "_has_ended", "_reads", "_vain", "max_packet")
 
     def __init__(self, max_packet: int) -> None:

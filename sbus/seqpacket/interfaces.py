@@ -144,6 +144,14 @@ class IPacketTransport(Interface):
     def stop_bundling() -> None:
         """Accept and send no more bundles."""
 
+    def pass_payloads(wanted: bool) -> bool:
+        """Accept descriptors from now on, and send payloads with theirs (`sbus.flood.PayloadMessage`), or no more.
+
+        A payload that waits when this ends is sent as a plain message, if it fits.
+
+        :returns: whether the transport can do so at all.
+        """
+
     def pauseProducing() -> None:
         """Stop reading."""
 

@@ -142,7 +142,7 @@ class Multiplexer:
         self.contended = False
         self.pass_number = 0
         self.accepting = AcceptPacer()
-        self._readers: dict[int, PacketReader] = {}
+        self._readers: dict[tuple[int, bool], PacketReader] = {}
 
     @property
     def reactor(self) -> Reactor:
@@ -151,14 +151,18 @@ class Multiplexer:
         assert reactor is not None, "the reactor is gone"
         return reactor
 
-    def reader(self, max_packet: int) -> PacketReader:
+    def reader(self, max_packet: int, descriptors: bool = False) -> PacketReader:
         """Return the shared buffers for packets of up to `max_packet` bytes.
 
         All sockets of the multiplexer use them.
+
+        :param descriptors: receive the descriptors that come with packets.
         """
-        reader = self._readers.get(max_packet)
+        place = max_packet, descriptors
+        reader = self._readers.get(place)
         if reader is None:
-            reader = self._readers[max_packet] = PacketReader(max_packet, batch_size(max_packet))
+            batch = batch_size(max_packet)
+            reader = self._readers[place] = PacketReader(max_packet, batch, descriptors=descriptors)
         return reader
 
     def add(self, fd: int, handler: Handler, events: int) -> None:

@@ -63,6 +63,10 @@ class StreamTransport(PacketTransport):
         """Receive packets of up to `size` bytes from now on, if the limit was lower."""
         self._frames.max_packet = max(self._frames.max_packet, size)
 
+    def pass_payloads(self, wanted: bool) -> bool:
+        """Pass no descriptors: a frame can be cut in two, and a descriptor would go with the first half."""
+        return False
+
     def unread_bytes(self) -> int:
         """Return the memory of what the peer has not read; see `IPacketTransport`."""
         return super().unread_bytes() + len(self._unsent)

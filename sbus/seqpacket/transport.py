@@ -69,7 +69,7 @@ from sbus.seqpacket.sending import MEMORY_RETRY, NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
 from sbus.syscalls.batch import BATCH, PacketReader
 from sbus.syscalls.processes import peer_executable
-from sbus.syscalls.sockets import peer_credentials, peer_groups
+from sbus.syscalls.sockets import pass_descriptors, peer_credentials, peer_groups
 
 __all__ = ["PacketTransport"]
 
@@ -235,12 +235,18 @@ class PacketTransport(SendingHalf):
 
     def limit_packets(self, size: int) -> None:
         """Receive packets of up to `size` bytes whole from now on; longer ones are truncated."""
-        self._reader = self._multiplexer.reader(size)
+        self._reader = self._multiplexer.reader(size, self._reader.descriptors)
 
     def ensure_max_packet(self, size: int) -> None:
         """Receive packets of up to `size` bytes whole from now on, if the limit was lower."""
         if size > self._reader.max_packet:
-            self._reader = self._multiplexer.reader(size)
+            self._reader = self._multiplexer.reader(size, self._reader.descriptors)
+
+    def pass_payloads(self, wanted: bool) -> bool:
+        """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
+        pass_descriptors(self._sock, wanted)
+        self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
+        return True
 
     def partial_bytes(self) -> int:
         """Return the memory of a packet that has arrived in part: none, as the kernel keeps packets whole."""

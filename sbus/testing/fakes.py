@@ -53,6 +53,7 @@ class FakePacketTransport(Endings):
     :ivar is_aborted: the connection was aborted, by the protocol or by an error.
     :ivar unread: what `unread_bytes` returns; a test changes it to have the peer read something.
     :ivar bundle_limit: bytes in the largest bundle that the protocol allows; 0 if it allows none.
+    :ivar takes_payloads: whether the peer has asked for payloads in sealed memory.
     :ivar reason: the reason that ``connectionLost`` got, once the connection is closed.
     """
 
@@ -84,6 +85,7 @@ class FakePacketTransport(Endings):
         self.is_aborted = False
         self.reason: Failure | None = None
         self.bundle_limit = 0
+        self.takes_payloads = False
         self.unread = 0
         self._arrived: list[bytes] = []
         self._peer_ended = False
@@ -252,6 +254,11 @@ class FakePacketTransport(Endings):
     def stop_bundling(self) -> None:
         """Note that bundles are not allowed any more."""
         self.bundle_limit = 0
+
+    def pass_payloads(self, wanted: bool) -> bool:
+        """Note whether payloads go with their descriptors; a fake takes them as they are."""
+        self.takes_payloads = wanted
+        return True
 
     def pauseProducing(self) -> None:
         """Give the protocol no more packets."""

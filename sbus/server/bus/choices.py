@@ -14,7 +14,7 @@ from functools import partial
 from sbus.errors import Violation, ViolationReason
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAX_BUNDLE, MIN_BUNDLE_LIMIT
-from sbus.protocol.packets import CMSG, build
+from sbus.protocol.packets import CMSG, LEAST_PAYLOAD, build
 from sbus.server.bus.receiving import ReceivingHalf
 
 __all__ = ["handle"]
@@ -80,6 +80,22 @@ def _set_bundles(client: ReceivingHalf, key: bytes, wanted: bool) -> None:
         client.registry.counters.unknown_controls += 1
 
 
+def _payloads(client: ReceivingHalf, key: bytes) -> bool:
+    """Begin or end payloads in sealed memory; a request over a stream counts as unknown."""
+    transport = client.transport
+    if transport is None or not transport.pass_payloads(key == controls.PAYLOAD_ON):
+        return False
+    client.in_order("choice", partial(_set_payloads, client, key))
+    return True
+
+
+def _set_payloads(client: ReceivingHalf, key: bytes) -> None:
+    wanted = key == controls.PAYLOAD_ON
+    client.settings = replace(client.settings, payloads=wanted)
+    client.configure_queue()
+    client.answer(build(CMSG, key, b"%d %d" % (LEAST_PAYLOAD, client.registry.limits.max_payload) if wanted else b""))
+
+
 def _bye(client: ReceivingHalf, key: bytes) -> bool:
     client.settings = replace(client.settings, bye=key == controls.BYE_ON)
     client.reply(key, client.registry.limits.announced if client.settings.bye else b"")
@@ -123,6 +139,7 @@ _HANDLERS: dict[bytes, Callable[[ReceivingHalf, bytes], bool]] = {
     controls.WHOAMI: _whoami,
     controls.ECHO: _echo,
     controls.BUNDLE: _bundles,
+    controls.PAYLOAD: _payloads,
     controls.BYE: _bye,
     controls.RECEIPTS: _receipts,
     controls.SENDER: _sender,

@@ -38,12 +38,15 @@ class Limits:
     where `sbus.server.core.shares` begins.
 
     :ivar max_packet: bytes in the longest packet.
+    :ivar max_payload: bytes in the longest payload in sealed memory.
     :ivar max_clients: connections at one time.
     :ivar user_clients: connections of one user at one time. Root and the server's own user have none of the limits of
         one user.
     :ivar user_clients_of: by UID, the connections of users who may have another number of them.
     :ivar user_accepts: connections of one user that are accepted in a second, and five times that at once.
     :ivar user_patterns: patterns of all clients of one user together.
+    :ivar user_payloads: memory files of payloads that one user has published and that wait for receivers; root and the
+        server's user have this limit too, since descriptors are few.
     :ivar max_patterns: different patterns of one client.
     :ivar max_pattern_bytes: the cost of one client's patterns together, by `pattern_cost`.
     :ivar max_match_steps: steps that the wildcards of one user can add to the look-up of a key, by
@@ -58,11 +61,13 @@ class Limits:
     """
 
     max_packet: int = DEFAULT_MAX_PACKET
+    max_payload: int = 64 << 20
     max_clients: int = 16_384
     user_clients: int = 256
     user_clients_of: Mapping[int, int] = field(default_factory=dict, hash=False)
     user_accepts: int = 200
     user_patterns: int = 32_768
+    user_payloads: int = 64
     max_patterns: int = 16_384
     max_pattern_bytes: int = 1 << 20
     max_match_steps: int = 1024

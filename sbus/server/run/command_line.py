@@ -171,6 +171,13 @@ class Options(CommandLine):
         ["metrics-group", None, None, "", functools.partial(parse_group, option="--metrics-group")],
         ["max-packet", None, _DEFAULTS.max_packet, "Longest packet, in bytes", size("max-packet")],
         [
+            "max-payload",
+            None,
+            _DEFAULTS.max_payload,
+            "Longest payload in sealed memory, in bytes",
+            size("max-payload"),
+        ],
+        [
             "max-clients",
             None,
             _DEFAULTS.max_clients,
@@ -190,6 +197,13 @@ class Options(CommandLine):
             _DEFAULTS.user_patterns,
             "Different patterns that all clients of one user may subscribe to, together",
             amount("user-patterns", "patterns"),
+        ],
+        [
+            "user-payloads",
+            None,
+            _DEFAULTS.user_payloads,
+            "Payloads of one user, root included, that may wait for receivers, counted as memory files",
+            amount("user-payloads", "memory files"),
         ],
         [
             "max-patterns",

@@ -326,7 +326,9 @@ def test_defaults_of_options(row: list[Any]) -> None:
     option, default = row[0], row[2]
     unit = ""
     if option.replace("-", "_") in Limits.__dataclass_fields__:
-        unit = {"block-timeout": " seconds", "max-packet": " bytes"}.get(option, " " + option.rpartition("-")[2])
+        unit = {"block-timeout": " seconds", "max-packet": " bytes", "max-payload": " bytes"}.get(
+            option, " " + option.rpartition("-")[2]
+        )
     text = " ".join(documented_options()[option].split())
     assert re.search(rf"Default: (``)?{re.escape(str(default))}(``)?{unit}[,.;]", text), text
 

@@ -83,6 +83,8 @@ class TestHelp:
             ("queue-bytes", "67108864", "ytes"),
             ("total-queue-bytes", "268435456", "ytes"),
             ("max-packet", "409600", "ytes"),
+            ("max-payload", "67108864", "ytes"),
+            ("user-payloads", "64", "files"),
             ("max-clients", "16384", "lients"),
             ("max-patterns", "16384", "atterns"),
             ("max-pattern-bytes", "1048576", "ytes"),
@@ -238,6 +240,8 @@ class TestStart:
         """The log has the address, and the limits in force."""
         limits = {
             "max-packet": 1001,
+            "max-payload": 1009,
+            "user-payloads": 1010,
             "max-clients": 1002,
             "max-patterns": 1003,
             "max-pattern-bytes": 1004,

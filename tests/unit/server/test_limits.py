@@ -20,11 +20,13 @@ def test_defaults():
     """Without options a bus has the limits that the protocol's page promises."""
     assert Limits() == Limits(
         max_packet=409_600,
+        max_payload=67_108_864,
         max_clients=16_384,
         user_clients=256,
         user_clients_of={},
         user_accepts=200,
         user_patterns=32_768,
+        user_payloads=64,
         max_patterns=16_384,
         max_pattern_bytes=1_048_576,
         max_match_steps=1024,

@@ -66,7 +66,7 @@ def test_the_state_of_settings():
         b"CMSG sender/on",
         b"CMSG denied/on",
     )
-    client.send(b"CMSG chain/on")
+    client.send(b"CMSG chain/on", b"CMSG payload/on")
     state = client.protocol.settings.describe()
     assert set(state) == {field.name for field in fields(ClientSettings)}
     assert state == {
@@ -76,6 +76,7 @@ def test_the_state_of_settings():
         "newest_first": True,
         "echo": False,
         "bundles": True,
+        "payloads": True,
         "bye": True,
         "receipts": True,
         "sender": True,
