@@ -98,6 +98,9 @@ class Job:
         self.is_stored = payload is None
         self.state = State.WAITING
 
+    def __lt__(self, other: Job) -> bool:
+        return self.id < other.id
+
     @property
     def row(self) -> Row:
         """The job as the store keeps it."""
@@ -175,12 +178,12 @@ class JobQueue:
         self._kept_bytes = 0
         self._dirty: dict[Job, None] = {}
         self._lines: dict[bytes, deque[Job]] = {}  # with `is_ordered`: of each key, the head is under way
-        self._ready: dict[int, list[tuple[int, Job]]] = {}  # by user
+        self._ready: dict[int, list[Job]] = {}  # by user
         self._turns: deque[int] = deque()  # the users in `_ready`
-        self._alone: list[tuple[int, Job]] = []  # ready, but for a worker without another
+        self._alone: list[Job] = []  # ready, but for a worker without another
         self._reserved: Worker | None = None  # gets nothing more until it is idle
-        self._delayed: list[tuple[float, int, Job]] = []
-        self._leases: list[tuple[float, int, Job]] = []
+        self._delayed: list[tuple[float, Job]] = []
+        self._leases: list[tuple[float, Job]] = []
         # The head of a line was out or has failed, so it stands in front of earlier jobs that were delayed.
         for row in sorted(rows, key=lambda row: (not row.holder, not row.tries, row.id)):
             self._load(Job(row, None))
@@ -260,7 +263,7 @@ class JobQueue:
     def renew(self, job: Job, now: float) -> None:
         """Let a lease begin anew."""
         job.until = now + self.rules.lease
-        heappush(self._leases, (job.until, job.id, job))
+        heappush(self._leases, (job.until, job))
         self._dirty[job] = None
 
     def nack(self, job: Job, reason: str, why: str, now: float) -> None:
@@ -309,11 +312,11 @@ class JobQueue:
     def advance(self, now: float) -> list[Delivery]:
         """Do what is due, and hand out what can be handed out."""
         while self._delayed and self._delayed[0][0] <= now:
-            due, _, job = heappop(self._delayed)
+            due, job = heappop(self._delayed)
             if job.state is State.DELAYED and job.due == due and self._join_line(job):
                 self._make_ready(job)
         while self._leases and self._leases[0][0] <= now:
-            until, _, job = heappop(self._leases)
+            until, job = heappop(self._leases)
             if job.state is State.OUT and job.until == until:
                 self.events["expired"] += 1
                 self._lose(job, "the lease ran out")
@@ -340,7 +343,7 @@ class JobQueue:
 
     def _assign_alone(self, now: float, deliveries: list[Delivery]) -> None:
         while self._alone:
-            if self._alone[0][1].state is not State.READY:
+            if self._alone[0].state is not State.READY:
                 heappop(self._alone)
                 continue
             free = [worker for worker in self.workers.values() if worker.has_room()]
@@ -352,18 +355,18 @@ class JobQueue:
                     self._reserved = worker
                 return
             worker.is_alone = True
-            deliveries.append(self._hand_out(heappop(self._alone)[1], worker, now))
+            deliveries.append(self._hand_out(heappop(self._alone), worker, now))
         self._reserved = None
 
     def _next_ready(self) -> Job | None:
         """Remove and return the oldest job of the user whose turn it is."""
         while self._turns:
             ready = self._ready[self._turns[0]]
-            while ready and ready[0][1].state is not State.READY:
+            while ready and ready[0].state is not State.READY:
                 heappop(ready)
             if ready:
                 self._turns.rotate(-1)
-                return heappop(ready)[1]
+                return heappop(ready)
             del self._ready[self._turns.popleft()]
         return None
 
@@ -404,14 +407,14 @@ class JobQueue:
 
     def _delay(self, job: Job) -> None:
         self._set(job, State.DELAYED)
-        heappush(self._delayed, (job.due, job.id, job))
+        heappush(self._delayed, (job.due, job))
 
     def _join_line(self, job: Job) -> bool:
         """Put a job behind those of its key; return whether it is the first one, or needs no line."""
         if not self.rules.is_ordered:
             return True
         line = self._lines.setdefault(job.key, deque())
-        if job not in line:  # a job that failed has kept its place
+        if not line or line[0] is not job:  # a job that failed has kept its place
             line.append(job)
         if line[0] is not job:
             self._set(job, State.WAITING)
@@ -419,25 +422,28 @@ class JobQueue:
 
     def _leave_line(self, job: Job) -> None:
         line = self._lines.get(job.key)
-        if line is None or job not in line:
+        if line is None:
             return
-        was_first = line[0] is job
-        line.remove(job)
+        if line[0] is not job:
+            if job.state is not State.DELAYED:  # else it has never joined
+                line.remove(job)
+            return
+        line.popleft()
         if not line:
             del self._lines[job.key]
-        elif was_first:
+        elif line[0].state is State.WAITING:
             self._make_ready(line[0])
 
     def _make_ready(self, job: Job) -> None:
         self._set(job, State.READY)
         if job.tries >= _ALONE_FROM - 1:
-            heappush(self._alone, (job.id, job))
+            heappush(self._alone, job)
             return
         ready = self._ready.get(job.uid)
         if ready is None:
             ready = self._ready[job.uid] = []
             self._turns.append(job.uid)
-        heappush(ready, (job.id, job))
+        heappush(ready, job)
 
     def _hand_out(self, job: Job, worker: Worker, now: float) -> Delivery:
         self.events["delivered"] += 1
@@ -449,7 +455,7 @@ class JobQueue:
     def _lend(self, job: Job, worker: Worker) -> None:
         self._set(job, State.OUT)
         worker.jobs[job.id] = job
-        heappush(self._leases, (job.until, job.id, job))
+        heappush(self._leases, (job.until, job))
 
     def _take_back(self, job: Job) -> None:
         """End a lease."""
@@ -488,15 +494,15 @@ class JobQueue:
     def _die(self, job: Job, reason: str) -> None:
         self.events["dead"] += 1
         job.reason = reason
+        self._leave_line(job)
         self._set(job, State.DEAD)
         self.died.append(job)
-        self._leave_line(job)
 
     def _remove(self, job: Job) -> None:
         if job.holder:
             self._take_back(job)
+        if job.state is not State.DEAD:
+            self._leave_line(job)
         self.forget_payload(job)
         del self.jobs[job.id]
         self._set(job, State.GONE)
-        del self.counts[State.GONE]
-        self._leave_line(job)
