@@ -372,6 +372,11 @@ class JobQueue:
 
     # --- changes -----------------------------------------------------------------------------
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether anything has changed since `take_changes`."""
+        return bool(self._dirty)
+
     def take_changes(self) -> Changes:
         """Return what has changed since the last call."""
         changes = Changes([], [], [])

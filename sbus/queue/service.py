@@ -1,0 +1,551 @@
+"""One queue on the bus: its two connections, its turns, and its workers' ends.
+
+Two connections, so that acks never wait behind new jobs: publishers are read on the first one only as fast as the disk
+takes their jobs (the bus holds them back, hard ``block``), workers and operators on the second one always.
+
+While the disk refuses, the first connection is read a little now and then. A bus disconnects a client that blocks and
+reads nothing (``--block-timeout``), and what is published after that is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+from twisted.internet import defer
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+from twisted.logger import Logger
+
+from sbus.client.api import Request
+from sbus.client.dispatch import Message
+from sbus.client.queues import INBOX, REASONS, build_job, parse_put, queue_key
+from sbus.client.tx import Bus, BusClientService
+from sbus.client.tx.bus import Subscription
+from sbus.client.watches import Watch
+from sbus.daemon.service import Service
+from sbus.errors import PacketTooLong, RequestFailed, SbusError, UsageError
+from sbus.protocol.packets import UNSUB, build
+from sbus.queue.jobs import Changes, Delivery, Job, JobQueue, Rules, State
+from sbus.queue.store import Store
+
+__all__ = ["QueueService", "Settings"]
+
+T = TypeVar("T")
+
+_MOST_BYTES = 8 << 20
+"""Bytes of new jobs in memory, not yet on the disk, at which publishers are no longer read."""
+_MOST_SIPS = 32
+"""How often they are read nevertheless while the disk refuses; then the bus decides."""
+_SIP_INTERVAL = 5.0
+"""Seconds between two of these reads: well below the 30 s of ``--block-timeout``."""
+_RETRY = 1.0
+"""Seconds between two attempts to write."""
+_REPORT_INTERVAL = 60.0
+"""Seconds between two log lines while the disk refuses."""
+_STOP_TIMEOUT = 5.0
+"""Seconds in which a service that stops takes what the bus has queued for it."""
+_MOST_WORKERS = 1024
+"""Workers of one queue: as many keys as a client may watch."""
+_TOKEN = re.compile(rb"[0-9a-f]{1,64}")
+_MOST_SHOWN, _SHOWN_BYTES = 100, 200
+"""Jobs in an answer to an operator, and bytes of each payload in it, so that it fits a packet."""
+
+
+class Settings(NamedTuple):
+    """What the operator has chosen for a queue.
+
+    :ivar pattern: of ordinary messages that are jobs; None for none.
+    :ivar store: the path of the store.
+    """
+
+    name: str
+    pattern: bytes | None
+    store: str
+    rules: Rules
+
+
+class _Put(NamedTuple):
+    """A new job that is not yet on the disk.
+
+    :ivar request: the message to answer, or None.
+    """
+
+    request: Message | None
+    id: bytes
+    not_before: float
+    message: Message
+    key: bytes
+    payload: bytes
+
+
+class _Presence(Watch):
+    """Calls a function when nobody subscribes to a key."""
+
+    def __init__(self, key: bytes, on_absence: Callable[[], object]) -> None:
+        super().__init__(key)
+        self._on_absence = on_absence
+
+    def update(self, has_subscribers: bool) -> None:
+        super().update(has_subscribers)
+        if not has_subscribers:
+            self._on_absence()
+
+
+class _ProcessWatch:
+    """Calls a function when a process has ended (pidfd_open(2)); an `IReadDescriptor`."""
+
+    def __init__(self, reactor: Any, pid: int, on_end: Callable[[], object]) -> None:
+        self._reactor = reactor
+        self._fd = os.pidfd_open(pid)
+        self._on_end = on_end
+        reactor.addReader(self)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def logPrefix(self) -> str:
+        return "sbus.queue"
+
+    def doRead(self) -> None:
+        self._on_end()
+
+    def connectionLost(self, reason: object = None) -> None:
+        """Stop watching."""
+        if self._fd >= 0:
+            self._reactor.removeReader(self)
+            os.close(self._fd)
+            self._fd = -1
+
+
+class QueueService(Service):
+    """A queue, while the service runs.
+
+    :param address: the address of the bus.
+    :param fail: called when the service cannot go on; the log has the reason.
+    :ivar jobs: the jobs.
+    :ivar problem: why the disk refuses, or nothing.
+    """
+
+    _log = Logger(namespace="sbus.queue")
+
+    def __init__(
+        self, reactor: Any, address: str, settings: Settings, fail: Callable[[], object], max_packet: int
+    ) -> None:
+        self._reactor = reactor
+        self.settings = settings
+        self._fail = fail
+        self._epoch = time.time() - reactor.seconds()
+        self._store: Store | None = None
+        self.jobs = JobQueue(settings.rules)
+        self._puts: list[_Put] = []
+        self._put_bytes = 0
+        self._intake: Bus | None = None
+        self._floor: Bus | None = None
+        self._jobs_in: list[Subscription] = []
+        self._watches: dict[bytes, tuple[_Presence, _ProcessWatch | None]] = {}
+        self._trusts_pids = False
+        self._turn_waiters: list[defer.Deferred[None]] = []
+        self._is_turning = self._is_poked = False
+        self._timer: IDelayedCall | None = None
+        self.problem = ""
+        self._sips = 0
+        self._services = [
+            BusClientService(
+                reactor, address, setup=setup, sender=True, max_packet=max_packet, on_gap=on_gap
+            )
+            for setup, on_gap in ((self._set_up_floor, lambda _: self._say_up()), (self._set_up_intake, lambda _: None))
+        ]
+
+    def _key(self, verb: bytes) -> bytes:
+        return queue_key(self.settings.name, verb)
+
+    def _now(self) -> float:
+        """Return the time since 1970; while the service runs, nobody sets it."""
+        seconds: float = self._epoch + self._reactor.seconds()
+        return seconds
+
+    # --- the service -------------------------------------------------------------------------
+
+    def startService(self) -> None:
+        """Open the store, and connect to the bus.
+
+        :raises sbus.errors.QueueError: if the store cannot be used.
+        """
+        store = self._store = Store(self.settings.store)
+        self.jobs = JobQueue(self.settings.rules, store.rows(), store.next_id())
+        super().startService()
+        for service in self._services:
+            service.startService()
+        self.poke()
+
+    def stopService(self) -> defer.Deferred[None]:
+        """Take what the bus has queued, and disconnect."""
+        super().stopService()
+        return defer.Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        with suppress(SbusError):
+            if self._intake is not None:
+                self._intake.send([build(UNSUB, subscription.pattern) for subscription in self._jobs_in])
+                await self._intake.fence(_STOP_TIMEOUT)  # what was queued for the service comes first
+        await self._settled()
+        if self._puts:
+            self._log.error("{name}: the disk refused {n} new jobs until the end", name=self.settings.name, n=len(self._puts))
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        for token in list(self._watches):
+            self._unwatch(token)
+        for service in reversed(self._services):
+            await service.stopService()
+        if self._store is not None:
+            self._store.close()
+
+    async def _set_up_intake(self, bus: Bus) -> None:
+        self._intake = bus
+        bus.flood_control(hard="block")
+        self._jobs_in = [bus.subscribe(self._key(b"put/"), self._request_received)]
+        if self.settings.pattern is not None:
+            self._jobs_in.append(bus.subscribe(self.settings.pattern, self._message_received))
+        await bus.fence()
+
+    async def _set_up_floor(self, bus: Bus) -> None:
+        self._floor = bus
+        self._trusts_pids = (await bus.whoami()).endswith(b"/%d" % os.getpid())
+        bus.echo(False)
+        bus.flood_control(hard="block")
+        bus.subscribe(self._key(b"ready"), self._guarded(self._worker_ready))
+        for verb in (b"ack", b"renew", b"nack"):
+            bus.subscribe(self._key(verb), self._guarded(self._answered))
+        bus.respond(self._key(b"admin/*"), self._asked)
+        await bus.fence()
+        self._log.info("queue {name}: ready, jobs: {n}", name=self.settings.name, n=len(self.jobs.jobs))
+        self._say_up()
+
+    def _say_up(self) -> None:
+        assert self._floor is not None
+        self._floor.send([self._floor.core.publish(self._key(b"up"), b"")])
+
+    def log_counters(self) -> None:
+        """Log what has happened since the start."""
+        events = ", ".join(f"{count} {event}" for event, count in sorted(self.jobs.events.items()))
+        self._log.info("queue {name}: {events}", name=self.settings.name, events=events or "nothing yet")
+
+    # --- publishers --------------------------------------------------------------------------
+
+    def _message_received(self, message: Message) -> None:
+        self._add(_Put(None, b"", 0.0, message, message.key, message.payload))
+
+    def _request_received(self, message: Message) -> None:
+        try:
+            id, not_before, payload = parse_put(Request.received(self._intake_bus, message).payload)
+        except UsageError as e:
+            self._intake_bus.fail(message, str(e))
+            return
+        self._add(_Put(message, id, not_before, message, message.key[len(self._key(b"put/")) :], payload))
+
+    @property
+    def _intake_bus(self) -> Bus:
+        assert self._intake is not None
+        return self._intake
+
+    def _add(self, put: _Put) -> None:
+        self._puts.append(put)
+        self._put_bytes += len(put.key) + len(put.payload)
+        if self._put_bytes > _MOST_BYTES:
+            self._intake_bus.pause_for(self._jobs_in[0])
+        self.poke()
+
+    # --- workers -----------------------------------------------------------------------------
+
+    def _guarded(self, handle: Callable[[Message, bytes, list[bytes]], None]) -> Callable[[Message], None]:
+        """Return a callback for what workers send; a malformed message is counted."""
+
+        def received(message: Message) -> None:
+            token, *words = message.payload.split(b" ")
+            try:
+                if not _TOKEN.fullmatch(token):
+                    raise ValueError("no token")
+                handle(message, token, words)
+            except (ValueError, IndexError):
+                self.jobs.events["malformed"] += 1
+            self.poke()
+
+        return received
+
+    def _worker_ready(self, message: Message, token: bytes, words: list[bytes]) -> None:
+        round, credit = int(words[0]), int(words[1])
+        held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
+        if token not in self.jobs.workers and len(self.jobs.workers) >= _MOST_WORKERS:
+            self.jobs.events["refused"] += 1
+            return
+        worker = self.jobs.ready(token, str(message.sender).encode(), round, max(0, credit), held)
+        if worker is None:
+            self.jobs.events["refused"] += 1
+        elif worker.credit and token not in self._watches:
+            self._watch(token, 0 if message.sender is None or message.sender.chain else message.sender.pid or 0)
+        elif not worker.credit:
+            self._unwatch(token)
+
+    def _watch(self, token: bytes, pid: int) -> None:
+        """Notice the end of a worker."""
+        bus = self._floor
+        assert bus is not None
+
+        def absent() -> None:
+            # After a lost connection, workers may come back later than this service: then their leases decide.
+            if bus.state == "connected":
+                self._worker_gone(token)
+
+        process = None
+        if pid and self._trusts_pids:
+            try:
+                process = _ProcessWatch(self._reactor, pid, lambda: self._worker_gone(token))
+            except OSError:
+                pass  # it has ended, or no descriptor is free: its connection is watched too
+        presence = _Presence(self._key(b"worker/") + token, absent)
+        self._watches[token] = presence, process
+        bus.send(bus.core.watch(presence))
+
+    def _unwatch(self, token: bytes) -> None:
+        presence, process = self._watches.pop(token, (None, None))
+        if process is not None:
+            process.connectionLost()
+        if presence is not None and self._floor is not None:
+            with suppress(SbusError):
+                self._floor.send(self._floor.core.extensions.unwatch(presence))
+
+    def _worker_gone(self, token: bytes) -> None:
+        self._unwatch(token)
+        self.jobs.events["workers gone"] += token in self.jobs.workers
+        self.jobs.gone(token)
+        self.poke()
+
+    def _answered(self, message: Message, token: bytes, words: list[bytes]) -> None:
+        job = self.jobs.find(token, str(message.sender).encode(), int(words[0]), int(words[1]))
+        verb = message.key.rpartition(b"/")[2]
+        if job is None:
+            return
+        if verb == b"ack":
+            self.jobs.ack(job)
+        elif verb == b"renew":
+            self.jobs.renew(job, self._now())
+        else:
+            reason = words[2].decode()
+            if reason not in REASONS:
+                raise ValueError(reason)
+            self.jobs.nack(job, reason, b" ".join(words[3:]).decode(errors="replace"), self._now())
+
+    # --- turns -------------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        """Have a turn soon."""
+        self._is_poked = True
+        if not self._is_turning:
+            self._is_turning = True
+            self._reactor.callLater(0, self._turn)
+
+    def _turn(self) -> None:
+        defer.Deferred.fromCoroutine(self._run_turn()).addErrback(self._broken)
+
+    def _broken(self, failure: Any) -> None:
+        self._log.failure("a bug ended the queue {name}", failure=failure, name=self.settings.name)
+        self._fail()
+
+    async def _run_turn(self) -> None:
+        self._is_poked = False
+        waiters, self._turn_waiters = self._turn_waiters, []
+        puts, self._puts, self._put_bytes = self._puts, [], 0
+        if self._jobs_in and puts:
+            self._intake_bus.resume_for(self._jobs_in[0])
+        jobs, store = self.jobs, self._store
+        assert store is not None
+        known: dict[bytes, int] = {}
+        if ids := [put.id for put in puts if put.id]:
+            known = await self._on_disk(lambda: store.find_known(ids, self._now()))
+        new_ids: dict[bytes, int] = {}
+        answers: list[tuple[Message, bytes]] = []
+        for put in puts:
+            number = known.get(put.id) if put.id else None
+            if number is None:
+                sender = put.message.sender
+                name, uid = (b"0 -", None) if sender is None else (b"%d %b" % (sender.number, str(sender).encode()), sender.uid)
+                number = jobs.put(put.key, put.payload, name, -1 if uid is None else uid, put.not_before).id
+                if put.id:
+                    known[put.id] = new_ids[put.id] = number
+            else:
+                jobs.events["doubles"] += 1
+            if put.request is not None:
+                answers.append((put.request, b"%d" % number))
+        deliveries = jobs.advance(self._now())
+        died, jobs.died = jobs.died, []
+        missing = [job.id for job in (*(d.job for d in deliveries), *died) if job.payload is None]
+        changes = jobs.take_changes()
+        if any(changes) or new_ids or missing:
+            payloads = await self._on_disk(lambda: self._write(store, changes, new_ids, missing))
+        else:
+            payloads = {}
+        for request, number_text in answers:
+            with suppress(SbusError):
+                self._intake_bus.answer(request, number_text)
+        self._send(deliveries, died, payloads)
+        for waiter in waiters:
+            waiter.callback(None)
+        self._is_turning = False
+        if self._is_poked or jobs.has_changes:
+            self.poke()
+        else:
+            self._set_timer()
+
+    def _write(self, store: Store, changes: Changes, ids: dict[bytes, int], missing: list[int]) -> dict[int, bytes]:
+        """Write a turn, in a thread."""
+        store.write(changes, ids.items(), self._now())
+        return store.payloads(missing)
+
+    async def _on_disk(self, do: Callable[[], T]) -> T:
+        """Do something in a thread, again and again while the disk refuses."""
+        self._sips, reported, sipped = 0, -math.inf, self._reactor.seconds()
+        while True:
+            try:
+                result = await deferToThread(do)
+                break
+            except sqlite3.Error as e:
+                now, self.problem = self._reactor.seconds(), str(e)
+            if now - reported >= _REPORT_INTERVAL:
+                reported = now
+                self._log.error(
+                    "{path}: cannot write: {problem}: publishers wait; make room on the disk",
+                    path=self.settings.store,
+                    problem=self.problem,
+                )
+            if now - sipped >= _SIP_INTERVAL and self._sips < _MOST_SIPS and self._jobs_in:
+                self._sips, sipped = self._sips + 1, now
+                self._intake_bus.resume_for(self._jobs_in[0])
+            await deferLater(self._reactor, _RETRY)
+        if self.problem:
+            self._log.info("{path}: the disk takes jobs again", path=self.settings.store)
+            self.problem = ""
+        return result
+
+    def _send(self, deliveries: list[Delivery], died: list[Job], payloads: dict[int, bytes]) -> None:
+        bus = self._floor
+        packets: list[bytes] = []
+        for delivery in deliveries:
+            job = delivery.job
+            payload = payloads.get(job.id) if job.payload is None else job.payload
+            if bus is None or payload is None or not delivery.counts():
+                continue
+            try:
+                packets.append(
+                    bus.core.publish(
+                        b"%b%b%b" % (delivery.worker.name, INBOX, delivery.worker.token),
+                        build_job(
+                            delivery.round, job.id, job.tries, self.settings.rules.lease, job.sender, job.key, payload
+                        ),
+                    )
+                )
+            except PacketTooLong as e:
+                self.jobs.nack(job, "poison", f"it cannot be sent to a worker: {e}", self._now())
+            self.jobs.forget_payload(job)
+        for job in died:
+            payload = payloads.get(job.id) if job.payload is None else job.payload
+            self._log.warn("queue {name}: job {id} is dead: {why}", name=self.settings.name, id=job.id, why=job.reason)
+            text = b"%d %d %b\0%b" % (job.id, job.tries, job.reason.encode(), payload or b"")
+            with suppress(SbusError):  # too long with the reason: it is in the store
+                packets += [] if bus is None else [bus.core.publish(self._key(b"dead/") + job.key, text)]
+        if packets and bus is not None:
+            with suppress(SbusError):  # not connected for long: workers announce themselves anew
+                bus.send(packets)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        at = self.jobs.next_time()
+        if at < math.inf and self.running:
+            self._timer = self._reactor.callLater(max(0.001, min(at - self._now(), 3600.0)), self.poke)
+
+    async def _settled(self) -> None:
+        """Wait until all changes so far are on the disk; at the stop, as long as it takes no retry."""
+        done: defer.Deferred[None] = defer.Deferred()
+        self._turn_waiters.append(done)
+        self.poke()
+        with suppress(defer.TimeoutError):
+            await done.addTimeout(_STOP_TIMEOUT, self._reactor)
+
+    # --- operators ---------------------------------------------------------------------------
+
+    async def _asked(self, request: Request) -> bytes:
+        verb = request.key.rpartition(b"/")[2].decode(errors="replace")
+        uid = None if request.sender is None else request.sender.uid
+        if verb != "ls" and uid not in (0, os.geteuid()):
+            raise RequestFailed("only root, and the user of the service, may look at jobs and change them")
+        try:
+            asked = json.loads(request.payload or b"{}")
+            do: Callable[[dict[str, Any]], Awaitable[object]] = getattr(self, f"_do_{verb}")
+        except (ValueError, AttributeError):
+            raise RequestFailed(f"{verb}: use ls, peek, dead, retry or drain, with a JSON object") from None
+        return json.dumps(await do(asked)).encode()
+
+    async def _do_ls(self, asked: dict[str, Any]) -> object:
+        pattern = self.settings.pattern
+        return {
+            "queue": self.settings.name,
+            "pattern": None if pattern is None else pattern.decode(errors="backslashreplace"),
+            "jobs": {state.value: self.jobs.counts[state] for state in State if state is not State.GONE},
+            "workers": [
+                {"name": worker.name.decode(), "credit": worker.credit, "jobs": len(worker.jobs)}
+                for worker in self.jobs.workers.values()
+            ][:_MOST_SHOWN],
+            "events": dict(self.jobs.events),
+            "problem": self.problem or None,
+        }
+
+    async def _do_peek(self, asked: dict[str, Any]) -> object:
+        return await self._show(self.jobs.pending(), asked)
+
+    async def _do_dead(self, asked: dict[str, Any]) -> object:
+        return await self._show(self.jobs.dead(), asked)
+
+    async def _show(self, jobs: list[Job], asked: dict[str, Any]) -> object:
+        some = jobs[: min(int(asked.get("limit", _MOST_SHOWN)), _MOST_SHOWN)]
+        await self._settled()
+        store = self._store
+        assert store is not None
+        payloads = await self._on_disk(lambda: store.payloads([job.id for job in some]))
+        return [
+            {
+                "id": job.id,
+                "key": job.key.decode(errors="backslashreplace"),
+                "state": job.state.value,
+                "tries": job.tries,
+                "sender": job.sender.decode(),
+                "reason": job.reason or None,
+                "bytes": len(payloads.get(job.id, b"")),
+                "payload": payloads.get(job.id, b"")[:_SHOWN_BYTES].decode(errors="backslashreplace"),
+            }
+            for job in some
+        ]
+
+    async def _do_retry(self, asked: dict[str, Any]) -> object:
+        return await self._change(self.jobs.dead(), self.jobs.retry, asked)
+
+    async def _do_drain(self, asked: dict[str, Any]) -> object:
+        return await self._change(
+            self.jobs.dead() if asked.get("dead") else self.jobs.pending(), self.jobs.drain, asked
+        )
+
+    async def _change(self, jobs: list[Job], change: Callable[[Job], None], asked: dict[str, Any]) -> object:
+        ids = asked.get("ids")
+        chosen = [job for job in jobs if ids is None or job.id in ids]
+        for job in chosen:
+            change(job)
+        await self._settled()
+        return len(chosen)
