@@ -214,12 +214,16 @@ class Job:
         """Return what `nack` says; None if the job has an answer."""
         if reason not in REASONS:
             raise UsageError(f"nack({reason!r}): use {', '.join(map(repr, REASONS))}")
-        return self._work.end_job(self, b"nack", b" %b %b" % (reason.encode(), why[:_LONGEST_WHY].encode(errors="replace")))
+        return self._work.end_job(
+            self, b"nack", b" %b %b" % (reason.encode(), why[:_LONGEST_WHY].encode(errors="replace"))
+        )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self._work.say(self._work.end_job(self, b"ack"))
         elif isinstance(error, Exception):
@@ -383,10 +387,9 @@ class WorkCore:
         """Release the jobs that have no answer, and take no more."""
         if self._error is not None:
             return
-        for job in list(self.jobs.values()):
-            self.say(job.nack_words("released"))
         if self._watch is not None:
-            self.say((b"ready", b"%d 0" % self._round))
+            # A new round without jobs: those on their way are released, too.
+            self.say((b"ready", b"%d 0" % (self._round + 1)))
             with suppress(SbusError):
                 self._bus.send(self._bus.core.extensions.unwatch(self._watch))
         self.end(Closed("the work was closed here"))

@@ -90,7 +90,20 @@ class Job:
     :ivar payload: its payload; None if it is in the store alone.
     """
 
-    __slots__ = ("due", "holder", "id", "is_stored", "key", "payload", "reason", "sender", "state", "tries", "uid", "until")
+    __slots__ = (
+        "due",
+        "holder",
+        "id",
+        "is_stored",
+        "key",
+        "payload",
+        "reason",
+        "sender",
+        "state",
+        "tries",
+        "uid",
+        "until",
+    )
 
     def __init__(self, row: Row, payload: bytes | None) -> None:
         self.id, self.key, self.sender, self.uid, self.due, self.tries, self.holder, self.until, self.reason = row
@@ -104,9 +117,7 @@ class Job:
     @property
     def row(self) -> Row:
         """The job as the store keeps it."""
-        return Row(
-            self.id, self.key, self.sender, self.uid, self.due, self.tries, self.holder, self.until, self.reason
-        )
+        return Row(self.id, self.key, self.sender, self.uid, self.due, self.tries, self.holder, self.until, self.reason)
 
 
 class Worker:

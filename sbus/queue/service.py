@@ -159,9 +159,7 @@ class QueueService(Service):
         self.problem = ""
         self._sips = 0
         self._services = [
-            BusClientService(
-                reactor, address, setup=setup, sender=True, max_packet=max_packet, on_gap=on_gap
-            )
+            BusClientService(reactor, address, setup=setup, sender=True, max_packet=max_packet, on_gap=on_gap)
             for setup, on_gap in ((self._set_up_floor, lambda _: self._say_up()), (self._set_up_intake, lambda _: None))
         ]
 
@@ -199,7 +197,9 @@ class QueueService(Service):
                 await self._intake.fence(_STOP_TIMEOUT)  # what was queued for the service comes first
         await self._settled()
         if self._puts:
-            self._log.error("{name}: the disk refused {n} new jobs until the end", name=self.settings.name, n=len(self._puts))
+            self._log.error(
+                "{name}: the disk refused {n} new jobs until the end", name=self.settings.name, n=len(self._puts)
+            )
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         for token in list(self._watches):
@@ -377,7 +377,9 @@ class QueueService(Service):
             number = known.get(put.id) if put.id else None
             if number is None:
                 sender = put.message.sender
-                name, uid = (b"0 -", None) if sender is None else (b"%d %b" % (sender.number, str(sender).encode()), sender.uid)
+                name, uid = (
+                    (b"0 -", None) if sender is None else (b"%d %b" % (sender.number, str(sender).encode()), sender.uid)
+                )
                 number = jobs.put(put.key, put.payload, name, -1 if uid is None else uid, put.not_before).id
                 if put.id:
                     known[put.id] = new_ids[put.id] = number

@@ -165,7 +165,9 @@ def makeService(options: Options) -> IService:
         from sbus.daemon.metrics import MetricsWriter
         from sbus.queue.metrics import families
 
-        MetricsWriter(reactor, options["metrics-file"], lambda is_up: families(queues, is_up)).setServiceParent(services)
+        MetricsWriter(reactor, options["metrics-file"], lambda is_up: families(queues, is_up)).setServiceParent(
+            services
+        )
     return services
 
 
