@@ -419,7 +419,7 @@ class QueueService(Service):
             try:
                 result = await deferToThread(do)
                 break
-            except sqlite3.Error as e:
+            except sqlite3.OperationalError as e:
                 now, self.problem = self._reactor.seconds(), str(e)
             if now - reported >= _REPORT_INTERVAL:
                 reported = now

@@ -1,7 +1,8 @@
 """The store of one queue: a SQLite file that one service has open.
 
 One transaction takes all changes of a turn (WAL, ``synchronous=FULL``: one sync). A transaction that fails has changed
-nothing, and can be repeated. flock(2) holds the lock, as SQLite's own locks end when any descriptor of the file is closed.
+nothing, and can be repeated. flock(2) holds the lock: SQLite's own locks end when any
+descriptor of the file is closed.
 
 A job's number is never used again (``AUTOINCREMENT``), so a late ack never meets another job. IDs of publishers are
 kept for a day.
@@ -82,7 +83,7 @@ class Store:
         run("PRAGMA synchronous=FULL")
         problem = run("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
-            raise sqlite3.DatabaseError(problem)
+            raise sqlite3.DatabaseError(problem.replace("\n", " "))
 
     def close(self) -> None:
         """Close the file."""

@@ -1,0 +1,289 @@
+"""Queues over a real bus, with a real service: what publishers, workers and operators see."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbus.errors import NobodyListens, UsageError
+from tests.integration.clients.backends import Backend, Client
+from tests.integration.queue.conftest import Queued
+from tests.support.disks import filled, mounted
+from tests.support.harness import TIMEOUT, is_held_back
+from tests.support.queues import QueueProcess, WorkerProcess, ask
+from tests.support.waiting import wait_until
+
+Start = Callable[..., Queued]
+
+
+class Worker:
+    """A worker of one of the libraries."""
+
+    def __init__(self, client: Client, iterator: Any) -> None:
+        self._client = client
+        self._iterator = iterator
+
+    async def next(self) -> Any:
+        """The next job."""
+        async with asyncio.timeout(TIMEOUT):
+            return await self._client.do(self._client.backend.advance, self._iterator)
+
+    async def do(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call a job's method, and wait until the bus has it."""
+        await self._client.do(call, *args, **kwargs)
+        await self._client.fence()
+
+
+@asynccontextmanager
+async def working(client: Client, credit: int = 1) -> AsyncIterator[Worker]:
+    """Work on the queue ``jobs`` for the block."""
+    work = await client.do(client.raw.work, "jobs", credit=credit)
+    iterator = await client.do(client.backend.iterate, work)
+    yield Worker(client, iterator)
+    await client.do(work.close)
+
+
+def counts(queued: Queued) -> dict[str, int]:
+    """The jobs that are in the queue, by state."""
+    found: dict[str, int] = ask(queued.address, "ls")["jobs"]
+    return {state: count for state, count in found.items() if count}
+
+
+async def test_life_of_a_job(backend: Backend, queued: Start) -> None:
+    """A job that was put is given to a worker, with its sender, and is gone when that has acknowledged it."""
+    server = queued()
+    publisher, client = await backend.connect(server.address), await backend.connect(server.address)
+    assert await publisher.do(publisher.raw.enqueue, "jobs", "thumbs/1", b"a picture\0") == 1
+    await publisher.publish("jobs/plain", b"a message")
+    await publisher.fence()
+    async with working(client, 2) as worker:
+        job, plain = await worker.next(), await worker.next()
+        assert (job.key, job.payload, job.id, job.tries, job.lease) == (b"thumbs/1", b"a picture\0", 1, 1, 30.0)
+        assert job.sender.pid == os.getpid()
+        assert (plain.key, plain.payload) == (b"jobs/plain", b"a message")
+        assert counts(server) == {"out": 2}
+        await worker.do(job.ack)
+        await worker.do(job.nack, "failed")  # a second answer is ignored
+        assert counts(server) == {"out": 1}
+    wait_until(lambda: counts(server), lambda found: found == {"ready": 1})
+
+
+async def test_nobody_has_the_queue(backend: Backend, shared: Any) -> None:
+    """Without a service a job is refused at once; names and options that cannot be are refused here."""
+    client = await backend.connect(shared.address)
+    with pytest.raises(NobodyListens):
+        await client.do(client.raw.enqueue, "jobs", "k")
+    for call in (
+        lambda: client.do(client.raw.enqueue, "a/b", "k"),
+        lambda: client.do(client.raw.enqueue, "jobs", "k", id="a b"),
+        lambda: client.do(client.raw.enqueue, "jobs", "k", delay=-1),
+        lambda: client.do(client.raw.work, "jobs", credit=0),
+    ):
+        with pytest.raises(UsageError):
+            await call()
+
+
+async def test_doubles_and_delays(backend: Backend, queued: Start) -> None:
+    """A second job with an ID is not put; a delayed one waits for its time."""
+    server = queued()
+    client = await backend.connect(server.address)
+    enqueue = client.raw.enqueue
+    assert [await client.do(enqueue, "jobs", "k", id="x"), await client.do(enqueue, "jobs", "k", id="x")] == [1, 1]
+    start = time.time()
+    await client.do(enqueue, "jobs", "late", delay=0.3)
+    async with working(client) as worker:
+        await worker.do((await worker.next()).ack)
+        assert (await worker.next()).key == b"late"
+        assert time.time() - start >= 0.3
+    server.service.kill(signal.SIGKILL)
+    server.service.wait()
+
+
+async def test_block_answers(backend: Backend, queued: Start) -> None:
+    """A job as a context manager is acknowledged at the end, and has failed if the block raises."""
+    server = queued("=jobs/,deliveries=1")
+    client = await backend.connect(server.address)
+    dead = await client.subscribe("queue/jobs/dead/")
+    for _ in range(2):
+        await client.do(client.raw.enqueue, "jobs", "k", b"\0x")
+
+    def fail(job: Any) -> None:
+        with job:
+            raise ValueError("no such picture")
+
+    def succeed(job: Any) -> None:
+        with job:
+            pass
+
+    async with working(client) as worker:
+        await worker.do(succeed, await worker.next())
+        job = await worker.next()
+        with pytest.raises(ValueError, match="no such picture"):
+            await worker.do(fail, job)
+        letter = await dead.get()
+    assert letter == (b"queue/jobs/dead/k", b"2 1 failed: ValueError: no such picture\0\0x")
+    assert counts(server) == {"dead": 1}
+    [shown] = ask(server.address, "dead")
+    assert (shown["id"], shown["reason"]) == (2, "failed: ValueError: no such picture")
+    assert ask(server.address, "retry", ids=[2]) == 1
+    assert counts(server) == {"ready": 1}
+    assert ask(server.address, "drain") == 1
+    assert counts(server) == {}
+
+
+async def test_cancelled_worker_releases(looping: Backend, queued: Start) -> None:
+    """A worker that is cancelled gives back the job in hand and those that wait behind it, uncounted."""
+    server = queued()
+    client, other = await looping.connect(server.address), await looping.connect(server.address)
+    for _ in range(3):
+        await client.do(client.raw.enqueue, "jobs", "k")
+    begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def run() -> None:
+        async for job in client.raw.work("jobs", credit=3):
+            async with job:
+                begun.set_result(job.id)
+                await asyncio.Event().wait()
+
+    task = asyncio.create_task(run()) if looping.name == "asyncio" else None
+    if task is None:
+        deferred = asyncio.ensure_future(client.do(run))
+        task = deferred  # type: ignore[assignment]
+    assert await begun == 1
+    if looping.name == "twisted":
+        pytest.skip("an asyncio.Event is no Deferred")
+    task.cancel()
+    async with working(other, 3) as worker:
+        assert sorted([((job := await worker.next()).id, job.tries)[0] for _ in range(3)]) == [1, 2, 3]
+
+
+async def test_killed_worker(native: Backend, queued: Start) -> None:
+    """The job of a worker that was killed is with another one within 50 ms."""
+    server = queued("=jobs/,deliveries=9")
+    client = await native.connect(server.address)
+    times = []
+    async with working(client) as worker:
+        for _ in range(5):
+            killed = WorkerProcess(server.address, "jobs")
+            await client.do(client.raw.enqueue, "jobs", "k")
+            mine = await worker.next()
+            await client.do(client.raw.enqueue, "jobs", "k")
+            number = await asyncio.to_thread(killed.next_job)
+            assert number != mine.id
+            await worker.do(mine.ack)
+            start = time.perf_counter()
+            killed.kill()
+            job = await worker.next()
+            times.append(time.perf_counter() - start)
+            assert (job.id, job.tries) == (number, 2)
+            await worker.do(job.ack)
+    print("a killed worker's job was with another one after", [f"{1000 * each:.1f} ms" for each in times])
+    assert sorted(times)[2] < 0.05
+
+
+async def test_closed_connection_of_a_live_process(native: Backend, queued: Start) -> None:
+    """The bus tells the service that a worker's connection has ended, though its process lives."""
+    server = queued()
+    client, other = await native.connect(server.address), await native.connect(server.address)
+    await client.do(client.raw.enqueue, "jobs", "k")
+    async with working(client) as worker:
+        await worker.next()
+        client.raw.works.clear()  # it says nothing
+        await client.close()
+    async with working(other) as worker:
+        assert (await worker.next()).tries == 2
+
+
+@pytest.mark.parametrize("answer", ["before", "after"])
+async def test_killed_service(native: Backend, queued: Start, spawn: Any, answer: str) -> None:
+    """Jobs outlive the service, each with the worker that holds it, and answers meanwhile are not lost."""
+    server = queued()
+    client, other = await native.connect(server.address), await native.connect(server.address)
+    for _ in range(2):
+        await client.do(client.raw.enqueue, "jobs", "k")
+    async with working(client) as mine:
+        job = await mine.next()
+        server.service.kill(signal.SIGKILL)
+        server.service.wait()
+        if answer == "before":
+            await mine.do(job.ack)
+        server.service = spawn(server.service.again)
+        server.service.wait_started()
+        async with working(other) as theirs:
+            assert (await theirs.next()).id == 2
+            if answer == "after":
+                assert counts(server) == {"out": 2}
+                await mine.do(job.ack)
+            wait_until(lambda: counts(server), lambda found: found == {"out": 1})
+
+
+async def test_killed_bus(native: Backend, queued: Start, spawn: Any, bus: Any, directory: Path) -> None:
+    """Workers and the service find each other again; a worker keeps the job that it holds."""
+    server = queued()
+    client = await native.connect(server.address, reconnect=True)
+    for _ in range(2):
+        await client.do(client.raw.enqueue, "jobs", "k")
+    async with working(client, 2) as worker:
+        first, second = await worker.next(), await worker.next()
+        server.bus.kill(signal.SIGKILL)
+        server.bus.wait()
+        bus()
+        await client.settle()
+        wait_until(lambda: asyncio.run_coroutine_threadsafe and _has_service(server.address))
+        await worker.do(first.ack)
+        wait_until(lambda: counts(server), lambda found: found == {"out": 1})
+        assert second.is_held
+        await client.do(client.raw.enqueue, "jobs", "new")
+        assert (await worker.next()).key == b"new"
+
+
+def _has_service(address: Any) -> bool:
+    try:
+        ask(address, "ls")
+    except NobodyListens:
+        return False
+    return True
+
+
+def test_full_disk_holds_publishers_back(bus: Any, spawn: Any, directory: Path) -> None:
+    """While the disk is full publishers wait; afterwards every job is there, in order."""
+    with mounted(directory / "disk", "8m") as disk:
+        server = bus()
+        service = spawn(QueueProcess, disk, server.address, "--queue=jobs=jobs/").wait_started()
+        publisher, bystander = server.client(), server.client()
+        packet = b"MSG jobs/k\0" + bytes(100_000)
+        with filled(disk):
+            sent = 0
+            assert is_held_back(publisher, bystander, packet)
+            service.wait_log("cannot write: database or disk is full: publishers wait")
+        service.wait_log("the disk takes jobs again")
+        del sent
+        bystander.sync()
+        service.kill(signal.SIGKILL)
+        service.wait()
+
+
+def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:
+    """A second service on a store, and a store that is none, end the start with one line."""
+    server = bus()
+    spawn(QueueProcess, directory, server.address, "--queue=jobs").wait_started()
+    (directory / "text").write_text("no database" * 1000)
+    for option, text in (
+        ("--queue=jobs", "jobs.sqlite: another service has this store open: stop it"),
+        (f"--queue=jobs,store={directory}/text", "not a store of a queue: name another file"),
+        ("--queue=a=b,lease=x", "give a time"),
+        ("--queue=a=", "the pattern matches the queue's own keys"),
+        ("--queue=a/b", "a queue's name is"),
+    ):
+        refused = spawn(QueueProcess, directory, server.address, option)
+        assert refused.wait() == 1
+        assert text in refused.log
+        assert refused.log.count("\n") == 1
