@@ -19,12 +19,13 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import NamedTuple
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["Changes", "Job", "JobQueue", "Row", "Rules", "State", "Worker"]
+__all__ = ["ROW", "Changes", "Delivery", "Job", "JobQueue", "Row", "Rules", "State", "Worker"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
 """Seconds after a first failure, which double with each further one, and their limit."""
@@ -61,16 +62,18 @@ class Rules:
     is_ordered: bool = False
 
 
-class Row(NamedTuple):
-    """A job as the store keeps it.
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job.
 
     :ivar sender: the publisher, as in a notice of the bus (`sbus.protocol.notices`).
     :ivar uid: the publisher's user; -1 without one.
     :ivar due: when it may go out first, or again.
     :ivar tries: the deliveries that count.
-    :ivar holder: the token of the worker that has it, or nothing.
+    :ivar holder: the worker that has it, or nothing.
     :ivar until: the end of its lease.
     :ivar reason: why it is dead, or nothing.
+    :ivar payload: its payload; None if it is in the store alone.
     """
 
     id: int
@@ -82,52 +85,30 @@ class Row(NamedTuple):
     holder: bytes = b""
     until: float = 0.0
     reason: str = ""
-
-
-class Job:
-    """A job; the attributes are those of `Row`.
-
-    :ivar payload: its payload; None if it is in the store alone.
-    """
-
-    __slots__ = (
-        "due",
-        "holder",
-        "id",
-        "is_stored",
-        "key",
-        "payload",
-        "reason",
-        "sender",
-        "state",
-        "tries",
-        "uid",
-        "until",
-    )
-
-    def __init__(self, row: Row, payload: bytes | None) -> None:
-        self.id, self.key, self.sender, self.uid, self.due, self.tries, self.holder, self.until, self.reason = row
-        self.payload = payload
-        self.is_stored = payload is None
-        self.state = State.WAITING
+    payload: bytes | None = None
+    is_stored: bool = True
+    state: State = State.WAITING
 
     def __lt__(self, other: Job) -> bool:
         return self.id < other.id
 
-    @property
-    def row(self) -> Row:
-        """The job as the store keeps it."""
-        return Row(self.id, self.key, self.sender, self.uid, self.due, self.tries, self.holder, self.until, self.reason)
+
+ROW = ("id", "key", "sender", "uid", "due", "tries", "holder", "until", "reason")
+"""The attributes of a job that the store keeps, besides the payload."""
+Row: TypeAlias = tuple[int, bytes, bytes, int, float, int, bytes, float, str]
+_row: Callable[[Job], Row] = attrgetter(*ROW)
 
 
 class Worker:
-    """A worker: its name at the bus, and the jobs that it has."""
+    """A worker, and the jobs that it has.
 
-    __slots__ = ("credit", "is_alone", "jobs", "name", "round", "token")
+    :ivar holder: what names it, at all times.
+    """
 
-    def __init__(self, token: bytes) -> None:
-        self.token = token
-        self.name = b""
+    __slots__ = ("credit", "holder", "is_alone", "jobs", "round")
+
+    def __init__(self, holder: bytes) -> None:
+        self.holder = holder
         self.round = -1
         self.credit = 0
         self.jobs: dict[int, Job] = {}
@@ -149,7 +130,7 @@ class Delivery(NamedTuple):
     def counts(self) -> bool:
         """Return whether the job is still the worker's: much may have happened while the disk wrote."""
         job, worker = self.job, self.worker
-        return (job.holder, job.tries, worker.round) == (worker.token, self.tries, self.round)
+        return (job.holder, job.tries, worker.round) == (worker.holder, self.tries, self.round)
 
 
 class Changes(NamedTuple):
@@ -172,7 +153,7 @@ class JobQueue:
     :param rows: the jobs in the store, by ID.
     :param next_id: the ID of the next new job.
     :ivar jobs: all jobs by ID.
-    :ivar workers: by token, with those that held jobs before the service was started.
+    :ivar workers: by name, with those that held jobs before the service was started.
     :ivar counts: jobs by state.
     :ivar events: what has happened since the start, by word.
     :ivar died: jobs that have died since the caller last cleared it.
@@ -196,8 +177,8 @@ class JobQueue:
         self._delayed: list[tuple[float, Job]] = []
         self._leases: list[tuple[float, Job]] = []
         # The head of a line was out or has failed, so it stands in front of earlier jobs that were delayed.
-        for row in sorted(rows, key=lambda row: (not row.holder, not row.tries, row.id)):
-            self._load(Job(row, None))
+        for job in sorted((Job(*row) for row in rows), key=lambda job: (not job.holder, not job.tries, job.id)):
+            self._load(job)
 
     def _load(self, job: Job) -> None:
         self.jobs[job.id] = job
@@ -218,7 +199,7 @@ class JobQueue:
 
     def put(self, key: bytes, payload: bytes, sender: bytes = b"0 -", uid: int = -1, not_before: float = 0.0) -> Job:
         """Add a job."""
-        job = Job(Row(self._next_id, key, sender, uid, not_before), payload)
+        job = Job(self._next_id, key, sender, uid, not_before, payload=payload, is_stored=False)
         self._next_id += 1
         self.jobs[job.id] = job
         self.counts[job.state] += 1
@@ -228,40 +209,33 @@ class JobQueue:
 
     # --- workers -----------------------------------------------------------------------------
 
-    def ready(self, token: bytes, name: bytes, round: int, credit: int, held: Mapping[int, int]) -> Worker | None:
+    def ready(self, holder: bytes, round: int, credit: int, held: Mapping[int, int]) -> None:
         """Take an announcement.
 
-        :param name: the worker's name, as the bus knows it.
         :param held: for each job that the worker holds, the delivery.
-        :returns: None if another client has announced itself with this token.
         """
-        worker = self.workers.get(token) or Worker(token)
-        if worker.name not in (b"", name):
-            return None
-        is_new_round, worker.round = worker.round != round, round
-        worker.name, worker.credit = name, credit
-        self.workers[token] = worker
+        worker = self.workers.setdefault(holder, Worker(holder))
+        is_new_round, worker.round, worker.credit = worker.round != round, round, credit
         if is_new_round:
             for job in [job for job in worker.jobs.values() if held.get(job.id) != job.tries]:
+                self.events["returned"] += 1
                 self._take_back(job)
                 self._give_again(job)
         self._forget_idle(worker)
-        return worker
 
-    def gone(self, token: bytes) -> None:
+    def gone(self, holder: bytes) -> None:
         """Note that a worker is gone: its jobs are available again."""
-        worker = self.workers.pop(token, None)
+        worker = self.workers.pop(holder, None)
         if worker is not None:
             worker.credit = 0
             for job in list(worker.jobs.values()):
                 self._lose(job, "the worker was gone")
             self._forget_idle(worker)
 
-    def find(self, token: bytes, name: bytes, id: int, tries: int) -> Job | None:
+    def find(self, holder: bytes, id: int, tries: int) -> Job | None:
         """Return the job that a worker holds, if it does."""
-        worker = self.workers.get(token)
-        job = None if worker is None or worker.name != name else worker.jobs.get(id)
-        if job is None or job.tries != tries:
+        job = self.jobs.get(id)
+        if job is None or (job.holder, job.tries) != (holder, tries):
             self.events["stale"] += 1
             return None
         return job
@@ -284,30 +258,20 @@ class JobQueue:
         :param why: the worker's words.
         """
         self.events[reason] += 1
+        self._take_back(job)
         if reason == "released":
-            self._take_back(job)
             self._give_again(job)
         elif reason == "poison":
-            self._take_back(job)
             self._die(job, f"poison: {why}")
-        else:
-            self._take_back(job)
-            if not self._check_dead(job, f"failed: {why}"):
-                job.due = now + min(_FIRST_PAUSE * 2.0 ** (job.tries - 1), _LONGEST_PAUSE)
-                self._delay(job)
+        elif not self._check_dead(job, f"failed: {why}"):
+            job.due = now + min(_FIRST_PAUSE * 2.0 ** (job.tries - 1), _LONGEST_PAUSE)
+            self._delay(job)
 
     # --- operators ---------------------------------------------------------------------------
 
-    def dead(self) -> list[Job]:
-        """Return the dead jobs, the oldest first."""
-        return self._all(State.DEAD)
-
-    def pending(self) -> list[Job]:
-        """Return the jobs that are neither out nor dead, the oldest first."""
-        return self._all(State.READY, State.WAITING, State.DELAYED)
-
-    def _all(self, *states: State) -> list[Job]:
-        return sorted((job for job in self.jobs.values() if job.state in states), key=lambda job: job.id)
+    def find_all(self, *states: State) -> list[Job]:
+        """Return the jobs in some states, the oldest first."""
+        return sorted(job for job in self.jobs.values() if job.state in states)
 
     def retry(self, job: Job) -> None:
         """Make a dead job a new one."""
@@ -334,7 +298,7 @@ class JobQueue:
         deliveries: list[Delivery] = []
         self._assign_alone(now, deliveries)
         free = [
-            (len(worker.jobs), worker.token, worker)
+            (len(worker.jobs), worker.holder, worker)
             for worker in self.workers.values()
             if worker.has_room() and worker is not self._reserved
         ]
@@ -343,7 +307,7 @@ class JobQueue:
             worker = free[0][2]
             deliveries.append(self._hand_out(job, worker, now))
             if worker.has_room():
-                heapreplace(free, (len(worker.jobs), worker.token, worker))
+                heapreplace(free, (len(worker.jobs), worker.holder, worker))
             else:
                 heappop(free)
         return deliveries
@@ -396,10 +360,10 @@ class JobQueue:
                 if job.is_stored:
                     changes.gone.append(job.id)
             elif job.is_stored:
-                changes.changed.append(job.row)
+                changes.changed.append(_row(job))
             else:
                 assert job.payload is not None
-                changes.new.append((job.row, job.payload))
+                changes.new.append((_row(job), job.payload))
                 job.is_stored = True
                 self._kept_bytes += len(job.payload)
                 if self._kept_bytes > _KEPT_BYTES:
@@ -464,7 +428,7 @@ class JobQueue:
     def _hand_out(self, job: Job, worker: Worker, now: float) -> Delivery:
         self.events["delivered"] += 1
         job.tries += 1
-        job.holder, job.until = worker.token, now + self.rules.lease
+        job.holder, job.until = worker.holder, now + self.rules.lease
         self._lend(job, worker)
         return Delivery(job, worker, worker.round, job.tries)
 
@@ -486,7 +450,7 @@ class JobQueue:
     def _forget_idle(self, worker: Worker) -> None:
         """Forget a worker that takes no more jobs, and has none."""
         if not worker.credit and not worker.jobs:
-            self.workers.pop(worker.token, None)
+            self.workers.pop(worker.holder, None)
         if self._reserved is worker and not worker.credit:
             self._reserved = None
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sbus.errors import QueueError
-from sbus.queue.jobs import Changes, Row
+from sbus.queue.jobs import ROW, Changes, Row
 
 __all__ = ["Store"]
 
@@ -32,7 +32,7 @@ CREATE TABLE job (
 CREATE TABLE known (id BLOB PRIMARY KEY, job INTEGER NOT NULL, until REAL NOT NULL) STRICT, WITHOUT ROWID;
 CREATE INDEX known_until ON known (until);
 """
-_COLUMNS = ", ".join(Row._fields)
+_COLUMNS = ", ".join(ROW)
 _KNOWN_SECONDS = 86_400.0
 """Seconds for which the ID of a publisher is kept."""
 _FORGET_MOST = 1000
@@ -95,7 +95,8 @@ class Store:
 
     def rows(self) -> list[Row]:
         """Return all jobs, without their payloads."""
-        return [Row(*row) for row in self._db.execute(f"SELECT {_COLUMNS} FROM job ORDER BY id")]
+        rows: list[Row] = self._db.execute(f"SELECT {_COLUMNS} FROM job ORDER BY id").fetchall()
+        return rows
 
     def next_id(self) -> int:
         """Return a number that no job has had."""
@@ -117,7 +118,7 @@ class Store:
             )
             many(
                 "UPDATE job SET due=?, tries=?, holder=?, until=?, reason=? WHERE id=?",
-                [(row.due, row.tries, row.holder, row.until, row.reason, row.id) for row in changes.changed],
+                [(*row[4:], row[0]) for row in changes.changed],
             )
             many("DELETE FROM job WHERE id=?", [(id,) for id in changes.gone])
             if known := [(id, job, now + _KNOWN_SECONDS) for id, job in ids]:

@@ -13,8 +13,11 @@ from sbus.queue.jobs import Changes, Row
 from sbus.queue.store import Store
 from tests.support.disks import filled, mounted
 
-ROW = Row(7, b"k", b"3 !/cred/1/2/3", 2)
 NOTHING = Changes([], [], [])
+
+
+def row(id: int, due: float = 0.0, tries: int = 0, holder: bytes = b"", until: float = 0.0, reason: str = "") -> Row:
+    return id, b"k", b"3 !/cred/1/2/3", 2, due, tries, holder, until, reason
 
 
 @pytest.fixture
@@ -32,8 +35,8 @@ def again(store: Store) -> Store:
 
 def test_changes_last(store: Store) -> None:
     """New, changed and deleted jobs are there after the next start, and no number is used twice."""
-    store.write(Changes([(ROW, b"one"), (ROW._replace(id=8), b"two")], [], []), [], 0.0)
-    changed = ROW._replace(tries=1, holder=b"w", until=9.5, due=1.5, reason="why")
+    store.write(Changes([(row(7), b"one"), (row(8), b"two")], [], []), [], 0.0)
+    changed = row(7, 1.5, 1, b"w", 9.5, "why")
     store.write(Changes([], [changed], [8]), [], 0.0)
     store = again(store)
     assert (store.rows(), store.next_id()) == ([changed], 9)
@@ -90,7 +93,7 @@ def test_a_broken_store(tmp_path: Path) -> None:
     """A store whose pages are overwritten is refused; the text says how to save what can be read."""
     path = tmp_path / "store"
     store = Store(str(path))
-    store.write(Changes([(ROW._replace(id=n), bytes(3000)) for n in range(1, 200)], [], []), [], 0.0)
+    store.write(Changes([(row(n), bytes(3000)) for n in range(1, 200)], [], []), [], 0.0)
     store.close()
     content = bytearray(path.read_bytes())
     content[8192:300_000] = bytes(300_000 - 8192)
@@ -103,12 +106,12 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     """A transaction that does not fit changes nothing, and succeeds when there is room."""
     with mounted(tmp_path / "disk", "2m") as disk:
         store = Store(str(disk / "store"))
-        store.write(Changes([(ROW, b"kept")], [], []), [], 0.0)
-        large = Changes([(ROW._replace(id=9), bytes(500_000))], [], [7])
+        store.write(Changes([(row(7), b"kept")], [], []), [], 0.0)
+        large = Changes([(row(9), bytes(500_000))], [], [7])
         with filled(disk), pytest.raises(sqlite3.OperationalError, match="full"):
             store.write(large, [], 0.0)
         assert store.payloads([7, 9]) == {7: b"kept"}
         store.write(large, [], 0.0)
         store = again(store)
-        assert [row.id for row in store.rows()] == [9]
+        assert [each[0] for each in store.rows()] == [9]
         store.close()
