@@ -303,9 +303,9 @@ class JobQueue:
             if worker.has_room() and worker is not self._reserved
         ]
         heapify(free)
-        while free and (job := self._next_ready()) is not None:
+        while free and (ready := self._next_ready()) is not None:
             worker = free[0][2]
-            deliveries.append(self._hand_out(job, worker, now))
+            deliveries.append(self._hand_out(ready, worker, now))
             if worker.has_room():
                 heapreplace(free, (len(worker.jobs), worker.holder, worker))
             else:

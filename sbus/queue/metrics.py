@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import Metric
 
@@ -20,36 +20,24 @@ _EVENTS = {
     "released": "Jobs that workers gave back because they stopped.",
     "failed": "Jobs that workers gave back as failed. If it rises, see the workers' logs.",
     "expired": "Leases that ran out. If it rises, workers hang, or lease= is too short.",
+    "gone": "Workers that ended without giving their jobs back.",
     "dead": "Jobs that became dead letters. If it rises: sbus queue dead.",
 }
 
 
 def families(queues: Sequence[QueueService], is_up: bool = True) -> Iterator[Metric]:
     """Yield the metrics of queues."""
-
-    def each(figure: Callable[[QueueService], float]) -> dict[str, float]:
-        return {queue.settings.name: figure(queue) for queue in queues}
-
+    named = {queue.settings.name: queue for queue in queues}
+    disk = {name: float(not queue.problem) for name, queue in named.items()}
+    workers = {name: len(queue.jobs.workers) for name, queue in named.items()}
     yield gauge("sbus_queue_up", "Whether the service runs. 0: it was stopped, see its log.", float(is_up))
-    yield gauge(
-        "sbus_queue_disk_ok",
-        "Whether the disk takes jobs. 0: publishers wait; make room.",
-        each(lambda queue: float(not queue.problem)),
-        "queue",
-    )
-    yield gauge("sbus_queue_workers", "Workers.", each(lambda queue: len(queue.jobs.workers)), "queue")
+    yield gauge("sbus_queue_disk_ok", "Whether the disk takes jobs. 0: publishers wait; make room.", disk, "queue")
+    yield gauge("sbus_queue_workers", "Workers.", workers, "queue")
     for state in State:
         if state is not State.GONE:
-            yield gauge(
-                f"sbus_queue_jobs_{state.value}",
-                f"Jobs that are {state.value}.",
-                each(lambda queue, state=state: queue.jobs.counts[state]),  # type: ignore[misc]
-                "queue",
-            )
+            jobs = {name: queue.jobs.counts[state] for name, queue in named.items()}
+            yield gauge(f"sbus_queue_jobs_{state.value}", f"Jobs that are {state.value}.", jobs, "queue")
     for event, text in _EVENTS.items():
         yield counter(
-            f"sbus_queue_{event}",
-            text,
-            each(lambda queue, event=event: queue.jobs.events[event]),  # type: ignore[misc]
-            "queue",
+            f"sbus_queue_{event}", text, {name: queue.jobs.events[event] for name, queue in named.items()}, "queue"
         )

@@ -15,8 +15,9 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from twisted.internet import defer
@@ -27,6 +28,7 @@ from twisted.logger import Logger
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
+from sbus.client.identity import Sender
 from sbus.client.queues import INBOX, REASONS, build_job, parse_put, queue_key
 from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
@@ -56,6 +58,7 @@ _STOP_TIMEOUT = 5.0
 _MOST_WORKERS = 1024
 """Workers of one queue: as many keys as a client may watch."""
 _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
+_PENDING = (State.WAITING, State.READY, State.DELAYED)
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each payload in it, so that it fits a packet."""
 
@@ -163,6 +166,15 @@ class QueueService(Service):
             for setup, on_gap in ((self._set_up_floor, lambda _: self._say_up()), (self._set_up_intake, lambda _: None))
         ]
 
+    @staticmethod
+    def _connected(bus: Bus | None) -> Bus:
+        assert bus is not None, "nothing comes before the first connection"
+        return bus
+
+    def _opened(self) -> Store:
+        assert self._store is not None
+        return self._store
+
     def _key(self, verb: bytes) -> bytes:
         return queue_key(self.settings.name, verb)
 
@@ -202,8 +214,8 @@ class QueueService(Service):
             )
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        for token in list(self._watches):
-            self._unwatch(token)
+        for holder in list(self._watches):
+            self._unwatch(holder)
         for service in reversed(self._services):
             await service.stopService()
         if self._store is not None:
@@ -222,17 +234,16 @@ class QueueService(Service):
         self._trusts_pids = (await bus.whoami()).endswith(b"/%d" % os.getpid())
         bus.echo(False)
         bus.flood_control(hard="block")
-        bus.subscribe(self._key(b"ready"), self._guarded(self._worker_ready))
-        for verb in (b"ack", b"renew", b"nack"):
-            bus.subscribe(self._key(verb), self._guarded(self._answered))
+        for verb in (b"ready", b"ack", b"renew", b"nack"):
+            bus.subscribe(self._key(verb), self._worker_said)
         bus.respond(self._key(b"admin/*"), self._asked)
         await bus.fence()
         self._log.info("queue {name}: ready, jobs: {n}", name=self.settings.name, n=len(self.jobs.jobs))
         self._say_up()
 
     def _say_up(self) -> None:
-        assert self._floor is not None
-        self._floor.send([self._floor.core.publish(self._key(b"up"), b"")])
+        bus = self._connected(self._floor)
+        bus.send([bus.core.publish(self._key(b"up"), b"")])
 
     def log_counters(self) -> None:
         """Log what has happened since the start."""
@@ -246,92 +257,51 @@ class QueueService(Service):
 
     def _request_received(self, message: Message) -> None:
         try:
-            id, not_before, payload = parse_put(Request.received(self._intake_bus, message).payload)
+            id, not_before, payload = parse_put(Request.received(self._connected(self._intake), message).payload)
         except UsageError as e:
-            self._intake_bus.fail(message, str(e))
+            self._connected(self._intake).fail(message, str(e))
             return
         self._add(_Put(message, id, not_before, message, message.key[len(self._key(b"put/")) :], payload))
-
-    @property
-    def _intake_bus(self) -> Bus:
-        assert self._intake is not None
-        return self._intake
 
     def _add(self, put: _Put) -> None:
         self._puts.append(put)
         self._put_bytes += len(put.key) + len(put.payload)
         if self._put_bytes > _MOST_BYTES:
-            self._intake_bus.pause_for(self._jobs_in[0])
+            self._connected(self._intake).pause_for(self._jobs_in[0])
         self.poke()
 
     # --- workers -----------------------------------------------------------------------------
 
-    def _guarded(self, handle: Callable[[Message, bytes, list[bytes]], None]) -> Callable[[Message], None]:
-        """Return a callback for what workers send; a malformed message is counted."""
-
-        def received(message: Message) -> None:
-            token, *words = message.payload.split(b" ")
-            try:
-                if not _TOKEN.fullmatch(token):
-                    raise ValueError("no token")
-                handle(message, token, words)
-            except (ValueError, IndexError):
-                self.jobs.events["malformed"] += 1
-            self.poke()
-
-        return received
-
-    def _worker_ready(self, message: Message, token: bytes, words: list[bytes]) -> None:
-        round, credit = int(words[0]), int(words[1])
-        held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
-        if token not in self.jobs.workers and len(self.jobs.workers) >= _MOST_WORKERS:
-            self.jobs.events["refused"] += 1
-            return
-        worker = self.jobs.ready(token, str(message.sender).encode(), round, max(0, credit), held)
-        if worker is None:
-            self.jobs.events["refused"] += 1
-        elif worker.credit and token not in self._watches:
-            self._watch(token, 0 if message.sender is None or message.sender.chain else message.sender.pid or 0)
-        elif not worker.credit:
-            self._unwatch(token)
-
-    def _watch(self, token: bytes, pid: int) -> None:
-        """Notice the end of a worker."""
-        bus = self._floor
-        assert bus is not None
-
-        def absent() -> None:
-            # After a lost connection, workers may come back later than this service: then their leases decide.
-            if bus.state == "connected":
-                self._worker_gone(token)
-
-        process = None
-        if pid and self._trusts_pids:
-            try:
-                process = _ProcessWatch(self._reactor, pid, lambda: self._worker_gone(token))
-            except OSError:
-                pass  # it has ended, or no descriptor is free: its connection is watched too
-        presence = _Presence(self._key(b"worker/") + token, absent)
-        self._watches[token] = presence, process
-        bus.send(bus.core.watch(presence))
-
-    def _unwatch(self, token: bytes) -> None:
-        presence, process = self._watches.pop(token, (None, None))
-        if process is not None:
-            process.connectionLost()
-        if presence is not None and self._floor is not None:
-            with suppress(SbusError):
-                self._floor.send(self._floor.core.extensions.unwatch(presence))
-
-    def _worker_gone(self, token: bytes) -> None:
-        self._unwatch(token)
-        self.jobs.events["workers gone"] += token in self.jobs.workers
-        self.jobs.gone(token)
+    def _worker_said(self, message: Message) -> None:
+        """Take what a worker says; what is malformed is counted."""
+        token, *words = message.payload.split(b" ")
+        try:
+            if not _TOKEN.fullmatch(token):
+                raise ValueError("no token")
+            holder = b"%b %b" % (token, str(message.sender).encode())
+            if message.key.endswith(b"/ready"):
+                self._worker_ready(holder, message.sender, words)
+            else:
+                self._worker_answered(holder, message.key.rpartition(b"/")[2], words)
+        except (ValueError, IndexError):
+            self.jobs.events["malformed"] += 1
         self.poke()
 
-    def _answered(self, message: Message, token: bytes, words: list[bytes]) -> None:
-        job = self.jobs.find(token, str(message.sender).encode(), int(words[0]), int(words[1]))
-        verb = message.key.rpartition(b"/")[2]
+    def _worker_ready(self, holder: bytes, sender: Sender | None, words: list[bytes]) -> None:
+        round, credit = int(words[0]), max(0, int(words[1]))
+        held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
+        if holder not in self.jobs.workers and len(self.jobs.workers) >= _MOST_WORKERS:
+            self.jobs.events["refused"] += 1
+            return
+        self.jobs.ready(holder, round, credit, held)
+        if not credit:
+            self._unwatch(holder)
+        elif holder not in self._watches:
+            is_here = self._trusts_pids and sender is not None and not sender.chain
+            self._watch(holder, sender.pid or 0 if is_here and sender is not None else 0)
+
+    def _worker_answered(self, holder: bytes, verb: bytes, words: list[bytes]) -> None:
+        job = self.jobs.find(holder, int(words[0]), int(words[1]))
         if job is None:
             return
         if verb == b"ack":
@@ -343,6 +313,37 @@ class QueueService(Service):
             if reason not in REASONS:
                 raise ValueError(reason)
             self.jobs.nack(job, reason, b" ".join(words[3:]).decode(errors="replace"), self._now())
+
+    def _watch(self, holder: bytes, pid: int) -> None:
+        """Notice the end of a worker."""
+        bus = self._connected(self._floor)
+
+        def absent() -> None:
+            # After a lost connection, workers may come back later than this service: then their leases decide.
+            if bus.state == "connected":
+                self._worker_gone(holder)
+
+        process = None
+        with suppress(OSError):  # it has ended, or no descriptor is free: its connection is watched too
+            process = _ProcessWatch(self._reactor, pid, lambda: self._worker_gone(holder)) if pid else None
+        presence = _Presence(self._key(b"worker/") + holder.partition(b" ")[0], absent)
+        self._watches[holder] = presence, process
+        bus.send(bus.core.watch(presence))
+
+    def _unwatch(self, holder: bytes) -> None:
+        if holder in self._watches:
+            presence, process = self._watches.pop(holder)
+            if process is not None:
+                process.connectionLost()
+            bus = self._connected(self._floor)
+            with suppress(SbusError):
+                bus.send(bus.core.extensions.unwatch(presence))
+
+    def _worker_gone(self, holder: bytes) -> None:
+        self.jobs.events["gone"] += 1
+        self._unwatch(holder)
+        self.jobs.gone(holder)
+        self.poke()
 
     # --- turns -------------------------------------------------------------------------------
 
@@ -365,9 +366,8 @@ class QueueService(Service):
         waiters, self._turn_waiters = self._turn_waiters, []
         puts, self._puts, self._put_bytes = self._puts, [], 0
         if self._jobs_in and puts:
-            self._intake_bus.resume_for(self._jobs_in[0])
-        jobs, store = self.jobs, self._store
-        assert store is not None
+            self._connected(self._intake).resume_for(self._jobs_in[0])
+        jobs, store = self.jobs, self._opened()
         known: dict[bytes, int] = {}
         if ids := [put.id for put in puts if put.id]:
             known = await self._on_disk(lambda: store.find_known(ids, self._now()))
@@ -397,7 +397,7 @@ class QueueService(Service):
             payloads = {}
         for request, number_text in answers:
             with suppress(SbusError):
-                self._intake_bus.answer(request, number_text)
+                self._connected(self._intake).answer(request, number_text)
         self._send(deliveries, died, payloads)
         for waiter in waiters:
             waiter.callback(None)
@@ -430,7 +430,7 @@ class QueueService(Service):
                 )
             if now - sipped >= _SIP_INTERVAL and self._sips < _MOST_SIPS and self._jobs_in:
                 self._sips, sipped = self._sips + 1, now
-                self._intake_bus.resume_for(self._jobs_in[0])
+                self._connected(self._intake).resume_for(self._jobs_in[0])
             await deferLater(self._reactor, _RETRY)
         if self.problem:
             self._log.info("{path}: the disk takes jobs again", path=self.settings.store)
@@ -445,15 +445,11 @@ class QueueService(Service):
             payload = payloads.get(job.id) if job.payload is None else job.payload
             if bus is None or payload is None or not delivery.counts():
                 continue
+            token, _, name = delivery.worker.holder.partition(b" ")
+            lease = self.settings.rules.lease
+            text = build_job(delivery.round, job.id, job.tries, lease, job.sender, job.key, payload)
             try:
-                packets.append(
-                    bus.core.publish(
-                        b"%b%b%b" % (delivery.worker.name, INBOX, delivery.worker.token),
-                        build_job(
-                            delivery.round, job.id, job.tries, self.settings.rules.lease, job.sender, job.key, payload
-                        ),
-                    )
-                )
+                packets.append(bus.core.publish(b"%b%b%b" % (name, INBOX, token), text))
             except PacketTooLong as e:
                 self.jobs.nack(job, "poison", f"it cannot be sent to a worker: {e}", self._now())
             self.jobs.forget_payload(job)
@@ -485,43 +481,48 @@ class QueueService(Service):
     # --- operators ---------------------------------------------------------------------------
 
     async def _asked(self, request: Request) -> bytes:
-        verb = request.key.rpartition(b"/")[2].decode(errors="replace")
+        verb = request.key.rpartition(b"/")[2]
         uid = None if request.sender is None else request.sender.uid
-        if verb != "ls" and uid not in (0, os.geteuid()):
+        if verb != b"ls" and uid not in (0, os.geteuid()):
             raise RequestFailed("only root, and the user of the service, may look at jobs and change them")
         try:
-            asked = json.loads(request.payload or b"{}")
-            do: Callable[[dict[str, Any]], Awaitable[object]] = getattr(self, f"_do_{verb}")
-        except (ValueError, AttributeError):
-            raise RequestFailed(f"{verb}: use ls, peek, dead, retry or drain, with a JSON object") from None
-        return json.dumps(await do(asked)).encode()
+            asked: dict[str, Any] = json.loads(request.payload or b"{}")
+            ids, limit = asked.get("ids"), min(int(asked.get("limit", _MOST_SHOWN)), _MOST_SHOWN)
+            states = (State.DEAD,) if asked.get("dead") or verb == b"retry" else _PENDING
+            chosen = [job for job in self.jobs.find_all(*states) if ids is None or job.id in ids]
+        except (ValueError, TypeError, AttributeError):
+            raise RequestFailed("give a JSON object with ids, dead and limit") from None
+        answer: object = len(chosen)
+        if verb == b"ls":
+            answer = self._summary()
+        elif verb == b"peek":
+            answer = await self._shown(chosen[:limit])
+        elif verb in (b"retry", b"drain"):
+            for job in chosen:
+                (self.jobs.retry if verb == b"retry" else self.jobs.drain)(job)
+            await self._settled()
+        else:
+            raise RequestFailed("ask for ls, peek, retry or drain")
+        return json.dumps(answer).encode()
 
-    async def _do_ls(self, asked: dict[str, Any]) -> object:
-        pattern = self.settings.pattern
+    def _summary(self) -> dict[str, object]:
+        jobs, pattern = self.jobs, self.settings.pattern
         return {
             "queue": self.settings.name,
             "pattern": None if pattern is None else pattern.decode(errors="backslashreplace"),
-            "jobs": {state.value: self.jobs.counts[state] for state in State if state is not State.GONE},
+            "jobs": {state.value: jobs.counts[state] for state in State if state is not State.GONE},
             "workers": [
-                {"name": worker.name.decode(), "credit": worker.credit, "jobs": len(worker.jobs)}
-                for worker in self.jobs.workers.values()
-            ][:_MOST_SHOWN],
-            "events": dict(self.jobs.events),
+                {"name": each.holder.partition(b" ")[2].decode(), "credit": each.credit, "jobs": len(each.jobs)}
+                for each in islice(jobs.workers.values(), _MOST_SHOWN)
+            ],
+            "events": dict(jobs.events),
             "problem": self.problem or None,
         }
 
-    async def _do_peek(self, asked: dict[str, Any]) -> object:
-        return await self._show(self.jobs.pending(), asked)
-
-    async def _do_dead(self, asked: dict[str, Any]) -> object:
-        return await self._show(self.jobs.dead(), asked)
-
-    async def _show(self, jobs: list[Job], asked: dict[str, Any]) -> object:
-        some = jobs[: min(int(asked.get("limit", _MOST_SHOWN)), _MOST_SHOWN)]
+    async def _shown(self, jobs: list[Job]) -> list[dict[str, object]]:
         await self._settled()
-        store = self._store
-        assert store is not None
-        payloads = await self._on_disk(lambda: store.payloads([job.id for job in some]))
+        store = self._opened()
+        payloads = await self._on_disk(lambda: store.payloads([job.id for job in jobs]))
         return [
             {
                 "id": job.id,
@@ -530,24 +531,9 @@ class QueueService(Service):
                 "tries": job.tries,
                 "sender": job.sender.decode(),
                 "reason": job.reason or None,
-                "bytes": len(payloads.get(job.id, b"")),
-                "payload": payloads.get(job.id, b"")[:_SHOWN_BYTES].decode(errors="backslashreplace"),
+                "bytes": len(payload),
+                "payload": payload[:_SHOWN_BYTES].decode(errors="backslashreplace"),
             }
-            for job in some
+            for job in jobs
+            if (payload := payloads.get(job.id)) is not None
         ]
-
-    async def _do_retry(self, asked: dict[str, Any]) -> object:
-        return await self._change(self.jobs.dead(), self.jobs.retry, asked)
-
-    async def _do_drain(self, asked: dict[str, Any]) -> object:
-        return await self._change(
-            self.jobs.dead() if asked.get("dead") else self.jobs.pending(), self.jobs.drain, asked
-        )
-
-    async def _change(self, jobs: list[Job], change: Callable[[Job], None], asked: dict[str, Any]) -> object:
-        ids = asked.get("ids")
-        chosen = [job for job in jobs if ids is None or job.id in ids]
-        for job in chosen:
-            change(job)
-        await self._settled()
-        return len(chosen)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 from twisted.application.service import IService
 from twisted.logger import Logger
 from twisted.python import usage
 
 from sbus.client.connecting import find_address
-from sbus.client.queues import check_queue, queue_key
+from sbus.client.queues import queue_key
 from sbus.daemon.clock import use_monotonic_clock
-from sbus.daemon.options import CommandLine, amount, duration, size
+from sbus.daemon.options import CommandLine, amount, choice, duration, size
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
@@ -25,53 +27,40 @@ from sbus.syscalls.addresses import parse
 
 __all__ = ["Options", "makeService", "parse_queue"]
 
-_FORM = "NAME[=PATTERN][,store=FILE][,lease=30s][,deliveries=5][,ordered=key]"
+_PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "store": ("", str),
+    "lease": ("lease", duration("queue=…,lease", 0.1)),
+    "deliveries": ("deliveries", amount("queue=…,deliveries", "deliveries")),
+    "ordered": ("is_ordered", lambda text: bool(choice("queue=…,ordered", "key")(text))),
+}
+"""What may stand behind the pattern: each name with the field of `Rules`, and its parser."""
 
 
 def parse_queue(text: str, directory: str | None) -> Settings:
-    """Parse the value of ``--queue``.
+    """Parse the value of ``--queue``; a comma in the pattern is part of it.
 
     :param directory: where the stores are that are not named.
     :raises sbus.errors.UsageError: with the remedy.
     """
     given: dict[str, str] = {}
     rest = text
-    while (split := rest.rpartition(","))[1] and (word := split[2].partition("="))[0] in (
-        "store",
-        "lease",
-        "deliveries",
-        "ordered",
-    ):
-        given[word[0]], rest = word[2], split[0]
-    name, has_pattern, pattern_text = rest.partition("=")
-    pattern = os.fsencode(pattern_text) if has_pattern else None
-    check_queue(name)
+    while (name := (split := rest.rpartition(","))[2].partition("=")[0]) in _PARSERS and split[1]:
+        given[name], rest = split[2].partition("=")[2], split[0]
+    name, equals, pattern_text = rest.partition("=")
+    pattern = os.fsencode(pattern_text) if equals else None
+    own = [queue_key(name, verb) for verb in (b"ready", b"put/key", b"worker/" + b"0" * 32)]
     if pattern is not None:
         try:
-            is_secret = CURRENT.check(pattern) is not None
+            is_open = CURRENT.check(pattern) is None
         except Violation as e:
             raise UsageError(f"--queue={text}: {e}") from None
-        own = [queue_key(name, verb) for verb in (b"ready", b"put/key", b"worker/" + b"0" * 32)]
-        if is_secret or any(matches_open(pattern, key) for key in own):
+        if not is_open or any(matches_open(pattern, key) for key in own):
             raise UsageError(f"--queue={text}: the pattern matches the queue's own keys, or secret ones: narrow it")
-    if given.get("ordered", "key") != "key":
-        raise UsageError(f"--queue={text}: use ordered=key, or leave it out")
-    store = given.get("store") or (directory and os.path.join(directory, f"{name}.sqlite"))
-    if not store:
+    store = given.pop("store", None) or (directory and os.path.join(directory, f"{name}.sqlite"))
+    if not store or "://" in store:
         raise UsageError(f"--queue={text}: no place for its jobs: add store=FILE, or give --directory=DIRECTORY")
-    if "://" in store:
-        raise UsageError(f"--queue={text}: store=FILE is a path; this version has no other stores")
-    defaults = Rules()
-    rules = Rules(
-        lease=duration("queue …,lease", 0.1)(given["lease"]) if "lease" in given else defaults.lease,
-        deliveries=(
-            amount("queue …,deliveries", "deliveries")(given["deliveries"])
-            if "deliveries" in given
-            else defaults.deliveries
-        ),
-        is_ordered="ordered" in given,
-    )
-    return Settings(name, pattern, os.path.abspath(store), rules)
+    rules = {_PARSERS[name][0]: _PARSERS[name][1](value) for name, value in given.items()}
+    return Settings(name, pattern, os.path.abspath(store), Rules(**rules))
 
 
 class Options(CommandLine):
@@ -119,13 +108,11 @@ class Options(CommandLine):
         directory = self["directory"] or os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
         self.settings = [parse_queue(text, directory) for text in self["queue"]]
         if not self.settings:
-            raise UsageError(f"no queue: give --queue={_FORM}")
-        for what, values in (
-            ("name", [settings.name for settings in self.settings]),
-            ("store", [os.path.realpath(settings.store) for settings in self.settings]),
-        ):
-            if len(set(values)) < len(values):
-                raise UsageError(f"--queue: two queues have the same {what}: give each its own")
+            raise UsageError("no queue: give --queue=NAME=PATTERN, such as --queue=jobs=jobs/")
+        names = {settings.name for settings in self.settings}
+        stores = {os.path.realpath(settings.store) for settings in self.settings}
+        if len(self.settings) > min(len(names), len(stores)):
+            raise UsageError("--queue: two queues have the same name or the same store: give each its own")
         if self["metrics-file"] is not None:
             from sbus.metrics_file import MetricsFile
 
@@ -160,7 +147,12 @@ def makeService(options: Options) -> IService:
     process.setServiceParent(services)
     for queue in queues:
         queue.setServiceParent(services)
-    process.log_counters = lambda: [queue.log_counters() for queue in queues]
+
+    def log_counters() -> None:
+        for queue in queues:
+            queue.log_counters()
+
+    process.log_counters = log_counters
     if options["metrics-file"] is not None:
         from sbus.daemon.metrics import MetricsWriter
         from sbus.queue.metrics import families

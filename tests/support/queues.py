@@ -26,7 +26,7 @@ class QueueProcess(Process):
     """A real ``twistd sbus-queue``, with its stores in a directory."""
 
     def __init__(self, directory: Path, bus: str | Path, *options: str) -> None:
-        self._again = (directory, bus, *options)
+        self._place, self._options = (directory, bus), options
         stores = f"--directory={directory}"
         super().__init__(
             directory,
@@ -39,7 +39,7 @@ class QueueProcess(Process):
 
     def again(self) -> QueueProcess:
         """Start a service in place of this one, which has ended."""
-        return QueueProcess(*self._again)
+        return QueueProcess(*self._place, *self._options)
 
 
 class WorkerProcess:

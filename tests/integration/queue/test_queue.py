@@ -136,7 +136,7 @@ async def test_block_answers(backend: Backend, queued: Start) -> None:
         letter = await dead.get()
     assert letter == (b"queue/jobs/dead/k", b"2 1 failed: ValueError: no such picture\0\0x")
     assert counts(server) == {"dead": 1}
-    [shown] = ask(server.address, "dead")
+    [shown] = ask(server.address, "peek", dead=True)
     assert (shown["id"], shown["reason"]) == (2, "failed: ValueError: no such picture")
     assert ask(server.address, "retry", ids=[2]) == 1
     assert counts(server) == {"ready": 1}

@@ -119,7 +119,8 @@ def test_the_third_delivery_goes_alone() -> None:
     for _ in range(3):
         queue.put(b"good", b"")
     # 1 was out twice, 2 once.
-    assert ids(first := queue.advance(0.0)) == [1]
+    first = queue.advance(0.0)
+    assert ids(first) == [1]
     assert queue.advance(0.0) == []
     queue.ack(first[0].job)
     assert ids(queue.advance(0.0)) == [2, 3, 4, 5]
@@ -185,8 +186,8 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(ordered=st.booleans(), deliveries=st.integers(1, 4))
     def begin(self, ordered: bool, deliveries: int) -> None:
-        self.rules = Rules(lease=30.0, deliveries=deliveries, is_ordered=ordered)
-        self.queue = JobQueue(self.rules)
+        self.chosen = Rules(lease=30.0, deliveries=deliveries, is_ordered=ordered)
+        self.queue = JobQueue(self.chosen)
         self.now = 1000.0
         self.disk: dict[int, Row] = {}
         self.next_id = 1
@@ -219,11 +220,12 @@ class Machine(RuleBasedStateMachine):
         served: list[int] = []
         for delivery in deliveries:
             job, token = delivery.job, delivery.worker.holder
-            assert delivery.counts() and self.credit[token] > len(self.hold[token])
+            assert delivery.counts()
+            assert self.credit[token] > len(self.hold[token])
             if delivery.tries >= 3:
                 assert not self.hold[token]
             assert job.due <= self.now
-            if self.rules.is_ordered and job.id in self.prompt and job.id not in self.begun:
+            if self.chosen.is_ordered and job.id in self.prompt and job.id not in self.begun:
                 earlier = {id for id in self.prompt & self.open if id < job.id and self.disk[id][1] == job.key}
                 assert all(self.queue.jobs[id].state is State.DEAD for id in earlier)
             self.begun.add(job.id)
@@ -232,7 +234,7 @@ class Machine(RuleBasedStateMachine):
                 served.append(job.uid)
         for uid in (1, 2):  # nobody has two while another one who had some got none
             if before[uid] and uid not in served:
-                assert served.count(3 - uid) <= 1 or self.rules.is_ordered
+                assert served.count(3 - uid) <= 1 or self.chosen.is_ordered
 
     def queue_ready(self, uid: int) -> int:
         return sum(job.state is State.READY and job.uid == uid and job.tries < 2 for job in self.queue.jobs.values())
@@ -279,7 +281,7 @@ class Machine(RuleBasedStateMachine):
             self.open.remove(id)
             return
         self.queue.nack(job, what, "why", self.now)
-        is_dead = what == "poison" or (what == "failed" and tries >= self.rules.deliveries)
+        is_dead = what == "poison" or (what == "failed" and tries >= self.chosen.deliveries)
         assert (job.state is State.DEAD) == is_dead
         if what == "failed" and not is_dead:
             assert job.due == self.now + 2.0 ** (tries - 1)
@@ -306,7 +308,7 @@ class Machine(RuleBasedStateMachine):
     def restart(self) -> None:
         """Start the service again: from the disk, with the same workers, some of which have died meanwhile."""
         self.save()
-        self.queue = JobQueue(self.rules, self.disk.values(), self.next_id)
+        self.queue = JobQueue(self.chosen, self.disk.values(), self.next_id)
         for token in list(self.hold):
             self.announce(token, self.credit[token])
         assert self.save().new == []
@@ -329,17 +331,17 @@ class Machine(RuleBasedStateMachine):
         holders = [worker for worker in queue.workers.values() if job.id in worker.jobs]
         assert len(holders) == (job.state is State.OUT)
         assert bool(job.reason) == (job.state is State.DEAD)
-        assert job.tries <= self.rules.deliveries
+        assert job.tries <= self.chosen.deliveries
         if job.state is State.OUT:
             assert holders[0].holder == job.holder
             assert queue.next_time() <= job.until < math.inf
             if job.tries >= 3:
                 assert len(holders[0].jobs) == 1
-        if self.rules.is_ordered and job.state is State.OUT:
+        if self.chosen.is_ordered and job.state is State.OUT:
             under_way = [other for other in queue.jobs.values() if other.key == job.key and other.state is State.OUT]
             assert under_way == [job]
         if job.state is State.WAITING:
-            assert self.rules.is_ordered
+            assert self.chosen.is_ordered
 
     def teardown(self) -> None:
         """In the end, with workers that do their work, every job is done or dead."""
