@@ -59,7 +59,7 @@ def queue() -> None:
     "--file", "-f", type=click.File("rb"), metavar="FILE", help="Read the payload from FILE; '-': from stdin."
 )
 @click.option("--id", "unique", type=BYTES, metavar="ID", help="Name of the job, against doubles within a day.")
-@click.option("--delay", type=SECONDS, default=0.0, metavar="SECONDS", help="Keep it from workers for SECONDS.")
+@click.option("--delay", type=SECONDS, metavar="SECONDS", help="Keep it from workers for SECONDS.")
 @_timeout
 @connection_options
 @pass_target
@@ -70,7 +70,7 @@ def put(
     payload: bytes | None,
     file: Any,
     unique: bytes | None,
-    delay: float,
+    delay: float | None,
     timeout: float,
 ) -> None:
     """Put a job into queue NAME, and print its number once it is on the disk."""
@@ -79,7 +79,7 @@ def put(
     with target.connect(timeout=timeout) as bus:
         if file is not None:
             payload = read_payload(open_input(file, Deadline(None)), bus, timeout)
-        click.echo(bus.enqueue(name, key, payload or b"", id=unique, delay=delay, timeout=timeout))
+        click.echo(bus.enqueue(name, key, payload or b"", id=unique, delay=delay or 0.0, timeout=timeout))
 
 
 @queue.command(short_help="Show the jobs of a queue by state, and its workers.")

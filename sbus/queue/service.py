@@ -218,7 +218,7 @@ class QueueService(Service):
             self._unwatch(holder)
         for service in reversed(self._services):
             await service.stopService()
-        if self._store is not None:
+        if self._store is not None and not self._is_turning:  # else the disk does not answer, and the thread has it
             self._store.close()
 
     async def _set_up_intake(self, bus: Bus) -> None:

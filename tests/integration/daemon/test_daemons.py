@@ -21,6 +21,7 @@ TWISTD = {
     "sbus": ["sbus", "--socket=own"],
     "sbus-recorder": ["sbus-recorder", "--socket=bus", "--journal=journal"],
     "sbus-link": ["sbus-link", "--socket=bus", "--upstream=nowhere"],
+    "sbus-queue": ["sbus-queue", "--socket=bus", "--directory=.", "--queue=jobs=jobs/"],
     "sbus-nats": ["sbus-nats", "--socket=bus", "--nats=nats://127.0.0.1:1", "--out=out/"],
 }
 """The services of twistd, each with a command line that runs without anything else."""

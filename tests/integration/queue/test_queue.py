@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sbus
 from sbus.errors import NobodyListens, UsageError
 from tests.integration.clients.backends import Backend, Client
 from tests.integration.queue.conftest import Queued
 from tests.support.disks import filled, mounted
-from tests.support.harness import TIMEOUT, is_held_back
+from tests.support.harness import OTHER_USER, TIMEOUT, is_held_back
 from tests.support.queues import QueueProcess, WorkerProcess, ask
 from tests.support.waiting import wait_until
 
@@ -256,21 +261,110 @@ def _has_service(address: Any) -> bool:
 
 
 def test_full_disk_holds_publishers_back(bus: Any, spawn: Any, directory: Path) -> None:
-    """While the disk is full publishers wait; afterwards every job is there, in order."""
+    """While the disk is full, publishers wait."""
     with mounted(directory / "disk", "8m") as disk:
         server = bus()
         service = spawn(QueueProcess, disk, server.address, "--queue=jobs=jobs/").wait_started()
         publisher, bystander = server.client(), server.client()
-        packet = b"MSG jobs/k\0" + bytes(100_000)
         with filled(disk):
-            sent = 0
-            assert is_held_back(publisher, bystander, packet)
+            assert is_held_back(publisher, bystander, b"MSG jobs/k\0" + bytes(100_000))
             service.wait_log("cannot write: database or disk is full: publishers wait")
         service.wait_log("the disk takes jobs again")
-        del sent
-        bystander.sync()
         service.kill(signal.SIGKILL)
         service.wait()
+
+
+def test_full_disk_loses_nothing(bus: Any, spawn: Any, directory: Path) -> None:
+    """Jobs that were published while the disk was full are all there when it has room, in order."""
+    with mounted(directory / "disk", "64m") as disk:
+        server = bus()
+        service = spawn(QueueProcess, disk, server.address, "--queue=jobs=jobs/").wait_started()
+        publisher = server.client()
+        with filled(disk):
+            for number in range(2000):
+                publisher.msg(b"jobs/k", b"%d" % number + bytes(10_000))
+            publisher.sync()
+            service.wait_log("cannot write: database or disk is full: publishers wait")
+        wait_until(lambda: ask(server.address, "ls")["jobs"]["ready"], lambda count: count == 2000)
+        assert service.stop() == 0
+        service = spawn(service.again).wait_started()
+        with sbus.connect(str(server.address)) as worker:
+            payloads = [int(job.payload.rstrip(b"\0")) for job in islice(worker.work("jobs", 2000), 2000)]
+        assert payloads == list(range(2000))
+        service.stop()
+
+
+def test_stop_takes_what_is_queued(queued: Start, spawn: Any) -> None:
+    """A service that stops has on its disk what the bus had for it, and ends with status 0."""
+    server = queued("=jobs/", "--metrics-file=metrics")
+    publisher = server.bus.client()
+    for number in range(3000):
+        publisher.msg(b"jobs/k", b"%d" % number)
+    publisher.sync()
+    assert server.service.stop() == 0
+    spawn(server.service.again).wait_started()
+    assert counts(server) == {"ready": 3000}
+
+
+def test_metrics(queued: Start, directory: Path) -> None:
+    """The file has the jobs by state and what has happened, for each queue."""
+    server = queued("=jobs/", "--metrics-file=metrics")
+    with sbus.connect(str(server.address)) as client:
+        client.enqueue("jobs", "k")
+    server.service.stop()
+    lines = (directory / "metrics").read_text().splitlines()
+    labels = f'{{bus="{server.address}",queue="jobs"}}'
+    assert f"sbus_queue_jobs_ready{labels} 1.0" in lines
+    assert f"sbus_queue_put_total{labels} 1.0" in lines
+    assert f'sbus_queue_up{{bus="{server.address}"}} 0.0' in lines
+
+
+def run(server: Queued, *words: str) -> tuple[int, str]:
+    """Run ``sbus queue``; return the exit status and all output."""
+    command = [sys.executable, "-m", "sbus", "queue", *words, f"--socket={server.address}"]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT)
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_command(queued: Start, directory: Path) -> None:
+    """The command puts jobs, shows them, retries dead ones and deletes them; its exit statuses are those of sbus."""
+    server = queued()
+    (directory / "file").write_bytes(b"from a file")
+    assert run(server, "put", "jobs", "k", "text", "--id=x") == (0, "1\n")
+    assert run(server, "put", "jobs", "k", "text", "--id=x") == (0, "1\n")
+    assert run(server, "put", "jobs", "late", f"--file={directory}/file", "--delay=1000") == (0, "2\n")
+    assert run(server, "ls", "jobs") == (0, "0 waiting, 1 ready, 1 delayed, 0 out, 0 dead\n")
+    status, output = run(server, "peek", "jobs", "--json")
+    assert status == 0
+    first, second = (json.loads(line) for line in output.splitlines())
+    assert (first["payload"], second["state"], second["payload"]) == ("text", "delayed", "from a file")
+    assert run(server, "dead", "jobs") == (3, "sbus: queue jobs has no such job\n")
+    with sbus.connect(str(server.address)) as client:
+        for job in client.work("jobs"):
+            job.nack("poison", "no picture\x1b[2J")
+            break
+    assert run(server, "dead", "jobs") == (
+        0,
+        "1 k (4 B, dead, tries: 1): text\n  poison: no picture\\x1b[2J\n",
+    )
+    assert run(server, "retry", "jobs", "--id=1") == (0, "1 job\n")
+    assert run(server, "drain", "jobs", "--yes") == (0, "2 jobs\n")
+    assert json.loads(run(server, "ls", "jobs", "--json")[1])["jobs"]["ready"] == 0
+    status, output = run(server, "ls", "none")
+    assert (status, "nobody subscribes" in output) == (3, True)
+    assert run(server, "ls", "a/b")[0] == 2
+
+
+def test_only_the_operator_looks(queued: Start, as_root: None) -> None:
+    """Other users see how many jobs there are, and nothing of them."""
+    server = queued("=jobs/")
+    os.chmod(server.address, 0o777)
+    stranger = server.bus.client(user=OTHER_USER)
+    inbox = stranger.credentials + b"/sbus/reply/1"
+    stranger.sub(inbox)
+    for verb, answer in ((b"ls", b'+{"queue": "jobs"'), (b"peek", b"-only root, and the user of the service")):
+        stranger.msg(b"queue/jobs/admin/" + verb, inbox + b"\0")
+        assert stranger.recv().startswith(b"MSG " + inbox + b"\0" + answer)
 
 
 def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:
