@@ -255,7 +255,9 @@ class Bus(BlockingConnection[Subscription]):
 
         Another thread may call it, and a signal handler: a call that waits raises `sbus.errors.Closed` then.
         """
-        self._close_works()
+        if self.works:
+            with self.limit(0.0):  # a full socket must not delay the end
+                self._close_works()
         if self._error is None:
             self._error = Closed("the connection to the bus was closed here")
         self._wake_and_detach()

@@ -121,7 +121,7 @@ def test_a_reactor_with_closed_descriptors(directory: Path) -> None:
     [
         # All daemons share sbus.daemon, so make test has each way with one of them, and each of them with one way.
         pytest.param(name, how, marks=[] if name == "sbus" or how == quick else pytest.mark.slow)
-        for name, quick in zip(TWISTD, ("mv", "mv", "rm", "create"), strict=True)
+        for name, quick in zip(TWISTD, ("mv", "mv", "rm", "mv", "create"), strict=True)
         for how in ("mv", "rm", "create")
     ],
 )
