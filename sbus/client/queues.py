@@ -33,7 +33,7 @@ from typing import Any, Literal, Self
 from sbus.client.dispatch import Message, Result, Waiter
 from sbus.client.identity import Sender
 from sbus.client.watches import Watch
-from sbus.errors import Closed, SbusError, UsageError
+from sbus.errors import Closed, ConnectionLost, SbusError, UsageError
 
 __all__ = [
     "INBOX",
@@ -57,6 +57,8 @@ _LONGEST_ID = 256
 """Bytes of the longest ID against doubles: the service remembers all IDs of a day."""
 _LONGEST_WHY = 1000
 """Characters of a reason that are sent."""
+_MOST_CREDIT = 4096
+"""Jobs at once: an announcement that names them all fits a packet."""
 _RENEWALS = 3
 """Jobs that wait here are renewed when this part of their lease is over."""
 
@@ -272,8 +274,8 @@ class WorkCore:
 
     def __init__(self, bus: Any, queue: str, credit: int) -> None:
         check_queue(queue)
-        if isinstance(credit, bool) or not isinstance(credit, int) or credit < 1:
-            raise UsageError(f"credit={credit!r}: give the number of jobs to take at once, from 1 on")
+        if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= _MOST_CREDIT:
+            raise UsageError(f"credit={credit!r}: give the number of jobs to take at once, 1 to {_MOST_CREDIT}")
         self._bus = bus
         self._queue = queue
         self._credit = credit
@@ -290,7 +292,15 @@ class WorkCore:
     async def _start(self) -> None:
         """Subscribe, and announce this worker."""
         bus = self._bus
-        me = await bus._own_name()
+        me = b""
+        while not me:
+            try:
+                me = await bus._own_name()
+            except ConnectionLost:
+                if bus.state == "closed":
+                    raise
+        if self._subscriptions:
+            return  # another reader of the same work was faster
         self._subscriptions = [
             bus.subscribe(me + INBOX + self._token, self._received),
             bus.subscribe(queue_key(self._queue, b"worker/") + self._token, _ignore),
@@ -352,7 +362,7 @@ class WorkCore:
 
     def renew_waiting(self) -> None:
         """Renew the jobs that wait for the application, and drop those whose lease has ended."""
-        for job in self._waiting:
+        for job in tuple(self._waiting):
             if job.is_held and job.is_over(1 / _RENEWALS):
                 if job.is_over():
                     del self.jobs[job.id]

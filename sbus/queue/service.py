@@ -312,7 +312,7 @@ class QueueService(Service):
             reason = words[2].decode()
             if reason not in REASONS:
                 raise ValueError(reason)
-            self.jobs.nack(job, reason, b" ".join(words[3:]).decode(errors="replace"), self._now())
+            self.jobs.nack(job, reason, b" ".join(words[3:]).decode(errors="replace").replace("\0", ""), self._now())
 
     def _watch(self, holder: bytes, pid: int) -> None:
         """Notice the end of a worker."""
@@ -377,9 +377,8 @@ class QueueService(Service):
             number = known.get(put.id) if put.id else None
             if number is None:
                 sender = put.message.sender
-                name, uid = (
-                    (b"0 -", None) if sender is None else (b"%d %b" % (sender.number, str(sender).encode()), sender.uid)
-                )
+                assert sender is not None, "the service asks for senders"
+                name, uid = b"%d %b" % (sender.number, str(sender).encode()), sender.uid
                 number = jobs.put(put.key, put.payload, name, -1 if uid is None else uid, put.not_before).id
                 if put.id:
                     known[put.id] = new_ids[put.id] = number
@@ -391,10 +390,9 @@ class QueueService(Service):
         died, jobs.died = jobs.died, []
         missing = [job.id for job in (*(d.job for d in deliveries), *died) if job.payload is None]
         changes = jobs.take_changes()
-        if any(changes) or new_ids or missing:
+        payloads: dict[int, bytes] = {}
+        if any(changes) or missing:
             payloads = await self._on_disk(lambda: self._write(store, changes, new_ids, missing))
-        else:
-            payloads = {}
         for request, number_text in answers:
             with suppress(SbusError):
                 self._connected(self._intake).answer(request, number_text)
