@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -17,19 +18,12 @@ from sbus.client.queues import queue_key
 
 __all__ = ["queue"]
 
-_timeout = click.option(
+_TIMEOUT = click.option(
     "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_ids = click.option("--id", "ids", type=int, multiple=True, metavar="NUMBER", help="Only this job; repeatable.")
-_limit = click.option("--limit", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Jobs to show.")
-_name = click.argument("name")
-
-
-def _ask(target: Target, name: str, verb: bytes, timeout: float, **what: object) -> Any:
-    with target.connect(timeout=timeout) as bus:
-        asked = {option: value for option, value in what.items() if value not in (None, ())}
-        return json.loads(bus.request(queue_key(name, b"admin/" + verb), json.dumps(asked).encode(), timeout))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_IDS = click.option("--id", "ids", type=int, multiple=True, metavar="NUMBER", help="Only this job; repeatable.")
+_LIMIT = click.option("--limit", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Jobs to show.")
 
 
 @click.group(
@@ -51,43 +45,47 @@ def queue() -> None:
     """
 
 
-@queue.command(short_help="Put a job into a queue.")
-@_name
-@click.argument("key", type=BYTES)
-@click.argument("payload", type=BYTES, required=False)
-@click.option(
-    "--file", "-f", type=click.File("rb"), metavar="FILE", help="Read the payload from FILE; '-': from stdin."
+def _command(short_help: str, *options: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a function a command of the group, whose first argument is the queue's name."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        decorated: Any = pass_target(function)
+        for option in (connection_options, _TIMEOUT, *reversed(options), click.argument("name")):
+            decorated = option(decorated)
+        return queue.command(short_help=short_help)(decorated)
+
+    return decorate
+
+
+def _ask(target: Target, name: str, verb: bytes, timeout: float, **what: object) -> Any:
+    with target.connect(timeout=timeout) as bus:
+        asked = {option: value for option, value in what.items() if value != ()}
+        return json.loads(bus.request(queue_key(name, b"admin/" + verb), json.dumps(asked).encode(), timeout))
+
+
+@_command(
+    "Put a job into a queue.",
+    click.argument("key", type=BYTES),
+    click.argument("payload", type=BYTES, required=False),
+    click.option("--file", "-f", type=click.File("rb"), metavar="FILE", help="Read the payload from FILE."),
+    click.option("--id", "id", type=BYTES, metavar="ID", help="Name of the job, against doubles within a day."),
+    click.option("--delay", type=SECONDS, metavar="SECONDS", help="Keep it from workers for SECONDS."),
 )
-@click.option("--id", "unique", type=BYTES, metavar="ID", help="Name of the job, against doubles within a day.")
-@click.option("--delay", type=SECONDS, metavar="SECONDS", help="Keep it from workers for SECONDS.")
-@_timeout
-@connection_options
-@pass_target
-def put(
-    target: Target,
-    name: str,
-    key: bytes,
-    payload: bytes | None,
-    file: Any,
-    unique: bytes | None,
-    delay: float | None,
-    timeout: float,
-) -> None:
-    """Put a job into queue NAME, and print its number once it is on the disk."""
+def put(target: Target, name: str, key: bytes, payload: bytes | None, file: Any, timeout: float, **how: Any) -> None:
+    """Put a job into queue NAME, and print its number once it is on the disk.
+
+    PAYLOAD may be '-' to read it from standard input.
+    """
     if payload is not None and file is not None:
         raise click.UsageError("PAYLOAD and --file exclude each other.")
     with target.connect(timeout=timeout) as bus:
-        if file is not None:
+        if file is not None or payload == b"-":
             payload = read_payload(open_input(file, Deadline(None)), bus, timeout)
-        click.echo(bus.enqueue(name, key, payload or b"", id=unique, delay=delay or 0.0, timeout=timeout))
+        how["delay"] = how["delay"] or 0.0
+        click.echo(bus.enqueue(name, key, payload or b"", timeout=timeout, **how))
 
 
-@queue.command(short_help="Show the jobs of a queue by state, and its workers.")
-@_name
-@_json
-@_timeout
-@connection_options
-@pass_target
+@_command("Show the jobs of a queue by state, and its workers.", _JSON)
 def ls(target: Target, name: str, as_json: bool, timeout: float) -> None:
     """Show how many jobs of queue NAME are in which state, and its workers."""
     found = _ask(target, name, b"ls", timeout)
@@ -101,9 +99,7 @@ def ls(target: Target, name: str, as_json: bool, timeout: float) -> None:
         click.echo(printable_text(f"the disk refuses: {found['problem']}"))
 
 
-def _show(
-    target: Target, name: str, limit: int, ids: tuple[int, ...], as_json: bool, timeout: float, dead: bool
-) -> None:
+def _show(target: Target, name: str, dead: bool, limit: int, ids: tuple[int], as_json: bool, timeout: float) -> None:
     jobs = _ask(target, name, b"peek", timeout, dead=dead, limit=limit, ids=ids)
     for job in jobs:
         text = f"{job['id']} {job['key']} ({job['bytes']} B, {job['state']}, tries: {job['tries']}): {job['payload']}"
@@ -114,54 +110,33 @@ def _show(
         raise Nothing(f"queue {name} has no such job")
 
 
-@queue.command(short_help="Show the oldest jobs.")
-@_name
-@_limit
-@_ids
-@_json
-@_timeout
-@connection_options
-@pass_target
-def peek(target: Target, name: str, limit: int, ids: tuple[int, ...], as_json: bool, timeout: float) -> None:
+@_command("Show the oldest jobs.", _LIMIT, _IDS, _JSON)
+def peek(target: Target, name: str, **how: Any) -> None:
     """Show the oldest jobs of queue NAME that no worker has, with the beginnings of their payloads.
 
     The status is 3 if there is none.
     """
-    _show(target, name, limit, ids, as_json, timeout, False)
+    _show(target, name, dead=False, **how)
 
 
-@queue.command(short_help="Show the dead jobs.")
-@_name
-@_limit
-@_ids
-@_json
-@_timeout
-@connection_options
-@pass_target
-def dead(target: Target, name: str, limit: int, ids: tuple[int, ...], as_json: bool, timeout: float) -> None:
+@_command("Show the dead jobs.", _LIMIT, _IDS, _JSON)
+def dead(target: Target, name: str, **how: Any) -> None:
     """Show the oldest dead jobs of queue NAME, as 'peek' does, with the reasons."""
-    _show(target, name, limit, ids, as_json, timeout, True)
+    _show(target, name, dead=True, **how)
 
 
-@queue.command(short_help="Give dead jobs to workers again.")
-@_name
-@_ids
-@_timeout
-@connection_options
-@pass_target
-def retry(target: Target, name: str, ids: tuple[int, ...], timeout: float) -> None:
+@_command("Give dead jobs to workers again.", _IDS)
+def retry(target: Target, name: str, ids: tuple[int], timeout: float) -> None:
     """Make dead jobs of queue NAME new ones; without --id all."""
     click.echo(pluralize(_ask(target, name, b"retry", timeout, ids=ids), "job"))
 
 
-@queue.command(short_help="Delete jobs that no worker has.")
-@_name
-@click.option("--dead", "are_dead", is_flag=True, help="Delete dead jobs, instead of those that wait.")
-@_ids
-@click.confirmation_option("--yes", prompt="Delete these jobs for good?")
-@_timeout
-@connection_options
-@pass_target
-def drain(target: Target, name: str, are_dead: bool, ids: tuple[int, ...], timeout: float) -> None:
+@_command(
+    "Delete jobs that no worker has.",
+    click.option("--dead", is_flag=True, help="Delete dead jobs, instead of those that wait."),
+    _IDS,
+    click.confirmation_option("--yes", prompt="Delete these jobs for good?"),
+)
+def drain(target: Target, name: str, dead: bool, ids: tuple[int], timeout: float) -> None:
     """Delete the jobs of queue NAME that wait; without --id all."""
-    click.echo(pluralize(_ask(target, name, b"drain", timeout, dead=are_dead, ids=ids), "job"))
+    click.echo(pluralize(_ask(target, name, b"drain", timeout, dead=dead, ids=ids), "job"))

@@ -83,9 +83,7 @@ class Options(CommandLine):
         ["max-packet", None, DEFAULT_MAX_PACKET, "Longest packet in bytes, as set on the bus", size("max-packet")],
     ]
 
-    compData = usage.Completions(
-        optActions={"socket": usage.CompleteFiles(), "directory": usage.CompleteDirs()}, multiUse=["queue"]
-    )
+    compData = usage.Completions(multiUse=["queue"])
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
