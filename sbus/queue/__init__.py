@@ -26,6 +26,6 @@ the inbox          ``<round> <job> <tries> <lease> <sender> <key>\\0…``, at ``
 ``nack``           ``<token> <job> <tries> released|failed|poison <why>``
 ``dead/<key>``     ``<job> <tries> <reason>\\0…``, published when a job dies
 ``up``             published when the service is ready: workers announce themselves anew
-``admin/<verb>``   request: ``ls``, ``peek``, ``dead``, ``retry``, ``drain``; answered in JSON
+``admin/<verb>``   request: ``ls``, ``peek``, ``retry`` or ``drain``, and a JSON object; answered in JSON
 =================  =========================================================================================
 """

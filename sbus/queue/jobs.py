@@ -90,7 +90,7 @@ class Job:
     state: State = State.WAITING
 
     def __lt__(self, other: Job) -> bool:
-        return self.id < other.id
+        return self.id < other.id  # the entries of the heaps have the ID in front, which is faster
 
 
 ROW = ("id", "key", "sender", "uid", "due", "tries", "holder", "until", "reason")
@@ -170,12 +170,12 @@ class JobQueue:
         self._kept_bytes = 0
         self._dirty: dict[Job, None] = {}
         self._lines: dict[bytes, deque[Job]] = {}  # with `is_ordered`: of each key, the head is under way
-        self._ready: dict[int, list[Job]] = {}  # by user
+        self._ready: dict[int, list[tuple[int, Job]]] = {}  # by user
         self._turns: deque[int] = deque()  # the users in `_ready`
-        self._alone: list[Job] = []  # ready, but for a worker without another
+        self._alone: list[tuple[int, Job]] = []  # ready, but for a worker without another
         self._reserved: Worker | None = None  # gets nothing more until it is idle
-        self._delayed: list[tuple[float, Job]] = []
-        self._leases: list[tuple[float, Job]] = []
+        self._delayed: list[tuple[float, int, Job]] = []
+        self._leases: list[tuple[float, int, Job]] = []
         # The head of a line was out or has failed, so it stands in front of earlier jobs that were delayed.
         for job in sorted((Job(*row) for row in rows), key=lambda job: (not job.holder, not job.tries, job.id)):
             self._load(job)
@@ -248,7 +248,7 @@ class JobQueue:
     def renew(self, job: Job, now: float) -> None:
         """Let a lease begin anew."""
         job.until = now + self.rules.lease
-        heappush(self._leases, (job.until, job))
+        heappush(self._leases, (job.until, job.id, job))
         self._dirty[job] = None
 
     def nack(self, job: Job, reason: str, why: str, now: float) -> None:
@@ -287,11 +287,11 @@ class JobQueue:
     def advance(self, now: float) -> list[Delivery]:
         """Do what is due, and hand out what can be handed out."""
         while self._delayed and self._delayed[0][0] <= now:
-            due, job = heappop(self._delayed)
+            due, _, job = heappop(self._delayed)
             if job.state is State.DELAYED and job.due == due and self._join_line(job):
                 self._make_ready(job)
         while self._leases and self._leases[0][0] <= now:
-            until, job = heappop(self._leases)
+            until, _, job = heappop(self._leases)
             if job.state is State.OUT and job.until == until:
                 self.events["expired"] += 1
                 self._lose(job, "the lease ran out")
@@ -318,7 +318,7 @@ class JobQueue:
 
     def _assign_alone(self, now: float, deliveries: list[Delivery]) -> None:
         while self._alone:
-            if self._alone[0].state is not State.READY:
+            if self._alone[0][1].state is not State.READY:
                 heappop(self._alone)
                 continue
             free = [worker for worker in self.workers.values() if worker.has_room()]
@@ -330,18 +330,18 @@ class JobQueue:
                     self._reserved = worker
                 return
             worker.is_alone = True
-            deliveries.append(self._hand_out(heappop(self._alone), worker, now))
+            deliveries.append(self._hand_out(heappop(self._alone)[1], worker, now))
         self._reserved = None
 
     def _next_ready(self) -> Job | None:
         """Remove and return the oldest job of the user whose turn it is."""
         while self._turns:
             ready = self._ready[self._turns[0]]
-            while ready and ready[0].state is not State.READY:
+            while ready and ready[0][1].state is not State.READY:
                 heappop(ready)
             if ready:
                 self._turns.rotate(-1)
-                return heappop(ready)
+                return heappop(ready)[1]
             del self._ready[self._turns.popleft()]
         return None
 
@@ -387,7 +387,7 @@ class JobQueue:
 
     def _delay(self, job: Job) -> None:
         self._set(job, State.DELAYED)
-        heappush(self._delayed, (job.due, job))
+        heappush(self._delayed, (job.due, job.id, job))
 
     def _join_line(self, job: Job) -> bool:
         """Put a job behind those of its key; return whether it is the first one, or needs no line."""
@@ -417,13 +417,13 @@ class JobQueue:
     def _make_ready(self, job: Job) -> None:
         self._set(job, State.READY)
         if job.tries >= _ALONE_FROM - 1:
-            heappush(self._alone, job)
+            heappush(self._alone, (job.id, job))
             return
         ready = self._ready.get(job.uid)
         if ready is None:
             ready = self._ready[job.uid] = []
             self._turns.append(job.uid)
-        heappush(ready, job)
+        heappush(ready, (job.id, job))
 
     def _hand_out(self, job: Job, worker: Worker, now: float) -> Delivery:
         self.events["delivered"] += 1
@@ -435,7 +435,7 @@ class JobQueue:
     def _lend(self, job: Job, worker: Worker) -> None:
         self._set(job, State.OUT)
         worker.jobs[job.id] = job
-        heappush(self._leases, (job.until, job))
+        heappush(self._leases, (job.until, job.id, job))
 
     def _take_back(self, job: Job) -> None:
         """End a lease."""
