@@ -28,7 +28,6 @@ from twisted.logger import Logger
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
-from sbus.client.identity import Sender
 from sbus.client.queues import INBOX, REASONS, build_job, parse_put, queue_key
 from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
@@ -154,7 +153,8 @@ class QueueService(Service):
         self._intake: Bus | None = None
         self._floor: Bus | None = None
         self._jobs_in: list[Subscription] = []
-        self._watches: dict[bytes, tuple[_Presence, _ProcessWatch | None]] = {}
+        self._presences: dict[bytes, _Presence] = {}
+        self._processes: dict[bytes, _ProcessWatch] = {}
         self._trusts_pids = False
         self._turn_waiters: list[defer.Deferred[None]] = []
         self._is_turning = self._is_poked = False
@@ -214,7 +214,7 @@ class QueueService(Service):
             )
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        for holder in list(self._watches):
+        for holder in {*self._presences, *self._processes}:
             self._unwatch(holder)
         for service in reversed(self._services):
             await service.stopService()
@@ -232,6 +232,8 @@ class QueueService(Service):
     async def _set_up_floor(self, bus: Bus) -> None:
         self._floor = bus
         self._trusts_pids = (await bus.whoami()).endswith(b"/%d" % os.getpid())
+        for holder in list(self.jobs.workers):  # they had jobs before the service was started
+            self._watch_process(holder)
         bus.echo(False)
         bus.flood_control(hard="block")
         for verb in (b"ready", b"ack", b"renew", b"nack"):
@@ -280,14 +282,14 @@ class QueueService(Service):
                 raise ValueError("no token")
             holder = b"%b %b" % (token, str(message.sender).encode())
             if message.key.endswith(b"/ready"):
-                self._worker_ready(holder, message.sender, words)
+                self._worker_ready(holder, words)
             else:
                 self._worker_answered(holder, message.key.rpartition(b"/")[2], words)
         except (ValueError, IndexError):
             self.jobs.events["malformed"] += 1
         self.poke()
 
-    def _worker_ready(self, holder: bytes, sender: Sender | None, words: list[bytes]) -> None:
+    def _worker_ready(self, holder: bytes, words: list[bytes]) -> None:
         round, credit = int(words[0]), max(0, int(words[1]))
         held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
         if holder not in self.jobs.workers and len(self.jobs.workers) >= _MOST_WORKERS:
@@ -296,9 +298,9 @@ class QueueService(Service):
         self.jobs.ready(holder, round, credit, held)
         if not credit:
             self._unwatch(holder)
-        elif holder not in self._watches:
-            is_here = self._trusts_pids and sender is not None and not sender.chain
-            self._watch(holder, sender.pid or 0 if is_here and sender is not None else 0)
+        elif holder not in self._presences:
+            self._watch_process(holder)
+            self._watch_presence(holder)
 
     def _worker_answered(self, holder: bytes, verb: bytes, words: list[bytes]) -> None:
         job = self.jobs.find(holder, int(words[0]), int(words[1]))
@@ -314,8 +316,20 @@ class QueueService(Service):
                 raise ValueError(reason)
             self.jobs.nack(job, reason, b" ".join(words[3:]).decode(errors="replace").replace("\0", ""), self._now())
 
-    def _watch(self, holder: bytes, pid: int) -> None:
-        """Notice the end of a worker."""
+    def _watch_process(self, holder: bytes) -> None:
+        """Notice the end of a worker's process, if PIDs mean the same to the bus and to this process."""
+        if self._trusts_pids and holder.count(b"!/cred/") == 1 and holder not in self._processes:
+            try:
+                self._processes[holder] = _ProcessWatch(
+                    self._reactor, int(holder.rpartition(b"/")[2]), lambda: self._worker_gone(holder)
+                )
+            except ProcessLookupError:
+                self._worker_gone(holder)
+            except OSError:
+                pass  # no descriptor is free: its connection is watched too
+
+    def _watch_presence(self, holder: bytes) -> None:
+        """Notice the end of a worker's connection."""
         bus = self._connected(self._floor)
 
         def absent() -> None:
@@ -323,18 +337,14 @@ class QueueService(Service):
             if bus.state == "connected":
                 self._worker_gone(holder)
 
-        process = None
-        with suppress(OSError):  # it has ended, or no descriptor is free: its connection is watched too
-            process = _ProcessWatch(self._reactor, pid, lambda: self._worker_gone(holder)) if pid else None
-        presence = _Presence(self._key(b"worker/") + holder.partition(b" ")[0], absent)
-        self._watches[holder] = presence, process
+        presence = self._presences[holder] = _Presence(self._key(b"worker/") + holder.partition(b" ")[0], absent)
         bus.send(bus.core.watch(presence))
 
     def _unwatch(self, holder: bytes) -> None:
-        if holder in self._watches:
-            presence, process = self._watches.pop(holder)
-            if process is not None:
-                process.connectionLost()
+        process, presence = self._processes.pop(holder, None), self._presences.pop(holder, None)
+        if process is not None:
+            process.connectionLost()
+        if presence is not None:
             bus = self._connected(self._floor)
             with suppress(SbusError):
                 bus.send(bus.core.extensions.unwatch(presence))

@@ -198,6 +198,21 @@ async def test_killed_worker(native: Backend, queued: Start) -> None:
     assert sorted(times)[2] < 0.05
 
 
+async def test_worker_that_is_killed_while_there_is_no_service(native: Backend, queued: Start, spawn: Any) -> None:
+    """The next service finds that the process is gone, and does not wait for the lease."""
+    server = queued()
+    client = await native.connect(server.address)
+    killed = WorkerProcess(server.address, "jobs")
+    await client.do(client.raw.enqueue, "jobs", "k")
+    await asyncio.to_thread(killed.next_job)
+    server.service.kill(signal.SIGKILL)
+    server.service.wait()
+    killed.kill()
+    spawn(server.service.again).wait_started()
+    async with working(client) as worker:
+        assert (await worker.next()).tries == 2
+
+
 async def test_closed_connection_of_a_live_process(native: Backend, queued: Start) -> None:
     """The bus tells the service that a worker's connection has ended, though its process lives."""
     server = queued()
