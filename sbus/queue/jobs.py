@@ -25,7 +25,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["ROW", "Changes", "Delivery", "Job", "JobQueue", "Row", "Rules", "State", "Worker"]
+__all__ = ["PENDING", "ROW", "Changes", "Delivery", "Job", "JobQueue", "Row", "Rules", "State", "Worker", "to_row"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
 """Seconds after a first failure, which double with each further one, and their limit."""
@@ -46,6 +46,10 @@ class State(enum.Enum):
     GONE = "gone"
 
     __hash__ = object.__hash__  # `enum.Enum` hashes the name, with a call in Python
+
+
+PENDING = (State.WAITING, State.READY, State.DELAYED)
+"""Jobs that are neither at a worker nor dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,7 @@ class Job:
 ROW = ("id", "key", "sender", "uid", "due", "tries", "holder", "until", "reason")
 """The attributes of a job that the store keeps, besides the payload."""
 Row: TypeAlias = tuple[int, bytes, bytes, int, float, int, bytes, float, str]
-_row: Callable[[Job], Row] = attrgetter(*ROW)
+to_row: Callable[[Job], Row] = attrgetter(*ROW)
 
 
 class Worker:
@@ -179,6 +183,7 @@ class JobQueue:
         # The head of a line was out or has failed, so it stands in front of earlier jobs that were delayed.
         for job in sorted((Job(*row) for row in rows), key=lambda job: (not job.holder, not job.tries, job.id)):
             self._load(job)
+        self._dirty.clear()
 
     def _load(self, job: Job) -> None:
         self.jobs[job.id] = job
@@ -193,7 +198,6 @@ class JobQueue:
                 self._delay(job)
         else:
             self._delay(job)
-        self._dirty.clear()
 
     # --- publishers --------------------------------------------------------------------------
 
@@ -360,10 +364,10 @@ class JobQueue:
                 if job.is_stored:
                     changes.gone.append(job.id)
             elif job.is_stored:
-                changes.changed.append(_row(job))
+                changes.changed.append(to_row(job))
             else:
                 assert job.payload is not None
-                changes.new.append((_row(job), job.payload))
+                changes.new.append((to_row(job), job.payload))
                 job.is_stored = True
                 self._kept_bytes += len(job.payload)
                 if self._kept_bytes > _KEPT_BYTES:

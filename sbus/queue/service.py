@@ -33,12 +33,12 @@ from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
 from sbus.client.watches import Watch
 from sbus.daemon.service import Service
-from sbus.errors import PacketTooLong, RequestFailed, SbusError, UsageError
+from sbus.errors import PacketTooLong, QueueError, RequestFailed, SbusError, UsageError
 from sbus.protocol.packets import UNSUB, build
-from sbus.queue.jobs import Changes, Delivery, Job, JobQueue, Rules, State
+from sbus.queue.jobs import PENDING, Changes, Delivery, Job, JobQueue, Rules, State
 from sbus.queue.store import Store
 
-__all__ = ["QueueService", "Settings"]
+__all__ = ["Put", "QueueService", "Settings"]
 
 T = TypeVar("T")
 
@@ -57,7 +57,6 @@ _STOP_TIMEOUT = 5.0
 _MOST_WORKERS = 1024
 """Workers of one queue: as many keys as a client may watch."""
 _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
-_PENDING = (State.WAITING, State.READY, State.DELAYED)
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each payload in it, so that it fits a packet."""
 
@@ -75,7 +74,7 @@ class Settings(NamedTuple):
     rules: Rules
 
 
-class _Put(NamedTuple):
+class Put(NamedTuple):
     """A new job that is not yet on the disk.
 
     :ivar request: the message to answer, or None.
@@ -148,7 +147,7 @@ class QueueService(Service):
         self._epoch = time.time() - reactor.seconds()
         self._store: Store | None = None
         self.jobs = JobQueue(settings.rules)
-        self._puts: list[_Put] = []
+        self._puts: list[Put] = []
         self._put_bytes = 0
         self._intake: Bus | None = None
         self._floor: Bus | None = None
@@ -190,12 +189,15 @@ class QueueService(Service):
 
         :raises sbus.errors.QueueError: if the store cannot be used.
         """
-        store = self._store = Store(self.settings.store)
-        self.jobs = JobQueue(self.settings.rules, store.rows(), store.next_id())
+        self._open_store()
         super().startService()
         for service in self._services:
             service.startService()
         self.poke()
+
+    def _open_store(self) -> None:
+        store = self._store = Store(self.settings.store)
+        self.jobs = JobQueue(self.settings.rules, store.rows(), store.next_id())
 
     def stopService(self) -> defer.Deferred[None]:
         """Take what the bus has queued, and disconnect."""
@@ -255,7 +257,7 @@ class QueueService(Service):
     # --- publishers --------------------------------------------------------------------------
 
     def _message_received(self, message: Message) -> None:
-        self._add(_Put(None, b"", 0.0, message, message.key, message.payload))
+        self._add(Put(None, b"", 0.0, message, message.key, message.payload))
 
     def _request_received(self, message: Message) -> None:
         try:
@@ -263,9 +265,9 @@ class QueueService(Service):
         except UsageError as e:
             self._connected(self._intake).fail(message, str(e))
             return
-        self._add(_Put(message, id, not_before, message, message.key[len(self._key(b"put/")) :], payload))
+        self._add(Put(message, id, not_before, message, message.key[len(self._key(b"put/")) :], payload))
 
-    def _add(self, put: _Put) -> None:
+    def _add(self, put: Put) -> None:
         self._puts.append(put)
         self._put_bytes += len(put.key) + len(put.payload)
         if self._put_bytes > _MOST_BYTES:
@@ -378,24 +380,7 @@ class QueueService(Service):
         if self._jobs_in and puts:
             self._connected(self._intake).resume_for(self._jobs_in[0])
         jobs, store = self.jobs, self._opened()
-        known: dict[bytes, int] = {}
-        if ids := [put.id for put in puts if put.id]:
-            known = await self._on_disk(lambda: store.find_known(ids, self._now()))
-        new_ids: dict[bytes, int] = {}
-        answers: list[tuple[Message, bytes]] = []
-        for put in puts:
-            number = known.get(put.id) if put.id else None
-            if number is None:
-                sender = put.message.sender
-                assert sender is not None, "the service asks for senders"
-                name, uid = b"%d %b" % (sender.number, str(sender).encode()), sender.uid
-                number = jobs.put(put.key, put.payload, name, -1 if uid is None else uid, put.not_before).id
-                if put.id:
-                    known[put.id] = new_ids[put.id] = number
-            else:
-                jobs.events["doubles"] += 1
-            if put.request is not None:
-                answers.append((put.request, b"%d" % number))
+        answers, new_ids = await self._admit(puts)
         deliveries = jobs.advance(self._now())
         died, jobs.died = jobs.died, []
         missing = [job.id for job in (*(d.job for d in deliveries), *died) if job.payload is None]
@@ -403,9 +388,9 @@ class QueueService(Service):
         payloads: dict[int, bytes] = {}
         if any(changes) or missing:
             payloads = await self._on_disk(lambda: self._write(store, changes, new_ids, missing))
-        for request, number_text in answers:
+        for request, number in answers:
             with suppress(SbusError):
-                self._connected(self._intake).answer(request, number_text)
+                self._connected(self._intake).answer(request, b"%d" % number)
         self._send(deliveries, died, payloads)
         for waiter in waiters:
             waiter.callback(None)
@@ -414,6 +399,33 @@ class QueueService(Service):
             self.poke()
         else:
             self._set_timer()
+
+    async def _admit(self, puts: list[Put]) -> tuple[list[tuple[Message, int]], dict[bytes, int]]:
+        """Take new jobs; return who gets which number when they are on the disk, and the IDs to remember."""
+        jobs, store = self.jobs, self._opened()
+        known: dict[bytes, int] = {}
+        if ids := [put.id for put in puts if put.id]:
+            known = await self._on_disk(lambda: store.find_known(ids, self._now()))
+        new_ids: dict[bytes, int] = {}
+        answers: list[tuple[Message, int]] = []
+        for put in puts:
+            number = known.get(put.id) if put.id else None
+            if number is None:
+                number = jobs.put(put.key, put.payload, *self._author(put), put.not_before).id
+                if put.id:
+                    known[put.id] = new_ids[put.id] = number
+            else:
+                jobs.events["doubles"] += 1
+            if put.request is not None:
+                answers.append((put.request, number))
+        return answers, new_ids
+
+    @staticmethod
+    def _author(put: Put) -> tuple[bytes, int]:
+        """Return the publisher, as in a notice of the bus, and the UID; -1 without one."""
+        sender = put.message.sender
+        assert sender is not None, "the service asks for senders"
+        return b"%d %b" % (sender.number, str(sender).encode()), -1 if sender.uid is None else sender.uid
 
     def _write(self, store: Store, changes: Changes, ids: dict[bytes, int], missing: list[int]) -> dict[int, bytes]:
         """Write a turn, in a thread."""
@@ -427,12 +439,12 @@ class QueueService(Service):
             try:
                 result = await deferToThread(do)
                 break
-            except sqlite3.OperationalError as e:
+            except (sqlite3.OperationalError, QueueError) as e:
                 now, self.problem = self._reactor.seconds(), str(e)
             if now - reported >= _REPORT_INTERVAL:
                 reported = now
                 self._log.error(
-                    "{path}: cannot write: {problem}: publishers wait; make room on the disk",
+                    "{path}: cannot write: {problem}: publishers wait; make room, or start it again",
                     path=self.settings.store,
                     problem=self.problem,
                 )
@@ -496,7 +508,7 @@ class QueueService(Service):
         try:
             asked: dict[str, Any] = json.loads(request.payload or b"{}")
             ids, limit = asked.get("ids"), min(int(asked.get("limit", _MOST_SHOWN)), _MOST_SHOWN)
-            states = (State.DEAD,) if asked.get("dead") or verb == b"retry" else _PENDING
+            states = (State.DEAD,) if asked.get("dead") or verb == b"retry" else PENDING
             chosen = [job for job in self.jobs.find_all(*states) if ids is None or job.id in ids]
         except (ValueError, TypeError, AttributeError):
             raise RequestFailed("give a JSON object with ids, dead and limit") from None
@@ -513,7 +525,7 @@ class QueueService(Service):
             raise RequestFailed("ask for ls, peek, retry or drain")
         return json.dumps(answer).encode()
 
-    def _summary(self) -> dict[str, object]:
+    def _summary(self) -> dict[str, Any]:
         jobs, pattern = self.jobs, self.settings.pattern
         return {
             "queue": self.settings.name,

@@ -19,7 +19,7 @@ from typing import Any
 from sbus.errors import QueueError
 from sbus.queue.jobs import ROW, Changes, Row
 
-__all__ = ["Store"]
+__all__ = ["KNOWN_SECONDS", "Store"]
 
 _APPLICATION = 0x53425553
 _VERSION = 1
@@ -33,7 +33,7 @@ CREATE TABLE known (id BLOB PRIMARY KEY, job INTEGER NOT NULL, until REAL NOT NU
 CREATE INDEX known_until ON known (until);
 """
 _COLUMNS = ", ".join(ROW)
-_KNOWN_SECONDS = 86_400.0
+KNOWN_SECONDS = 86_400.0
 """Seconds for which the ID of a publisher is kept."""
 _FORGET_MOST = 1000
 """IDs that are forgotten in one transaction, so that none takes long."""
@@ -121,7 +121,7 @@ class Store:
                 [(*row[4:], row[0]) for row in changes.changed],
             )
             many("DELETE FROM job WHERE id=?", [(id,) for id in changes.gone])
-            if known := [(id, job, now + _KNOWN_SECONDS) for id, job in ids]:
+            if known := [(id, job, now + KNOWN_SECONDS) for id, job in ids]:
                 many("INSERT OR REPLACE INTO known VALUES (?, ?, ?)", known)
                 run(
                     "DELETE FROM known WHERE id IN (SELECT id FROM known WHERE until < ? ORDER BY until LIMIT ?)",

@@ -17,6 +17,7 @@ from sbus.daemon.options import CommandLine, amount, choice, duration, size
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
+from sbus.distribution import needs
 from sbus.errors import SbusError, UsageError, Violation
 from sbus.protocol.keys import CURRENT, matches_open
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
@@ -57,10 +58,29 @@ def parse_queue(text: str, directory: str | None) -> Settings:
         if not is_open or any(matches_open(pattern, key) for key in own):
             raise UsageError(f"--queue={text}: the pattern matches the queue's own keys, or secret ones: narrow it")
     store = given.pop("store", None) or (directory and os.path.join(directory, f"{name}.sqlite"))
-    if not store or "://" in store:
+    is_jetstream = str(store).startswith(("nats://", "tls://"))
+    if not store or ("://" in store and not is_jetstream):
         raise UsageError(f"--queue={text}: no place for its jobs: add store=FILE, or give --directory=DIRECTORY")
     rules = {_PARSERS[name][0]: _PARSERS[name][1](value) for name, value in given.items()}
-    return Settings(name, pattern, os.path.abspath(store), Rules(**rules))
+    if is_jetstream and rules.get("is_ordered"):
+        raise UsageError(f"--queue={text}: JetStream gives jobs of a key to many hosts at once: leave out ordered=key")
+    return Settings(name, pattern, store if is_jetstream else os.path.abspath(store), Rules(**rules))
+
+
+def _open_store(settings: Settings) -> Store:
+    if "://" not in settings.store:
+        return Store(settings.store)
+    with needs("nats"):
+        from sbus.queue.jetstream import JetStore
+    return JetStore(settings.store, settings.name, settings.rules.lease)
+
+
+def _make_queue(reactor: Any, address: str, settings: Settings, fail: Callable[[], object], most: int) -> QueueService:
+    if "://" not in settings.store:
+        return QueueService(reactor, address, settings, fail, most)
+    from sbus.queue.jetstream import JetQueueService
+
+    return JetQueueService(reactor, address, settings, fail, most)
 
 
 class Options(CommandLine):
@@ -90,7 +110,7 @@ class Options(CommandLine):
         self["queue"] = []
 
     def opt_queue(self, text: str) -> None:
-        """Queue: NAME[=PATTERN][,store=FILE][,lease=30s][,deliveries=5][,ordered=key]; repeatable"""
+        """Queue: NAME[=PATTERN][,store=FILE or nats://…][,lease=30s][,deliveries=5][,ordered=key]; repeatable"""
         self["queue"].append(text)
 
     def postOptions(self) -> None:
@@ -108,7 +128,7 @@ class Options(CommandLine):
         if not self.settings:
             raise UsageError("no queue: give --queue=NAME=PATTERN, such as --queue=jobs=jobs/")
         names = {settings.name for settings in self.settings}
-        stores = {os.path.realpath(settings.store) for settings in self.settings}
+        stores = {(s.name if "://" in s.store else "", os.path.realpath(s.store)) for s in self.settings}
         if len(self.settings) > min(len(names), len(stores)):
             raise UsageError("--queue: two queues have the same name or the same store: give each its own")
         if self["metrics-file"] is not None:
@@ -131,14 +151,14 @@ def makeService(options: Options) -> IService:
     try:
         if options.parent is None or options.parent.get("uid") is None:
             for settings in options.settings:
-                Store(settings.store).close()
+                _open_store(settings).close()
     except SbusError as e:
         early.restore()
         raise SystemExit(f"{options.command}: {e}") from None
     early.hand_over(reactor)
     process = Process(pid_file=options.pid_file)
     queues = [
-        QueueService(reactor, options["socket"], settings, process.fail, options["max-packet"])
+        _make_queue(reactor, options["socket"], settings, process.fail, options["max-packet"])
         for settings in options.settings
     ]
     services = _Services()
