@@ -1,12 +1,11 @@
 """The jobs of one queue in a JetStream work queue, which services on many hosts share.
 
-A service pulls as many jobs as its own workers take, and decides about those exactly as about its own
-(`sbus.queue.jobs`). The stream has the other ones, and gives a job to another service when this one has ended: each
-service says three times in a lease that it still has its jobs.
+A service pulls as many jobs as its workers have room for, and decides about them as about its own (`sbus.queue.jobs`).
+It says three times in a lease that it still has them; when it ends, the stream gives them to another one.
 
-A job with no worker here, and a dead one, *moves*: it is published anew, with what is known of it, then the old message
-ends. So its number and its tries last, and a job may be there twice if nats-server fails in between, but never not at
-all. Dead letters are messages of the stream that no consumer takes.
+A job for which no worker here has room, and a dead one, *moves*: the service publishes it anew, with its number and its
+tries, and then ends the old message. If that is interrupted, the job is there twice. Dead letters are messages of the
+stream that no consumer takes.
 """
 
 from __future__ import annotations
@@ -383,10 +382,12 @@ class JetQueueService(QueueService):
         for row in store.take():
             jobs.renewed(row)
         credit = sum(worker.credit for worker in jobs.workers.values()) if self.running else 0
-        if not credit:
-            for job in jobs.find_all(*PENDING):
+        room = credit - jobs.counts[State.OUT]
+        idle = [job for job in jobs.find_all(*PENDING) if not credit or job.due <= self._now()]
+        if room <= 0:
+            for job in idle:
                 jobs.leave(job)
-        store.want(max(0, credit - jobs.counts[State.OUT] - jobs.counts[State.READY]))
+        store.want(max(0, room - len(idle)))
         return answers, {}
 
     async def _asked(self, request: Request) -> bytes:

@@ -20,6 +20,7 @@ from sbus.queue.twistd import parse_queue
             "a=b/*,store=/s/t,deliveries=3,ordered=key",
             Settings("a", b"b/*", "/s/t", Rules(deliveries=3, is_ordered=True)),
         ),
+        ("a=b,store=nats://h:1?creds=/f", Settings("a", b"b", "nats://h:1?creds=/f", Rules())),
         ("a=queue/b/dead/", Settings("a", b"queue/b/dead/", "/d/a.sqlite", Rules())),
     ],
 )
@@ -40,7 +41,8 @@ def test_queues(text: str, settings: Settings) -> None:
         ("a=b,lease=0", "give a time"),
         ("a=b,deliveries=0", "give a number of deliveries"),
         ("a=b,ordered=user", "use key"),
-        ("a=b,store=nats://host", "no place for its jobs"),
+        ("a=b,store=http://host", "no place for its jobs"),
+        ("a=b,store=nats://host,ordered=key", "leave out ordered=key"),
     ],
 )
 def test_queues_that_cannot_be(text: str, problem: str) -> None:
