@@ -218,12 +218,14 @@ class Machine(RuleBasedStateMachine):
         deliveries = self.queue.advance(self.now)
         self.save()
         served: list[int] = []
+        held = {token: sum(self.is_held(token, job) for job in jobs.items()) for token, jobs in self.hold.items()}
         for delivery in deliveries:
             job, token = delivery.job, delivery.worker.holder
             assert delivery.counts()
-            assert self.credit[token] > len(self.hold[token])
+            assert self.credit[token] > held[token]
             if delivery.tries >= 3:
-                assert not self.hold[token]
+                assert not held[token]
+            held[token] += 1
             assert job.due <= self.now
             if self.chosen.is_ordered and job.id in self.prompt and job.id not in self.begun:
                 earlier = {id for id in self.prompt & self.open if id < job.id and self.disk[id][1] == job.key}
@@ -235,6 +237,11 @@ class Machine(RuleBasedStateMachine):
         for uid in (1, 2):  # nobody has two while another one who had some got none
             if before[uid] and uid not in served:
                 assert served.count(3 - uid) <= 1 or self.chosen.is_ordered
+
+    def is_held(self, token: bytes, delivery: tuple[int, int]) -> bool:
+        """Whether the lease of what a worker has still runs."""
+        job = self.queue.jobs.get(delivery[0])
+        return job is not None and (job.holder, job.tries) == (token, delivery[1])
 
     def queue_ready(self, uid: int) -> int:
         return sum(job.state is State.READY and job.uid == uid and job.tries < 2 for job in self.queue.jobs.values())
