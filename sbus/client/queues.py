@@ -36,6 +36,7 @@ from sbus.client.watches import Watch
 from sbus.errors import Closed, ConnectionLost, SbusError, UsageError
 
 __all__ = [
+    "ALL_QUEUES",
     "INBOX",
     "REASONS",
     "Job",
@@ -51,6 +52,8 @@ __all__ = [
 
 Reason = Literal["released", "failed", "poison"]
 REASONS: tuple[Reason, ...] = ("released", "failed", "poison")
+ALL_QUEUES = b"queue/ls"
+"""The services of all queues answer a request on this key, each for itself."""
 INBOX = b"/sbus/work/"
 """What stands between a worker's name and its token in the key of its inbox."""
 _LONGEST_ID = 256

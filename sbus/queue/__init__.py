@@ -27,5 +27,6 @@ the inbox          ``<round> <job> <tries> <lease> <sender> <key>\\0…``, at ``
 ``dead/<key>``     ``<job> <tries> <reason>\\0…``, published when a job dies
 ``up``             published when the service is ready: workers announce themselves anew
 ``admin/<verb>``   request: ``ls``, ``peek``, ``retry`` or ``drain``, and a JSON object; answered in JSON
+``queue/ls``       request, answered by the service of each queue as ``admin/ls`` is
 =================  =========================================================================================
 """

@@ -295,9 +295,16 @@ class JetStore(Store):
             self._held[row[0]] = _Held(message.seq or 0, "", payload)
             seq = (message.seq or 0) + 1
 
-    def pending(self) -> int:
-        """Return how many jobs no service has."""
-        return self._do(self._js.consumer_info(self._stream, _CONSUMER)).num_pending or 0
+    def counts(self) -> tuple[int, int]:
+        """Return how many jobs no service has, and how many are dead."""
+
+        async def ask() -> tuple[int, int]:
+            consumer = await self._js.consumer_info(self._stream, _CONSUMER)
+            dead = f"{self._stream}.dead"
+            stream = await self._js.stream_info(self._stream, subjects_filter=dead)
+            return consumer.num_pending or 0, (stream.state.subjects or {}).get(dead, 0)
+
+        return self._do(ask())
 
     def payloads(self, ids: Iterable[int]) -> dict[int, bytes]:
         """Return the payloads of jobs, as far as they are here."""
@@ -345,7 +352,7 @@ class JetQueueService(QueueService):
 
     _store: JetStore
     jobs: _Jobs
-    _pending = 0
+    _elsewhere = (0, 0)
 
     def _open_store(self) -> None:
         settings = self.settings
@@ -391,6 +398,9 @@ class JetQueueService(QueueService):
         return answers, {}
 
     async def _asked(self, request: Request) -> bytes:
+        if request.key.endswith(b"/ls"):
+            self._elsewhere = await self._on_disk(self._store.counts)
+            return await super()._asked(request)
         rows = {row[0]: row for row in await self._on_disk(self._store.rows)}
         for job in self.jobs.find_all(State.DEAD):
             if job.id not in rows:
@@ -398,10 +408,10 @@ class JetQueueService(QueueService):
         for id, row in rows.items():
             if id not in self.jobs.jobs:
                 self.jobs.renewed(row)
-        self._pending = await self._on_disk(self._store.pending)
         return await super()._asked(request)
 
     def _summary(self) -> dict[str, Any]:
         summary = super()._summary()
-        summary["jobs"]["ready"] += self._pending
+        waiting, summary["jobs"]["dead"] = self._elsewhere
+        summary["jobs"]["ready"] += waiting
         return summary

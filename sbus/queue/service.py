@@ -28,7 +28,7 @@ from twisted.logger import Logger
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
-from sbus.client.queues import INBOX, REASONS, build_job, parse_put, queue_key
+from sbus.client.queues import ALL_QUEUES, INBOX, REASONS, build_job, parse_put, queue_key
 from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
 from sbus.client.watches import Watch
@@ -240,7 +240,8 @@ class QueueService(Service):
         bus.flood_control(hard="block")
         for verb in (b"ready", b"ack", b"renew", b"nack"):
             bus.subscribe(self._key(verb), self._worker_said)
-        bus.respond(self._key(b"admin/*"), self._asked)
+        for key in (self._key(b"admin/*"), ALL_QUEUES):
+            bus.respond(key, self._asked)
         await bus.fence()
         self._log.info("queue {name}: ready, jobs: {n}", name=self.settings.name, n=len(self.jobs.jobs))
         self._say_up()
