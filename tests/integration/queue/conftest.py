@@ -27,9 +27,9 @@ class Queued:
 
 
 @pytest.fixture
-def nats(spawn: Callable[..., Any], directory: Path) -> NatsServer:
+def nats(spawn: Callable[..., Any], directory: Path, tmp_path: Path) -> NatsServer:
     """A nats-server with JetStream."""
-    server: NatsServer = spawn(NatsServer, directory, "-js", "-sd", str(directory / "jetstream"))
+    server: NatsServer = spawn(NatsServer, directory, "-js", "-sd", str(tmp_path))
     return server.wait_started()
 
 
