@@ -14,8 +14,13 @@ from tests.support.harness import ALL_LINES, Process
 __all__ = ["QueueProcess", "WorkerProcess", "ask"]
 
 _WORKER = """
-import sys
-import sbus
+import os, sys
+import sbus, sbus.client.blocking
+if len(sys.argv) > 4:  # after the imports: the other user may not be able to read this Python
+    uid, gid = map(int, sys.argv[4:])
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
 with sbus.connect(sys.argv[1], reconnect=True) as bus:
     for job in bus.work(sys.argv[2], credit=int(sys.argv[3])):
         print(job.id, flush=True)
@@ -45,9 +50,9 @@ class QueueProcess(Process):
 class WorkerProcess:
     """A process with the blocking client, which prints each job's number and never answers."""
 
-    def __init__(self, bus: str | Path, queue: str, credit: int = 1) -> None:
+    def __init__(self, bus: str | Path, queue: str, credit: int = 1, user: tuple[int, ...] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _WORKER, str(bus), queue, str(credit)], stdout=subprocess.PIPE
+            [sys.executable, "-c", _WORKER, str(bus), queue, str(credit), *map(str, user)], stdout=subprocess.PIPE
         )
 
     def next_job(self) -> int:
