@@ -14,7 +14,8 @@ latest answers go out again first, as many as it takes jobs at once: more cannot
 interruption anywhere leaves each job with one worker, without timers.
 
 *Leases.* A job's lease runs while it waits here for the application. So each `WorkCore._next`, and each `Job.renew`,
-renews the jobs that wait, and a job whose lease has ended meanwhile is dropped: another worker may have it.
+renews the jobs that wait, and releases a job whose lease has ended meanwhile: another worker may have it, and the
+service gives nothing to a worker whose lease has ended until it hears from it.
 
 *The end.* A loop that is left, a `close` and the end of the connection release all jobs that have no answer.
 """
@@ -361,11 +362,11 @@ class WorkCore:
                     self._waiters.remove(waiter)
 
     def renew_waiting(self) -> None:
-        """Renew the jobs that wait for the application, and drop those whose lease has ended."""
+        """Renew the jobs that wait for the application, and release those whose lease has ended."""
         for job in tuple(self._waiting):
             if job.is_held and job.is_over(1 / _RENEWALS):
                 if job.is_over():
-                    del self.jobs[job.id]
+                    self.say(job.nack_words("released"))
                 else:
                     job.renewed()
                     self.say((b"renew", job.word))

@@ -103,20 +103,22 @@ class Worker:
     """A worker, and the jobs that it has.
 
     :ivar holder: what names it, at all times.
+    :ivar is_silent: whether a lease ran out since it was heard: else it would get every job again, as the one with the
+        fewest.
     """
 
-    __slots__ = ("credit", "holder", "is_alone", "jobs", "round")
+    __slots__ = ("credit", "holder", "is_alone", "is_silent", "jobs", "round")
 
     def __init__(self, holder: bytes) -> None:
         self.holder = holder
         self.round = -1
         self.credit = 0
         self.jobs: dict[int, Job] = {}
-        self.is_alone = False
+        self.is_alone = self.is_silent = False
 
     def has_room(self) -> bool:
         """Return whether another job may go to it."""
-        return len(self.jobs) < self.credit and not self.is_alone
+        return len(self.jobs) < self.credit and not self.is_alone and not self.is_silent
 
 
 class Delivery(NamedTuple):
@@ -216,6 +218,7 @@ class JobQueue:
         """
         worker = self.workers.setdefault(holder, Worker(holder))
         is_new_round, worker.round, worker.credit = worker.round != round, round, credit
+        worker.is_silent = False
         if is_new_round:
             for job in [job for job in worker.jobs.values() if held.get(job.id) != job.tries]:
                 self.events["returned"] += 1
@@ -233,7 +236,9 @@ class JobQueue:
             self._forget_idle(worker)
 
     def find(self, holder: bytes, id: int, tries: int) -> Job | None:
-        """Return the job that a worker holds, if it does."""
+        """Return the job that a worker holds, if it does; it has been heard in any case."""
+        if holder in self.workers:
+            self.workers[holder].is_silent = False
         job = self.jobs.get(id)
         if job is None or (job.holder, job.tries) != (holder, tries):
             self.events["stale"] += 1
@@ -294,6 +299,7 @@ class JobQueue:
             until, _, job = heappop(self._leases)
             if job.state is State.OUT and job.until == until:
                 self.events["expired"] += 1
+                self.workers[job.holder].is_silent = True
                 self._lose(job, "the lease ran out")
         deliveries: list[Delivery] = []
         self._assign_alone(now, deliveries)
