@@ -38,6 +38,7 @@ from sbus.errors import Closed, ConnectionLost, SbusError, UsageError
 
 __all__ = [
     "INBOX",
+    "MOST_CREDIT",
     "REASONS",
     "Job",
     "QueueCalls",
@@ -58,7 +59,7 @@ _LONGEST_ID = 256
 """Bytes of the longest ID against doubles: the service remembers all IDs of a day."""
 _LONGEST_WHY = 1000
 """Characters of a reason that are sent."""
-_MOST_CREDIT = 4096
+MOST_CREDIT = 4096
 """Jobs at once: an announcement that names them all fits a packet."""
 _RENEWALS = 3
 """Jobs that wait here are renewed when this part of their lease is over."""
@@ -275,8 +276,8 @@ class WorkCore:
 
     def __init__(self, bus: Any, queue: str, credit: int) -> None:
         check_queue(queue)
-        if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= _MOST_CREDIT:
-            raise UsageError(f"credit={credit!r}: give the number of jobs to take at once, 1 to {_MOST_CREDIT}")
+        if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= MOST_CREDIT:
+            raise UsageError(f"credit={credit!r}: give the number of jobs to take at once, 1 to {MOST_CREDIT}")
         self._bus = bus
         self._queue = queue
         self._credit = credit

@@ -33,6 +33,8 @@ _ALONE_FROM = 3
 """The delivery from which on a job goes alone."""
 _KEPT_BYTES = 64 << 20
 """Bytes of payloads that stay in memory until their jobs first go out; those beyond are read from the store."""
+_MOST_DELIVERIES = 512
+"""Deliveries of one turn: a worker with much credit would have the service read gigabytes of payloads at once."""
 
 
 class State(enum.Enum):
@@ -55,11 +57,13 @@ class Rules:
     :ivar lease: seconds that a worker has for a job, and again from each renewal.
     :ivar deliveries: deliveries without an ack after which a job is dead.
     :ivar is_ordered: whether jobs of one key go out one by one.
+    :ivar most: jobs of one user, dead ones included. A million take 500 MB of memory, and 20 s at the start.
     """
 
     lease: float = 30.0
     deliveries: int = 5
     is_ordered: bool = False
+    most: int = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -157,6 +161,7 @@ class JobQueue:
     :ivar jobs: all jobs by ID.
     :ivar workers: by name, with those that held jobs before the service was started.
     :ivar counts: jobs by state.
+    :ivar owned: jobs by user.
     :ivar events: what has happened since the start, by word.
     :ivar died: jobs that have died since the caller last cleared it.
     """
@@ -166,6 +171,7 @@ class JobQueue:
         self.jobs: dict[int, Job] = {}
         self.workers: dict[bytes, Worker] = {}
         self.counts: Counter[State] = Counter()
+        self.owned: Counter[int] = Counter()
         self.events: Counter[str] = Counter()
         self.died: list[Job] = []
         self._next_id = next_id
@@ -183,8 +189,7 @@ class JobQueue:
             self._load(job)
 
     def _load(self, job: Job) -> None:
-        self.jobs[job.id] = job
-        self.counts[job.state] += 1
+        self._add(job)
         if job.reason:
             self._set(job, State.DEAD)
         elif job.holder:
@@ -197,14 +202,18 @@ class JobQueue:
             self._delay(job)
         self._dirty.clear()
 
+    def _add(self, job: Job) -> None:
+        self.jobs[job.id] = job
+        self.counts[job.state] += 1
+        self.owned[job.uid] += 1
+
     # --- publishers --------------------------------------------------------------------------
 
     def put(self, key: bytes, payload: bytes, sender: bytes = b"0 -", uid: int = -1, not_before: float = 0.0) -> Job:
         """Add a job."""
         job = Job(self._next_id, key, sender, uid, not_before, payload=payload, is_stored=False)
         self._next_id += 1
-        self.jobs[job.id] = job
-        self.counts[job.state] += 1
+        self._add(job)
         self.events["put"] += 1
         self._delay(job)
         return job
@@ -309,7 +318,7 @@ class JobQueue:
             if worker.has_room() and worker is not self._reserved
         ]
         heapify(free)
-        while free and (ready := self._next_ready()) is not None:
+        while free and len(deliveries) < _MOST_DELIVERIES and (ready := self._next_ready()) is not None:
             worker = free[0][2]
             deliveries.append(self._hand_out(ready, worker, now))
             if worker.has_room():
@@ -491,4 +500,5 @@ class JobQueue:
             self._leave_line(job)
         self.forget_payload(job)
         del self.jobs[job.id]
+        self.owned[job.uid] -= 1
         self._set(job, State.GONE)

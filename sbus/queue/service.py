@@ -28,7 +28,7 @@ from twisted.logger import Logger
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
-from sbus.client.queues import INBOX, REASONS, build_job, parse_put, queue_key
+from sbus.client.queues import INBOX, MOST_CREDIT, REASONS, build_job, parse_put, queue_key
 from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
 from sbus.client.watches import Watch
@@ -290,7 +290,7 @@ class QueueService(Service):
         self.poke()
 
     def _worker_ready(self, holder: bytes, words: list[bytes]) -> None:
-        round, credit = int(words[0]), max(0, int(words[1]))
+        round, credit = int(words[0]), min(max(0, int(words[1])), MOST_CREDIT)
         held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
         if holder not in self.jobs.workers and len(self.jobs.workers) >= _MOST_WORKERS:
             self.jobs.events["refused"] += 1
@@ -388,8 +388,11 @@ class QueueService(Service):
             if number is None:
                 sender = put.message.sender
                 assert sender is not None, "the service asks for senders"
-                name, uid = b"%d %b" % (sender.number, str(sender).encode()), sender.uid
-                number = jobs.put(put.key, put.payload, name, -1 if uid is None else uid, put.not_before).id
+                name, uid = b"%d %b" % (sender.number, str(sender).encode()), -1 if sender.uid is None else sender.uid
+                if jobs.owned[uid] >= jobs.rules.most:
+                    self._refuse(put)
+                    continue
+                number = jobs.put(put.key, put.payload, name, uid, put.not_before).id
                 if put.id:
                     known[put.id] = new_ids[put.id] = number
             else:
@@ -410,10 +413,26 @@ class QueueService(Service):
         for waiter in waiters:
             waiter.callback(None)
         self._is_turning = False
-        if self._is_poked or jobs.has_changes:
+        if self._is_poked or jobs.has_changes or deliveries:  # there may be more than a turn hands out
             self.poke()
         else:
             self._set_timer()
+
+    def _refuse(self, put: _Put) -> None:
+        """Refuse a job of a user who has too many."""
+        self.jobs.events["full"] += 1
+        sender, most = put.message.sender, self.jobs.rules.most
+        if put.request is not None:
+            with suppress(SbusError):
+                why = f"the queue has {most} jobs of this user: start workers, drain it, or raise most="
+                self._connected(self._intake).fail(put.request, why)
+        elif self.jobs.events["full"] == 1:
+            self._log.warn(
+                "queue {name}: {sender} has {most} jobs: its messages are dropped: start workers, or raise most=",
+                name=self.settings.name,
+                sender=str(sender),
+                most=most,
+            )
 
     def _write(self, store: Store, changes: Changes, ids: dict[bytes, int], missing: list[int]) -> dict[int, bytes]:
         """Write a turn, in a thread."""
@@ -490,8 +509,10 @@ class QueueService(Service):
 
     async def _asked(self, request: Request) -> bytes:
         verb = request.key.rpartition(b"/")[2]
+        if verb == b"ls":
+            return json.dumps(self._summary()).encode()
         uid = None if request.sender is None else request.sender.uid
-        if verb != b"ls" and uid not in (0, os.geteuid()):
+        if uid not in (0, os.geteuid()):
             raise RequestFailed("only root, and the user of the service, may look at jobs and change them")
         try:
             asked: dict[str, Any] = json.loads(request.payload or b"{}")
@@ -501,9 +522,7 @@ class QueueService(Service):
         except (ValueError, TypeError, AttributeError):
             raise RequestFailed("give a JSON object with ids, dead and limit") from None
         answer: object = len(chosen)
-        if verb == b"ls":
-            answer = self._summary()
-        elif verb == b"peek":
+        if verb == b"peek":
             answer = await self._shown(chosen[:limit])
         elif verb in (b"retry", b"drain"):
             for job in chosen:

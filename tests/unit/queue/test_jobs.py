@@ -187,6 +187,14 @@ def test_payloads_beyond_the_limit_stay_in_the_store() -> None:
     assert [job.payload is None for job in jobs] == [False] * 6 + [True] * 2
 
 
+def test_much_credit_takes_several_turns() -> None:
+    """A turn hands out a bounded number of jobs, whatever a worker asks for."""
+    queue = queue_with(2000)
+    for _ in range(1000):
+        queue.put(b"k", b"")
+    assert [len(queue.advance(0.0)) for _ in range(3)] == [512, 488, 0]
+
+
 KEYS = [b"a", b"b"]
 WORKERS = [b"1", b"2", b"3"]
 
@@ -338,6 +346,7 @@ class Machine(RuleBasedStateMachine):
             return
         queue = self.queue
         assert set(queue.jobs) == self.open
+        assert queue.owned.total() == len(self.open)
         states = [job.state for job in queue.jobs.values()]
         assert all(queue.counts[state] == states.count(state) for state in State if state is not State.GONE)
         for job in queue.jobs.values():
