@@ -1,7 +1,8 @@
 """One queue on the bus: its two connections, its turns, and its workers' ends.
 
 Two connections, so that acks never wait behind new jobs: publishers are read on the first one only as fast as the disk
-takes their jobs (the bus holds them back, hard ``block``), workers and operators on the second one always.
+takes their jobs, workers and operators on the second one always. The bus holds publishers back as soon as the socket is
+full (soft ``block``): with its queue, a flood of one user would be up to 65,536 jobs ahead of another's.
 
 While the disk refuses, the first connection is read a little now and then. A bus disconnects a client that blocks and
 reads nothing (``--block-timeout``), and what is published after that is lost.
@@ -44,6 +45,8 @@ T = TypeVar("T")
 
 _MOST_BYTES = 8 << 20
 """Bytes of new jobs in memory, not yet on the disk, at which publishers are no longer read."""
+_PUT_BYTES = 4096
+"""Each new job counts as this many bytes besides, so that a turn of tiny ones does not take seconds."""
 _MOST_SIPS = 32
 """How often they are read nevertheless while the disk refuses; then the bus decides."""
 _SIP_INTERVAL = 5.0
@@ -223,7 +226,7 @@ class QueueService(Service):
 
     async def _set_up_intake(self, bus: Bus) -> None:
         self._intake = bus
-        bus.flood_control(hard="block")
+        bus.flood_control(soft="block", hard="block")
         self._jobs_in = [bus.subscribe(self._key(b"put/"), self._request_received)]
         if self.settings.pattern is not None:
             self._jobs_in.append(bus.subscribe(self.settings.pattern, self._message_received))
@@ -267,7 +270,7 @@ class QueueService(Service):
 
     def _add(self, put: _Put) -> None:
         self._puts.append(put)
-        self._put_bytes += len(put.key) + len(put.payload)
+        self._put_bytes += _PUT_BYTES + len(put.key) + len(put.payload)
         if self._put_bytes > _MOST_BYTES:
             self._connected(self._intake).pause_for(self._jobs_in[0])
         self.poke()

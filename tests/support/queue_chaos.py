@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from sbus.errors import SbusError
 from sbus.protocol.bundles import MAX_BUNDLE, pack, unbundle
 from sbus.syscalls.socket_directory import new_socket_directory
-from tests.support.harness import TIMEOUT, Bus
+from tests.support.harness import Bus
 from tests.support.queues import QueueProcess, ask
 from tests.support.waiting import wait_until
 
@@ -34,9 +34,11 @@ __all__ = ["Outcome", "suffer"]
 
 _KEYS = 50
 _BATCH = 64
-_PUBLISHERS, _WORKERS = 4, 3
-_UNCONFIRMED = 1.0
+_PUBLISHERS, _WORKERS = 10, 3
+_UNCONFIRMED = 0.5
 """Seconds after which a publisher repeats a batch."""
+_PATIENCE = 200.0
+"""Seconds in which all jobs are done, at the latest."""
 _WORKER = """
 import os, sys, time, sbus
 notes = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -169,7 +171,7 @@ def suffer(
         for publisher in publishers:
             publisher.join()
         seconds = time.monotonic() - start
-        wait_until(lambda: _left(bus.address), lambda count: count == 0)
+        wait_until(lambda: _left(bus.address), lambda count: count == 0, timeout=_PATIENCE)
         dead, expired = ask(bus.address, "peek", dead=True), ask(bus.address, "ls")["events"].get("expired", 0)
     finally:
         for worker in workers:
