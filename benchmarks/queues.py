@@ -2,8 +2,8 @@
 """Measure queues: jobs a second from put to ack, and the time until a killed worker's job is with another worker.
 
 Each run has a fresh server with an empty store. `--workers` publishers each put a batch of jobs, wait until the server
-has confirmed it, and put the next one; as many workers take up to a batch of jobs at once, and acknowledge them. The run
-ends when the server has confirmed the last ack. The systems take turns:
+has confirmed it, and put the next one; as many workers take up to a batch of jobs at once, and acknowledge them. The
+run ends when the server has confirmed the last ack. The systems take turns:
 
 * sbus: ``twistd sbus`` and ``twistd sbus-queue``. Confirmed is what is on the disk.
 * redis-always, redis-everysec: a stream with a consumer group, and ``appendfsync`` as named. The entries stay in the
@@ -85,7 +85,10 @@ def serving(system: str, folder: Path) -> Iterator[str]:
 
 def run(system: str, workers: int, batch: int, seconds: float, directory: str | None) -> float:
     """Return the jobs a second of one run."""
-    with tempfile.TemporaryDirectory(prefix="queues-", dir=directory) as folder, serving(system, Path(folder)) as address:
+    with (
+        tempfile.TemporaryDirectory(prefix="queues-", dir=directory) as folder,
+        serving(system, Path(folder)) as address,
+    ):
         kind = SYSTEMS[system][0]
         operator = kind(address)
         operator.prepare()
@@ -142,23 +145,26 @@ def kill(times: int, directory: str | None) -> None:
     import sbus
 
     found: list[float] = []
-    with tempfile.TemporaryDirectory(dir=directory) as folder, serving("sbus", Path(folder)) as address:
-        with sbus.connect(address) as bus:
-            work = iter(bus.work("jobs"))
-            for _ in range(times):
-                victim = subprocess.Popen([sys.executable, "-c", _WORKER, address], stdout=subprocess.PIPE)
-                bus.enqueue("jobs", "k")
-                mine = next(work)
-                bus.enqueue("jobs", "k")
-                assert victim.stdout is not None
-                victim.stdout.readline()
-                mine.ack()
-                start = time.perf_counter()
-                victim.kill()
-                next(work).ack()
-                found.append(1000 * (time.perf_counter() - start))
-                victim.wait()
-                victim.stdout.close()
+    with (
+        tempfile.TemporaryDirectory(dir=directory) as folder,
+        serving("sbus", Path(folder)) as address,
+        sbus.connect(address) as bus,
+    ):
+        work = iter(bus.work("jobs"))
+        for _ in range(times):
+            victim = subprocess.Popen([sys.executable, "-c", _WORKER, address], stdout=subprocess.PIPE)
+            bus.enqueue("jobs", "k")
+            mine = next(work)
+            bus.enqueue("jobs", "k")
+            assert victim.stdout is not None
+            victim.stdout.readline()
+            mine.ack()
+            start = time.perf_counter()
+            victim.kill()
+            next(work).ack()
+            found.append(1000 * (time.perf_counter() - start))
+            victim.wait()
+            victim.stdout.close()
     found.sort()
     print(f"a killed worker's job was with another after {median(found):.1f} ms ({found[0]:.1f} to {found[-1]:.1f})")
 

@@ -1,7 +1,7 @@
 """A queue whose service, workers and bus are killed at random moments, and what became of its numbered jobs.
 
-Publishers put batches and repeat a batch, with the same IDs, until each of its jobs is confirmed. Workers note when they
-begin and end a job, in a file to which all append, so the notes of a killed one are there.
+Publishers put batches, and repeat a batch with the same IDs until each of its jobs is confirmed. Workers note when they
+begin and end a job, in a file to which all append.
 
     python -m tests.support.queue_chaos SEED KILLS [RATE [OPTION-OF-THE-QUEUE ...]]
 """
@@ -32,7 +32,7 @@ from tests.support.waiting import wait_until
 
 __all__ = ["Outcome", "suffer"]
 
-_KEYS = 50
+_KEYS = 500
 _BATCH = 64
 _PUBLISHERS, _WORKERS = 10, 3
 _UNCONFIRMED = 0.5
@@ -123,7 +123,13 @@ class _Publisher(threading.Thread):
 
 
 def suffer(
-    directory: Path, spawn: Callable[..., Any], seed: int, kills: list[str], *options: str, rate: float = 5000.0
+    directory: Path,
+    spawn: Callable[..., Any],
+    seed: int,
+    kills: list[str],
+    *options: str,
+    rate: float = 5000.0,
+    pause: float = 1.5,
 ) -> Outcome:
     """Kill processes, one after another, under load, and wait until all jobs are done.
 
@@ -131,6 +137,7 @@ def suffer(
     :param kills: what to kill: ``bus``, ``service`` or ``worker``.
     :param options: of the queue, such as ``ordered=key``.
     :param rate: jobs each second.
+    :param pause: the most seconds between two kills, while all is well.
     """
     chance = random.Random(seed)
     notes = directory / "notes"
@@ -150,8 +157,8 @@ def suffer(
             publisher.start()
         for kind in kills:
             if chance.random() < 0.7:  # else what was killed last may still be starting
-                wait_until(lambda: _left(bus.address), lambda count: count is not None)
-            time.sleep(chance.uniform(0.05, 1.5))
+                wait_until(lambda: _left(directory), lambda count: count is not None, pause=0.1)
+            time.sleep(chance.uniform(0.05, pause))
             if kind == "worker":
                 at = chance.randrange(_WORKERS)
                 workers[at].kill()
@@ -171,7 +178,7 @@ def suffer(
         for publisher in publishers:
             publisher.join()
         seconds = time.monotonic() - start
-        wait_until(lambda: _left(bus.address), lambda count: count == 0, timeout=_PATIENCE)
+        wait_until(lambda: _left(directory), lambda count: count == 0, timeout=_PATIENCE, pause=0.1)
         dead, expired = ask(bus.address, "peek", dead=True), ask(bus.address, "ls")["events"].get("expired", 0)
     finally:
         for worker in workers:
@@ -181,17 +188,23 @@ def suffer(
     return _judge(notes, kills, confirmed, seconds, ended, {int(job["payload"]) for job in dead}, expired)
 
 
-def _left(address: Path) -> int | None:
-    """Return the number of jobs that are neither done nor dead."""
+def _left(directory: Path) -> int | None:
+    """Return the number of jobs that are neither done nor dead; None if no service answers."""
     try:
-        counts: dict[str, int] = ask(address, "ls")["jobs"]
+        counts: dict[str, int] = ask(directory / "bus", "ls")["jobs"]
     except SbusError:
         return None
     return sum(counts.values()) - counts["dead"]
 
 
 def _judge(
-    notes: Path, kills: list[str], confirmed: set[int], seconds: float, ended: dict[int, int], dead: set[int], expired: int
+    notes: Path,
+    kills: list[str],
+    confirmed: set[int],
+    seconds: float,
+    ended: dict[int, int],
+    dead: set[int],
+    expired: int,
 ) -> Outcome:
     events = sorted(
         (int(when), what, int(number), int(pid))

@@ -12,9 +12,9 @@ import pytest
 from tests.support.queue_chaos import suffer
 
 
-def check(directory: Path, spawn: Callable[..., Any], seed: int, kills: list[str], rate: float) -> None:
+def check(directory: Path, spawn: Callable[..., Any], seed: int, kills: list[str], **load: float) -> None:
     """Kill processes, and compare what became of the jobs with the promises."""
-    outcome = suffer(directory, spawn, seed, kills, "ordered=key", rate=rate)
+    outcome = suffer(directory, spawn, seed, kills, "ordered=key", **load)
     print(outcome)
     assert outcome.confirmed
     assert not outcome.lost
@@ -25,7 +25,7 @@ def check(directory: Path, spawn: Callable[..., Any], seed: int, kills: list[str
 
 def test_kills(directory: Path, spawn: Callable[..., Any]) -> None:
     """Each confirmed job is done, by one worker at a time and in the order of its key, whatever is killed."""
-    check(directory, spawn, 1, ["worker", "service"], 300.0)
+    check(directory, spawn, 1, ["worker", "service"], rate=300.0, pause=0.4)
 
 
 @pytest.mark.slow
@@ -33,4 +33,4 @@ def test_kills(directory: Path, spawn: Callable[..., Any]) -> None:
 def test_many_kills(directory: Path, spawn: Callable[..., Any], seed: int) -> None:
     """The same with the bus, too, more kills, and more jobs."""
     kills = random.Random(seed).choices(["worker", "service", "bus"], [2, 1, 1], k=20)
-    check(directory, spawn, seed, kills, 5000.0)
+    check(directory, spawn, seed, kills)
