@@ -14,7 +14,8 @@ latest answers go out again first, as many as it takes jobs at once: more cannot
 interruption anywhere leaves each job with one worker, without timers.
 
 *Leases.* A job's lease runs while it waits here for the application. So each `WorkCore._next`, and each `Job.renew`,
-renews the jobs that wait, and a job whose lease has ended meanwhile is dropped: another worker may have it.
+renews the jobs that wait, and releases a job whose lease has ended meanwhile: another worker may have it, and the
+service gives nothing to a worker whose lease has ended until it hears from it.
 
 *The end.* A loop that is left, a `close` and the end of the connection release all jobs that have no answer.
 """
@@ -38,6 +39,7 @@ from sbus.errors import Closed, ConnectionLost, SbusError, UsageError
 __all__ = [
     "ALL_QUEUES",
     "INBOX",
+    "MOST_CREDIT",
     "REASONS",
     "Job",
     "QueueCalls",
@@ -60,7 +62,7 @@ _LONGEST_ID = 256
 """Bytes of the longest ID against doubles: the service remembers all IDs of a day."""
 _LONGEST_WHY = 1000
 """Characters of a reason that are sent."""
-_MOST_CREDIT = 4096
+MOST_CREDIT = 4096
 """Jobs at once: an announcement that names them all fits a packet."""
 _RENEWALS = 3
 """Jobs that wait here are renewed when this part of their lease is over."""
@@ -277,8 +279,8 @@ class WorkCore:
 
     def __init__(self, bus: Any, queue: str, credit: int) -> None:
         check_queue(queue)
-        if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= _MOST_CREDIT:
-            raise UsageError(f"credit={credit!r}: give the number of jobs to take at once, 1 to {_MOST_CREDIT}")
+        if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= MOST_CREDIT:
+            raise UsageError(f"credit={credit!r}: give the number of jobs to take at once, 1 to {MOST_CREDIT}")
         self._bus = bus
         self._queue = queue
         self._credit = credit
@@ -364,11 +366,11 @@ class WorkCore:
                     self._waiters.remove(waiter)
 
     def renew_waiting(self) -> None:
-        """Renew the jobs that wait for the application, and drop those whose lease has ended."""
+        """Renew the jobs that wait for the application, and release those whose lease has ended."""
         for job in tuple(self._waiting):
             if job.is_held and job.is_over(1 / _RENEWALS):
                 if job.is_over():
-                    del self.jobs[job.id]
+                    self.say(job.nack_words("released"))
                 else:
                     job.renewed()
                     self.say((b"renew", job.word))

@@ -23,6 +23,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
+from twisted.internet.threads import deferToThread
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
@@ -388,10 +389,10 @@ class JetQueueService(QueueService):
                     answers.append((request, number))
         for row in store.take():
             jobs.renewed(row)
-        credit = sum(worker.credit for worker in jobs.workers.values()) if self.running else 0
-        room = credit - jobs.counts[State.OUT]
-        idle = [job for job in jobs.find_all(*PENDING) if not credit or job.due <= self._now()]
-        if room <= 0:
+        working = [each for each in jobs.workers.values() if each.credit and not each.is_silent and self.running]
+        room = sum(worker.credit - len(worker.jobs) for worker in working if worker.has_room())
+        idle = [job for job in jobs.find_all(*PENDING) if not working or job.due <= self._now()]
+        if not room:
             for job in idle:
                 jobs.leave(job)
         store.want(max(0, room - len(idle)))
@@ -399,7 +400,8 @@ class JetQueueService(QueueService):
 
     async def _asked(self, request: Request) -> bytes:
         if request.key.endswith(b"/ls"):
-            self._elsewhere = await self._on_disk(self._store.counts)
+            with suppress(QueueError):  # else what was known
+                self._elsewhere = await deferToThread(self._store.counts)
             return await super()._asked(request)
         rows = {row[0]: row for row in await self._on_disk(self._store.rows)}
         for job in self.jobs.find_all(State.DEAD):

@@ -33,6 +33,8 @@ _ALONE_FROM = 3
 """The delivery from which on a job goes alone."""
 _KEPT_BYTES = 64 << 20
 """Bytes of payloads that stay in memory until their jobs first go out; those beyond are read from the store."""
+_MOST_DELIVERIES = 512
+"""Deliveries of one turn: a worker with much credit would have the service read gigabytes of payloads at once."""
 
 
 class State(enum.Enum):
@@ -59,11 +61,13 @@ class Rules:
     :ivar lease: seconds that a worker has for a job, and again from each renewal.
     :ivar deliveries: deliveries without an ack after which a job is dead.
     :ivar is_ordered: whether jobs of one key go out one by one.
+    :ivar most: jobs of one user, dead ones included. A million take 500 MB of memory, and 20 s at the start.
     """
 
     lease: float = 30.0
     deliveries: int = 5
     is_ordered: bool = False
+    most: int = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -107,20 +111,22 @@ class Worker:
     """A worker, and the jobs that it has.
 
     :ivar holder: what names it, at all times.
+    :ivar is_silent: whether a lease ran out since it was heard: else it would get every job again, as the one with the
+        fewest.
     """
 
-    __slots__ = ("credit", "holder", "is_alone", "jobs", "round")
+    __slots__ = ("credit", "holder", "is_alone", "is_silent", "jobs", "round")
 
     def __init__(self, holder: bytes) -> None:
         self.holder = holder
         self.round = -1
         self.credit = 0
         self.jobs: dict[int, Job] = {}
-        self.is_alone = False
+        self.is_alone = self.is_silent = False
 
     def has_room(self) -> bool:
         """Return whether another job may go to it."""
-        return len(self.jobs) < self.credit and not self.is_alone
+        return len(self.jobs) < self.credit and not self.is_alone and not self.is_silent
 
 
 class Delivery(NamedTuple):
@@ -159,6 +165,7 @@ class JobQueue:
     :ivar jobs: all jobs by ID.
     :ivar workers: by name, with those that held jobs before the service was started.
     :ivar counts: jobs by state.
+    :ivar owned: jobs by user.
     :ivar events: what has happened since the start, by word.
     :ivar died: jobs that have died since the caller last cleared it.
     """
@@ -168,6 +175,7 @@ class JobQueue:
         self.jobs: dict[int, Job] = {}
         self.workers: dict[bytes, Worker] = {}
         self.counts: Counter[State] = Counter()
+        self.owned: Counter[int] = Counter()
         self.events: Counter[str] = Counter()
         self.died: list[Job] = []
         self._next_id = next_id
@@ -186,8 +194,7 @@ class JobQueue:
         self._dirty.clear()
 
     def _load(self, job: Job) -> None:
-        self.jobs[job.id] = job
-        self.counts[job.state] += 1
+        self._add(job)
         if job.reason:
             self._set(job, State.DEAD)
         elif job.holder:
@@ -199,14 +206,18 @@ class JobQueue:
         else:
             self._delay(job)
 
+    def _add(self, job: Job) -> None:
+        self.jobs[job.id] = job
+        self.counts[job.state] += 1
+        self.owned[job.uid] += 1
+
     # --- publishers --------------------------------------------------------------------------
 
     def put(self, key: bytes, payload: bytes, sender: bytes = b"0 -", uid: int = -1, not_before: float = 0.0) -> Job:
         """Add a job."""
         job = Job(self._next_id, key, sender, uid, not_before, payload=payload, is_stored=False)
         self._next_id += 1
-        self.jobs[job.id] = job
-        self.counts[job.state] += 1
+        self._add(job)
         self.events["put"] += 1
         self._delay(job)
         return job
@@ -220,6 +231,7 @@ class JobQueue:
         """
         worker = self.workers.setdefault(holder, Worker(holder))
         is_new_round, worker.round, worker.credit = worker.round != round, round, credit
+        worker.is_silent = False
         if is_new_round:
             for job in [job for job in worker.jobs.values() if held.get(job.id) != job.tries]:
                 self.events["returned"] += 1
@@ -237,7 +249,9 @@ class JobQueue:
             self._forget_idle(worker)
 
     def find(self, holder: bytes, id: int, tries: int) -> Job | None:
-        """Return the job that a worker holds, if it does."""
+        """Return the job that a worker holds, if it does; it has been heard in any case."""
+        if holder in self.workers:
+            self.workers[holder].is_silent = False
         job = self.jobs.get(id)
         if job is None or (job.holder, job.tries) != (holder, tries):
             self.events["stale"] += 1
@@ -298,6 +312,7 @@ class JobQueue:
             until, _, job = heappop(self._leases)
             if job.state is State.OUT and job.until == until:
                 self.events["expired"] += 1
+                self.workers[job.holder].is_silent = True
                 self._lose(job, "the lease ran out")
         deliveries: list[Delivery] = []
         self._assign_alone(now, deliveries)
@@ -307,7 +322,7 @@ class JobQueue:
             if worker.has_room() and worker is not self._reserved
         ]
         heapify(free)
-        while free and (ready := self._next_ready()) is not None:
+        while free and len(deliveries) < _MOST_DELIVERIES and (ready := self._next_ready()) is not None:
             worker = free[0][2]
             deliveries.append(self._hand_out(ready, worker, now))
             if worker.has_room():
@@ -489,4 +504,5 @@ class JobQueue:
             self._leave_line(job)
         self.forget_payload(job)
         del self.jobs[job.id]
+        self.owned[job.uid] -= 1
         self._set(job, State.GONE)

@@ -15,6 +15,7 @@ __all__ = ["families"]
 _EVENTS = {
     "put": "Jobs put since the service was started.",
     "doubles": "Puts whose ID was known, so that they added no job.",
+    "full": "Jobs refused because their user had too many, see most=.",
     "delivered": "Jobs handed to workers; each counts once for each delivery.",
     "acked": "Jobs done.",
     "released": "Jobs that workers gave back because they stopped.",

@@ -1,7 +1,8 @@
 """One queue on the bus: its two connections, its turns, and its workers' ends.
 
 Two connections, so that acks never wait behind new jobs: publishers are read on the first one only as fast as the disk
-takes their jobs (the bus holds them back, hard ``block``), workers and operators on the second one always.
+takes their jobs, workers and operators on the second one always. The bus holds publishers back as soon as the socket is
+full (soft ``block``): with its queue, a flood of one user would be up to 65,536 jobs ahead of another's.
 
 While the disk refuses, the first connection is read a little now and then. A bus disconnects a client that blocks and
 reads nothing (``--block-timeout``), and what is published after that is lost.
@@ -28,7 +29,7 @@ from twisted.logger import Logger
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
-from sbus.client.queues import ALL_QUEUES, INBOX, REASONS, build_job, parse_put, queue_key
+from sbus.client.queues import ALL_QUEUES, INBOX, MOST_CREDIT, REASONS, build_job, parse_put, queue_key
 from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
 from sbus.client.watches import Watch
@@ -44,6 +45,8 @@ T = TypeVar("T")
 
 _MOST_BYTES = 8 << 20
 """Bytes of new jobs in memory, not yet on the disk, at which publishers are no longer read."""
+_PUT_BYTES = 4096
+"""Each new job counts as this many bytes besides, so that a turn of tiny ones does not take seconds."""
 _MOST_SIPS = 32
 """How often they are read nevertheless while the disk refuses; then the bus decides."""
 _SIP_INTERVAL = 5.0
@@ -225,7 +228,7 @@ class QueueService(Service):
 
     async def _set_up_intake(self, bus: Bus) -> None:
         self._intake = bus
-        bus.flood_control(hard="block")
+        bus.flood_control(soft="block", hard="block")
         self._jobs_in = [bus.subscribe(self._key(b"put/"), self._request_received)]
         if self.settings.pattern is not None:
             self._jobs_in.append(bus.subscribe(self.settings.pattern, self._message_received))
@@ -270,7 +273,7 @@ class QueueService(Service):
 
     def _add(self, put: Put) -> None:
         self._puts.append(put)
-        self._put_bytes += len(put.key) + len(put.payload)
+        self._put_bytes += _PUT_BYTES + len(put.key) + len(put.payload)
         if self._put_bytes > _MOST_BYTES:
             self._connected(self._intake).pause_for(self._jobs_in[0])
         self.poke()
@@ -293,7 +296,7 @@ class QueueService(Service):
         self.poke()
 
     def _worker_ready(self, holder: bytes, words: list[bytes]) -> None:
-        round, credit = int(words[0]), max(0, int(words[1]))
+        round, credit = int(words[0]), min(max(0, int(words[1])), MOST_CREDIT)
         held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
         if holder not in self.jobs.workers and len(self.jobs.workers) >= _MOST_WORKERS:
             self.jobs.events["refused"] += 1
@@ -396,7 +399,7 @@ class QueueService(Service):
         for waiter in waiters:
             waiter.callback(None)
         self._is_turning = False
-        if self._is_poked or jobs.has_changes:
+        if self._is_poked or jobs.has_changes or deliveries:  # there may be more than a turn hands out
             self.poke()
         else:
             self._set_timer()
@@ -412,7 +415,11 @@ class QueueService(Service):
         for put in puts:
             number = known.get(put.id) if put.id else None
             if number is None:
-                number = jobs.put(put.key, put.payload, *self._author(put), put.not_before).id
+                name, uid = self._author(put)
+                if jobs.owned[uid] >= jobs.rules.most:
+                    self._refuse(put)
+                    continue
+                number = jobs.put(put.key, put.payload, name, uid, put.not_before).id
                 if put.id:
                     known[put.id] = new_ids[put.id] = number
             else:
@@ -427,6 +434,22 @@ class QueueService(Service):
         sender = put.message.sender
         assert sender is not None, "the service asks for senders"
         return b"%d %b" % (sender.number, str(sender).encode()), -1 if sender.uid is None else sender.uid
+
+    def _refuse(self, put: Put) -> None:
+        """Refuse a job of a user who has too many."""
+        self.jobs.events["full"] += 1
+        sender, most = put.message.sender, self.jobs.rules.most
+        if put.request is not None:
+            with suppress(SbusError):
+                why = f"the queue has {most} jobs of this user: start workers, drain it, or raise most="
+                self._connected(self._intake).fail(put.request, why)
+        elif self.jobs.events["full"] == 1:
+            self._log.warn(
+                "queue {name}: {sender} has {most} jobs: its messages are dropped: start workers, or raise most=",
+                name=self.settings.name,
+                sender=str(sender),
+                most=most,
+            )
 
     def _write(self, store: Store, changes: Changes, ids: dict[bytes, int], missing: list[int]) -> dict[int, bytes]:
         """Write a turn, in a thread."""
@@ -503,8 +526,10 @@ class QueueService(Service):
 
     async def _asked(self, request: Request) -> bytes:
         verb = request.key.rpartition(b"/")[2]
+        if verb == b"ls":
+            return json.dumps(self._summary()).encode()
         uid = None if request.sender is None else request.sender.uid
-        if verb != b"ls" and uid not in (0, os.geteuid()):
+        if uid not in (0, os.geteuid()):
             raise RequestFailed("only root, and the user of the service, may look at jobs and change them")
         try:
             asked: dict[str, Any] = json.loads(request.payload or b"{}")
@@ -514,9 +539,7 @@ class QueueService(Service):
         except (ValueError, TypeError, AttributeError):
             raise RequestFailed("give a JSON object with ids, dead and limit") from None
         answer: object = len(chosen)
-        if verb == b"ls":
-            answer = self._summary()
-        elif verb == b"peek":
+        if verb == b"peek":
             answer = await self._shown(chosen[:limit])
         elif verb in (b"retry", b"drain"):
             for job in chosen:

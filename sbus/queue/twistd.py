@@ -32,6 +32,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "store": ("", str),
     "lease": ("lease", duration("queue=…,lease", 0.1)),
     "deliveries": ("deliveries", amount("queue=…,deliveries", "deliveries")),
+    "most": ("most", amount("queue=…,most", "jobs")),
     "ordered": ("is_ordered", lambda text: bool(choice("queue=…,ordered", "key")(text))),
 }
 """What may stand behind the pattern: each name with the field of `Rules`, and its parser."""
@@ -110,7 +111,7 @@ class Options(CommandLine):
         self["queue"] = []
 
     def opt_queue(self, text: str) -> None:
-        """Queue: NAME[=PATTERN][,store=FILE or nats://…][,lease=30s][,deliveries=5][,ordered=key]; repeatable"""
+        """Queue: NAME[=PATTERN][,store=FILE|URL][,lease=30s][,deliveries=5][,most=1000000][,ordered=key]; repeatable"""
         self["queue"].append(text)
 
     def postOptions(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import sbus
-from sbus.errors import NobodyListens, UsageError
+from sbus.errors import NobodyListens, RequestFailed, UsageError
 from tests.integration.clients.backends import Backend, Client
 from tests.integration.queue.conftest import Queued
 from tests.support.disks import filled, mounted
@@ -315,6 +315,23 @@ def test_full_disk_loses_nothing(bus: Any, spawn: Any, directory: Path) -> None:
             payloads = [int(job.payload.rstrip(b"\0")) for job in islice(worker.work("jobs", 2000), 2000)]
         assert payloads == list(range(2000))
         service.stop()
+
+
+def test_a_user_has_a_bounded_number_of_jobs(queued: Start, as_root: None) -> None:
+    """A user who has too many jobs is refused, with the remedy, and others are not."""
+    server = queued("=jobs/,most=2")
+    os.chmod(server.address, 0o777)
+    stranger = server.bus.client(user=OTHER_USER)
+    for number in range(3):
+        stranger.msg(b"jobs/%d" % number)
+    server.service.wait_log(r"has 2 jobs: its messages are dropped: start workers, or raise most=")
+    with sbus.connect(str(server.address)) as client:
+        assert [client.enqueue("jobs", "k", id=id) for id in ("x", "y", "x")] == [3, 4, 3]
+        with pytest.raises(RequestFailed, match="the queue has 2 jobs of this user: start workers"):
+            client.enqueue("jobs", "k", id="z")
+    assert ask(server.address, "drain", ids=[3]) == 1
+    with sbus.connect(str(server.address)) as client:
+        assert client.enqueue("jobs", "k", id="z") == 5
 
 
 @both

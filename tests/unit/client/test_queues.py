@@ -151,7 +151,7 @@ def test_what_blocks_say(bus: FakeBus) -> None:
 
 
 def test_leases_of_jobs_that_wait(bus: FakeBus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that waits behind a slow one is renewed; one whose lease has ended is dropped."""
+    """A job that waits behind a slow one is renewed; one whose lease has ended is released."""
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     work = started(bus, 3)
@@ -163,7 +163,7 @@ def test_leases_of_jobs_that_wait(bus: FakeBus, monkeypatch: pytest.MonkeyPatch)
     bus.take()
     now = 50.0
     assert next_job(work).id == 2
-    assert bus.take() == [b"renew 2 1"]
+    assert bus.take() == [b"renew 2 1", b"nack 3 1 released "]
     assert list(work.jobs) == [1, 2]
 
 

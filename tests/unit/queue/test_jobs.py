@@ -102,10 +102,25 @@ def test_a_lease_ends_unless_it_is_renewed() -> None:
     queue.advance(0.0)
     queue.renew(job, 20.0)
     assert queue.advance(49.0) == []
-    assert ids(queue.advance(50.0)) == [1]
+    assert queue.advance(50.0) == []
     assert queue.find(b"w", 1, 1) is None
+    assert ids(queue.advance(50.0)) == [1]
     assert queue.find(b"w", 1, 2) is job
     assert queue.find(b"another", 1, 2) is None
+
+
+def test_a_worker_that_says_nothing_gets_nothing_more() -> None:
+    """A worker whose lease ran out has no room until it is heard, though it has the fewest jobs then."""
+    queue = queue_with(lease=30.0)
+    queue.put(b"k", b"")
+    queue.advance(0.0)
+    assert queue.advance(30.0) == []
+    queue.ready(b"other", 1, 1, {})
+    assert [(d.worker.holder, d.tries) for d in queue.advance(31.0)] == [(b"other", 2)]
+    queue.put(b"k", b"")
+    assert queue.advance(32.0) == []
+    assert queue.find(b"w", 1, 1) is None
+    assert [d.worker.holder for d in queue.advance(33.0)] == [b"w"]
 
 
 def test_the_third_delivery_goes_alone() -> None:
@@ -172,6 +187,14 @@ def test_payloads_beyond_the_limit_stay_in_the_store() -> None:
     assert [job.payload is None for job in jobs] == [False] * 6 + [True] * 2
 
 
+def test_much_credit_takes_several_turns() -> None:
+    """A turn hands out a bounded number of jobs, whatever a worker asks for."""
+    queue = queue_with(2000)
+    for _ in range(1000):
+        queue.put(b"k", b"")
+    assert [len(queue.advance(0.0)) for _ in range(3)] == [512, 488, 0]
+
+
 KEYS = [b"a", b"b"]
 WORKERS = [b"1", b"2", b"3"]
 
@@ -215,6 +238,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def turn(self) -> None:
         before = {uid: self.queue_ready(uid) for uid in (1, 2)}
+        silent = {job.holder for job in self.queue.jobs.values() if job.holder and job.until <= self.now}
         deliveries = self.queue.advance(self.now)
         self.save()
         served: list[int] = []
@@ -222,6 +246,7 @@ class Machine(RuleBasedStateMachine):
         for delivery in deliveries:
             job, token = delivery.job, delivery.worker.holder
             assert delivery.counts()
+            assert token not in silent
             assert self.credit[token] > held[token]
             if delivery.tries >= 3:
                 assert not held[token]
@@ -328,6 +353,7 @@ class Machine(RuleBasedStateMachine):
             return
         queue = self.queue
         assert set(queue.jobs) == self.open
+        assert queue.owned.total() == len(self.open)
         states = [job.state for job in queue.jobs.values()]
         assert all(queue.counts[state] == states.count(state) for state in State if state is not State.GONE)
         for job in queue.jobs.values():

@@ -17,8 +17,8 @@ from sbus.queue.twistd import parse_queue
         ("jobs=jobs/", Settings("jobs", b"jobs/", "/d/jobs.sqlite", Rules())),
         ("a=x,y=z,lease=2m", Settings("a", b"x,y=z", "/d/a.sqlite", Rules(lease=120.0))),
         (
-            "a=b/*,store=/s/t,deliveries=3,ordered=key",
-            Settings("a", b"b/*", "/s/t", Rules(deliveries=3, is_ordered=True)),
+            "a=b/*,store=/s/t,deliveries=3,most=7,ordered=key",
+            Settings("a", b"b/*", "/s/t", Rules(deliveries=3, is_ordered=True, most=7)),
         ),
         ("a=b,store=nats://h:1?creds=/f", Settings("a", b"b", "nats://h:1?creds=/f", Rules())),
         ("a=queue/b/dead/", Settings("a", b"queue/b/dead/", "/d/a.sqlite", Rules())),
