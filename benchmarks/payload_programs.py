@@ -45,12 +45,16 @@ _PART = 400_000
 """Bytes of a payload that fit a packet; a longer one that is copied goes in parts."""
 
 
-@contextmanager
-def _publish_copied(address: str, content: bytes, receivers: int) -> Iterator[Send]:
+def _connect(address: str, **options: Any) -> Any:
     import sbus
 
+    return sbus.connect(address, **options)
+
+
+@contextmanager
+def _publish_copied(address: str, content: bytes, receivers: int) -> Iterator[Send]:
     parts = [content[at : at + _PART] for at in range(0, len(content), _PART)]
-    with sbus.connect(address) as bus:
+    with _connect(address) as bus:
 
         def send(count: int) -> None:
             for _ in range(count):
@@ -62,9 +66,7 @@ def _publish_copied(address: str, content: bytes, receivers: int) -> Iterator[Se
 
 @contextmanager
 def _receive_copied(address: str, size: int) -> Iterator[Iterator[Any]]:
-    import sbus
-
-    with sbus.connect(address) as bus:
+    with _connect(address) as bus:
         subscription = bus.subscribe(_KEY)
         bus.fence()
 
@@ -83,9 +85,7 @@ def _receive_copied(address: str, size: int) -> Iterator[Iterator[Any]]:
 
 @contextmanager
 def _publish_payloads(address: str, content: bytes, receivers: int) -> Iterator[Send]:
-    import sbus
-
-    with sbus.connect(address, payloads=True) as bus:
+    with _connect(address, payloads=True) as bus:
 
         def send(count: int) -> None:
             for _ in range(count):
@@ -96,9 +96,7 @@ def _publish_payloads(address: str, content: bytes, receivers: int) -> Iterator[
 
 @contextmanager
 def _publish_batches(address: str, content: bytes, receivers: int) -> Iterator[Send]:
-    import sbus
-
-    with sbus.connect(address, payloads=True) as bus:
+    with _connect(address, payloads=True) as bus:
 
         def send(count: int) -> None:
             while count:
@@ -114,9 +112,7 @@ def _publish_batches(address: str, content: bytes, receivers: int) -> Iterator[S
 
 @contextmanager
 def _receive_payloads(address: str, size: int) -> Iterator[Iterator[Any]]:
-    import sbus
-
-    with sbus.connect(address, payloads=True) as bus:
+    with _connect(address, payloads=True) as bus:
         subscription = bus.subscribe(_KEY)
         bus.fence()
         yield ((len(message.payload), message.payload) for message in subscription)

@@ -163,7 +163,7 @@ def sent() -> list[Batch]:
     return []
 
 
-def make(clock: Clock, sent: list[Batch], **limits: Any) -> BatchBuffer:
+def make(clock: Clock, sent: list[Any], **limits: Any) -> BatchBuffer:
     limits = {"rows": 4, "size": 100, "seconds": 0.1, **limits}
     return BatchBuffer(clock, sent.append, **limits, now=lambda: round(clock.seconds() * 1e6))
 

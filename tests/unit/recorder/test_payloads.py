@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import random
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from sbus.recorder.payloads import MAX_HELD, Payload, UnusablePayload
 from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.memfd import Attached, Memfd
 from sbus.syscalls.sockets import send_with
+from tests.support.journals import rows
 from tests.unit.recorder import test_parts
 from tests.unit.recorder.test_parts import TIMEOUT, Recorder, numbered
 
@@ -111,14 +114,14 @@ def test_no_descriptor_stays(record: Callable[..., Recorder], arrive: Arrive) ->
     for length in (1000, 2000) * 20:
         recorder.recording.add([arrive(build_range(b"k", 0, length), memory)])
     recorder.appended(40)
-    recorder.loop.until(lambda: len(shown(test_parts.rows(recorder.directory))) == 40)
+    recorder.loop.until(lambda: len(shown(rows(recorder.directory))) == 40)
     assert open_files() <= before + 2  # those of the segment
     recorder.stop()
 
 
 def test_length_counts(record: Callable[..., Recorder], arrive: Arrive, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for the disk is bounded by the length of the payloads, whether they are kept or not."""
-    gate, real = test_parts.threading.Event(), disk.write
+    gate, real = threading.Event(), disk.write
 
     def write(*args: Any) -> None:
         assert gate.wait(TIMEOUT)
@@ -139,7 +142,7 @@ def test_length_counts(record: Callable[..., Recorder], arrive: Arrive, monkeypa
 
 def test_descriptors_count(record: Callable[..., Recorder], arrive: Arrive, monkeypatch: pytest.MonkeyPatch) -> None:
     """However short the payloads are, a limited number of descriptors waits for the disk."""
-    gate, real = test_parts.threading.Event(), disk.write
+    gate, real = threading.Event(), disk.write
 
     def write(*args: Any) -> None:
         assert gate.wait(TIMEOUT)
@@ -160,7 +163,7 @@ def test_full_disk(record: Callable[..., Recorder], arrive: Arrive, monkeypatch:
     """A payload that the disk refuses is written when the disk works again."""
     faulty = test_parts.Disk(monkeypatch)
     recorder = record(max_payload=3)
-    faulty.errors["write"] = test_parts.errno.ENOSPC
+    faulty.errors["write"] = errno.ENOSPC
     recorder.recording.add([arrive(build_range(b"a", 0, 3), sealed(b"one"))])
     recorder.recording.add([arrive(build_range(b"b", 0, 4), sealed(b"four"))])
     recorder.loop.until(lambda: recorder.recording._disk_failure)

@@ -126,7 +126,7 @@ def test_limits_in_time():
 def test_skipping_by_kind():
     """Without gaps only messages are selected, and a segment that has none is skipped."""
     assert new_filter().kinds is None
-    assert new_filter(gaps=False).kinds == {"message", "digest"}
+    assert new_filter(gaps=False).kinds == frozenset({"message", "digest"})
     gap = {"kind": str(Kind.START), "key": b""}
     assert not new_filter(gaps=False).may_select(summary([gap], with_keys=True))
     assert new_filter(b"a", gaps=True).may_select(summary([gap], with_keys=True))
