@@ -138,6 +138,15 @@ def _line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+def _huge() -> str:
+    """Return the kernel's setting that decides most about the price of new shared memory."""
+    try:
+        setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text()
+    except OSError:
+        return "unknown"
+    return setting.partition("[")[2].partition("]")[0]
+
+
 def _print(case: Case, library: str, rounds: Sequence[Figures], base: Sequence[Figures]) -> None:
     median = {name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]}
     ratio = statistics.median(mine["rate"] / its["rate"] for mine, its in zip(base, rounds, strict=True)) if base else 0
@@ -170,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for library in [*libraries[by:], *libraries[:by]]:
                 figures = measure(library, CASES[name], max(16, round(options.seconds * _SPEED[name])))
                 found.setdefault((name, library), []).append(figures)
-    print(f"medians of {options.rounds}; ×: the rate of {_BASE} to this one's")
+    print(f"medians of {options.rounds}; ×: the rate of {_BASE} to this one's; huge pages of shared memory: {_huge()}")
     for name in options.cases.split(","):
         for library in libraries:
             _print(CASES[name], library, found[name, library], found.get((name, _BASE), []))
