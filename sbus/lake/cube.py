@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sbus.journal.digests import is_message, payload_lengths
 from sbus.journal.schema import Kind
 from sbus.lake.merge import Limits, sorted_rows
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
@@ -114,8 +115,8 @@ def build(table: Table, files: Sequence[DataFile], directory: Path, paths: tuple
 
 
 def _count(rows: pa.RecordBatch) -> pa.Table:
-    messages = rows.filter(pc.equal(rows.column("kind"), str(Kind.MESSAGE)))
-    length = pc.cast(pc.binary_length(messages.column("payload")), pa.int64())
+    messages = rows.filter(is_message(rows.column("kind")))
+    length = payload_lengths(messages)
     times = messages.column("time").cast(pa.int64())
     table = pa.table(
         {
@@ -169,7 +170,7 @@ class _Kept:
         """Look at the next rows, all of one journal."""
         self._schema = rows.schema
         journal = rows.column("journal")[0].as_py()
-        is_special = pc.not_equal(rows.column("kind"), str(Kind.MESSAGE))
+        is_special = pc.invert(is_message(rows.column("kind")))
         wanted: set[int] = {0} if self._takes_next else set()
         for at in pc.indices_nonzero(is_special).to_pylist():
             wanted |= {at - 1, at, at + 1}

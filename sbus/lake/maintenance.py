@@ -31,8 +31,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbus.errors import LakeError, UsageError
+from sbus.journal.digests import is_message
 from sbus.journal.keytext import from_text
-from sbus.journal.schema import Kind
 from sbus.lake.cube import clean
 from sbus.lake.merge import Limits, Merged, iter_rows, merge
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
@@ -213,7 +213,7 @@ def _matcher(pattern: bytes, dialect: Dialect) -> Callable[[pa.RecordBatch], pa.
             if key not in known:
                 known[key] = matches_open(pattern, from_text(key), dialect.separator)
             found.append(known[key])
-        return pc.and_(pc.equal(rows.column("kind"), str(Kind.MESSAGE)), pa.array(found, pa.bool_()).take(keys.indices))
+        return pc.and_(is_message(rows.column("kind")), pa.array(found, pa.bool_()).take(keys.indices))
 
     return matches
 

@@ -13,6 +13,7 @@ from sbus.cli.spark import figures
 from sbus.cli.spark import report as command
 from sbus.cli.spark.report import report
 from sbus.errors import UsageError
+from sbus.journal.digests import Digest
 from sbus.journal.keytext import as_text
 from sbus.lake.cube import PROGRAM, UNKNOWN
 from sbus.lake.hourly import hourly
@@ -87,6 +88,8 @@ def test_counts_give_the_same_report(spark, tmp_path):
             ):
                 rows.append(special(seq, hour, kind, payload))
                 seq += 1
+            rows.append((*row("one", seq, hour)[:3], "digest", "plant/0", Digest(6_220_800, "ab" * 32).pack()))
+            seq += 1
         if hour == 210:
             rows.append(special(seq, hour, "reconnect", b'{"reason": "the bus"}'))
             seq += 1

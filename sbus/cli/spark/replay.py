@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sbus.cli.options import Target, connection_options, pass_target
-from sbus.cli.output import Progress
+from sbus.cli.output import Progress, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.spark.job import Job, job_options, pass_job, stop_on_signals
 from sbus.cli.types import BYTES, Speed, Time
@@ -75,9 +75,10 @@ def replay(
     with job.session("replay") as spark:
         from sbus.spark.jobs.replay import replay as publish
         from sbus.spark.jobs.tables import key_matches, load_rows
+        from sbus.spark.rows import is_message
 
         rows = load_rows(spark, journals=job.journal, lake=job.lake, state=job.state, since=since, until=until)
-        rows = rows.where((rows.kind != "message") | key_matches(pattern))
+        rows = rows.where(~is_message() | key_matches(pattern))
         progress = Progress()
 
         def report(state: Replay) -> None:
@@ -102,6 +103,12 @@ def replay(
         )
     if done.gap_count > len(done.gaps):
         click.echo(f"and {done.gap_count - len(done.gaps):,} more gaps", err=True)
+    if done.digests:
+        click.echo(
+            f"{pluralize(done.digests, 'message')} cannot be published again: the recording has only the length and "
+            "the SHA-256 of what was longer than the recorder's --max-payload",
+            err=True,
+        )
     click.echo(_format_progress(done, speed), err=True)
     if not done.is_complete:
         raise KeyboardInterrupt  # the exit status is that of Ctrl-C

@@ -69,6 +69,7 @@ class Replay:
     :ivar span: µs from the first message to the last one, as they were recorded.
     :ivar messages: messages published so far; `bytes`: their payload bytes.
     :ivar gaps: the first `MAX_GAPS` gaps of the recording; `gap_count`: all of them.
+    :ivar digests: messages that cannot be published, as the recording has only a digest of their payload.
     :ivar late: the largest delay of a message after it was due, in seconds; `late_sum`: the sum of all delays.
     :ivar seconds: the time that the replay has taken, including the fence.
     :ivar is_complete: whether all messages were published and the bus has handled them.
@@ -83,6 +84,7 @@ class Replay:
     bytes: int = 0
     gaps: list[Gap] = field(default_factory=list)
     gap_count: int = 0
+    digests: int = 0
     late: float = 0.0
     late_sum: float = 0.0
     seconds: float = 0.0
@@ -109,7 +111,7 @@ def replay(
 
     They are ordered by time, journal and sequence number.
 
-    :param rows: rows with the columns of a journal; keys as text or as bytes; rows of other kinds are gaps.
+    :param rows: rows with the columns of a journal; keys as text or as bytes; rows of other kinds are gaps, or digests.
     :param bus: the connection to publish with.
     :param speed: 1 for the original rhythm, 2 for twice as fast; None: as fast as the bus accepts messages.
     :param prefix: bytes to put in front of every key.
@@ -197,6 +199,8 @@ class _Pacer:
             if kind == Kind.MESSAGE.value:
                 times.append(us)
                 messages.append((self._prefix + _key(key), bytes(payload)))
+            elif kind == Kind.DIGEST.value:
+                self._state.digests += 1
             elif kind != Kind.CLOCK.value:
                 self._state.add_gap(Gap(us, kind))
         at = 0

@@ -152,12 +152,15 @@ def test_old_days_are_pruned(lake):
 def test_a_key_is_forgotten(lake):
     """Messages with the key are in no file any more, the others stay; the history does not name the key."""
     (lake.state.checkpoint / "commits/11").write_text("v1\n{}\n")
+    digest = (*row("one", 903, 0)[:3], "digest", "people/jo", b'{"length": 5000000, "sha256": "abcd"}')
     archive(
-        lake, 12, [row("one", 900, 0, "people/jo", b"private"), row("one", 901, 0, "people/al"), row("one", 902, 1)]
+        lake,
+        12,
+        [row("one", 900, 0, "people/jo", b"private"), row("one", 901, 0, "people/al"), row("one", 902, 1), digest],
     )
     compact(lake, now=NOW)
     before = rows_of(lake)
-    assert forget(lake, b"people/jo").dropped == 1
+    assert forget(lake, b"people/jo").dropped == 2
     assert rows_of(lake) == [each for each in before if each[4] != "people/jo"]
     for path in Path(lake.location).rglob("*"):
         assert not path.is_file() or b"people/jo" not in path.read_bytes()

@@ -93,7 +93,7 @@ def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: 
     :param rows: all rows of that time and no others: ``journal``, ``seq``, ``us``, ``kind``, ``payload``.
     :param tail: µs without a row, at the end, from which on a journal counts as not written.
     """
-    marks = rows.where("kind NOT IN ('message', 'clock')").select(
+    marks = rows.where("kind NOT IN ('message', 'digest', 'clock')").select(
         "journal", "seq", "us", "kind", F.col("payload").cast("string")
     )
     # A loss can have thousands of rows, which must not displace an interruption: its time would seem silent.

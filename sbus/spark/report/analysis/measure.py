@@ -31,6 +31,7 @@ from sbus.spark.report.analysis.figures import (
 from sbus.spark.report.analysis.publishers import find_publishers, publisher
 from sbus.spark.report.analysis.silences import find_silences
 from sbus.spark.report.analysis.spans import Span
+from sbus.spark.rows import is_message, payload_size
 
 __all__ = ["measure"]
 
@@ -165,8 +166,8 @@ def _messages(rows: DataFrame) -> DataFrame:
     :param rows: the columns of a journal, and ``us``.
     :returns: ``journal``, ``key``, ``us``, ``publisher``, ``size``, ``n``, ``bytes``, ``first``, ``last``.
     """
-    size = F.length("payload").cast("long")
-    return rows.where("kind = 'message'").select(
+    size = payload_size()
+    return rows.where(is_message()).select(
         "journal",
         "key",
         "us",

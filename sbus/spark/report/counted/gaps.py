@@ -33,7 +33,7 @@ def find_gaps(database: Database, journals: dict[str, Journal], whole: Span, tai
     """Return the gaps within a time, the oldest first."""
     newest = database.execute(
         "SELECT journal, seq, us, kind, payload FROM rows "
-        "WHERE kind NOT IN ('message', 'clock') AND us >= ? AND us < ? "
+        "WHERE kind NOT IN ('message', 'digest', 'clock') AND us >= ? AND us < ? "
         f"ORDER BY kind IN ('lost', 'damaged'), us DESC LIMIT {rules.MAX_GAPS}",
         whole,
     )
