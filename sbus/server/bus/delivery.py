@@ -438,7 +438,7 @@ class Delivery(Posting):
         if queue.state is not _OPEN:
             if queue.has_share(run.user, run):
                 self._admit(receiver, queue, Run(run.leading) if queue.keeps(run) else run, publisher)
-            elif (outcome := queue.lose_share(Run(run.leading))) is not None:
+            elif (outcome := queue.lose_run(Run(run.leading), LossReason.SHARE)) is not None:
                 self._act(receiver, outcome, publisher)
             return publisher is not None and receiver.user is not publisher.user
         if not queue.pending:
