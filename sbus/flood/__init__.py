@@ -13,7 +13,15 @@ This package does no I/O. A queue says what it decided with an `Outcome`, and ca
 from __future__ import annotations
 
 from sbus.flood.backlogs import ORDERS, Order, Reply
-from sbus.flood.budget import UNLIMITED, MemoryAccount, PayloadShare, QueueLimits, SharedBudget, UserShare
+from sbus.flood.budget import (
+    UNLIMITED,
+    USER_PAYLOADS,
+    MemoryAccount,
+    PayloadShare,
+    QueueLimits,
+    SharedBudget,
+    UserShare,
+)
 from sbus.flood.front import Front
 from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
 from sbus.flood.naming import PROGRAM, SIGNED, Naming, Signature, Signed, sign, sign_from
@@ -32,6 +40,7 @@ __all__ = [
     "SIGNED",
     "SOFT_STRATEGIES",
     "UNLIMITED",
+    "USER_PAYLOADS",
     "ClientSettings",
     "Front",
     "Loss",

@@ -28,7 +28,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["MINIMUM", "UNLIMITED", "USER_PAYLOADS", "MemoryAccount", "PayloadShare", "QueueLimits", "SharedBudget", "UserShare"]
+__all__ = [
+    "MINIMUM",
+    "UNLIMITED",
+    "USER_PAYLOADS",
+    "MemoryAccount",
+    "PayloadShare",
+    "QueueLimits",
+    "SharedBudget",
+    "UserShare",
+]
 
 MINIMUM = 4 << 20
 """Bytes of memory, and of packets in queues, that a user may have in any case, if the fair share is not less."""

@@ -3,8 +3,8 @@
 .. rubric:: Theory of operation
 
 A `PayloadMessage` is a packet like any other, an object with a length: that of the message with all of its payload. So
-queues, orders, strategies, limits and counters need not know what it is. As bytes it is the message without its payload,
-``MSG <key>\\0``, so whoever looks for its key finds it. Only the transport sends it otherwise.
+queues, orders, strategies, limits and counters need not know what it is. As bytes it is the message without its
+payload, ``MSG <key>\\0``, so its key is found where it always is. Only the transport sends it otherwise.
 
 The server holds the memory of a message, and a descriptor, as long as the message waits. That is bounded by publisher:
 
@@ -13,8 +13,8 @@ a message           what it holds
 ==================  ===================================================================================================
 is being handled    its memory, until it is sent. A socket that takes it at once makes nothing wait, so a receiver that
                     reads is never hurt by one that does not
-begins to wait      a `_Hold` of its memory for the receiver's user, if there is room (`PayloadMessage.held`); else flood
-                    control treats the queue as full
+begins to wait      a `_Hold` of its memory for the receiver's user, if there is room (`PayloadMessage.held`); else
+                    flood control treats the queue as full
 waits no more       nothing: the hold ends with the last message that refers to it
 ==================  ===================================================================================================
 
@@ -142,9 +142,7 @@ class PayloadMessage(Signed):
         message = cls(b"MSG %b\0" % key)
         mark = signature.mark
         packet = build_range(key, offset, length)
-        message.__dict__.update(
-            mark, mark=mark, memory=memory, offset=offset, length=length, packet=packet, hold=None
-        )
+        message.__dict__.update(mark, mark=mark, memory=memory, offset=offset, length=length, packet=packet, hold=None)
         return message
 
     def __len__(self) -> int:

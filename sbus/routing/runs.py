@@ -21,9 +21,9 @@ Invariants:
 
 * Two messages belong to one run only if the route cache holds *the same object* for both keys. The cache makes equal
   routes one object (`sbus.routing.cache`), so the comparison is one of two pointers.
-* A run consists of well-formed ``MSG`` packets with cached keys. Another verb, a malformed packet, one that is not
-  exactly ``bytes`` (it came with descriptors) or an unknown key ends it, and the caller handles that packet with the full parser and all checks. So the fast path never reports an
-  error.
+* A run consists of well-formed ``MSG`` packets with cached keys. Another verb, a malformed packet, one that came with
+  descriptors (it is not exactly ``bytes``) or an unknown key ends it, and the caller handles that packet with the full
+  parser and all checks. So the fast path never reports an error.
 * Keys that are judged differently have different routes (`sbus.routing.route`), so a run is judged as a whole.
 * The server does not use runs at all while something has to see each message by itself: an observer of ``published``,
   or a credentials plug-in whose verdicts hold for one message.
@@ -128,7 +128,7 @@ def _build_messages(messages: list[tuple[bytes | str, bytes]], start: int, longe
 
 
 def _total_size(packets: list[bytes]) -> int:
-    """Return the size of all packets together, in bytes; a packet has the length that it says (`sbus.flood.payloads`)."""
+    """Return the size of all packets together, in bytes, by what they say (`sbus.flood.payloads`)."""
     return sum(map(len, packets))
 
 
