@@ -179,7 +179,10 @@ def test_a_bundle_with_one_descriptor(shared):
     ("packet", "files"),
     [
         (b"FMSG k\x000 3", lambda: [memory(b"abc", seals=0)]),
-        (b"FMSG k\x000 3", lambda: [memory(b"abc", seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)]),
+        (
+            b"FMSG k\x000 3",
+            lambda: [memory(b"abc", seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)],
+        ),
         (b"FMSG k\x000 3", lambda: [memory(b"abc", seals=fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)]),
         (b"FMSG k\x000 3", lambda: [memory(b"abc", size=1 << 40)]),
         (b"FMSG k\x000 3", lambda: [Memfd(os.open("/dev/zero", os.O_RDWR))]),
