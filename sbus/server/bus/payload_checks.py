@@ -43,7 +43,6 @@ def publish(client: ReceivingHalf, packet: bytes, key: bytes, text: bytes) -> bo
     if offset + length > memfd.size or length > registry.limits.max_payload:
         raise Violation(ViolationReason.BAD_RANGE)
     route = registry.route(key)
-    registry.guard.check_payloads(client, key)
     memory = packet.memory
     if memory is None or memory.publisher is not client.user:
         memory = packet.memory = SharedMemory(memfd, client.user)
@@ -51,6 +50,7 @@ def publish(client: ReceivingHalf, packet: bytes, key: bytes, text: bytes) -> bo
     delivery = registry.delivery
     if not delivery.has_room_for(message, route, client):
         return False
+    registry.guard.check_payloads(client, key)
     payload = None
     if registry.guard.asks_payload and len(message) <= registry.limits.max_packet:
         payload = message.plain()[bytes.__len__(message) :]
