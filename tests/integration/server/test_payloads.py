@@ -244,6 +244,22 @@ def test_a_receiver_that_reads_late_gets_all_that_was_kept(shared):
     assert [payload_of(late)[1] for _ in range(41)] == [*(b"%d" % number for number in range(40)), b"last"]
 
 
+def test_thousands_of_descriptors_to_silent_readers(shared):
+    """They make the server hold no more than the quota, and other users' messages go on."""
+    silent = [asking(shared, b"flood", user=OTHER_USER) for _ in range(20)]
+    publisher, other = asking(shared, user=OTHER_USER), asking(shared, b"other", user=THIRD_USER)
+    for number in range(2_000):
+        publish_one(publisher, b"flood", b"x")
+        if number % 100 == 0:
+            publish_one(other, b"other", b"%d" % number)
+            assert payload_of(other) == (b"other", b"%d" % number)
+    publisher.sync()
+    assert open_memory(shared.pid) <= 64
+    for reader in silent:
+        reader.close()
+    forgets(shared)
+
+
 @pytest.mark.parametrize("victim", ["publisher", "receiver"])
 def test_killed(shared, victim):
     """A process that is killed while payloads wait leaves nothing behind."""

@@ -246,12 +246,15 @@ class Model:
         self.receivers: list[Peer] = []
         self.owed: list[list[bytes]] = []
         self.got: list[list[bytes]] = []
+        self.named: list[bytes] = []
+        self.authors: dict[bytes, bytes] = {}
         self.number = 0
         for kind in receivers:
             peer = self.bus.connect(kind["uid"])  # type: ignore[arg-type]
             peer.send(*kind["asks"], b"SUB ", *kind["choices"])  # type: ignore[misc]
             peer.take()
             self.receivers.append(peer)
+            self.named.append(b"")
             self.owed.append([])
             self.got.append([])
 
@@ -269,6 +272,9 @@ class Model:
                 for owed, receiver in zip(self.owed, self.receivers, strict=True):
                     if receiver.is_connected:
                         owed[-1] = packets[-1]
+            self.authors[packets[-1] if size % 2 else b"MSG %b\0%b" % (key, payload)] = self.publishers[
+                at
+            ].protocol.signature.notice
         if self.publishers[at].is_connected and not self.publishers[at].transport.is_paused:
             self.publishers[at].send(*packets)
         else:
@@ -278,9 +284,15 @@ class Model:
         self.read()
 
     def read(self) -> None:
-        """Take what has arrived at all receivers."""
-        for got, receiver in zip(self.got, self.receivers, strict=True):
-            got += [plain(packet) for packet in receiver.take() if not packet.startswith(b"CMSG ")]
+        """Take what has arrived at all receivers; the last notice before a message names its publisher."""
+        for at, receiver in enumerate(self.receivers):
+            for packet in receiver.take():
+                if packet.startswith(b"CMSG sender\0"):
+                    self.named[at] = packet
+                elif not packet.startswith(b"CMSG "):
+                    self.got[at].append(plain(packet))
+                    if receiver.protocol.settings.sender:
+                        assert self.authors[plain(packet)] == self.named[at]
 
     def check(self) -> None:
         """Whoever is connected has got, waits for, or has lost all that it is owed, and nothing else."""
