@@ -231,6 +231,7 @@ steps = st.one_of(
     st.tuples(st.just("stall"), st.integers(0, 3)),
     st.tuples(st.just("drain"), st.integers(0, 3), st.integers(1, 6)),
     st.tuples(st.just("off"), st.integers(0, 3)),
+    st.tuples(st.just("busy"), st.integers(0, 3)),
     st.tuples(st.just("leave"), st.integers(0, 3)),
 )
 
@@ -239,7 +240,7 @@ class Model:
     """A bus, two publishers, some receivers, and what each of these is owed."""
 
     def __init__(self, receivers: Sequence[dict[str, object]]) -> None:
-        self.bus = Bus(limits=Limits(user_payloads=3, queue_messages=6, max_packet=20_000))
+        self.bus = HandTurnedBus(limits=Limits(user_payloads=3, queue_messages=6, max_packet=20_000))
         self.publishers = [self.bus.connect(uid) for uid in (1000, 3000)]
         for publisher in self.publishers:
             publisher.send(ON)
@@ -296,6 +297,8 @@ class Model:
 
     def check(self) -> None:
         """Whoever is connected has got, waits for, or has lost all that it is owed, and nothing else."""
+        self.bus.finish()
+        self.read()
         held = sum(len(peer.transport._arrived) for peer in self.publishers)
         for owed, got, receiver in zip(self.owed, self.got, self.receivers, strict=True):
             assert set(got) <= set(owed)
@@ -315,6 +318,7 @@ class Model:
             if peer.is_connected:
                 peer.transport.hang_up()
         self.bus.settle()
+        self.bus.finish()
         for publisher in self.publishers:
             share = publisher.protocol.user.payloads
             assert (share.files, share.bytes, share.receivers) == (0, 0, {})
@@ -340,6 +344,8 @@ def test_nothing_is_lost_untold_or_left_behind(receivers, script) -> None:
                 peer.stall()
             elif kind == "drain":
                 peer.drain(rest[0])
+            elif kind == "busy":
+                model.bus.use_up(peer, 1)
             elif kind == "off":
                 peer.send(b"CMSG payload/off")
             else:
