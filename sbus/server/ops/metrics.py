@@ -208,7 +208,7 @@ class Metrics:
         )
         yield gauge(
             "sbus_payload_files",
-            "Memory files of payloads that wait. If it stays high, sbus clients --sort=queue shows for which receivers.",
+            "Memory files of payloads that wait. If it stays high, sbus clients --sort=queue shows for whom.",
             budget.payload_files,
         )
         memory = budget.memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from sbus.protocol.bundles import unbundle
 from sbus.seqpacket import payload_sender
 from sbus.seqpacket.payload_sender import MOST
 from sbus.syscalls.memfd import Memfd
-from sbus.syscalls.sockets import least_charge, unread_bytes
+from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
 from tests.support.descriptors import descriptors
 from tests.support.reactors import Recorder
 from tests.support.transports import World
@@ -150,7 +151,7 @@ def test_too_many_descriptors_under_way(world: World, monkeypatch: pytest.Monkey
     """ETOOMANYREFS is nobody's fault: the transport tries again after 50 ms."""
     peer = connect(world)
     transport = world.transports[0]
-    send_with, failures = payload_sender.send_with, [109]
+    failures = [errno.ETOOMANYREFS]
 
     def fail(*args: object) -> bool:
         if failures:
