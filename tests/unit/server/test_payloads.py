@@ -15,6 +15,7 @@ from sbus.protocol.controls import HARD, ORDER, SOFT, choices
 from sbus.protocol.packets import LEAST_PAYLOAD
 from sbus.server import Observer
 from sbus.server.core.limits import Limits
+from sbus.server.ops.tap import Run, Tap
 from sbus.syscalls.memfd import Attached, Memfd
 from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.descriptors import descriptors
@@ -209,6 +210,29 @@ def test_observers_see_what_fits_a_packet() -> None:
     bus = Bus(observers=(observer,))
     asking(bus).send(fmsg(b"k", b"abc"), fmsg(b"k", b"x" * 500_000))
     assert observer.seen == [(b"k", b"abc"), (b"k", None)]
+
+
+class Look:
+    """A viewer that keeps runs."""
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[bytes, int]] = []
+
+    def note(self, run: Run) -> None:
+        self.sizes += [(bytes(packet), len(packet)) for packet in run.packets]
+
+
+def test_a_tap_sees_the_length() -> None:
+    """Operators who look see the key and the length of a payload in memory, and keep none of it."""
+    bus = Bus()
+    tap, look = Tap(bus.registry), Look()
+    reader, publisher = asking(bus, b"SUB k"), asking(bus)
+    tap.add(look)
+    publisher.send(fmsg(b"k", b"x" * 5000))
+    tap.remove(look)
+    publisher.send(fmsg(b"k", b"unseen"))
+    assert look.sizes == [(b"MSG k\0", 5006)]
+    assert len(reader.take()) == 2
 
 
 # --- a model ---------------------------------------------------------------------------------------
