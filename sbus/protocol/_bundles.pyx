@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The compiled twin of `sbus.protocol.bundles`: it copies each byte once."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint32_t
 from libc.string cimport memcmp, memcpy
 
@@ -23,7 +23,7 @@ cdef inline Py_ssize_t _size(object packet) except -1:
 
 cdef inline bint _is_bundle(object packet) except -1:
     cdef Py_ssize_t size = _size(packet)  # raises if it is not bytes
-    return has_magic(PyBytes_AS_STRING(packet), size)
+    return has_magic(PyBytes_AS_STRING(packet), size) and PyBytes_CheckExact(packet)
 
 
 cdef bint _is_end(const char *data, Py_ssize_t size) noexcept:
@@ -67,13 +67,16 @@ def pack(list packets not None, Py_ssize_t limit, Py_ssize_t most):
     cdef unsigned char *data
     cdef object packet, bundle
     cdef list bundles = [], counts = []
-    total = len(packets)  # no Python code runs from here on, so the list cannot change
+    total = len(packets)  # no Python code but __len__ runs from here on, so the list cannot change
     while at < total and len(bundles) < most:
         size = 4
         end = at
         while end < total:
-            length = _size(packets[end])
+            packet = packets[end]
+            length = _size(packet)
             if size + 4 + length > limit:
+                break
+            if not PyBytes_CheckExact(packet) and len(packet) != length:
                 break
             size += 4 + length
             end += 1

@@ -20,6 +20,8 @@ Invariants:
 * No packet is ever delayed to fill a bundle. A bundle consists of what waits when the queue is sent.
 * `unbundle` checks the whole framing before it takes anything out. A bundle with bad framing stays in the list, and the
   parser refuses it (``BAD_BUNDLE``): everything before it still counts.
+* A bundle that came with a descriptor stays in the list: its packets belong to the descriptor
+  (`sbus.syscalls.memfd.Attached.parts`). A message whose payload is in sealed memory stays outside of bundles here.
 * A bundle after ``CMSG bundle/off`` stays as it is too, even if both were read in one batch. Otherwise the timing of a
   read would decide whether it is a violation.
 
@@ -58,11 +60,11 @@ def _unbundle(packets: list[bytes]) -> list[bytes]:
     :returns: a new list, or `packets` itself if it contains no bundle. A bundle with bad framing, and every bundle
         behind the control message ``bundle/off``, stays in the list as it is.
     """
-    if not any(packet[:4] == MAGIC for packet in packets):
+    if not any(packet[:4] == MAGIC and type(packet) is bytes for packet in packets):
         return packets
     plain: list[bytes] = []
     for at, packet in enumerate(packets):
-        parts = (packet[:4] == MAGIC and _split(packet)) or [packet]
+        parts = (packet[:4] == MAGIC and type(packet) is bytes and _split(packet)) or [packet]
         plain += parts
         if _END in packet and any(map(_is_end, parts)):
             return plain + packets[at + 1 :]
@@ -90,6 +92,11 @@ def _split(bundle: bytes) -> list[bytes]:
     return packets
 
 
+def _is_whole(packet: bytes) -> bool:
+    """Return whether a packet is its bytes: one whose payload is elsewhere is longer."""
+    return type(packet) is bytes or bytes.__len__(packet) == len(packet)
+
+
 def _pack(packets: list[bytes], limit: int, most: int) -> tuple[list[bytes], list[int]]:
     """Put packets, in order, into as few bundles as possible.
 
@@ -102,7 +109,7 @@ def _pack(packets: list[bytes], limit: int, most: int) -> tuple[list[bytes], lis
     at = 0
     while at < len(packets) and len(bundles) < most:
         size, end = 4, at
-        while end < len(packets) and size + 4 + len(packets[end]) <= limit:
+        while end < len(packets) and size + 4 + len(packets[end]) <= limit and _is_whole(packets[end]):
             size += 4 + len(packets[end])
             end += 1
         if end - at < 2:

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 
-A packet is a verb (``MSG``, ``SUB``, ``UNSUB``, ``CMSG``), one space, a key or pattern, and, behind a NUL, a payload.
-The kernel keeps packets apart, so there is no framing and no partial input: `parse` either returns a `Packet` or raises
-`Violation`. Protocol: "Packets".
+A packet is a verb (``MSG``, ``SUB``, ``UNSUB``, ``CMSG``, ``FMSG``), one space, a key or pattern, and, behind a NUL, a
+payload. The kernel keeps packets apart, so there is no framing and no partial input: `parse` either returns a `Packet`
+or raises `Violation`. Protocol: "Packets".
 
 Invariants:
 
@@ -104,7 +104,7 @@ def parse(packet: bytes) -> Packet:
         a packet over the size limit.
     """
     verb, space, _ = packet[:6].partition(b" ")
-    if not space or verb not in (MSG, SUB, UNSUB, CMSG):
+    if not space or verb not in (MSG, SUB, UNSUB, CMSG, FMSG):
         if packet.startswith(MAGIC):  # a good bundle from a client that asked for them was unbundled before
             raise Violation(ViolationReason.BAD_BUNDLE)
         if packet == DRIPPING:

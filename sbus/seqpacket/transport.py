@@ -71,7 +71,7 @@ from sbus.syscalls.batch import BATCH, PacketReader
 from sbus.syscalls.processes import peer_executable
 from sbus.syscalls.sockets import pass_descriptors, peer_credentials, peer_groups
 
-__all__ = ["PacketTransport"]
+__all__ = ["PacketTransport", "closed"]
 
 _UNBUNDLED_AT_ONCE = 128 << 10
 """Bytes of bundles that are taken apart together, whatever they hold."""
@@ -246,7 +246,10 @@ class PacketTransport(SendingHalf):
         """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
         pass_descriptors(self._sock, wanted)
         self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
-        return True
+        return super().pass_payloads(wanted)
+
+    def _longest_plain(self) -> int:
+        return self._reader.max_packet
 
     def partial_bytes(self) -> int:
         """Return the memory of a packet that has arrived in part: none, as the kernel keeps packets whole."""
@@ -461,6 +464,8 @@ class PacketTransport(SendingHalf):
         if self.life is Life.CLOSED:
             return
         self._stop_polling()
+        if self._payloads is not None:
+            self._payloads, self._send_batch = None, closed  # which refer to this object
         self.move(Event.CLOSE)
         self._undelivered = None
         self.queue.discard_all()
@@ -507,6 +512,11 @@ class PacketTransport(SendingHalf):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} fd {self._sock.fileno()} {self.credentials}>"
+
+
+def closed(packets: list[bytes]) -> int:
+    """Send nothing: the socket is closed."""
+    return 0
 
 
 def _connection_lost(e: OSError) -> error.ConnectionLost:

@@ -16,7 +16,10 @@ import mmap
 import os
 import stat
 from collections.abc import Iterable
-from typing import Self
+from typing import Any, Self
+
+from sbus.protocol.bundles import unbundle
+from sbus.protocol.packets import FMSG
 
 __all__ = ["SEALS", "Attached", "Memfd"]
 
@@ -24,6 +27,7 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SE
 """The seals of memory that nobody can change any more."""
 _NOEXEC_SEAL = 8
 """MFD_NOEXEC_SEAL: the memory can never be executed. Since Linux 6.3, which warns of a memfd without it."""
+_FMSG = FMSG + b" "
 _BLOCK = 512
 """Bytes in a block of stat(2)."""
 
@@ -127,10 +131,12 @@ class Attached(bytes):
     :ivar files: what came with it.
     :ivar is_cut: whether there was more than there was room for, which the kernel has closed; or nothing has arrived of
         what was sent (an LSM).
+    :ivar memory: what the packet's handler makes of the files; the packets of a bundle share it.
     """
 
     files: tuple[Memfd, ...]
     is_cut: bool
+    memory: Any = None
 
     @classmethod
     def of(cls, packet: bytes, descriptors: Iterable[int], is_cut: bool) -> Self:
@@ -139,3 +145,20 @@ class Attached(bytes):
         attached.files = tuple(map(Memfd, descriptors))
         attached.is_cut = is_cut
         return attached
+
+    def parts(self) -> list[bytes]:
+        """Take a bundle apart that came with one descriptor, or has lost it: each ``FMSG`` in it refers to that.
+
+        :returns: the packets of the bundle; the packet itself alone if it is no bundle, has bad framing, came with
+            several descriptors, or has no ``FMSG``.
+        """
+        is_good = not self.files if self.is_cut else len(self.files) == 1
+        parts = unbundle([bytes(self)]) if is_good else []
+        if not any(part.startswith(_FMSG) for part in parts):
+            return [self]
+        return [self._with_same(part) if part.startswith(_FMSG) else part for part in parts]
+
+    def _with_same(self, packet: bytes) -> Self:
+        part = type(self)(packet)
+        part.__dict__ = self.__dict__  # what one of them learns of the memory, all know
+        return part

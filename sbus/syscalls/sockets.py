@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import socket
 import struct
 import sys
@@ -25,6 +26,7 @@ __all__ = [
     "discard_input",
     "grow_send_buffer",
     "is_unix",
+    "least_charge",
     "make_send_room",
     "max_sendable",
     "overflow_ids",
@@ -160,6 +162,15 @@ def unread_bytes(sock: socket.socket) -> int:
         return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     except OSError:
         return 0
+
+
+@functools.cache
+def least_charge() -> int:
+    """Return the least memory, in bytes, that the kernel charges for a packet that has not been read."""
+    ours, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, peer:
+        ours.send(b"\0", SEND_NOW)
+        return unread_bytes(ours) or 1
 
 
 def make_send_room(sock: socket.socket) -> bool:

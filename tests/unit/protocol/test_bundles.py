@@ -112,6 +112,29 @@ def test_packs_up_to_the_limit(twin):
     assert twin.pack([b"x" * 2000, a, b], 1000, 9) == ([b"x" * 2000, both], [1, 2])
 
 
+class Long(bytes):
+    """A packet that is longer than its bytes, as a message with a payload in sealed memory."""
+
+    def __len__(self) -> int:
+        return bytes.__len__(self) + 1
+
+
+def test_a_packet_that_is_longer_than_its_bytes_stays_alone(twin):
+    """No bundle takes it; it ends the bundle before it."""
+    long = Long(b"long")
+    bundles, counts = twin.pack([b"a", b"b", long, long, b"c", b"d"], 1000, 64)
+    assert counts == [2, 1, 1, 2]
+    assert bundles[1] is bundles[2] is long
+
+
+def test_a_bundle_that_is_not_exactly_bytes_stays_whole(twin):
+    """It came with a descriptor, to which its packets refer."""
+    (bundle,), _ = twin.pack([b"a", b"b"], 1000, 64)
+    attached = type("Attached", (bytes,), {})(bundle)
+    assert twin.unbundle([attached]) == [attached]
+    assert twin.unbundle([bundle, attached]) == [b"a", b"b", attached]
+
+
 def test_packs_no_more_than_it_is_to(twin):
     """Packets beyond the maximum number of bundles are left out and not counted."""
     a = b"a" * 10

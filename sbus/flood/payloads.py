@@ -1,0 +1,168 @@
+"""Messages whose payload is in sealed memory, and how much of that memory may wait.
+
+.. rubric:: Theory of operation
+
+A `PayloadMessage` is a packet like any other, an object with a length: that of the message with all of its payload. So
+queues, orders, strategies, limits and counters need not know what it is. As bytes it is the message without its
+payload, ``MSG <key>\\0``, so its key is found where it always is. Only the transport sends it otherwise.
+
+The server holds the memory of a message, and a descriptor, as long as the message waits. That is bounded by publisher:
+
+==================  ===================================================================================================
+a message           what it holds
+==================  ===================================================================================================
+is being handled    its memory, until it is sent. A socket that takes it at once makes nothing wait, so a receiver that
+                    reads is never hurt by one that does not
+begins to wait      a `_Hold` of its memory for the receiver's user, if there is room (`PayloadMessage.held`); else
+                    flood control treats the queue as full
+waits no more       nothing: the hold ends with the last message that refers to it
+==================  ===================================================================================================
+
+A memory counts once in the files and bytes of its publisher's user, whatever the number of receivers. The receivers of
+one user get a part: (rest + own) / (n + 1) files, where n is the number of users whose receivers hold some. So a
+receiver that never reads leaves room for those of all other users.
+
+Rejected: to count descriptors at each way out of a queue. There are a dozen, and CPython counts references already.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+from weakref import ref
+
+from sbus.flood.budget import UserShare
+from sbus.flood.naming import Mark, Signature, Signed, sign
+from sbus.protocol.packets import build_range
+from sbus.syscalls.memfd import Memfd
+
+__all__ = ["PayloadMessage", "SharedMemory"]
+
+
+class SharedMemory:
+    """The memory of one payload, or of several that came in one bundle.
+
+    :param memfd: sealed.
+    :param publisher: the user who pays for what waits.
+    """
+
+    __slots__ = ("_holds", "memfd", "publisher")
+
+    def __init__(self, memfd: Memfd, publisher: UserShare) -> None:
+        self.memfd = memfd
+        self.publisher = publisher
+        self._holds: dict[UserShare, ref[_Hold]] = {}  # by the users of receivers
+
+    def hold(self, receiver: UserShare, is_forced: bool) -> _Hold | None:
+        """Return the hold of this memory for a user's receivers; None without room for it.
+
+        :param is_forced: take the room even if there is none.
+        """
+        found = self._holds.get(receiver)
+        if found is not None:
+            return found()
+        if not is_forced and not self._has_room(receiver):
+            return None
+        hold = _Hold(self, receiver)
+        self._charge(receiver)
+        self._holds[receiver] = ref(hold)
+        return hold
+
+    def _has_room(self, receiver: UserShare) -> bool:
+        publisher = self.publisher
+        share, budget = publisher.payloads, publisher.budget
+        rest, own = budget.user_payloads - share.files, share.receivers.get(receiver, 0)
+        if not self._holds:
+            size = self.memfd.size
+            # Half of it: what waits for others must leave the user room for messages of its own.
+            if rest < 1 or share.bytes + size > publisher.memory_limit // 2 or not publisher.has_memory(size):
+                return False
+        return not own or own < (rest + own) // (len(share.receivers) + 1)
+
+    def _charge(self, receiver: UserShare) -> None:
+        """Count a hold that begins."""
+        publisher = self.publisher
+        share = publisher.payloads
+        if not self._holds:
+            share.files += 1
+            share.bytes += self.memfd.size
+            publisher.budget.payload_files += 1
+            publisher.charge_memory(self.memfd.size)
+        share.receivers[receiver] = share.receivers.get(receiver, 0) + 1
+
+    def discharge(self, receiver: UserShare) -> None:
+        """Count a hold that has ended."""
+        del self._holds[receiver]
+        publisher = self.publisher
+        share = publisher.payloads
+        left = share.receivers.pop(receiver) - 1
+        if left:
+            share.receivers[receiver] = left
+        if not self._holds:
+            share.files -= 1
+            share.bytes -= self.memfd.size
+            publisher.budget.payload_files -= 1
+            publisher.charge_memory(-self.memfd.size)
+
+
+class _Hold:
+    """Memory that waits for the receivers of one user; it ends with the last reference."""
+
+    __slots__ = ("__weakref__", "_memory", "_receiver")
+
+    def __init__(self, memory: SharedMemory, receiver: UserShare) -> None:
+        self._memory = memory
+        self._receiver = receiver
+
+    def __del__(self) -> None:
+        self._memory.discharge(self._receiver)
+
+
+class PayloadMessage(Signed):
+    """A message whose payload is in sealed memory; see the theory of operation. It is always signed.
+
+    :ivar memory: where the payload is.
+    :ivar length: the bytes of the payload.
+    :ivar packet: the ``FMSG`` that goes with the descriptor.
+    :ivar mark: the attributes of other messages of its publisher.
+    """
+
+    memory: SharedMemory
+    offset: int
+    length: int
+    packet: bytes
+    mark: Mark
+    hold: _Hold | None
+
+    @classmethod
+    def of(cls, key: bytes, memory: SharedMemory, offset: int, length: int, signature: Signature) -> Self:
+        """Return a message.
+
+        :param offset: the first byte of the payload in the memory.
+        """
+        message = cls(b"MSG %b\0" % key)
+        mark = signature.mark
+        packet = build_range(key, offset, length)
+        message.__dict__.update(mark, mark=mark, memory=memory, offset=offset, length=length, packet=packet, hold=None)
+        return message
+
+    def __len__(self) -> int:
+        return bytes.__len__(self) + self.length
+
+    def held(self, receiver: UserShare, is_forced: bool = False) -> Self | None:
+        """Return this message as it waits for a receiver of a user; None without room for it.
+
+        :param is_forced: also without room.
+        """
+        hold = self.memory.hold(receiver, is_forced)
+        if hold is None or hold is self.hold:
+            return None if hold is None else self
+        message = type(self)(self)
+        message.__dict__.update(self.__dict__, hold=hold)
+        return message
+
+    def plain(self) -> Signed:
+        """Return the message with a copy of its payload.
+
+        :raises OSError: as pread(2).
+        """
+        return sign(b"%b%b" % (bytes(self), self.memory.memfd.read(self.offset, self.length)), self.mark)

@@ -1,0 +1,151 @@
+"""Sending payloads: packets with a descriptor, and how many of them a peer may leave unread.
+
+Theory of operation
+-------------------
+
+A `PayloadSender` takes the place of `sbus.syscalls.batch.send_packets` in the transport of a peer that has asked for
+payloads. It sends each `sbus.flood.PayloadMessage` as an ``FMSG`` with its descriptor, and what is between two of them
+as ever. A batch ends early for three reasons, which look like a full socket: the queue keeps the rest.
+
+====================  ==============================================================================================
+what                  how it goes on
+====================  ==============================================================================================
+the socket is full    when it is writable, as ever
+`MOST` are unread     when the peer has read some. The socket may be writable all the time, so the multiplexer watches
+                      for *changes* (`Multiplexer.watch_reads`)
+``ETOOMANYREFS``      after 50 ms: the server's user has as many descriptors under way as it may open
+====================  ==============================================================================================
+
+The kernel does not say how many descriptors a peer has not read. But it says how much memory its unread packets take
+(SIOCOUTQ), and a packet takes `least_charge` bytes at least. So of the last `MOST` descriptors, the memory divided by
+that is an upper bound. It is asked for once in `MOST` payloads.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+
+from sbus.flood import PayloadMessage
+from sbus.protocol.bundles import pack
+from sbus.routing.runs import find_type
+from sbus.seqpacket.multiplexer import Multiplexer
+from sbus.syscalls.batch import BATCH, send_packets
+from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
+
+__all__ = ["MOST", "PayloadSender"]
+
+MOST = 16
+"""Descriptors that a peer may leave unread. Each counts against the server's limit of open files, for all receivers
+together: without a bound, 15 receivers that do not read used up a limit of 20,000 (278 descriptors fit a socket)."""
+_FEW = MOST // 2
+"""Unread descriptors at which to go on: each wait costs several system calls."""
+
+_MOST_TOGETHER = 1024
+"""Messages looked at for one bundle: about as many as fit one."""
+
+
+class PayloadSender:
+    """Sends the packets of one socket, payloads with their descriptors.
+
+    :param max_packet: bytes in the longest plain message.
+    :param fit: makes the send buffer large enough for a packet of some bytes; returns whether it is larger now.
+    :ivar is_wanted: whether the peer takes descriptors; else payloads are sent as plain messages.
+    :ivar bundle_limit: bytes in a bundle of payloads in one memory; 0 for no bundles.
+    :ivar is_waiting: whether it waits for the peer to read.
+    """
+
+    __slots__ = (
+        "_fit",
+        "_in_flight",
+        "_max_packet",
+        "_multiplexer",
+        "_sock",
+        "bundle_limit",
+        "is_waiting",
+        "is_wanted",
+    )
+
+    def __init__(
+        self, sock: socket.socket, multiplexer: Multiplexer, max_packet: int, fit: Callable[[int], bool]
+    ) -> None:
+        self._sock = sock
+        self._multiplexer = multiplexer
+        self._max_packet = max_packet
+        self._fit = fit
+        self._in_flight = 0  # at most
+        self.is_wanted = True
+        self.bundle_limit = 0
+        self.is_waiting = False
+
+    def send(self, packets: list[bytes]) -> int:
+        """Send packets, as `sbus.syscalls.batch.send_packets` does; also more than a batch of them."""
+        sent, total = 0, len(packets)
+        while sent < total:
+            at = find_type(packets, PayloadMessage, sent)
+            part = packets[sent : at if at >= 0 else total]
+            try:
+                done = send_packets(self._sock, part) if part else self._send_payload(packets, at)
+            except OSError:
+                if sent:
+                    break
+                raise
+            sent += done
+            if done < min(len(part), BATCH) or not done:
+                break
+        return sent
+
+    def _send_payload(self, packets: list[bytes], at: int) -> int:
+        """Send the payload at an index, and with bundles those behind it in the same memory.
+
+        :returns: the number of messages that were sent.
+        :raises OSError: as sendmsg(2), but not EAGAIN.
+        """
+        message = packets[at]
+        assert isinstance(message, PayloadMessage)
+        if not self.is_wanted:
+            if len(message) > self._max_packet:
+                raise OSError(errno.EMSGSIZE, "the payload is longer than a packet")
+            return send_packets(self._sock, [message.plain()])
+        if not self._may_send():
+            return 0
+        packet, count = message.packet, 1
+        if self.bundle_limit:
+            same = []
+            for other in packets[at : at + _MOST_TOGETHER]:
+                if not isinstance(other, PayloadMessage) or other.memory is not message.memory:
+                    break
+                same.append(other.packet)
+            (packet, *_), (count, *_) = pack(same, self.bundle_limit, 1)
+        if not self._send_with(packet, message.memory.memfd.fileno()):
+            return 0
+        self._in_flight += 1
+        return count
+
+    def _send_with(self, packet: bytes, descriptor: int) -> bool:
+        try:
+            return send_with(self._sock, packet, descriptor)
+        except OSError as e:
+            if e.errno != errno.EMSGSIZE or not self._fit(len(packet)):
+                raise
+            return send_with(self._sock, packet, descriptor)
+
+    def _may_send(self) -> bool:
+        """Return whether the peer has read enough for one more descriptor; if not, wait until it has."""
+        if self._in_flight >= MOST:
+            self._in_flight = min(self._in_flight, unread_bytes(self._sock) // least_charge())
+            if self._in_flight > (_FEW if self.is_waiting else MOST - 1):
+                if not self.is_waiting:
+                    self.is_waiting = True
+                    self._multiplexer.watch_reads(self._sock.fileno())
+                self._in_flight = MOST  # so that it is looked at again
+                return False
+        self.stop_waiting()
+        return True
+
+    def stop_waiting(self) -> None:
+        """Wait no more for the peer to read."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self._multiplexer.unwatch_reads(self._sock.fileno())
