@@ -30,6 +30,7 @@ The compiled twin copies each byte once. A bundle for many receivers is packed o
 from __future__ import annotations
 
 import struct
+import sys
 from typing import TYPE_CHECKING
 
 from sbus.speedups import choose
@@ -52,9 +53,10 @@ _LENGTH = struct.Struct("<I")
 _END = b"CMSG bundle/off"
 
 
-def _unbundle(packets: list[bytes]) -> list[bytes]:
+def _unbundle(packets: list[bytes], enough: int = sys.maxsize) -> list[bytes]:
     """Replace each bundle in a list of packets by its packets.
 
+    :param enough: the length of the result from which on bundles stay in it as they are.
     :returns: a new list, or `packets` itself if it contains no bundle. A bundle with bad framing, and every bundle
         behind the control message ``bundle/off``, stays in the list as it is.
     """
@@ -62,9 +64,11 @@ def _unbundle(packets: list[bytes]) -> list[bytes]:
         return packets
     plain: list[bytes] = []
     for at, packet in enumerate(packets):
-        parts = (packet[:4] == MAGIC and _split(packet)) or [packet]
-        plain += parts
-        if _END in packet and any(map(_is_end, parts)):
+        if len(plain) >= enough:
+            return plain + packets[at:]
+        parts = _split(packet) if packet[:4] == MAGIC else []
+        plain += parts or [packet]
+        if _is_end(packet) or (parts and _END in packet and any(map(_is_end, parts))):
             return plain + packets[at + 1 :]
     return plain
 

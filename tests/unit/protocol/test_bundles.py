@@ -50,6 +50,14 @@ def test_without_a_bundle_nothing_is_copied(twin):
     assert twin.unbundle(packets) is packets
 
 
+def test_enough_packets_leave_the_other_bundles_whole(twin):
+    """A bundle that begins behind `enough` packets stays as it is; the one before it is taken out whole."""
+    packets = [bundle(b"MSG a\0", b"MSG b\0"), b"MSG c\0", bundle(b"MSG d\0")]
+    assert twin.unbundle(packets, 1) == [b"MSG a\0", b"MSG b\0", *packets[1:]]
+    assert twin.unbundle(packets, 3) == [b"MSG a\0", b"MSG b\0", *packets[1:]]
+    assert twin.unbundle(packets, 4)[-1] == b"MSG d\0"
+
+
 @pytest.mark.parametrize("off", [b"CMSG bundle/off", b"CMSG bundle/off\0", b"CMSG bundle/off\0for good"])
 def test_behind_the_end_of_bundles_there_are_none(twin, off):
     """``bundle/off`` does not affect its own bundle; a bundle behind it stays as it is."""
