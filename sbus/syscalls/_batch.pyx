@@ -9,9 +9,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringA
 from cpython.exc cimport PyErr_SetFromErrno
 from libc.errno cimport EAGAIN, ECONNRESET, EINTR, ENOMEM, errno
 from libc.stddef cimport size_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memchr, memcmp, memset
 
-from sbus.protocol.packets import Truncated
+from sbus.protocol.packets import Split, Truncated
 from sbus.syscalls.memfd import Attached
 
 cdef extern from "sys/socket.h" nogil:
@@ -74,6 +74,8 @@ cdef enum:
     LARGE_READ_PART = 8
     # Bytes in one batch past which the buffers' memory is given back to the kernel.
     LARGE = 1 << 22
+    # Bytes of the beginning of a large message that is split: the verb and a key as long as any in use.
+    HEAD = 512
     # Words of control data in a packet: room for two descriptors, since one too many has to be noticed.
     CONTROL = 3
 
@@ -91,9 +93,18 @@ cdef class PacketReader:
     cdef long wary_until
     cdef readonly bint descriptors
     cdef size_t controls[MAX_BATCH][CONTROL]
+    cdef bint splits
+    cdef char head[HEAD]
+    cdef size_t head_size
+    cdef iovec parts[2]
 
     def __cinit__(
-        self, Py_ssize_t max_packet, int batch=MAX_BATCH, size_t read_bytes=READ_BYTES, bint descriptors=False
+        self,
+        Py_ssize_t max_packet,
+        int batch=MAX_BATCH,
+        size_t read_bytes=READ_BYTES,
+        bint descriptors=False,
+        bint splits=False,
     ):
         cdef size_t stride
         cdef int i
@@ -103,6 +114,8 @@ cdef class PacketReader:
         self.batch = batch
         self.read_bytes = read_bytes
         self.descriptors = descriptors
+        self.splits = splits and not descriptors
+        self.parts[0].iov_base = self.head
         # An odd number of cache lines apart: buffers at a multiple of 4 KiB would share cache sets.
         stride = ((<size_t>max_packet + 63) // 64 | 1) * 64
         if stride > <size_t>-1 // <size_t>batch:
@@ -136,8 +149,6 @@ cdef class PacketReader:
         cdef bint retried = False, looks = False, is_wary = False, is_large = False
         cdef list packets = []
         cdef object own
-        cdef char *data
-        cdef void *buffer = self.vectors[0].iov_base
         cdef timespec now
         if most <= 0:
             raise ValueError("a batch has at least 1 packet")
@@ -157,20 +168,23 @@ cdef class PacketReader:
             own = self._own_memory(fd) if looks else None
             if own is None:
                 looks = False
+                room = <size_t>self.max_packet
             else:
                 wanted = 1
                 is_large = True
-                self.vectors[0].iov_base = PyBytes_AS_STRING(own)
-                self.vectors[0].iov_len = PyBytes_GET_SIZE(own)
-            room = self.vectors[0].iov_len
+                room = self.head_size + <size_t>PyBytes_GET_SIZE(own)
+                self.parts[0].iov_len = self.head_size
+                self.parts[1].iov_base = PyBytes_AS_STRING(own)
+                self.parts[1].iov_len = PyBytes_GET_SIZE(own)
+                self.headers[0].msg_hdr.msg_iov = self.parts
+                self.headers[0].msg_hdr.msg_iovlen = 2
             if self.descriptors:
                 for i in range(wanted):
                     self.headers[i].msg_hdr.msg_controllen = CONTROL * sizeof(size_t)
             # With MSG_TRUNC the length is that of the packet, also if it did not fit.
             count = recvmmsg(fd, self.headers, <unsigned int>wanted, flags, NULL)
-            if own is not None:
-                self.vectors[0].iov_base = buffer
-                self.vectors[0].iov_len = <size_t>self.max_packet
+            self.headers[0].msg_hdr.msg_iov = &self.vectors[0]
+            self.headers[0].msg_hdr.msg_iovlen = 1
             if count < 0:
                 if errno == EAGAIN or (packets and errno != EINTR):
                     break  # the kernel reports the error again
@@ -189,10 +203,9 @@ cdef class PacketReader:
                 total += size
                 is_large = is_large or self._is_large(<char *>self.vectors[i].iov_base, size)
                 if size > room:  # also of its own memory, if another process reads the same socket
-                    data = <char *>self.vectors[i].iov_base if own is None else PyBytes_AS_STRING(own)
-                    packet = self._truncated(data, size)
+                    packet = self._truncated(<char *>self.vectors[i].iov_base if own is None else self.head, size)
                 elif own is not None:
-                    packet = own if size == room else own[:size]
+                    packet = self._joined(own, size)
                 else:
                     packet = PyBytes_FromStringAndSize(<char *>self.vectors[i].iov_base, size)
                 if self.descriptors and (
@@ -219,11 +232,32 @@ cdef class PacketReader:
 
         Anything else is left to recvmmsg(2): errors, the end, and packets that are too long.
         """
-        cdef char start[4]
-        cdef ssize_t size = recv(fd, start, 4, MSG_DONTWAIT | MSG_TRUNC | MSG_PEEK)
-        if 4 <= size <= self.max_packet and self._is_large(start, <size_t>size):
-            return PyBytes_FromStringAndSize(NULL, size)
-        return None
+        cdef char *nul = NULL
+        cdef ssize_t size = recv(fd, self.head, HEAD if self.splits else 4, MSG_DONTWAIT | MSG_TRUNC | MSG_PEEK)
+        if size < 4 or size > self.max_packet or not self._is_large(self.head, <size_t>size):
+            return None
+        if self.splits and memcmp(self.head, b"MSG ", 4) == 0:
+            nul = <char *>memchr(self.head, 0, <size_t>min(size, HEAD))
+        self.head_size = nul - self.head + 1 if nul != NULL else 0
+        return PyBytes_FromStringAndSize(NULL, size - <ssize_t>self.head_size)
+
+    cdef object _joined(self, object own, size_t size):
+        """Return the packet that was received into its own memory, behind its head if that is split.
+
+        If another process reads the same socket, it may be another packet than the one that was looked at.
+        """
+        cdef object head
+        cdef size_t rest = <size_t>PyBytes_GET_SIZE(own)
+        if self.head_size == 0:
+            return own if size == rest else own[:size]
+        head = PyBytes_FromStringAndSize(self.head, <Py_ssize_t>self.head_size)
+        if (
+            size == self.head_size + rest
+            and memcmp(self.head, b"MSG ", 4) == 0
+            and memchr(self.head, 0, self.head_size) == self.head + self.head_size - 1
+        ):
+            return Split.of(head, own)
+        return (head + own)[:size]
 
     cdef bint _is_large(self, const char *data, size_t size) noexcept:
         return size * LARGE_PART >= self.read_bytes and memcmp(data, b"BNDL", 4) != 0

@@ -34,10 +34,17 @@ class PacketReader:
     :param batch: packets in the largest batch.
     :param read_bytes: bytes after which a read ends.
     :param descriptors: receive the descriptors that come with packets: such a packet is `Attached`.
+    :param splits: a large message may come as a `sbus.protocol.packets.Split`; not with `descriptors`. This twin, which
+        copies packets out of its buffer anyway, makes none.
     """
 
     def __init__(
-        self, max_packet: int, batch: int = MAX_BATCH, read_bytes: int = _READ_BYTES, descriptors: bool = False
+        self,
+        max_packet: int,
+        batch: int = MAX_BATCH,
+        read_bytes: int = _READ_BYTES,
+        descriptors: bool = False,
+        splits: bool = False,
     ) -> None:
         if not 0 < batch <= MAX_BATCH or max_packet <= 0:
             raise ValueError(f"a batch has 1 to {MAX_BATCH} packets, a packet at least 1 byte")
