@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbus.protocol.keys import PeerCredentials
-from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.protocol.packets import DEFAULT_MAX_PACKET, Split
 from sbus.syscalls import batch as chosen
 from sbus.syscalls import sockets
 from sbus.syscalls.batch import BATCH
@@ -162,6 +162,32 @@ def test_a_large_packet_that_was_read_alone(helper, pair):
         theirs.send(packet)
     assert [reader.read(ours, 1)[0] for _ in range(2)] == [packets[:1], packets[1:2]]
     assert reader.read(ours) == (packets[2:5], False)
+
+
+def test_large_messages_in_two_parts(helper, pair):
+    """A reader that splits has each large message whole, or in two parts of which the first ends with the key."""
+    ours, theirs = pair
+    reader = helper.PacketReader(2_000, read_bytes=32_000, splits=True)
+    small, payload = b"MSG key\0small", bytes(1_500)
+    packets = [
+        b"MSG key\0" + payload,
+        small,
+        b"MSG " + b"k" * 600 + b"\0" + payload[:1_000],
+        b"MSG " + payload.replace(b"\0", b"n"),
+        b"CMSG key\0" + payload,
+        b"MSG \0" + payload,
+    ]
+    for _ in range(2):
+        for packet in packets:
+            theirs.send(packet)
+        found: list[bytes] = []
+        while len(found) < len(packets):
+            found += reader.read(ours)[0]
+        assert [packet.whole() if isinstance(packet, Split) else packet for packet in found] == packets
+        assert list(map(len, found)) == list(map(len, packets))
+        assert {packet[:] for packet in found if isinstance(packet, Split)} <= {b"MSG key\0", b"MSG \0"}
+    if helper.__name__.endswith("_batch"):
+        assert type(found[0]) is Split
 
 
 @pytest.mark.parametrize("limit", [1, 63, 64, 65, 1000])
