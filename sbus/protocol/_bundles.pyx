@@ -11,6 +11,10 @@ cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
 
 
+cdef enum:
+    LARGE = 16384  # see `sbus.protocol.bundles.LARGE`
+
+
 cdef inline void _put(unsigned char *at, uint32_t number) noexcept:
     at[0] = number & 255
     at[1] = number >> 8 & 255
@@ -76,7 +80,7 @@ def pack(list packets not None, Py_ssize_t limit, Py_ssize_t most):
         end = at
         while end < total:
             length = _size(packets[end])
-            if size + 4 + length > limit:
+            if length >= LARGE or size + 4 + length > limit:
                 break
             size += 4 + length
             end += 1

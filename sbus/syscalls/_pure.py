@@ -17,7 +17,7 @@ MAX_BATCH = 64
 """Packets in the largest batch."""
 _READ_BYTES = 1 << 20
 """Bytes after which a read ends, if the caller does not say."""
-_LARGE_PART, _LARGE_READ_PART = 32, 8
+_LARGE_PART, _LARGE_READ_PART = 64, 8
 """See `sbus.syscalls._batch`."""
 _CONTROL = socket.CMSG_SPACE(2 * array.array("i").itemsize)
 """Bytes of control data in a packet: room for two descriptors, since one too many has to be noticed."""
