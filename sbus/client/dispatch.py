@@ -9,7 +9,7 @@ from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
 from sbus.protocol.notices import LONGEST_DENIED, SENDER
-from sbus.protocol.packets import CMSG, MSG, Truncated
+from sbus.protocol.packets import CMSG, MSG, Split, Truncated
 from sbus.routing.cache import RouteCache
 from sbus.routing.route import Route
 from sbus.routing.runs import next_messages
@@ -215,14 +215,15 @@ class Dispatcher:
         while (position := batch.position) < len(packets):
             if self.intercept is not None:
                 batch.position = position + 1
-                if not self.intercept(packets[position]):
-                    self._process_one(packets[position])
+                packet = _whole(packets[position])
+                if not self.intercept(packet):
+                    self._process_one(packet)
                 continue
             end = min(position + _MAX_RUN, len(packets))
             route, messages = next_messages(packets, position, end, routes, self.kind)
             if route is None:
                 batch.position = position + 1
-                self._process_one(packets[position])
+                self._process_one(_whole(packets[position]))
                 continue
             sinks = route.receivers
             for sink in sinks:
@@ -283,6 +284,11 @@ class Dispatcher:
             for sink in self._sinks[pattern]
         ]
         return self._cache.remember(key, secret, _callbacks_last(matching)).receivers
+
+
+def _whole(packet: bytes) -> bytes:
+    """Return a packet in one part."""
+    return packet.whole() if isinstance(packet, Split) else packet
 
 
 def _matches_secret(pattern: SecretKey, key: SecretKey) -> bool:

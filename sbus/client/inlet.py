@@ -29,7 +29,7 @@ class Inlet:
 
     def __init__(self, core: ClientCore, size: int) -> None:
         self._core = core
-        self._reader = PacketReader(size)
+        self._reader = PacketReader(size, splits=True)
         self._first: PacketReader | None = None
         self._first_left = 0
 
@@ -41,7 +41,7 @@ class Inlet:
     def make_room(self, size: int) -> None:
         """Receive packets of `size` bytes from now on."""
         if size > self._reader.max_packet:
-            self._reader = PacketReader(size, batch_size(size))
+            self._reader = PacketReader(size, batch_size(size), splits=True)
 
     def read(self, sock: socket.socket, most: int = BATCH) -> tuple[list[bytes], bool]:
         """Receive a batch; see `sbus.syscalls.batch.PacketReader.read`."""

@@ -7,6 +7,13 @@ from libc.string cimport memcmp, memcpy
 
 from sbus.protocol._framing cimport has_magic, is_framed, read_length
 
+cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
+
+
+cdef enum:
+    LARGE = 16384  # see `sbus.protocol.bundles.LARGE`
+
 
 cdef inline void _put(unsigned char *at, uint32_t number) noexcept:
     at[0] = number & 255
@@ -31,7 +38,7 @@ cdef bint _is_end(const char *data, Py_ssize_t size) noexcept:
     return size >= 15 and memcmp(data, b"CMSG bundle/off", 15) == 0 and (size == 15 or data[15] == 0)
 
 
-def unbundle(list packets not None):
+def unbundle(list packets not None, Py_ssize_t enough=PY_SSIZE_T_MAX):
     """See `sbus.protocol.bundles._unbundle`."""
     cdef Py_ssize_t at, size
     cdef uint32_t length
@@ -48,7 +55,7 @@ def unbundle(list packets not None):
     for packet in packets:
         size = _size(packet)
         data = PyBytes_AS_STRING(packet)
-        if ended or not _is_bundle(packet) or not is_framed(data, size):
+        if ended or len(plain) >= enough or not _is_bundle(packet) or not is_framed(data, size):
             plain.append(packet)
             ended = ended or _is_end(data, size)
             continue
@@ -74,7 +81,7 @@ def pack(list packets not None, Py_ssize_t limit, Py_ssize_t most):
         while end < total:
             packet = packets[end]
             length = _size(packet)
-            if size + 4 + length > limit:
+            if length >= LARGE or size + 4 + length > limit:
                 break
             if not PyBytes_CheckExact(packet) and len(packet) != length:
                 break

@@ -86,6 +86,31 @@ class Truncated(bytes):
         return packet
 
 
+class Split(bytes):
+    """A long message that was received in two parts: these bytes are its packet up to the payload.
+
+    So the payload is where its owner keeps it, and is not copied out of a packet. The length is that of the packet.
+
+    :ivar payload: the rest of the packet.
+    """
+
+    payload: bytes
+
+    @classmethod
+    def of(cls, head: bytes, payload: bytes) -> Split:
+        """Return a packet in two parts; the first one ends with the NUL behind the key."""
+        packet = cls(head)
+        packet.payload = payload
+        return packet
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self.payload)
+
+    def whole(self) -> bytes:
+        """Return the packet in one part."""
+        return self + self.payload
+
+
 class Packet(NamedTuple):
     """A parsed packet: verb, key or pattern, and the bytes behind the key's NUL.
 

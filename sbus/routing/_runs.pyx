@@ -7,6 +7,8 @@ from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_Check
 from libc.string cimport memchr, memcmp, memcpy
 
+from sbus.protocol.packets import Split
+
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
     ctypedef struct PyTypeObject
@@ -95,7 +97,10 @@ def next_messages(list packets not None, Py_ssize_t start, Py_ssize_t end, dict 
             if found == NULL or (receivers is not None and <object>found is not receivers):
                 break
             receivers = <object>found
-        message = (key, PyBytes_FromStringAndSize(nul + 1, size - length - 1))
+        if size == length + 1 and type(packet) is Split:
+            message = (key, packet.payload)
+        else:
+            message = (key, PyBytes_FromStringAndSize(nul + 1, size - length - 1))
         if not messages:
             message = tuple.__new__(kind, message)  # checks that `kind` can be constructed this way
         else:

@@ -37,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from sbus.protocol.packets import Split
 from sbus.speedups import choose
 
 __all__ = ["Tally", "build_messages", "find_type", "newest", "next_messages", "next_run", "shortest", "total_size"]
@@ -94,7 +95,8 @@ def _next_messages(
         if found is None or (route is not None and found is not route):
             break
         route = found
-        messages.append(tuple.__new__(kind, (key, packet[nul + 1 :])))
+        payload = packet.payload if isinstance(packet, Split) else packet[nul + 1 :]
+        messages.append(tuple.__new__(kind, (key, payload)))
     return route, messages
 
 

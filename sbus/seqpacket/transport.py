@@ -56,7 +56,6 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.protocol.bundles import unbundle
-from sbus.protocol.controls import BUNDLE_OFF
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.runs import total_size
 from sbus.seqpacket.address import PacketAddress
@@ -330,12 +329,7 @@ class PacketTransport(SendingHalf):
             return packets
         if total_size(packets) <= _UNBUNDLED_AT_ONCE:
             return unbundle(packets)
-        parts: list[bytes] = []
-        for at, packet in enumerate(packets, 1):
-            parts += unbundle([packet])
-            if len(parts) >= _ENOUGH_UNBUNDLED or BUNDLE_OFF in packet:
-                return parts + packets[at:]  # behind the peer's wish for no more bundles they may not be taken apart
-        return parts
+        return unbundle(packets, _ENOUGH_UNBUNDLED)
 
     def _read_later(self) -> None:
         """Read again when the kernel may have memory: the packets wait in the socket."""

@@ -217,14 +217,18 @@ class BlockingConnection(ClientApi[Sub]):
             if not sent:
                 self._wait_writable(sock, deadline)
 
-    def _send(self, sock: socket.socket, packets: list[bytes], flags: int = 0) -> int:
+    def _send(self, sock: socket.socket, packets: list[bytes], flags: int = 0, rest: bytes | None = None) -> int:
         """Send what the socket takes of a batch, and return the number of packets.
 
         It is also 0 if the connection is lost.
 
+        :param rest: what follows in the same packet, if there is but one.
         :raises sbus.errors.PacketTooLong: if the first packet does not fit the socket's buffer.
         """
         try:
+            if rest is not None:
+                sock.sendmsg((packets[0], rest), (), SEND_NOW)
+                return 1
             if not flags:
                 return send_some(sock, packets, self.core.bundle_limit) if packets else 0
             sock.send(packets[0], flags | SEND_NOW)
@@ -239,7 +243,8 @@ class BlockingConnection(ClientApi[Sub]):
             elif e.errno in (errno.ENOBUFS, errno.ENOMEM):
                 time.sleep(_MEMORY_RETRY)
             elif e.errno == errno.EMSGSIZE:
-                raise PacketTooLong(f"{len(packets[0])} bytes do not fit the socket's send buffer (SO_SNDBUF)") from e
+                size = len(packets[0]) + len(rest or b"")
+                raise PacketTooLong(f"{size} bytes do not fit the socket's send buffer (SO_SNDBUF)") from e
             else:
                 raise
             return 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sbus.client.core import Message
 from sbus.flood.backlogs import Reply
+from sbus.protocol.packets import Split
 from sbus.routing.runs import _build_messages, _next_messages, _next_run, _Tally, _total_size
 from sbus.syscalls.memfd import Attached
 
@@ -93,6 +94,15 @@ def test_the_empty_key_is_a_key(next_run):
 def next_messages(request):
     """Each of the twins in turn."""
     return _next_messages if request.param == "plain" else compiled_messages
+
+
+def test_messages_in_two_parts(next_messages):
+    """The payload of a message that was received in two parts is not copied."""
+    route, payload = ("a",), b"payload"
+    packets = [Split.of(b"MSG 1\0", payload), m(b"1"), Split.of(b"MSG 1\0", b"")]
+    found, messages = next_messages(packets, 0, 3, {b"1": route}, Message)
+    assert (found, messages) == (route, [(b"1", payload), (b"1", b"payload\0"), (b"1", b"")])
+    assert messages[0].payload is payload
 
 
 def test_messages_of_one_way(next_messages):
