@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Self, Unpack
 
 from sbus.client.api import Inbox
+from sbus.client.batches import BlockingPayloadBatch, PayloadBatch
 from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
 from sbus.client.blocking.waiting import deadline_in
@@ -42,7 +43,7 @@ def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Key
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, payloads, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -91,6 +92,17 @@ class Bus(BlockingConnection[Subscription]):
         except PacketTooLong:
             packets = self._run(self._longer(lambda: self.core.publish_many(messages)), None)
         self._send_all(packets)
+
+    def payloads(self) -> BlockingPayloadBatch:
+        """Begin a batch of large messages (:doc:`/payloads`); the end of ``with``, or its ``send``, sends it."""
+        if self._error is not None:
+            raise self._error
+        return BlockingPayloadBatch(self.core, self._send_batch)
+
+    def _send_batch(self, batch: PayloadBatch[None]) -> None:
+        if self.core.payloads.is_open:
+            self._run(self._fence(), None)
+        self._send_all(batch.packets())
 
     # --- receiving ---------------------------------------------------------------------------
 

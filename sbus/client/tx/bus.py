@@ -22,6 +22,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.api import Inbox
+from sbus.client.batches import AsyncPayloadBatch
 from sbus.client.connecting import Backoff, backlog_full, describe_connect_error, find_address, is_absent
 from sbus.client.core import Message, as_bytes
 from sbus.client.inlet import FIRST_READS
@@ -88,7 +89,7 @@ def connect(
     :param address: path or abstract address of the bus, or an endpoint, or the string of one (``seqpacket:PATH``); by
         default the result of `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, payloads, on_control.
     :returns: a Deferred that fires with the bus, or fails with `sbus.errors.ConnectError`, which contains the reason
         and the remedy.
     """
@@ -161,6 +162,14 @@ class Bus(Session[Subscription]):
         waiter = DoneWaiter(lambda: self.outbox.cancel(pending))
         pending = self.outbox.wait(waiter, len(packets))
         return waiter.deferred
+
+    def payloads(self) -> AsyncPayloadBatch:
+        """Begin a batch of large messages (:doc:`/payloads`).
+
+        The end of ``async with`` sends it, or its ``send``, which returns a Deferred.
+        """
+        self._check_open()
+        return AsyncPayloadBatch(self.core, lambda batch: defer.Deferred.fromCoroutine(self._send_batch(batch)))
 
     def _publish_longer(self, build: Callable[[], list[bytes]]) -> defer.Deferred[None]:
         """Publish what is too long for all that is known, once the server's limit is known.

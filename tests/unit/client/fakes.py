@@ -26,6 +26,9 @@ class WithoutCalls(ClientApi[Sub]):
     def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> NoReturn:
         raise NotImplementedError
 
+    def payloads(self) -> NoReturn:
+        raise NotImplementedError
+
     def whoami(self, timeout: float | None = None) -> NoReturn:
         raise NotImplementedError
 
