@@ -59,7 +59,7 @@ from sbus.client.losses import PAYLOAD, Lost
 from sbus.client.questions import CallingWaiter
 from sbus.client.responding import Handler, Request, Responder, reply_key
 from sbus.client.watches import Watch
-from sbus.errors import NobodyListens, NotAllowed, PatternWarning, RequestFailed, UsageError, Violation
+from sbus.errors import NobodyListens, NotAllowed, PacketTooLong, PatternWarning, RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
     ECHO_OFF,
     ECHO_ON,
@@ -538,13 +538,9 @@ class ClientApi(ABC, Generic[Sub]):
             self._warn(f"lost, {why}: packets: {self._unlogged}, the last one of {lost.bytes} bytes; {remedy}")
             self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
 
-    def _log_dropped(self, count: int) -> None:
-        """Log messages in memory that waited for a connection, and that the new server does not take."""
-        if count:
-            self._warn(
-                f"dropped: {count} large messages that waited for a connection: the bus that is there now takes no "
-                "payloads, and they do not fit its packets; have the operator raise --max-packet or --max-payload"
-            )
+    def _payload_dropped(self, error: PacketTooLong) -> None:
+        """Log a message in memory that waited for a connection, and that the new server does not take."""
+        self._warn(f"a message that waited for a connection was dropped, as the bus now takes no payloads: {error}")
 
     def _warn(self, text: str) -> None:
         """Log a warning for the operator of this program."""

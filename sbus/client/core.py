@@ -157,9 +157,9 @@ class ClientCore:
     :param give_up: called with the error if the server does not name senders.
     :param on_truncated: called with each packet that was too long to receive, in its place.
     :param payloads: ask the server for messages in sealed memory, if the dialect has them.
-    :param on_settled: called once on each connection, when it is known whether the server takes them.
     :param make_room: called with the bytes in the longest packet that may come and may be sent, once that is known.
     :ivar on_name_change: called when the server says that this client's name has changed, after `observe_name`.
+    :ivar on_settled: called once on each connection, when it is known whether the server takes payloads.
     :ivar max_packet: bytes in the longest packet that can be sent on this connection.
     :ivar bundle_limit: bytes in the longest bundle that may be sent; 0 while none may.
     :ivar payloads: what is agreed about messages in memory.
@@ -182,7 +182,6 @@ class ClientCore:
         on_truncated: Callable[[Lost], object] = lambda _: None,
         make_room: Callable[[int], object] = lambda _: None,
         payloads: bool = False,
-        on_settled: Callable[[], object] = lambda: None,
     ) -> None:
         self.dialect = dialect
         self.bundle_limit = 0
@@ -190,7 +189,7 @@ class ClientCore:
         self._server_max_packet = 0  # what the server has said, on this connection or the one before
         self.max_packet = self._max_sendable = max_packet
         self.payloads = Agreement(payloads and dialect.control, self._payloads_settled)
-        self._on_settled = on_settled
+        self.on_settled: Callable[[], object] = lambda: None
         self._longest_plain = 0  # bytes of the longest packet of a message that needs no closer look
         self._limit()
         self._make_room = make_room
@@ -293,11 +292,18 @@ class ClientCore:
         """
         packet = Outgoing.of(key, memory, offset, length)
         if self.payloads.least is None:
-            if packet.size > self.max_packet:
-                raise self._too_long(packet.size)
-            return packet.plain()
+            return self.plain(packet)
         self._sized(packet)
         return packet
+
+    def plain(self, packet: Outgoing) -> bytes:
+        """Return the packet of the same message with its bytes.
+
+        :raises PacketTooLong: if it exceeds `max_packet`.
+        """
+        if packet.size > self.max_packet:
+            raise self._too_long(packet.size)
+        return packet.plain()
 
     def subscribe(self, pattern: bytes | str, sink: Sink, *, last: bool = False, sender: bool = False) -> list[bytes]:
         """Subscribe a sink to a pattern.
@@ -442,7 +448,7 @@ class ClientCore:
 
     def _payloads_settled(self) -> None:
         self._limit()
-        self._on_settled()
+        self.on_settled()
 
     @property
     def asks_limit(self) -> bool:

@@ -117,7 +117,6 @@ class ConnectOptions:
         give_up: Callable[[UsageError], object],
         on_denied: Callable[[Denial], object],
         refuse: Callable[[Sink, NotAllowed], bool],
-        on_settled: Callable[[], object],
     ) -> ClientCore:
         """Return the state of a new client.
 
@@ -127,7 +126,6 @@ class ConnectOptions:
         :param give_up: see `ClientCore`.
         :param on_denied: called with each denial that no call and no reader gets.
         :param refuse: see `ClientCore`.
-        :param on_settled: see `ClientCore`.
         """
         return ClientCore(
             find_dialect(self.dialect),
@@ -143,5 +141,4 @@ class ConnectOptions:
             on_truncated=on_lost,
             make_room=make_room,
             payloads=self.payloads,
-            on_settled=on_settled,
         )

@@ -1,23 +1,26 @@
-"""Sending messages in sealed memory, which not every server takes, from an outbox.
+"""Sending messages in sealed memory, which not every server takes.
 
 While the client is not connected, such messages wait as all others do. The next server may be another one, or the same
 with other options, and whether it takes them shows only behind the first replies. So on each connection the outbox
-keeps them back, and what follows them, until `PayloadOutbox.settle`. If the server does not take them, their bytes are
-sent instead, as far as they fit a packet.
+keeps them back, and what follows them, until `PayloadOutbox.settle`. If the server does not take them, `PayloadSender`
+sends their bytes instead, as far as they fit a packet.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
+from sbus.client.core import ClientCore
 from sbus.client.outbox import Outbox, send_some
 from sbus.client.payloads import Outgoing
+from sbus.errors import PacketTooLong
 from sbus.protocol.bundles import pack
 from sbus.routing.runs import find_type
 from sbus.syscalls.memfd import Memfd
 from sbus.syscalls.sockets import send_with
 
-__all__ = ["PayloadOutbox", "send_any"]
+__all__ = ["PayloadOutbox", "PayloadSender"]
 
 
 class PayloadOutbox(Outbox):
@@ -40,49 +43,69 @@ class PayloadOutbox(Outbox):
         self._is_settled = False
         super().restart(resync)
 
-    def settle(self, longest: int | None) -> int:
-        """Keep nothing back any more.
-
-        :param longest: bytes in the longest packet, for a server that does not take messages in memory; else None.
-        :returns: the messages that were too long for it, which are dropped.
-        """
+    def settle(self) -> None:
+        """Keep nothing back any more on this connection."""
         self._is_settled = True
-        if longest is None:
-            return 0
-        dropped = 0
-        for at, packet in enumerate(self._packets):
-            if not isinstance(packet, Outgoing):
-                continue
-            if packet.size <= longest:
-                self._packets[at] = packet.plain()
-            else:
-                self._make_hole(at)
-                dropped += 1
-        self._measured = (-1, -1)
-        self._tidy()
-        return dropped
 
     def _measure(self, packets: list[bytes]) -> int:
         return sum(packet.size if isinstance(packet, Outgoing) else len(packet) for packet in packets)
 
 
-def send_any(sock: socket.socket, packets: list[bytes], bundle_limit: int) -> int:
-    """Send what the socket takes, as `send_some` does; messages in memory may be among the packets.
+class PayloadSender:
+    """Sends packets, messages in memory among them, as the server takes them.
 
-    :raises OSError: as `send_some`; ETOOMANYREFS if this user has too many descriptors under way.
+    :param core: knows what the server takes.
+    :param drop: called with the error for a message that waited and does not fit a packet of a server that takes no
+        payloads.
     """
-    at = find_type(packets, Outgoing, 0)
-    if at:
-        return send_some(sock, packets if at < 0 else packets[:at], bundle_limit)
-    memory = _memory_of(packets[0])
-    assert memory is not None
+
+    def __init__(self, core: ClientCore, drop: Callable[[PacketTooLong], object]) -> None:
+        self._core = core
+        self._drop = drop
+
+    def send(self, sock: socket.socket, packets: list[bytes], bundle_limit: int) -> int:
+        """Send what the socket takes, with one system call; see `sbus.client.outbox.send_some`.
+
+        :returns: how many of the packets, from the front, are dealt with; none if the first one is a message in memory
+            and it is not known yet whether the server takes it.
+        :raises OSError: as `send_some`; ETOOMANYREFS if this user has too many descriptors under way.
+        """
+        at = find_type(packets, Outgoing, 0)
+        if at:
+            return send_some(sock, packets if at < 0 else packets[:at], bundle_limit)
+        if not self._core.payloads.is_settled:
+            return 0
+        first = packets[0]
+        assert isinstance(first, Outgoing)
+        if self._core.payloads.least is not None:
+            return _send_with(sock, first.memory, packets, bundle_limit)
+        try:
+            return send_some(sock, [self._core.plain(first)], 0)
+        except PacketTooLong as error:
+            self._drop(error)
+            return 1
+
+    def send_all(self, sock: socket.socket, packets: list[bytes]) -> int:
+        """Send what the socket takes, with as many system calls as that needs; see `send`."""
+        sent = 0
+        while sent < len(packets):
+            try:
+                count = self.send(sock, packets[sent:] if sent else packets, self._core.bundle_limit)
+            except OSError:
+                if sent:
+                    break  # the next call finds out
+                raise
+            if not count:
+                break
+            sent += count
+        return sent
+
+
+def _send_with(sock: socket.socket, memory: Memfd, packets: list[bytes], bundle_limit: int) -> int:
+    """Send the first packet, and with it in one bundle those behind it that are in the same memory."""
     end = 1
     if bundle_limit:
-        while end < len(packets) and _memory_of(packets[end]) is memory:
+        while end < len(packets) and isinstance(other := packets[end], Outgoing) and other.memory is memory:
             end += 1
     bundles, counts = pack([bytes(packet) for packet in packets[:end]], bundle_limit, 1)
     return counts[0] if send_with(sock, bundles[0], memory.fileno()) else 0
-
-
-def _memory_of(packet: bytes) -> Memfd | None:
-    return packet.memory if isinstance(packet, Outgoing) else None

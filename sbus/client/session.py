@@ -78,14 +78,9 @@ class Session(ClientApi[Sub]):
         self._options = options
         self.address = find_address(address)
         self.core = options.new_core(
-            self._control_received,
-            self._loss_received,
-            self._make_room,
-            self._give_up,
-            self._denied,
-            self._refused,
-            self._payloads_settled,
+            self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
+        self.core.on_settled = self._payloads_settled
         self.outbox = PayloadOutbox() if options.payloads else Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._backoff = options.backoff
@@ -289,7 +284,7 @@ class Session(ClientApi[Sub]):
 
     def _payloads_settled(self) -> None:
         assert isinstance(self.outbox, PayloadOutbox)
-        self._log_dropped(self.outbox.settle(None if self.core.payloads.least else self.core.max_packet))
+        self.outbox.settle()
         self._call_soon(self._flush)
 
     # --- receiving ---------------------------------------------------------------------------

@@ -65,7 +65,7 @@ from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import NO_ROOM, Outbox, read_limit, send_limit, send_some
-from sbus.client.payload_outbox import PayloadOutbox, send_any
+from sbus.client.payload_outbox import PayloadOutbox, PayloadSender
 from sbus.client.payloads import Outgoing
 from sbus.errors import ConnectError, Disconnected, NotAllowed, PacketTooLong, TimedOut, UsageError
 from sbus.protocol.bundles import unbundle
@@ -111,16 +111,11 @@ class BlockingConnection(ClientApi[Sub]):
         self._options = options
         self.address = find_address(address)
         self.core = options.new_core(
-            self._control_received,
-            self._loss_received,
-            self._make_room,
-            self._give_up,
-            self._denied,
-            self._refused,
-            self._payloads_settled,
+            self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
+        self.core.on_settled = self._payloads_settled
         self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
-        self._send_some = send_any if options.payloads else send_some
+        self._send_some = PayloadSender(self.core, self._payload_dropped).send if options.payloads else send_some
         self._batch = Batch([])  # what was received; a callback that reads on continues it
         self._callback_errors: deque[Exception] = deque()
         self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
@@ -180,7 +175,7 @@ class BlockingConnection(ClientApi[Sub]):
             if self._outbox:
                 self._drain(self._limit)
             sock = self._connected(self._limit)
-            if sock is None or (self._reconnecting and self._outbox):  # there it waits for the server's word
+            if sock is None or self._is_unsettled():
                 self._outbox.extend_within(packets[position:], self._options.reconnect_buffer)
                 return
             if self._expects_bundle_reply and len(packets) > 1:
@@ -199,7 +194,7 @@ class BlockingConnection(ClientApi[Sub]):
             while True:
                 self._drain(deadline)
                 sock = self._connected(deadline)
-                if sock is None:
+                if sock is None or self._is_unsettled():
                     raise Disconnected("not connected at present")
                 if self._send(sock, [packet], flags):
                     return
@@ -494,9 +489,16 @@ class BlockingConnection(ClientApi[Sub]):
                     raise
             time.sleep(pause)
 
+    def _is_unsettled(self) -> bool:
+        """Return whether a callback runs before it is known if the new server takes payloads."""
+        return self._reconnecting and not self.core.payloads.is_settled
+
     def _payloads_settled(self) -> None:
         assert isinstance(self._outbox, PayloadOutbox)
-        self._log_dropped(self._outbox.settle(None if self.core.payloads.least else self.core.max_packet))
+        self._outbox.settle()
+
+    def _payload_dropped(self, error: PacketTooLong) -> None:
+        raise error
 
     def _make_room(self, size: int) -> None:
         self._reader.make_room(size)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
 from twisted.internet import defer, error
@@ -27,6 +28,7 @@ from sbus.client.connecting import Backoff, backlog_full, describe_connect_error
 from sbus.client.core import Message, as_bytes
 from sbus.client.inlet import FIRST_READS
 from sbus.client.options import ConnectOptions, Keywords
+from sbus.client.payload_outbox import PayloadSender
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, WatchQueue
 from sbus.client.tx.producer import Producer, ProducerAdapter
@@ -132,6 +134,7 @@ class Bus(Session[Subscription]):
         self._pause: defer.Deferred[Any] | None = None  # of `_reconnect_loop`
         self._receive_size = options.receive_size
         self._first_left = 0  # batches that are read into the largest buffers, as in `sbus.client.inlet`
+        self._bundles_itself = False  # the transport cannot: a bundle of messages in memory goes with a descriptor
         self._end_waiters: list[defer.Deferred[None]] = []
         self._producer: ProducerAdapter | None = None
 
@@ -293,6 +296,10 @@ class Bus(Session[Subscription]):
         self._receive_size = self._options.receive_size
         self._first_left = FIRST_READS
         transport.limit_packets(LONGEST_PACKET)
+        self._bundles_itself = self._options.payloads and transport.pass_payloads(True)
+        if self._bundles_itself:
+            sender = PayloadSender(self.core, self._payload_dropped)
+            transport.send_by(partial(sender.send_all, sock))
         self.core.connected(max_sendable(sock))
         self._set_reading(not self._above_high_water)
 
@@ -305,7 +312,7 @@ class Bus(Session[Subscription]):
             self._first_left = 0 if self.core.has_limit else self._first_left - 1
             if not self._first_left:
                 transport.limit_packets(self._receive_size)
-        if transport is not None and self.core.bundle_limit and not had_bundles:
+        if transport is not None and self.core.bundle_limit and not had_bundles and not self._bundles_itself:
             transport.start_bundling(self.core.bundle_limit)
             transport.flush()
 
@@ -380,7 +387,7 @@ class Bus(Session[Subscription]):
 
     async def _open(self) -> None:
         try:
-            self._pause = connecting = self._endpoint.connect(BusFactory(self))
+            self._pause = connecting = self._endpoint.connect(BusFactory(self, payloads=self._options.payloads))
             await connecting
         except error.TimeoutError as e:
             raise ConnectError(backlog_full(self.address)) from e
