@@ -113,9 +113,7 @@ def sub(
     on_lost = message_format.show_lost if receipts else None
     with contextlib.ExitStack() as connection:
         bus = connection.enter_context(
-            _connect(
-                target, deadline, reconnect=reconnect, on_gap=on_gap, on_lost=on_lost, sender=sender, payloads=True
-            )
+            _connect(target, deadline, reconnect=reconnect, on_gap=on_gap, on_lost=on_lost, sender=sender)
         )
         # A server that accepts and closes would otherwise keep the first packets waiting without end.
         with deadline.applied(), bus.limit(deadline.left):

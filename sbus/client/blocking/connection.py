@@ -86,9 +86,8 @@ _MESSAGE = MSG + b" "
 _RECEIPT = build(CMSG, LOST, b"")
 _SENDER = build(CMSG, SENDER)
 """The beginning of a sender, and of the answer to ``sender/on``."""
-_DENIED = build(CMSG, DENIED, _MESSAGE)
-"""The beginning of the denial of a message."""
-_KEPT = (_MESSAGE, FMSG + b" ", _RECEIPT, _SENDER, _DENIED)
+_MESSAGES = (_MESSAGE, FMSG + b" ")
+_KEPT = (*_MESSAGES, _RECEIPT, _SENDER, *(build(CMSG, DENIED, verb) for verb in _MESSAGES))
 """The beginnings of packets that stay valid when the connection is lost."""
 _PACKET_OVERHEAD = 512
 """Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""

@@ -420,8 +420,13 @@ class TestArrival:
         core = ClientCore(payloads=True, on_denied=denied.append)
         core.resync_packets()
         core.connected(1 << 20)
-        core.receive([ANSWER, b"CMSG denied\0MSG k rule"])
-        assert [(denial.key, denial.rule) for denial in denied] == [(b"k", "rule")]
+        core.receive([ANSWER, b"CMSG denied\0FMSG k rule"])
+        assert [(denial.verb, denial.key, denial.rule) for denial in denied] == [(b"FMSG", b"k", "rule")]
+        waiter = Waiter()
+        core.extensions.denials.expect(b"k", waiter)
+        core.receive([b"CMSG denied\0FMSG k rule"])
+        [error] = waiter.outcomes
+        assert "may not publish 'k' with its payload in sealed memory" in str(error)
 
 
 class TestSending:
