@@ -6,8 +6,9 @@ Theory of operation
 The server does not do what the policy forbids, and sends a *denial* (``CMSG denied``): the verb, the key and the rule.
 A denial does not name the packet. The server handles packets in order, so the client can find out:
 
-* ``MSG``, or ``FMSG`` for one in sealed memory, fails the oldest request with this key that the server may not have handled yet. A request is followed by a
-  question (`sbus.client.api`, *Nobody listens*), and the answer shows that the server has handled the request.
+* ``MSG`` (``FMSG`` for a large one) fails the oldest request with this key that the server may not have handled yet. A
+  request is followed by a question (`sbus.client.api`, *Nobody listens*), and the answer shows that the server has
+  handled the request.
 * ``SUB`` ends every subscription with this pattern, whether the server refuses it or a new policy has revoked it. The
   client also unsubscribes: then both ends agree, even if the denial was about an earlier subscription that had ended
   here.
