@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sbus.client.payloads import Outgoing
-from sbus.errors import BufferFull, Disconnected, PacketTooLong, UsageError
+from sbus.errors import BufferFull, Disconnected, PacketTooLong, RequestFailed, UsageError
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.packets import build_range
 from sbus.syscalls.memfd import Attached, Memfd
@@ -24,6 +24,7 @@ from tests.integration.clients.backends import (
     turn,
 )
 from tests.integration.clients.test_loss import QUICK, WHOAMI
+from tests.support.harness import Bus
 
 ON = b"CMSG payload/on"
 ANSWER = ON + b"\x001000 100000"
@@ -286,3 +287,76 @@ async def test_exception_in_a_batch_sends_nothing(backend: Backend, directory: P
             await client.publish_batch(fail)
         await client.publish("k", b"next")
         assert await peer.receive() == b"MSG k\0next"
+
+
+# --- with a real server -----------------------------------------------------------------------
+
+
+async def test_messages_of_any_size_arrive(backend: Backend, shared: Bus) -> None:
+    """Small and large messages, single ones and batches, arrive in order; what is large, without a copy."""
+    writer = await backend.connect(shared.address, payloads=True)
+    reader = await backend.connect(shared.address, payloads=True)
+    sub = await reader.subscribe("sizes/")
+    await reader.fence()
+    sizes = [0, 1, 65_535, 65_536, 409_600, 1_000_000, 10, 20_000_000]
+    for size in sizes[:4]:
+        await writer.publish(f"sizes/{size}", b"x" * size)
+    await writer.publish_many([(f"sizes/{size}", b"x" * size) for size in sizes[4:]])
+    messages = [await sub.get() for _ in sizes]
+    assert [message.key for message in messages] == [b"sizes/%d" % size for size in sizes]
+    assert [len(message.payload) for message in messages] == sizes
+    assert all(
+        bytes(message.payload[-10:]) == b"x" * min(10, size) for message, size in zip(messages, sizes, strict=True)
+    )
+    assert [isinstance(message.payload, memoryview) for message in messages] == [size >= 65_536 for size in sizes]
+
+    def fill(batch: Any) -> None:
+        for number in range(100):
+            view = batch.allocate(10_000)
+            view[:] = bytes([number]) * 10_000
+            batch.publish("sizes/batch", view)
+
+    await writer.publish_batch(fill)
+    payloads = [(await sub.get()).payload for _ in range(100)]
+    assert [bytes(payload) for payload in payloads] == [bytes([number]) * 10_000 for number in range(100)]
+
+
+async def test_receiver_without_payloads_gets_what_fits(backend: Backend, shared: Bus) -> None:
+    """A receiver that has not asked gets the bytes; of what fits no packet it gets a receipt."""
+    lost: list[Any] = []
+    writer = await backend.connect(shared.address, payloads=True)
+    reader = await backend.connect(shared.address, on_lost=lost.append)
+    sub = await reader.subscribe("plain")
+    await reader.fence()
+    for size in (100_000, 1_000_000, 100):
+        await writer.publish("plain", bytes(size))
+    assert [type((await sub.get()).payload) for _ in range(2)] == [bytes, bytes]
+    assert [(loss.messages, loss.why) for loss in lost] == [(1, "too-large")]
+
+
+async def test_large_requests_and_replies(backend: Backend, shared: Bus) -> None:
+    """A request and its reply may be large; an error stays a text."""
+
+    def answer(request: Any) -> bytes:
+        if bytes(request.payload[:1]) == b"-":
+            raise RequestFailed("no")
+        return bytes(request.payload) * 2
+
+    responder = await backend.connect(shared.address, payloads=True)
+    requester = await backend.connect(shared.address, payloads=True)
+    await responder.respond("double", answer)
+    await responder.fence()
+    async with responder.serving():
+        reply = await requester.request("double", b"12345" * 100_000)
+        assert bytes(reply) == b"12345" * 200_000
+        with pytest.raises(RequestFailed, match="no"):
+            await requester.request("double", b"-" * 1_000_000)
+
+
+async def test_sender_is_known(backend: Backend, shared: Bus) -> None:
+    """Messages in memory have a sender as others do."""
+    client = await backend.connect(shared.address, payloads=True, sender=True)
+    sub = await client.subscribe("signed")
+    await client.publish_many([("signed", b"1"), ("signed", bytes(100_000)), ("signed", b"3")])
+    senders = {str((await sub.get()).sender) for _ in range(3)}
+    assert senders == {(await client.whoami()).decode()}
