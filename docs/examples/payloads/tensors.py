@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 
 import sbus
 

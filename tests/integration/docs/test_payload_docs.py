@@ -16,11 +16,13 @@ from tests.integration.docs.test_docs import EXAMPLES, Script
 from tests.support.harness import TIMEOUT
 from tests.support.servers import StartBus
 
+FRAMES = "".join(f"(1080, 1920, 3) {number}.0 False\n" for number in range(3))
+TABLES = "tables/hours 24 276\ntables/readings 100000 4999950000\ncopied: False\n"
 ROLES = {
-    "camera": ("numpy", ("watch", "film"), ("3",), "watching\n" + "".join(f"(1080, 1920, 3) {n}.0 False\n" for n in range(3))),
-    "tables": ("pyarrow", ("receive", "send"), (), "waiting\ntables/hours 24 276\ntables/readings 100000 4999950000\ncopied: False\n"),
+    "camera": ("numpy", ("watch", "film"), ("3",), f"watching\n{FRAMES}"),
+    "tables": ("pyarrow", ("receive", "send"), (), f"waiting\n{TABLES}"),
     "tensors": ("torch", ("receive", "send"), (), "waiting\ntorch.Size([100000]) 4999950336.0\n"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ROLES)

@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pickle import PickleBuffer
 from typing import Any, cast
@@ -340,12 +341,12 @@ class TestArrival:
         self.receive(agreed, attached(bundle, memory))
         del memory
         gc.collect()
-        assert len(descriptors()) == len(before) + 1
+        assert len(descriptors()) == len(before) + (sys.version_info < (3, 13))
         assert b"".join(message.payload for message in sink.messages) == b"ab" * 5
         kept = sink.messages.pop().payload
         sink.messages.clear()
         gc.collect()
-        assert len(descriptors()) == len(before) + 1
+        assert len(descriptors()) == len(before) + (sys.version_info < (3, 13))
         assert bytes(kept) == b"b"
         del kept
         gc.collect()
