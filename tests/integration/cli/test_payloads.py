@@ -28,9 +28,9 @@ def test_file_above_the_limit(bus: StartBus, directory: Path) -> None:
     small = bus("--max-payload=1500000")
     path = directory / "large"
     path.write_bytes(LARGE)
-    assert "has more than 1500000 bytes" in (error := failure(small, "pub", "k", "--file", path))
+    assert "has more than 1500000 bytes" in (error := failure(small, "pub", "k", "--file", path, status=2))
     assert "--max-payload" in error
-    assert "has more than 409600 bytes" in (error := failure(small, "pub", "k", "-", stdin=LARGE))
+    assert "has more than 409600 bytes" in (error := failure(small, "pub", "k", "-", stdin=LARGE, status=2))
     assert "--max-packet" in error
 
 
