@@ -32,6 +32,7 @@ from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.outbox import NO_ROOM, read_limit, send_limit, send_some
 from sbus.client.payload_outbox import PayloadSender
+from sbus.client.payloads import Buffer
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, WatchQueue
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, PacketTooLong, TimedOut
@@ -144,7 +145,7 @@ class Bus(Session[Subscription]):
 
     # --- what users call (documented in `ClientApi`) -----------------------------------------
 
-    async def publish(self, key: bytes | str, payload: bytes = b"") -> None:
+    async def publish(self, key: bytes | str, payload: Buffer = b"") -> None:
         self._check_open()
         try:
             packets = [self.core.publish(key, payload)]
@@ -154,7 +155,7 @@ class Bus(Session[Subscription]):
         if len(self.outbox):
             await self._sent(1)
 
-    async def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
+    async def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> None:
         self._check_open()
         messages = list(messages)
         try:

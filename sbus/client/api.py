@@ -56,6 +56,7 @@ from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
 from sbus.client.denials import Denial, DenialLog
 from sbus.client.identity import check_name
 from sbus.client.losses import PAYLOAD, Lost
+from sbus.client.payloads import Buffer
 from sbus.client.questions import CallingWaiter
 from sbus.client.responding import Handler, Request, Responder, reply_key
 from sbus.client.watches import Watch
@@ -153,7 +154,7 @@ class ClientApi(ABC, Generic[Sub]):
         """Return a new waiter."""
 
     @abstractmethod
-    def publish(self, key: bytes | str, payload: bytes = b"") -> Result[None]:
+    def publish(self, key: bytes | str, payload: Buffer = b"") -> Result[None]:
         """Publish a message; done when it has been handed to the kernel.
 
         If the server refuses it, ``on_denied`` is called; that happens before a later `fence` returns.
@@ -166,7 +167,7 @@ class ClientApi(ABC, Generic[Sub]):
         """
 
     @abstractmethod
-    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> Result[None]:
+    def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> Result[None]:
         """Publish messages, (key, payload) each, in order.
 
         It is done when all have been handed to the kernel.

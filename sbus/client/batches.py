@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from sbus.client.core import ClientCore
-from sbus.client.payloads import Arena, flat
+from sbus.client.payloads import Arena, Buffer, flat
 from sbus.errors import UsageError
 from sbus.syscalls.memfd import Memfd
 
@@ -62,7 +62,7 @@ class PayloadBatch(Generic[T]):
         self._views.append(view)
         return view
 
-    def publish(self, key: bytes | str, payload: bytes | memoryview) -> None:
+    def publish(self, key: bytes | str, payload: Buffer) -> None:
         """Publish a message when the batch ends, after those before it.
 
         :param payload: a view from `allocate`, a part of one, or another object with such memory (a numpy array):

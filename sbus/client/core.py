@@ -42,6 +42,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import cast
 
 from sbus.client.agreement import Agreement
 from sbus.client.choices import Choices
@@ -49,7 +50,7 @@ from sbus.client.denials import Denial
 from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter
 from sbus.client.extensions import Extensions
 from sbus.client.losses import Lost, lost_of
-from sbus.client.payloads import Arena, Outgoing, flat
+from sbus.client.payloads import Arena, Buffer, Outgoing, flat
 from sbus.client.watches import MAX_WATCHED_KEY, Watch
 from sbus.errors import InvalidKey, NotAllowed, PacketTooLong, UsageError, Violation, ViolationReason
 from sbus.protocol.controls import (
@@ -216,7 +217,7 @@ class ClientCore:
 
     # --- packets to send ---------------------------------------------------------------------
 
-    def publish(self, key: bytes | str, payload: bytes) -> bytes:
+    def publish(self, key: bytes | str, payload: Buffer) -> bytes:
         """Return the packet that publishes a message.
 
         :raises InvalidKey: if the protocol does not allow the key.
@@ -224,19 +225,19 @@ class ClientCore:
         :raises UsageError: if the payload is not bytes.
         :raises OSError: if the kernel has no memory or descriptor for a large payload.
         """
-        if packets := build_messages([(key, payload)], 0, self._longest_plain):
+        if packets := build_messages([(key, payload)], 0, self._longest_plain):  # type: ignore[list-item]
             return packets[0]
         arena = Arena(self.payloads.most)
         packet = self._build(key, payload, arena)
         arena.seal()
         return packet
 
-    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> list[bytes]:
+    def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> list[bytes]:
         """Return the packets that publish messages, (key, payload) each.
 
         :raises: as `publish`.
         """
-        messages = list(messages)
+        messages = cast(list[tuple[bytes | str, bytes]], list(messages))
         packets = build_messages(messages, 0, self._longest_plain)
         arena = Arena(self.payloads.most)
         while len(packets) < len(messages):
@@ -250,13 +251,13 @@ class ClientCore:
         arena.seal()
         return packets
 
-    def _build(self, key: bytes | str, payload: bytes, arena: Arena) -> bytes:
+    def _build(self, key: bytes | str, payload: Buffer, arena: Arena) -> bytes:
         """Return the packet of a message that may be large or wrong; a large payload goes to the arena."""
         key = self.check_key(key)
         _check_payload(payload)
         threshold = self.payloads.threshold
         if threshold is None or memoryview(payload).nbytes < threshold:
-            return self._sized(b"MSG %b\0%b" % (key, payload))
+            return self._sized(b"MSG %b\0%b" % (key, payload))  # type: ignore[str-format]
         view = flat(payload)
         self.check_size(view.nbytes)
         return self.build_range(key, *arena.write(view), view.nbytes)

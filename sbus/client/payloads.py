@@ -29,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from typing import Self
+from typing import Protocol, Self
 
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
@@ -37,11 +37,18 @@ from sbus.protocol.packets import FMSG, MSG, Truncated, build, build_range, pars
 from sbus.routing.runs import find_type
 from sbus.syscalls.memfd import Attached, Memfd
 
-__all__ = ["Arena", "Arrived", "Missing", "Outgoing", "flat", "open_attached"]
+__all__ = ["Arena", "Arrived", "Buffer", "Missing", "Outgoing", "flat", "open_attached"]
 
 _ALIGNMENT = 64
 """Bytes to which each payload is aligned: a line of the CPU's caches, which is what Arrow asks of its buffers."""
 _IN_MEMORY = FMSG + b" "
+
+
+class Buffer(Protocol):
+    """The bytes of a payload: any object with the buffer interface."""
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        """Return a view of the bytes."""
 
 
 def flat(payload: object) -> memoryview:

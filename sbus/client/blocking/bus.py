@@ -29,6 +29,7 @@ from sbus.client.core import Message, as_bytes
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
+from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
 from sbus.syscalls.sockets import DONTWAIT, PEEK
 
@@ -65,7 +66,7 @@ class Bus(BlockingConnection[Subscription]):
 
     # --- sending -----------------------------------------------------------------------------
 
-    def publish(self, key: bytes | str, payload: bytes = b"", *, flags: int = 0, timeout: float | None = None) -> None:
+    def publish(self, key: bytes | str, payload: Buffer = b"", *, flags: int = 0, timeout: float | None = None) -> None:
         """Publish a message; return when it has been handed to the kernel.
 
         :param flags: flags of send(2); with ``MSG_DONTWAIT``, a full socket raises `BlockingIOError`.
@@ -85,7 +86,7 @@ class Bus(BlockingConnection[Subscription]):
         else:
             self._send_all([packet])
 
-    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
+    def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> None:
         messages = list(messages)
         try:
             packets = self.core.publish_many(messages)

@@ -29,6 +29,7 @@ from sbus.client.core import Message, as_bytes
 from sbus.client.inlet import FIRST_READS
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payload_outbox import PayloadSender
+from sbus.client.payloads import Buffer
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, WatchQueue
 from sbus.client.tx.producer import Producer, ProducerAdapter
@@ -140,7 +141,7 @@ class Bus(Session[Subscription]):
 
     # --- what users call (documented in `ClientApi`) -----------------------------------------
 
-    def publish(self, key: bytes | str, payload: bytes = b"") -> defer.Deferred[None]:
+    def publish(self, key: bytes | str, payload: Buffer = b"") -> defer.Deferred[None]:
         self._check_open()
         try:
             packets = [self.core.publish(key, payload)]
@@ -148,7 +149,7 @@ class Bus(Session[Subscription]):
             return self._publish_longer(lambda: [self.core.publish(key, payload)])
         return self._publish(packets)
 
-    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> defer.Deferred[None]:
+    def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> defer.Deferred[None]:
         self._check_open()
         messages = list(messages)
         try:
