@@ -12,7 +12,7 @@ import pytest
 from sbus.client.payloads import Outgoing
 from sbus.errors import BufferFull, Disconnected, PacketTooLong, RequestFailed, UsageError
 from sbus.protocol.bundles import unbundle
-from sbus.protocol.packets import build_range
+from sbus.protocol.packets import LEAST_PAYLOAD, build_range
 from sbus.syscalls.memfd import Attached, Memfd
 from tests.integration.clients.backends import (
     Backend,
@@ -298,7 +298,7 @@ async def test_messages_of_any_size_arrive(backend: Backend, shared: Bus) -> Non
     reader = await backend.connect(shared.address, payloads=True)
     sub = await reader.subscribe("sizes/")
     await reader.fence()
-    sizes = [0, 1, 65_535, 65_536, 409_600, 1_000_000, 10, 20_000_000]
+    sizes = [0, 1, LEAST_PAYLOAD - 1, LEAST_PAYLOAD, 409_600, 1_000_000, 10, 20_000_000]
     for size in sizes[:4]:
         await writer.publish(f"sizes/{size}", b"x" * size)
     await writer.publish_many([(f"sizes/{size}", b"x" * size) for size in sizes[4:]])
@@ -308,7 +308,9 @@ async def test_messages_of_any_size_arrive(backend: Backend, shared: Bus) -> Non
     assert all(
         bytes(message.payload[-10:]) == b"x" * min(10, size) for message, size in zip(messages, sizes, strict=True)
     )
-    assert [isinstance(message.payload, memoryview) for message in messages] == [size >= 65_536 for size in sizes]
+    assert [isinstance(message.payload, memoryview) for message in messages] == [
+        size >= LEAST_PAYLOAD for size in sizes
+    ]
 
     def fill(batch: Any) -> None:
         for number in range(100):
@@ -328,7 +330,7 @@ async def test_receiver_without_payloads_gets_what_fits(backend: Backend, shared
     reader = await backend.connect(shared.address, on_lost=lost.append)
     sub = await reader.subscribe("plain")
     await reader.fence()
-    for size in (100_000, 1_000_000, 100):
+    for size in (300_000, 1_000_000, 100):
         await writer.publish("plain", bytes(size))
     assert [type((await sub.get()).payload) for _ in range(2)] == [bytes, bytes]
     assert [(loss.messages, loss.why) for loss in lost] == [(1, "too-large")]
@@ -357,6 +359,6 @@ async def test_sender_is_known(backend: Backend, shared: Bus) -> None:
     """Messages in memory have a sender as others do."""
     client = await backend.connect(shared.address, payloads=True, sender=True)
     sub = await client.subscribe("signed")
-    await client.publish_many([("signed", b"1"), ("signed", bytes(100_000)), ("signed", b"3")])
+    await client.publish_many([("signed", b"1"), ("signed", bytes(300_000)), ("signed", b"3")])
     senders = {str((await sub.get()).sender) for _ in range(3)}
     assert senders == {(await client.whoami()).decode()}
