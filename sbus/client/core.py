@@ -18,7 +18,8 @@ The core knows four things:
   messages with one route are delivered as one list; with bundles a list holds up to 512 messages.
 * **Who is waiting for a reply.** The server answers questions in order, so the waiters are a queue
   (`sbus.client.questions`). A plain ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too.
-* **What goes beyond the original protocol** (`sbus.client.extensions`), which a server may ignore.
+* **What goes beyond the original protocol** (`sbus.client.extensions`), which a server may ignore. Whether large
+  messages travel in memory is decided in `ClientCore.publish`, by their size and the `sbus.client.agreement`.
 
 *The longest packet.* A server whose limit is above that of the original says so in its answer to ``bye/on``
 (`sbus.client.inlet`). A packet that is still longer than the buffer is a loss, as if the server had reported it, at its

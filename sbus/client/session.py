@@ -27,10 +27,10 @@ an error. A message that its caller has given up, by a cancellation or a timeout
 unless some of its packets have left. There is no limit while there is a bus, as callers wait for its back-pressure.
 
 *Reconnecting.* When the connection is lost, the outbox is rebuilt: first the packets that restore settings and
-subscriptions, then the unsent messages. Only then do pending calls fail, because their callers may use the client at
-once. `_reconnect_loop` connects, then sends a fence. A connection counts only when that fence returns: a server that
-accepts and closes at once would otherwise be retried without pauses, and ``on_gap`` would report a connection on which
-nothing is in force yet.
+subscriptions, then the unsent messages (large ones wait for the server's word: `sbus.client.payload_outbox`). Only then
+do pending calls fail, because their callers may use the client at once. `_reconnect_loop` connects, then sends a fence.
+A connection counts only when that fence returns: a server that accepts and closes at once would otherwise be retried
+without pauses, and ``on_gap`` would report a connection on which nothing is in force yet.
 
 *The end* is final: `_end` sets the error, which every later call raises, and everything that waits fails with it.
 """
