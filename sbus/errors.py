@@ -271,7 +271,7 @@ class NotAllowed(SbusError):
 
     The text names the rule and the remedy.
 
-    :ivar verb: ``b"MSG"`` for a message, ``b"SUB"`` for a subscription.
+    :ivar verb: ``b"MSG"`` for a message, ``b"FMSG"`` for one in sealed memory, ``b"SUB"`` for a subscription.
     :ivar key: the key or pattern; of a long one the first 1,024 bytes.
     :ivar rule: the name of the policy's rule; ``default`` or ``closed`` if no rule allows it, ``secret`` for a secret
         key of another client, ``credentials`` if a plug-in of the server refuses it.
@@ -286,7 +286,8 @@ class NotAllowed(SbusError):
     def __str__(self) -> str:
         verb = "subscribe to" if self.verb == b"SUB" else "publish"
         key = repr(self.key.decode("utf-8", "backslashreplace"))
-        what = f"this client may not {verb} {key}"
+        how = " with its payload in sealed memory" if self.verb == b"FMSG" else ""
+        what = f"this client may not {verb} {key}{how}"
         if self.rule == "secret":
             return f"{what}: only the client with that name may, and no policy changes that (rule: secret); see whoami"
         ask = "ask the administrator of the bus"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from sbus.client.payloads import Arrived, Missing
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
 from sbus.protocol.notices import LONGEST_DENIED, SENDER
-from sbus.protocol.packets import CMSG, MSG, Split, Truncated
+from sbus.protocol.packets import CMSG, FMSG, MSG, Split, Truncated
 from sbus.routing.cache import RouteCache
 from sbus.routing.route import Route
 from sbus.routing.runs import next_messages
@@ -29,7 +30,11 @@ _NO_CREDENTIALS = PeerCredentials(0, 0, 0)
 
 
 class Message(NamedTuple):
-    """A message as it was published: its routing key and its payload, both bytes."""
+    """A message as it was published: its routing key and its payload, both bytes.
+
+    With ``payloads=True`` the payload of a large message is a read-only `memoryview`; ``bytes(message.payload)`` copies
+    it (:doc:`/payloads`).
+    """
 
     key: bytes
     payload: bytes
@@ -46,7 +51,7 @@ class Message(NamedTuple):
 
     def __repr__(self) -> str:
         """Return one line for people, with the beginning of a long payload."""
-        payload = repr(self.payload[:_MAX_SHOWN])
+        payload = repr(bytes(self.payload[:_MAX_SHOWN]))
         if len(self.payload) > _MAX_SHOWN:
             payload += f"... ({len(self.payload):,} bytes)"
         sender = "" if self.sender is None else f", sender={self.sender}"
@@ -250,17 +255,25 @@ class Dispatcher:
         verb, _, rest = packet.partition(b" ")
         key, nul, payload = rest.partition(b"\0")
         if verb == MSG and nul:
-            messages = [self.kind(key, payload)]
-            for sink in self._route(key):
-                sink.deliver(messages)
+            self._deliver(key, payload)
         elif verb == CMSG:
             if key == SENDER and self.find_kind is not None:
                 self.kind = self.find_kind(payload)
             else:
                 self._on_control(key, payload)
+        elif verb == FMSG:
+            if isinstance(packet, Arrived):
+                self._deliver(key, cast(bytes, packet.payload))
+            else:
+                self._on_truncated(Missing.in_place_of(packet))
         elif isinstance(packet, Truncated):
             self._on_truncated(packet)
         # Ignore other packets: a newer server may send kinds that this client does not know.
+
+    def _deliver(self, key: bytes, payload: bytes) -> None:
+        messages = [self.kind(key, payload)]
+        for sink in self._route(key):
+            sink.deliver(messages)
 
     def sinks_for(self, key: bytes) -> tuple[Sink, ...]:
         """Return the sinks whose patterns match a key."""

@@ -433,6 +433,10 @@ class SendingHalf(Endings):
         if self._half is not None:
             self._half.writeConnectionLost()
 
+    def send_by(self, send: Callable[[list[bytes]], int]) -> None:
+        """Send packets with a function that does what `sbus.syscalls.batch.send_packets` does with a socket."""
+        self._send_batch = send
+
     # --- bundles -----------------------------------------------------------------------------
 
     def start_bundling(self, limit: int) -> int:

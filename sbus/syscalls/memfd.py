@@ -15,6 +15,7 @@ import fcntl
 import mmap
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from typing import Any, Self
 
@@ -105,10 +106,13 @@ class Memfd:
     def map(self) -> mmap.mmap:
         """Map the whole memory, privately and read-only.
 
-        A shared mapping of memory with the seal WRITE is refused by older kernels, even if it is read-only.
+        A shared mapping of memory with the seal WRITE is refused by older kernels, even if it is read-only. The map has
+        a descriptor of its own, except with Python 3.13 or later.
 
         :raises OSError: as mmap(2).
         """
+        if sys.version_info >= (3, 13):
+            return mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, trackfd=False)
         return mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
     def close(self) -> None:

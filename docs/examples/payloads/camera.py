@@ -1,0 +1,42 @@
+"""A camera and its viewers: python camera.py film|watch ADDRESS FRAMES"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+import sbus
+
+SHAPE = (1080, 1920, 3)
+SIZE = 1080 * 1920 * 3
+
+
+def film(address: str, frames: int) -> None:
+    """Make each frame in memory that the viewers can read."""
+    with sbus.connect(address, payloads=True) as bus:
+        for number in range(frames):
+            with bus.payloads() as batch:
+                view = batch.allocate(SIZE)
+                frame = np.frombuffer(view, np.uint8).reshape(SHAPE)
+                frame[:] = number  # here the driver of a camera writes its picture
+                batch.publish("camera/front", view)
+                del frame  # as long as it is there, the memory cannot be sealed
+        bus.fence()
+
+
+def watch(address: str, frames: int) -> None:
+    """Look at each frame where it is."""
+    with sbus.connect(address, payloads=True) as bus:
+        bus.subscribe("camera/front")
+        bus.fence()
+        print("watching", flush=True)
+        for _ in range(frames):
+            message = bus.receive()
+            frame = np.frombuffer(message.payload, np.uint8).reshape(SHAPE)
+            print(frame.shape, frame.mean(), frame.flags.writeable, flush=True)
+
+
+if __name__ == "__main__":
+    role = {"film": film, "watch": watch}[sys.argv[1]]
+    role(sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,111 @@
+"""Sending messages in sealed memory, which not every server takes.
+
+While the client is not connected, such messages wait as all others do. The next server may be another one, or the same
+with other options, and whether it takes them shows only behind the first replies. So on each connection the outbox
+keeps them back, and what follows them, until `PayloadOutbox.settle`. If the server does not take them, `PayloadSender`
+sends their bytes instead, as far as they fit a packet.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from sbus.client.core import ClientCore
+from sbus.client.outbox import Outbox, send_some
+from sbus.client.payloads import Outgoing
+from sbus.errors import PacketTooLong
+from sbus.protocol.bundles import pack
+from sbus.routing.runs import find_type
+from sbus.syscalls.memfd import Memfd
+from sbus.syscalls.sockets import send_with
+
+__all__ = ["PayloadOutbox", "PayloadSender"]
+
+
+class PayloadOutbox(Outbox):
+    """An outbox for a client with payloads."""
+
+    __slots__ = ("_is_settled",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_settled = False
+
+    def take(self, count: int) -> list[bytes]:
+        """Return the next packets, up to the first that is kept back."""
+        taken = super().take(count)
+        at = -1 if self._is_settled else find_type(taken, Outgoing, 0)
+        return taken if at < 0 else taken[:at]
+
+    def restart(self, resync: list[bytes]) -> None:
+        """Prepare for a new connection; see `Outbox.restart`."""
+        self._is_settled = False
+        super().restart(resync)
+
+    def settle(self) -> None:
+        """Keep nothing back any more on this connection."""
+        self._is_settled = True
+
+    def _measure(self, packets: list[bytes]) -> int:
+        return sum(packet.size if isinstance(packet, Outgoing) else len(packet) for packet in packets)
+
+
+class PayloadSender:
+    """Sends packets, messages in memory among them, as the server takes them.
+
+    :param core: knows what the server takes.
+    :param drop: called with the error for a message that waited and does not fit a packet of a server that takes no
+        payloads.
+    """
+
+    def __init__(self, core: ClientCore, drop: Callable[[PacketTooLong], object]) -> None:
+        self._core = core
+        self._drop = drop
+
+    def send(self, sock: socket.socket, packets: list[bytes], bundle_limit: int) -> int:
+        """Send what the socket takes, with one system call; see `sbus.client.outbox.send_some`.
+
+        :returns: how many of the packets, from the front, are dealt with; none if the first one is a message in memory
+            and it is not known yet whether the server takes it.
+        :raises OSError: as `send_some`; ETOOMANYREFS if this user has too many descriptors under way.
+        """
+        at = find_type(packets, Outgoing, 0)
+        if at:
+            return send_some(sock, packets if at < 0 else packets[:at], bundle_limit)
+        if not self._core.payloads.is_settled:
+            return 0
+        first = packets[0]
+        assert isinstance(first, Outgoing)
+        if self._core.payloads.least is not None:
+            return _send_with(sock, first.memory, packets, bundle_limit)
+        try:
+            return send_some(sock, [self._core.plain(first)], 0)
+        except PacketTooLong as error:
+            self._drop(error)
+            return 1
+
+    def send_all(self, sock: socket.socket, packets: list[bytes]) -> int:
+        """Send what the socket takes, with as many system calls as that needs; see `send`."""
+        sent = 0
+        while sent < len(packets):
+            try:
+                count = self.send(sock, packets[sent:] if sent else packets, self._core.bundle_limit)
+            except OSError:
+                if sent:
+                    break  # the next call finds out
+                raise
+            if not count:
+                break
+            sent += count
+        return sent
+
+
+def _send_with(sock: socket.socket, memory: Memfd, packets: list[bytes], bundle_limit: int) -> int:
+    """Send the first packet, and with it in one bundle those behind it that are in the same memory."""
+    end = 1
+    if bundle_limit:
+        while end < len(packets) and isinstance(other := packets[end], Outgoing) and other.memory is memory:
+            end += 1
+    bundles, counts = pack([bytes(packet) for packet in packets[:end]], bundle_limit, 1)
+    return counts[0] if send_with(sock, bundles[0], memory.fileno()) else 0
