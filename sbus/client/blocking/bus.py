@@ -78,8 +78,8 @@ class Bus(BlockingConnection[Subscription]):
         :raises sbus.errors.TimedOut: if the socket stayed full; the message is then not sent.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
-        is_large = type(payload) is bytes and len(payload) >= _IN_PLACE
-        if is_large and not flags and timeout is None and self._send_in_place(key, payload):
+        is_ordinary = not flags and timeout is None
+        if type(payload) is bytes and len(payload) >= _IN_PLACE and is_ordinary and self._send_in_place(key, payload):
             return
         try:
             packet = self.core.publish(key, payload)
