@@ -64,7 +64,7 @@ from sbus.journal import disk
 from sbus.journal.senders import TYPES
 from sbus.lake.checkpoint import Checkpoint
 from sbus.lake.state import State
-from sbus.lake.table import DataFile, Event, Hour, Table
+from sbus.lake.table import DataFile, Event, Hour, Table, staged_files
 from sbus.ownership import adopt, at, new_in
 
 __all__ = ["DeltaLake"]
@@ -148,8 +148,9 @@ class DeltaLake(Table):
             Checkpoint(self.state.checkpoint).sync_plan(batch)
             try:
                 actions = [
-                    self._add(path, Hour.parse(str(path.parent.relative_to(staged))), batch, data_change=True)
-                    for path in sorted(staged.glob("*/*/*.parquet"))
+                    self._add(path, Hour.parse(hour), batch, data_change=True)
+                    for hour, paths in staged_files(staged)
+                    for path in paths
                 ]
                 if actions:
                     self._commit(table, actions, "batch", f"batch {batch}", Transaction(application, batch))

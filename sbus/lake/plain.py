@@ -6,6 +6,7 @@ Theory of operation
 The layout::
 
     <lake>/date=2026-01-31/hour=07/0000000042.parquet    the rows of batch 42 in that hour (UTC)
+    <lake>/date=2026-01-31/hour=07/0000000042-1.parquet  more of them, if they are too many for one file
     <lake>/date=2026-01-31/hour=06/0000000041-0f3c9ab1-000.parquet
                                                          compacted: the rows of batches up to 41
     <lake>/_sbus/batches/0000000042.json                 the manifest of batch 42: its files
@@ -32,7 +33,7 @@ has. The old directory is then where the new one was built, and is deleted after
 
 Invariants:
 
-* *The name of a batch's file depends on the number of the batch and the hour alone.* A batch that is written again
+* *The name of a batch's file depends on the batch, the hour and a number alone.* A batch that is written again
   replaces its own files, and a rename is atomic, so a reader sees the old file or the new one and never a part.
 * *Every file of a batch is in a manifest before it is there.* So a batch that comes again with other rows finds the
   files that it does not have any more, and removes them. A batch comes with other rows only if a power cut took back
@@ -62,6 +63,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -73,16 +75,17 @@ import pyarrow as pa
 from sbus.errors import LakeError
 from sbus.journal import disk
 from sbus.journal.layout import read_object
+from sbus.lake.checkpoint import KEPT
 from sbus.lake.exchange import exchange
 from sbus.lake.pins import Pins
 from sbus.lake.state import State
-from sbus.lake.table import DataFile, Event, Hour, Table
+from sbus.lake.table import DataFile, Event, Hour, Table, staged_files
 from sbus.ownership import access_of, adopt, at, create
 
 __all__ = ["PlainTable"]
 
-_KEPT_MANIFESTS = 100
-"""Manifests that are kept: as many as Spark can go back batches."""
+_OF_BATCH = re.compile(r"([0-9]+)(?:-[0-9]+)?\.parquet")
+"""The name of a batch's file."""
 _TOMBSTONE = "deleted.parquet"
 """It stays in a directory whose files are deleted early: a reader that is just listing it fails, and misses nothing."""
 
@@ -112,7 +115,9 @@ class PlainTable(Table):
                 f"the checkpoint in {self.state.directory} is older than the lake; restore both from one copy"
             )
         files = {
-            f"{path.parent.relative_to(staged)}/{batch:010}.parquet": path for path in staged.glob("*/*/*.parquet")
+            f"{hour}/{batch:010}{f'-{number}' if number else ''}.parquet": path
+            for hour, paths in staged_files(staged)
+            for number, path in enumerate(paths)
         }
         manifests = {number: self._read_manifest(number) for number in self._list_numbers() if number >= batch}
         stale = set().union(*manifests.values()) - files.keys()
@@ -135,7 +140,7 @@ class PlainTable(Table):
         if stale:
             self._write_manifest(batch, files)
         shutil.rmtree(staged, ignore_errors=True)
-        disk.remove(self._manifest_path(batch - _KEPT_MANIFESTS))
+        disk.remove(self._manifest_path(batch - KEPT))
 
     def _list_numbers(self) -> list[int]:
         try:
@@ -277,8 +282,8 @@ def _data_file(hour: Hour, name: str, directory: int) -> DataFile | None:
     if not name.endswith(".parquet") or name.startswith(("_", ".")):
         return None
     status = os.stat(name, dir_fd=directory)
-    stem = name.removesuffix(".parquet")
-    batch = int(stem) if stem.isdecimal() else None
+    found = _OF_BATCH.fullmatch(name)
+    batch = int(found[1]) if found else None
     return DataFile(f"{hour.directory}/{name}", hour, status.st_size, status.st_mtime, batch)
 
 

@@ -50,9 +50,9 @@ class State:
         self.directory = directory
         self.mode: int | None = None
         self.checkpoint = directory / "checkpoint"
-        """The checkpoint of the archive, written by Spark."""
+        """The checkpoint of the archive."""
         self.staging = directory / "staging"
-        """Where executors write batches."""
+        """Where the files of a batch are written before they are committed."""
         self._identity = directory / "lake.json"
         self._history = directory / "history.jsonl"
 

@@ -114,7 +114,7 @@ def test_closed_hours_are_compacted_meanwhile(spark, new_journal, tmp_path, monk
     """A running archive merges the files of a closed hour by itself. If it cannot, because another process maintains
     the lake, one line says so, the archive goes on, and compaction is tried again.
     """
-    monkeypatch.setattr("sbus.spark.jobs.upkeep._LOOK_INTERVAL", 0.1)
+    monkeypatch.setattr("sbus.lake.upkeep._LOOK_INTERVAL", 0.1)
     journal = new_journal(clock=Clock(MIDNIGHT))
     lake = tmp_path / "lake"
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -79,27 +78,9 @@ class Lake:
 
     # --- writing ------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the lake for writing, and remove the staged files of an interrupted job.
-
-        :raises sbus.errors.LakeError: if another process holds the lock, or the checkpoint is missing.
-        :raises OSError: if the lake cannot be written.
-        """
-        state = self.table.state
-        refusal = f"{self.location}: another job writes to this lake: stop it, or name another lake"
-        with state.locked("lock", refusal):
-            state.make_directories(self._staging)
-            if not (self.checkpoint / "offsets").exists() and self.table.files():
-                raise LakeError(
-                    f"{self.location}: it has rows, but nothing says from where ({self.checkpoint} is missing): "
-                    "restore that from a copy, or name another lake"
-                )
-            for left in self._staging.iterdir():
-                shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
-            state.apply_mode()
-            state.make_checkpoint()
-            yield
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Lock the lake for writing (`sbus.lake.table.Table.writing`)."""
+        return self.table.writing()
 
     def identity(self) -> str:
         """Return the ID of the lake, 32 hexadecimal digits; it is made when it is first asked for.
