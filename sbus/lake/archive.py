@@ -157,7 +157,9 @@ class Archive:
     def lag(self) -> int:
         """Rows that are in the journals and not yet in the lake."""
         journals = self._follower.journals()
-        return sum(max(0, journal.end() - self._offset.get(name, journal.start())) for name, journal in journals.items())
+        return sum(
+            max(0, journal.end() - self._offset.get(name, journal.start())) for name, journal in journals.items()
+        )
 
     def stop(self) -> None:
         """Stop the job; a batch that is not done runs again at the next start."""

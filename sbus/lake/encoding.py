@@ -1,7 +1,7 @@
 """How the Parquet files of a lake are encoded: for the archive and for compaction.
 
-``seq`` and ``time`` rise, so they are stored as differences, about a byte each. Names repeat, so they have dictionaries;
-payloads have none, because most differ. Statistics are kept for the columns that readers skip rows by.
+``seq`` and ``time`` rise, so they are stored as differences, about a byte each. Names repeat, so they have
+dictionaries; payloads have none, because most differ. Statistics are kept for the columns that readers skip rows by.
 
 Measured on 3 million rows of 4,000 keys with JSON payloads of 30 bytes: see `LEVEL`.
 """

@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 
-Each journal yields its rows in order, cut at the hours. `stage` takes the pieces of all journals hour by hour, so a file
-has the rows of one journal after the other, sorted, and few files are open at a time.
+Each journal yields its rows in order, cut at the hours. `stage` takes the pieces of all journals hour by hour, so a
+file has the rows of one journal after the other, sorted, and few files are open at a time.
 
 1. *Cut.* A batch of rows within one hour, as nearly all are, is one piece. Another is cut where the hour changes.
 2. *Merge.* The journal whose next piece has the earliest hour comes next. So an hour is complete before the next one

@@ -24,7 +24,7 @@ from sbus.journal.schema import COLUMN_NAMES, Kind
 from sbus.lake.checkpoint import Checkpoint
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from tests.spark.lakes import archived, files, recorded
+from tests.support.archived import archived, files, recorded
 from tests.support.journals import Clock
 
 MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000

@@ -20,7 +20,7 @@ from sbus.cli.spark import metrics
 from sbus.journal.consumers import consumers
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from tests.spark.lakes import archived, files, recorded
+from tests.support.archived import archived, files, recorded
 from tests.support.journals import Clock
 from tests.support.waiting import wait_until
 

@@ -19,7 +19,7 @@ from sbus.journal.schema import COLUMN_NAMES
 from sbus.lake.maintenance import compact
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from tests.spark.lakes import archived, recorded
+from tests.support.archived import archived, recorded
 from tests.support.journals import Clock
 from tests.support.objects import object_storage
 
