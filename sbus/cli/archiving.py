@@ -7,20 +7,17 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from sbus.cli.job_metrics import AnyArchive, ArchiveMetrics
 from sbus.cli.output import Progress, describe_os_error, pluralize
 from sbus.cli.stopping import StopRequest, stop_on_signals
 from sbus.cli.types import COUNT, Duration, Mode, Size
 from sbus.errors import JournalMissing, SparkError, StorageError
 
-if TYPE_CHECKING:
-    from sbus.cli.job_metrics import ArchiveMetrics
-    from sbus.lake.upkeep import Upkeep
-
-__all__ = ["AnyArchive", "Choices", "archive_options", "run"]
+__all__ = ["Choices", "archive_options", "run"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,26 +27,6 @@ _MIN_RETRY = 1.0
 """Seconds until the first try after a failure."""
 _MAX_RETRY = 300.0
 """Seconds until the next try after many."""
-
-
-class AnyArchive(Protocol):
-    """An archive of either command."""
-
-    rows: int
-    batches: int
-    upkeep: Upkeep | None
-
-    @property
-    def lag(self) -> int: ...
-
-    @property
-    def is_busy(self) -> bool: ...
-
-    def wait(self, seconds: float | None = None) -> bool: ...
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *error: Any) -> None: ...
 
 
 @dataclass(slots=True)

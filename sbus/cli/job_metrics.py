@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sbus.errors import SbusError
 from sbus.metrics_file import MetricsFile, counter, gauge
@@ -14,9 +14,9 @@ from sbus.metrics_file import MetricsFile, counter, gauge
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from sbus.cli.archiving import AnyArchive
+    from sbus.lake.upkeep import Upkeep
 
-__all__ = ["ArchiveMetrics", "JobMetrics"]
+__all__ = ["AnyArchive", "ArchiveMetrics", "JobMetrics"]
 
 _WRITE_INTERVAL = 10.0
 """Seconds from one file to the next."""
@@ -59,6 +59,26 @@ class JobMetrics:
             figure("end_timestamp_seconds", "When the last run ended.", time.time()),
             figure("duration_seconds", "How long it took.", seconds),
         ]
+
+
+class AnyArchive(Protocol):
+    """An archive of either command."""
+
+    rows: int
+    batches: int
+    upkeep: Upkeep | None
+
+    @property
+    def lag(self) -> int: ...
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def wait(self, seconds: float | None = None) -> bool: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: Any) -> None: ...
 
 
 class ArchiveMetrics:

@@ -19,6 +19,7 @@ Memory is bounded by a row group for each open hour, and a batch for each journa
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -53,9 +54,7 @@ def stage(directory: Path, journals: Sequence[Iterable[pa.RecordBatch]], limits:
     :raises OSError: if a file cannot be written, as on a full disk.
     """
     pieces = [_by_hour(rows) for rows in journals]
-    waiting = [
-        (hour, number, rows) for number, each in enumerate(pieces) for hour, rows in [next(each, (None, None))] if rows
-    ]
+    waiting = [(hour, number, rows) for number, each in enumerate(pieces) for hour, rows in itertools.islice(each, 1)]
     heapq.heapify(waiting)
     hours: OrderedDict[int, _HourWriter] = OrderedDict()
     begun: dict[int, int] = {}

@@ -17,8 +17,11 @@ from collections.abc import Callable
 
 from sbus.journal.writer import JournalWriter
 from sbus.lake.archive import Archive
+from sbus.lake.checkpoint import Checkpoint
 from sbus.lake.opening import open_table
+from tests.support.waiting import wait_until
 
+TIMEOUT = 60.0
 SPEED = 500
 """An hour passes in seven seconds."""
 
@@ -60,11 +63,15 @@ def main(seed: int, kills: int, format_: str, journal: str, lake: str) -> None:
     JournalWriter.open(journal).close()
     began = time.time_ns() // 1000
     running: dict[str, int] = {}
+    checkpoint = Checkpoint(open_table(lake, format=format_).state.checkpoint)
     work = {"recorder": lambda: record(journal, began), "archive": lambda: archive(journal, lake, format_)}
     for kill in range(kills):
         for name in work.keys() - running.keys():
             running[name] = in_child(work[name])
-        time.sleep(chance.uniform(0, 0.3 if kill % 3 else 0.08))
+        if kill % 3:  # the others are killed while they start
+            before = checkpoint.last_done()
+            wait_until(checkpoint.last_done, lambda done, before=before: done > before, timeout=TIMEOUT, pause=0.002)
+        time.sleep(chance.uniform(0, 0.1))
         pid = running.pop("recorder" if chance.random() < 0.2 else "archive")
         os.kill(pid, signal.SIGKILL)
         if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != -signal.SIGKILL:

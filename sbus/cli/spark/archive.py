@@ -30,7 +30,7 @@ Examples:
 @archive_options
 @job_options
 @pass_job
-def archive(job: Job, **options: Any) -> None:
+def archive(job: Job, /, **options: Any) -> None:
     """Copy the rows of journals into a lake, and continue with new ones, on Spark.
 
     This is "sbus archive" for a cluster: one machine needs no Spark for it. Both write the same lakes,

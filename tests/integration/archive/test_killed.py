@@ -17,7 +17,7 @@ from sbus.lake.table import open_parquet
 from tests.support.archived import recorded
 
 SEED = int(os.environ.get("SBUS_KILLS_SEED", "1"))
-KILLS = int(os.environ.get("SBUS_KILLS", "40"))
+KILLS = int(os.environ.get("SBUS_KILLS", "10"))
 """Raise it for a long run by hand."""
 
 
@@ -30,7 +30,7 @@ def test_whatever_is_killed_every_row_is_archived_once(tmp_path: Path, format_: 
         pytest.importorskip("deltalake", reason="the extra delta is not installed")
     journal, lake = tmp_path / "journal", tmp_path / "lake"
     command = [sys.executable, "-m", "tests.support.kills", str(SEED), str(KILLS), format_, str(journal), str(lake)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + KILLS, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 3 * KILLS, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     table = open_table(str(lake))
     rows = []

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, LongType, StructType
 
+from sbus.journal.resizing import resized
 from sbus.journal.schema import decode, encode
 from sbus.journal.senders import split
 from sbus.journal.snapshot import Snapshot
 from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource import scan
 from sbus.spark.datasource.options import ReadOptions, StreamOptions
-from sbus.spark.datasource.scan import JournalPartition, Scan, resized, schema
+from sbus.spark.datasource.scan import JournalPartition, Scan, schema
 from sbus.spark.datasource.source import SbusReader
 from sbus.spark.datasource.stream import SbusStreamReader
 from tests.support.journals import NewJournal
