@@ -9,15 +9,15 @@ The layout::
     <lake>/date=2026-01-31/hour=07/0000000042-1.parquet  more of them, if they are too many for one file
     <lake>/date=2026-01-31/hour=06/0000000041-0f3c9ab1-000.parquet
                                                          compacted: the rows of batches up to 41
-    <lake>/_sbus/batches/0000000042.json                 the manifest of batch 42: its files
-    <lake>/_sbus/floor.json                              the last batch that was compacted
-    <lake>/_sbus/retired/<time>-<id>/                    the directory of an hour as it was before a change
-    <lake>/_sbus/checkpoint/                             the progress of the archive, written by Spark
-    <lake>/_sbus/staging/, work/                         files that are being written
+    <lake>.sbus/batches/0000000042.json                  the manifest of batch 42: its files
+    <lake>.sbus/floor.json                               the last batch that was compacted
+    <lake>.sbus/retired/<time>-<id>/                     the directory of an hour as it was before a change
+    <lake>.sbus/checkpoint/                              the progress of the archive
+    <lake>.sbus/staging/, work/                          files that are being written
 
 There is no list of files but the directories themselves, so every change has to be one rename.
 
-*A batch* comes from executors as files in a directory of ``staging``. Then `PlainTable.commit` runs in the driver:
+*A batch* comes as files in a directory of ``staging``. Then `PlainTable.commit`:
 
 1. write the manifest: the union of the files of this batch and of all files in older manifests with this number or a
    higher one;
@@ -40,7 +40,7 @@ Invariants:
   what Spark had planned, and then it takes all later batches with it, which step 1 covers.
 * *A commit can be interrupted after any call and repeated*, with the same rows or with others. Until step 3 no row of
   the lake has changed; from there on, repeating it leads to the same files. The tests interrupt it after each call.
-* *Only settled batches are rewritten*: those that Spark has marked as done, with the mark synced. They never come
+* *Only settled batches are rewritten*: those that are marked as done, with the mark synced. They never come
   again. ``floor.json`` has the last of them, synced before the exchange; a batch up to there is refused, because only
   a checkpoint that is older than the lake (from a backup) would bring it.
 * *A listing is one directory.* A reader that lists an hour while it is exchanged has the old directory open or the new
@@ -50,8 +50,8 @@ Invariants:
 * *One writer of each sort*, by the locks of `sbus.lake.state`. ``commit.lock`` keeps a commit and a rewrite apart
   while the files of an hour change. Both hold it for milliseconds; merging needs no lock but that of maintenance.
 
-Spark asks for at most the last hundred batches again, so older manifests are removed. Names that begin with ``_`` are
-skipped by Spark and by other programs that read the directory as a table.
+At most the last hundred batches can come again, so older manifests are removed. Everything but the rows is beside the
+lake (`sbus.lake.place`), because programs that read the directory, or ``**/*.parquet``, take all that they find.
 
 Rejected: a manifest that readers have to follow, because DuckDB, Polars and pandas would see each row twice; moving
 files one by one, because no order of renames hides the old files at the moment when the new one appears; two renames
@@ -78,6 +78,7 @@ from sbus.journal.layout import read_object
 from sbus.lake.checkpoint import KEPT
 from sbus.lake.exchange import exchange
 from sbus.lake.pins import Pins
+from sbus.lake.place import Place
 from sbus.lake.state import State
 from sbus.lake.table import DataFile, Event, Hour, Table, staged_files
 from sbus.ownership import access_of, adopt, at, create
@@ -100,11 +101,20 @@ class PlainTable(Table):
         self.directory = directory
         self.format = "parquet"
         self.location = str(directory)
-        self.state = State(directory / "_sbus")
-        self._batches = self.state.directory / "batches"
-        self._retired = self.state.directory / "retired"
-        self._floor = self.state.directory / "floor.json"
+        self.state = State(Place(directory))
         self._pins = Pins(directory, self.state)
+
+    @property
+    def _batches(self) -> Path:
+        return self.state.directory / "batches"
+
+    @property
+    def _retired(self) -> Path:
+        return self.state.directory / "retired"
+
+    @property
+    def _floor(self) -> Path:
+        return self.state.directory / "floor.json"
 
     # --- batches --------------------------------------------------------------------------------
 
@@ -238,6 +248,12 @@ class PlainTable(Table):
             if grace > 0:
                 shutil.rmtree(directory, ignore_errors=True)
         return deleted
+
+    def unnamed(self) -> list[DataFile]:
+        return []  # all files are the table
+
+    def sweep(self) -> list[DataFile]:
+        return []
 
     def history(self) -> list[Event]:
         return [

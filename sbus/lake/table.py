@@ -146,13 +146,16 @@ class Table(abc.ABC):
         """
         state = self.state
         refusal = f"{self.location}: another job writes to this lake: stop it, or name another lake"
+        state.move_out()
         with state.locked("lock", refusal):
-            state.make_directories(state.staging)
-            if not (state.checkpoint / "offsets").exists() and self.files():
+            has_rows = bool(self.files())
+            if not (state.checkpoint / "offsets").exists() and has_rows:
                 raise LakeError(
                     f"{self.location}: it has rows, but nothing says from where ({state.checkpoint} is missing): "
                     "restore that from a copy, or name another lake"
                 )
+            state.settle(self.format, has_rows=has_rows)
+            state.make_directories(state.staging)
             for left in state.staging.iterdir():
                 shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
             state.apply_mode()
@@ -206,6 +209,17 @@ class Table(abc.ABC):
         Only the holder of the maintenance lock calls this.
 
         :returns: the number of files.
+        """
+
+    @abc.abstractmethod
+    def unnamed(self) -> list[DataFile]:
+        """Return the files in the place of the table that it does not name: of changes that were never finished."""
+
+    @abc.abstractmethod
+    def sweep(self) -> list[DataFile]:
+        """Delete unnamed files at once, however young they are; return those that another machine may be writing.
+
+        Only the holder of both the writer's and the maintenance lock calls this.
         """
 
     @abc.abstractmethod

@@ -116,6 +116,7 @@ class Archive:
         journals = open_journals(self._journals)
         self._writing.__enter__()
         try:
+            self._checkpoint = Checkpoint(self._lake.checkpoint)  # the lock may have moved it
             self._reports = Reports(self._consumer, self._lake.identity(), self._lake.location)
             self._reports.check(journals)
             self._checkpoint.repair()

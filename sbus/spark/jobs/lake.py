@@ -15,6 +15,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -72,9 +73,11 @@ class Lake:
         self.table.state.mode = mode
         self.location = self.table.location
         """The directory, or the URL."""
-        self.checkpoint = self.table.state.checkpoint
+
+    @property
+    def checkpoint(self) -> Path:
         """The checkpoint of the job, written by Spark."""
-        self._staging = self.table.state.staging
+        return self.table.state.checkpoint
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -99,7 +102,7 @@ class Lake:
         :param batch: the number of the batch; batches with higher numbers are removed.
         :param writers: the number of tasks that write; each writes different hours.
         """
-        staged = self._staging / f"{batch:010}-{uuid.uuid4().hex}"
+        staged = self.table.state.staging / f"{batch:010}-{uuid.uuid4().hex}"
         us = F.unix_micros("time")
         placed = rows.select(
             *COLUMN_NAMES,
