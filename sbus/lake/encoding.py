@@ -1,9 +1,11 @@
 """How the Parquet files of a lake are encoded: for the archive and for compaction.
 
-``seq`` and ``time`` rise, so they are stored as differences, about a byte each. Names repeat, so they have
-dictionaries; payloads have none, because most differ. Statistics are kept for the columns that readers skip rows by.
+``seq`` and ``time`` rise, so they are stored as differences, about a byte each. The other columns have dictionaries. A
+dictionary that grows beyond 1 MiB, as of payloads that all differ, is given up, and the values stand for themselves.
+Statistics are kept for the columns that readers skip rows by.
 
-Measured on 3 million rows of 4,000 keys with JSON payloads of 30 bytes: see `LEVEL`.
+Measured on a million rows of 4,000 keys, in bytes a row beside Spark's files: JSON payloads of 30 bytes that all differ
+5.6 (Spark 6.7), without a dictionary 5.4; 100 payloads of 60 bytes 2.5 (Spark 2.5), without a dictionary 6.2.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from sbus.journal.senders import TYPES
 __all__ = ["create", "new_writer"]
 
 LEVEL = 3
-"""The level of zstd, that of Spark's files."""
+"""The level of zstd, that of Spark's files; level 1 takes as long, and its files are as large within 0.5 %."""
 
 _SORTING = (pq.SortingColumn(0), pq.SortingColumn(1))
 _DELTA_ENCODED = ("seq", "time")
-_DICTIONARIES = ("journal", "kind", "key", *TYPES)
+_DICTIONARIES = ("journal", "kind", "key", "payload", *TYPES)
 _STATISTICS = ("journal", "seq", "time", "kind", "key", *TYPES)
 
 
