@@ -339,7 +339,7 @@ def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_pat
     assert sorted(row.seq for row in rows.collect()) == [2, 3, 4, 5]
     assert ["hour=01" in name or "hour=02" in name for name in rows.inputFiles()] == [True, True]
     assert lake.read(spark, datetime(2027, 1, 1)).count() == 0
-    with pytest.raises(LakeError, match="it is empty: run sbus spark archive"):
+    with pytest.raises(LakeError, match="it is empty: run sbus archive"):
         Lake(tmp_path / "nowhere").read(spark)
 
 

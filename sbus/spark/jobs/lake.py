@@ -160,7 +160,7 @@ class Lake:
                 continue  # compaction has just replaced it
         else:
             raise LakeError(f"{self.location}: its files change faster than they can be listed: try again")
-        raise LakeError(f"{self.location}: there is no lake, or it is empty: run sbus spark archive first")
+        raise LakeError(f"{self.location}: there is no lake, or it is empty: run sbus archive first")
 
     def _load(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
         """Read files of the lake; Spark itself cannot reach object storage without jars that are not on PyPI."""

@@ -182,7 +182,12 @@ def test_what_was_done_is_on_the_disk_before_it_is_reported(
     journal.sync()
     synced: list[str] = []
     fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
     put_away([journal], lake)
     names = [os.path.relpath(path, tmp_path) for path in synced]
     (file,) = files(lake)
