@@ -384,9 +384,7 @@ class DeltaLake(Table):
         try:
             return DeltaTable(self.location, storage_options=self._options)
         except TableNotFoundError:
-            raise LakeError(
-                f"{self.location}: there is no lake, or it is empty: run sbus archive first"
-            ) from None
+            raise LakeError(f"{self.location}: there is no lake, or it is empty: run sbus archive first") from None
         except (DeltaError, OSError) as e:
             raise _unreachable(self.location, e) from None
 

@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import random
 import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from sbus.journal.writer import JournalWriter
 from sbus.lake.archive import Archive
@@ -70,7 +72,7 @@ def main(seed: int, kills: int, format_: str, journal: str, lake: str) -> None:
             running[name] = in_child(work[name])
         if kill % 3:  # the others are killed while they start
             before = checkpoint.last_done()
-            wait_until(checkpoint.last_done, lambda done, before=before: done > before, timeout=TIMEOUT, pause=0.002)
+            wait_until(checkpoint.last_done, partial(operator.lt, before), timeout=TIMEOUT, pause=0.002)
         time.sleep(chance.uniform(0, 0.1))
         pid = running.pop("recorder" if chance.random() < 0.2 else "archive")
         os.kill(pid, signal.SIGKILL)
