@@ -72,6 +72,16 @@ def test_a_state_in_use_is_not_moved(old: Path, name: str) -> None:
     assert table.state.settled() == 3
 
 
+def test_a_crash_behind_the_move(old: Path) -> None:
+    """If the machine stops between the move and the mark, the next archive goes on, and marks the lake."""
+    Place(old).move_out()
+    assert not (old / "_sbus").exists()
+    table = PlainTable(old)
+    write(table, 3)
+    assert len(rows_of(table)) == 40
+    assert (old / "_sbus" / str(table.state.fields()["id"])).is_dir()
+
+
 def test_who_waits_for_a_lock_takes_the_one_that_was_moved(old: Path) -> None:
     """A process that has opened a lock before the move waits for the archive all the same."""
     table = PlainTable(old)
