@@ -12,9 +12,7 @@ Invariants:
 * *The offsets decide everything.* A `Follower` keeps nothing between two batches but lists of segments, and the time of
   the next batch.
 * *A journal joins without rows.* The first offset that names a journal says where reading starts in it; its rows come
-  with later offsets. So the start is kept before the first row is read. If a journal joined together with its first
-  rows, a crash between the two could start it at another row, because a start such as "the latest" means something else
-  a moment later.
+  with later offsets. So the start is kept before the first row is read; later, "the latest" would mean another row.
 * *Only safe rows are read.* An offset never passes the end of what the recorder has synced, so a power cut cannot take
   back a row that was read.
 * *Loss is an error*, unless the program allows it. Then one warning names each loss, and a row of the kind ``damaged``

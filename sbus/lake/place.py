@@ -3,18 +3,18 @@
 Theory of operation
 -------------------
 
-Programs read a lake by its directory or by a pattern such as ``**/*.parquet``, and some of them take hidden names, too.
-So the state of ``/srv/lake`` is ``/srv/lake.sbus``, on the same file system. In the lake there are only files of rows,
-and the *mark*: empty directories, which no program takes for data::
+Programs read a lake by its directory or by a pattern such as ``**/*.parquet``, and some take hidden names, too. So the
+state of ``/srv/lake`` is ``/srv/lake.sbus``, on the same file system. In the lake are the files of rows, and the *mark*:
+empty directories, which no program takes for data::
 
     /srv/lake/_sbus/<ID of the lake>/    which state belongs to it
     /srv/lake/_sbus/lock/ …              in the place of the locks of earlier versions, which cannot open them
 
-The mark protects the rows. An archive that finds the mark of another lake, or a state that has archived rows and a lake
-without rows and mark, is refused: it would go on in a lake that lacks what the state knows as done.
+The mark protects the rows. An archive is refused if it finds the mark of another lake, or if the state knows that it has
+marked a lake, and the lake has neither mark nor rows: it would go on in a lake that lacks what the state has as done.
 
 The state stays *inside*, in ``/srv/lake/_sbus``, where it cannot be beside: the directory above may not be written, or
-is on another file system (the lake is a mount point, as in a container). Readers must then name ``date=*``.
+is on another file system (the lake is a mount point). Readers must then name ``date=*``.
 
 A lake of an earlier version has its state inside, too. The next archive moves it with one rename, under all its locks:
 nobody else works on the lake then, and a crash leaves it at one place or the other. `Place.find` looks at both each
@@ -41,6 +41,8 @@ LOCKS = ("lock", "maintenance.lock", "commit.lock")
 """The files of the locks of a lake (`sbus.lake.state`)."""
 
 _INSIDE = "_sbus"
+_MARKED = "marked"
+"""The file in the state that says that the lake has the mark."""
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -107,7 +109,7 @@ class Place:
                 f"{self.lake}: {self._beside} is the state of another lake ({identity}, not {marks[0]}): put the state "
                 "of this lake in its place; a lake and its state are moved and copied together"
             )
-        if not marks and has_archived and not has_rows:
+        if not marks and has_archived and not has_rows and (self._beside / _MARKED).exists():
             raise LakeError(
                 f"{self.lake}: its rows are gone, but its state is there, so they would not be archived again: put the "
                 f"lake back, or remove {self._beside} to archive all that the journals have"
@@ -118,6 +120,8 @@ class Place:
         if self.find() == self._beside:
             for name in (*LOCKS, identity):
                 disk.make_directories(str(self._inside / name), mode)
+            if not (self._beside / _MARKED).exists():
+                disk.replace(str(self._beside / _MARKED), b"", mode & 0o666)
 
     def _can_be_beside(self) -> bool:
         if not self.lake.name:

@@ -34,6 +34,7 @@ def old(tmp_path: Path) -> Path:
     for batch in range(3):
         write(table, batch)
     shutil.rmtree(tmp_path / "lake/_sbus")
+    (tmp_path / "lake.sbus/marked").unlink()
     (tmp_path / "lake.sbus").rename(tmp_path / "lake/_sbus")
     return tmp_path / "lake"
 
@@ -80,6 +81,14 @@ def test_a_crash_behind_the_move(old: Path) -> None:
     write(table, 3)
     assert len(rows_of(table)) == 40
     assert (old / "_sbus" / str(table.state.fields()["id"])).is_dir()
+
+
+def test_an_empty_lake_of_an_earlier_version(old: Path) -> None:
+    """All its hours were pruned: it is moved and goes on, because nothing says that it ever had the mark."""
+    for hour in old.glob("date=*"):
+        shutil.rmtree(hour)
+    write(PlainTable(old), 3)
+    assert len(rows_of(PlainTable(old))) == 10
 
 
 def test_who_waits_for_a_lock_takes_the_one_that_was_moved(old: Path) -> None:
