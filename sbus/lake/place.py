@@ -4,14 +4,14 @@ Theory of operation
 -------------------
 
 Programs read a lake by its directory or by a pattern such as ``**/*.parquet``, and some take hidden names, too. So the
-state of ``/srv/lake`` is ``/srv/lake.sbus``, on the same file system. In the lake are the files of rows, and the *mark*:
-empty directories, which no program takes for data::
+state of ``/srv/lake`` is ``/srv/lake.sbus``, on the same file system. In the lake are the files of rows, and the
+*mark*: empty directories, which no program takes for data::
 
     /srv/lake/_sbus/<ID of the lake>/    which state belongs to it
     /srv/lake/_sbus/lock/ …              in the place of the locks of earlier versions, which cannot open them
 
-The mark protects the rows. An archive is refused if it finds the mark of another lake, or if the state knows that it has
-marked a lake, and the lake has neither mark nor rows: it would go on in a lake that lacks what the state has as done.
+The mark protects the rows. An archive is refused if it finds the mark of another lake, or if the state knows that it
+has marked a lake, and the lake has neither mark nor rows: it would go on in a lake that lacks what the state has as done.
 
 The state stays *inside*, in ``/srv/lake/_sbus``, where it cannot be beside: the directory above may not be written, or
 is on another file system (the lake is a mount point). Readers must then name ``date=*``.
