@@ -11,7 +11,7 @@ state of ``/srv/lake`` is ``/srv/lake.sbus``, on the same file system. In the la
     /srv/lake/_sbus/lock/ …              in the place of the locks of earlier versions, which cannot open them
 
 The mark protects the rows. An archive is refused if it finds the mark of another lake, or if the state knows that it
-has marked a lake, and the lake has neither mark nor rows: it would go on in a lake that lacks what the state has as done.
+has marked a lake, and the lake has neither mark nor rows: it would go on in a lake that lacks what is done.
 
 The state stays *inside*, in ``/srv/lake/_sbus``, where it cannot be beside: the directory above may not be written, or
 is on another file system (the lake is a mount point). Readers must then name ``date=*``.
