@@ -10,7 +10,8 @@ import click
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Progress, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
-from sbus.cli.spark.job import Job, job_options, pass_job, stop_on_signals
+from sbus.cli.spark.job import Job, job_options, pass_job
+from sbus.cli.stopping import stop_on_signals
 from sbus.cli.types import BYTES, Speed, Time
 from sbus.journal import clock
 
