@@ -53,6 +53,7 @@ _MODULES = {
     "web": "sbus.cli.web",
     "journal": "sbus.cli.journal",
     "lake": "sbus.cli.lake",
+    "report": "sbus.cli.report",
     "spark": "sbus.cli.spark",
 }
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sbus.spark.report.analysis.spans import Span
-from sbus.spark.report.page.format import axis_values, time_ticks
+from sbus.report.spans import Span
+from sbus.report.page.format import axis_values, time_ticks
 
 __all__ = [
     "HEIGHT",

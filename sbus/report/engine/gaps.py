@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
-from typing import NamedTuple
-
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from typing import Any, NamedTuple
 
 from sbus.client.losses import parse_lost
 from sbus.journal.clock import from_seconds
-from sbus.spark.report.analysis.figures import ClockStep, Gap, Loss
-from sbus.spark.report.analysis.spans import Span, merged, without
+from sbus.report.engine.store import Database
+from sbus.report.figures import ClockStep, Gap, Loss
+from sbus.report.spans import Span, merged, without
 
 __all__ = [
     "MAX_GAPS",
-    "MAX_LOSSES",
-    "MAX_STEPS",
     "Journal",
     "Mark",
-    "beside_marks",
-    "extents",
     "find_gaps",
     "find_journals",
     "find_losses",
     "find_steps",
     "gaps_of",
-    "lost",
-    "micros_of",
     "recorded",
+    "spans_of",
 ]
 
 MAX_GAPS = 2000
 """Gaps that a report takes into account; of more, the newest interruptions, then the newest losses beside them."""
-MAX_LOSSES = 20
+_MAX_LOSSES = 20
 """Causes of losses; of more, those with the largest numbers."""
-MAX_REASON = 100
+_MAX_REASON = 100
 """Characters of the reason of a loss."""
-MAX_STEPS = 100
+_MAX_STEPS = 100
 """Steps of clocks; of more, the newest."""
+_ROWS_AT_ONCE = 4096
 
 
 class Journal(NamedTuple):
@@ -67,46 +62,39 @@ class Mark(NamedTuple):
     details: str | None
 
 
-def find_journals(rows: DataFrame) -> dict[str, Journal]:
-    """Return each journal that has rows, by its ID."""
+def find_journals(database: Database, whole: Span) -> dict[str, Journal]:
+    """Return each journal that has rows in a time, by its ID."""
+    found = database.execute(
+        "SELECT journal, min(us), max(us), min(seq), max(2 * seq + (kind = 'stop')::BIGINT) FROM rows "
+        "WHERE us >= ? AND us < ? GROUP BY journal",
+        whole,
+    )
     return {
-        str(journal): Journal(Span(first, last), seq, bool(end % 2))
-        for journal, first, last, seq, end in extents(rows).collect()
+        journal: Journal(Span(first, last), seq, bool(end % 2)) for journal, first, last, seq, end in found.fetchall()
     }
 
 
-def extents(rows: DataFrame) -> DataFrame:
-    """Return for each journal the least and greatest time, the least number, and the last number with its kind.
-
-    There is nothing but numbers in the result: with a string, Spark would sort all rows instead of hashing them.
-    """
-    return rows.groupBy("journal").agg(
-        F.min("us"), F.max("us"), F.min("seq"), F.max(2 * F.col("seq") + (F.col("kind") == "stop").cast("long"))
-    )
-
-
-def find_gaps(rows: DataFrame, journals: dict[str, Journal], whole: Span, tail: int) -> list[Gap]:
+def find_gaps(database: Database, journals: dict[str, Journal], whole: Span, tail: int) -> list[Gap]:
     """Return the gaps within a time, the oldest first.
 
     A gap lasts from the row before it to the row that reports it.
 
-    :param rows: all rows of that time and no others: ``journal``, ``seq``, ``us``, ``kind``, ``payload``.
     :param tail: µs without a row, at the end, from which on a journal counts as not written.
     """
-    marks = rows.where("kind NOT IN ('message', 'digest', 'clock')").select(
-        "journal", "seq", "us", "kind", F.col("payload").cast("string")
-    )
     # A loss can have thousands of rows, which must not displace an interruption: its time would seem silent.
-    is_loss = F.col("kind").isin("lost", "damaged")
-    found = [Mark(*row) for row in marks.orderBy(is_loss, F.col("us").desc()).limit(MAX_GAPS).collect()]
-    beside = rows.where(F.col("seq").isin(beside_marks(found)))
-    times = {(row.journal, row.seq): row.us for row in beside.select("journal", "seq", "us").collect()} if found else {}
-    return gaps_of(found, times, journals, whole, tail)
-
-
-def beside_marks(found: Iterable[Mark]) -> list[int]:
-    """Return the numbers of the rows before and behind the marks."""
-    return [seq for mark in found for seq in (mark.seq - 1, _last(mark, _details(mark.details)) + 1)]
+    newest = database.execute(
+        "SELECT journal, seq, us, kind, payload FROM rows "
+        "WHERE kind NOT IN ('message', 'digest', 'clock') AND us >= ? AND us < ? "
+        f"ORDER BY kind IN ('lost', 'damaged'), us DESC LIMIT {MAX_GAPS}",
+        whole,
+    )
+    found = [Mark(journal, seq, us, kind, _text(payload)) for journal, seq, us, kind, payload in newest.fetchall()]
+    numbers = [seq for mark in found for seq in (mark.seq - 1, _last(mark, _details(mark.details)) + 1)]
+    beside = database.execute(
+        "SELECT journal, seq, us FROM rows WHERE us >= ? AND us < ? AND seq IN (SELECT unnest(?::BIGINT[]))",
+        [*whole, numbers],
+    )
+    return gaps_of(found, {(journal, seq): us for journal, seq, us in beside.fetchall()}, journals, whole, tail)
 
 
 def gaps_of(
@@ -146,54 +134,67 @@ def gaps_of(
     return sorted((g for g in gaps if g.end > g.start), key=lambda g: (g.start, g.end))
 
 
-def find_losses(rows: DataFrame, period: Span) -> list[Loss]:
-    """Return what was lost in a period, by cause; however many rows report it, all of them count.
-
-    :param rows: ``us``, ``kind`` and ``payload``.
-    """
-    payload = F.col("payload").cast("string")
-    fields = F.split(payload, " ")
-    is_receipt = F.size(fields) == 4
-    dropped = F.when(is_receipt, fields[0]).try_cast("bigint")
-    damaged = F.get_json_object(payload, "$.rows").try_cast("bigint")
-    is_lost = F.col("kind") == "lost"
-    found = (
-        rows.where(F.col("kind").isin("lost", "damaged") & (F.col("us") >= period.start) & (F.col("us") < period.end))
-        .select(
-            "kind",
-            "us",
-            F.when(is_lost & is_receipt, F.substring(fields[3], 1, MAX_REASON)).otherwise("").alias("reason"),
-            F.when(is_lost, dropped).otherwise(damaged).alias("number"),
-        )
-        .groupBy("kind", "reason")
-        .agg(
-            F.coalesce(F.sum("number"), F.lit(0)).alias("number"),
-            F.count("*").alias("times"),
-            F.count_if(F.col("number").isNull()).alias("unknown"),
-            F.min("us").alias("first"),
-            F.max("us").alias("last"),
-        )
+def find_losses(database: Database, period: Span) -> list[Loss]:
+    """Return what was lost in a period, by cause; however many rows report it, all of them count."""
+    found: dict[tuple[str, str], list[int]] = {}
+    database.execute(
+        "SELECT kind, us, payload FROM rows WHERE kind IN ('lost', 'damaged') AND us >= ? AND us < ?", period
     )
-    order = F.col("number").desc(), F.col("times").desc(), "kind", "reason"
-    return [Loss(*row) for row in found.orderBy(*order).limit(MAX_LOSSES).collect()]
+    while rows := database.fetchmany(_ROWS_AT_ONCE):
+        for kind, us, payload in rows:
+            reason, number = _loss(kind, _text(payload))
+            sums = found.setdefault((kind, reason), [0, 0, 0, us, us])
+            sums[0] += number or 0
+            sums[1] += 1
+            sums[2] += number is None
+            sums[3:] = min(sums[3], us), max(sums[4], us)
+    losses = [Loss(kind, reason, *sums) for (kind, reason), sums in found.items()]
+    losses.sort(key=lambda loss: (-loss.number, -loss.times, loss.kind, loss.reason.encode()))
+    return losses[: _MAX_LOSSES]
 
 
-def find_steps(rows: DataFrame, period: Span) -> list[ClockStep]:
-    """Return the steps of clocks in a period, in order.
-
-    :param rows: ``journal``, ``seq``, ``us``, ``kind`` and ``payload``.
-    """
-    found = (
-        rows.where((F.col("kind") == "clock") & (F.col("us") >= period.start) & (F.col("us") < period.end))
-        .select("journal", "seq", "us", F.get_json_object(F.col("payload").cast("string"), "$.step").alias("step"))
-        .orderBy(F.col("us").desc(), F.col("seq").desc())
-        .limit(MAX_STEPS)
-        .collect()
-    )
-    return [ClockStep(row.journal, row.us, micros_of(row.step)) for row in reversed(found)]
+def _loss(kind: str, payload: str) -> tuple[str, int | None]:
+    """Return the reason, and the number of messages or rows."""
+    if kind == "damaged":
+        return "", _whole_number(_field(payload, "rows"))
+    fields = payload.split(" ")
+    return (fields[3][: _MAX_REASON], _whole_number(fields[0])) if len(fields) == 4 else ("", None)
 
 
-def micros_of(seconds: str | None) -> int | None:
+def find_steps(database: Database, period: Span) -> list[ClockStep]:
+    """Return the steps of clocks in a period, in order."""
+    found = database.execute(
+        "SELECT journal, us, payload FROM rows WHERE kind = 'clock' AND us >= ? AND us < ? "
+        f"ORDER BY us DESC, seq DESC LIMIT {_MAX_STEPS}",
+        period,
+    ).fetchall()
+    return [
+        ClockStep(journal, us, _micros_of(_field(_text(payload), "step"))) for journal, us, payload in found[::-1]
+    ]
+
+
+def _text(payload: bytes | None) -> str:
+    return (payload or b"").decode("utf-8", "replace")
+
+
+def _field(payload: str, name: str) -> str | None:
+    """Return a number or a text of a JSON object, as text."""
+    try:
+        details: Any = json.loads(payload)
+    except ValueError:
+        return None
+    value = details.get(name) if isinstance(details, dict) else None
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+
+
+def _whole_number(text: str | None) -> int | None:
+    if text is None or not re.fullmatch(r"\s*[+-]?[0-9]{1,19}\s*", text):
+        return None
+    number = int(text)
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def _micros_of(seconds: str | None) -> int | None:
     """Return a step of a clock in µs; None if it is no number."""
     try:
         return None if seconds is None else from_seconds(float(seconds))
@@ -223,8 +224,8 @@ def _details(payload: str | None) -> dict[str, object]:
     return details if isinstance(details, dict) else {}
 
 
-def lost(gaps: Iterable[Gap]) -> dict[str, list[Span]]:
-    """Return for each journal the time in which messages may be missing."""
+def spans_of(gaps: Iterable[Gap]) -> dict[str, list[Span]]:
+    """Return the time that the gaps of each journal cover."""
     spans: dict[str, list[Span]] = {}
     for gap in gaps:
         spans.setdefault(gap.journal, []).append(Span(gap.start, gap.end))

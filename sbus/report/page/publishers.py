@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sbus.lake.cube import PROGRAM, UNKNOWN
-from sbus.spark.report.analysis.figures import Publisher, Report
-from sbus.spark.report.page.format import amount, number
-from sbus.spark.report.page.sections import Bar, bar_of, share
+from sbus.report.figures import Publisher, Report
+from sbus.report.page.format import amount, number
+from sbus.report.page.sections import Bar, bar_of, share
 
 __all__ = ["publishers"]
 

@@ -1,20 +1,51 @@
-"""Find silences as `sbus.spark.report.analysis.silences` does, in a database of counts.
+"""Find keys and prefixes that fell silent against their usual rhythm.
+
+A pause longer than a window lies between two windows with messages of the key, so the cube has every such pause exactly; shorter pauses are not searched. A pause counts as a
+silence if, without the time in which nothing was recorded, it is longer than each of these:
+
+* `_MIN_PAUSE_RATIO` times the 90th percentile of the pauses of the key;
+* `_MIN_PAUSE_RATIO` times the mean of the pauses around it, because a key with less traffic at night has longer pauses
+  then;
+* `_MIN_RATIO_TO_THIRD` times its third longest pause, because a key that comes in bursts pauses often; and
+* what chance makes of messages at random times: the more intervals are looked at, the longer is the longest of them.
+  The tail of the pauses is taken as exponential, as of a Poisson process, with the scale that the median and the 90th
+  percentile of the key's pauses show. Of regular messages that scale is near 0. A silence is longer than all but
+  `_FALSE_ALARMS` pauses of a whole report would be by chance;
+* `_MIN_RATIO_TO_BEFORE` times its longest pause in the period before, because a key that rests every night is not
+  silent.
 
 Keys and prefixes are looked at in parts of bounded size, so memory does not grow with their number.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from sbus.spark.report.analysis import silences as rules
-from sbus.spark.report.analysis.cube import MAX_DEPTH, Windows
-from sbus.spark.report.analysis.figures import Silence
-from sbus.spark.report.analysis.spans import Span
-from sbus.spark.report.counted.store import Database, add_missing
+from sbus.report.engine.store import Database, add_missing
+from sbus.report.engine.windows import MAX_DEPTH, Windows
+from sbus.report.figures import Silence
+from sbus.report.spans import Span
 
 __all__ = ["find_silences"]
 
+_MIN_PAUSE_RATIO = 5
+_MIN_RATIO_TO_BEFORE = 1.5
+_MIN_RATIO_TO_THIRD = 3
+_SCALE = math.log(5)
+"""The ratio of p90 - p50 to the scale of an exponential tail."""
+_FALSE_ALARMS = 0.01
+"""Silences of a report that are expected by chance."""
+_MIN_SAMPLES = 10
+"""Pauses and intervals that a rhythm needs."""
+_MAX_CANDIDATES = 500
+"""Pauses that are brought to the driver, the longest first."""
+_MAX_RATIO_TO_KNOWN = 4
+"""The largest ratio of a pause to the whole known time of a key: a key that came once and left has no rhythm."""
+_NEIGHBOURS = 8
+"""Pauses on either side that a pause is compared with."""
 _MAX_PART = 2_000_000
 """Counts of keys and prefixes in a part: about 300 MB."""
 
@@ -60,7 +91,7 @@ SELECT *, (sum(over) OVER around - over)::BIGINT / nullif(count(*) OVER around -
 FROM (SELECT *, CASE WHEN ended IS NULL THEN 0 ELSE net END AS over FROM net)
 WINDOW around AS (
     PARTITION BY journal, scope ORDER BY first
-    ROWS BETWEEN {rules.NEIGHBOURS} PRECEDING AND {rules.NEIGHBOURS} FOLLOWING
+    ROWS BETWEEN {_NEIGHBOURS} PRECEDING AND {_NEIGHBOURS} FOLLOWING
 )
 """
 
@@ -76,7 +107,7 @@ WITH samples AS (
         max(length) FILTER (ended < $period) AS longest_before,
         (max(length, 3) FILTER (length IS NOT NULL))[3] AS third,
         max(coalesce(ended, start)) - min(start) AS known
-    FROM samples GROUP BY ALL HAVING count(*) >= {rules.MIN_SAMPLES}
+    FROM samples GROUP BY ALL HAVING count(*) >= {_MIN_SAMPLES}
 )
 SELECT journals.name, text, is_prefix, start, ended, until, unrecorded, usual[1], longest_before, net
 FROM pauses JOIN rhythm USING (journal, scope) JOIN scopes USING (scope)
@@ -90,15 +121,15 @@ WHERE net >= $width AND until > $period
     -- A key without messages in the period has vanished, which the changes report.
     AND (ended IS NOT NULL OR start >= $period)
 ORDER BY ended IS NOT NULL, net DESC, length(text), text, is_prefix
-LIMIT {rules.MAX_CANDIDATES}
+LIMIT {_MAX_CANDIDATES}
 """
 
 
 def find_silences(
     database: Database,
     windows: Windows,
-    missing: dict[str, list[Span]],
-    heard: dict[str, int],
+    missing: Mapping[str, list[Span]],
+    heard: Mapping[str, int],
     top: int,
     intervals: int,
 ) -> tuple[list[Silence], int]:
@@ -119,19 +150,19 @@ def find_silences(
     rhythm: dict[str, float] = {
         "width": windows.width,
         "period": windows.period.start,
-        "scale": rules.SCALE,
-        "by_chance": rules.chance_factor(intervals),
-        "ratio": float(rules.MIN_PAUSE_RATIO),
-        "ratio_to_third": float(rules.MIN_RATIO_TO_THIRD),
-        "ratio_to_before": float(rules.MIN_RATIO_TO_BEFORE),
-        "ratio_to_known": rules.MAX_RATIO_TO_KNOWN,
+        "scale": _SCALE,
+        "by_chance": _chance_factor(intervals),
+        "ratio": float(_MIN_PAUSE_RATIO),
+        "ratio_to_third": float(_MIN_RATIO_TO_THIRD),
+        "ratio_to_before": float(_MIN_RATIO_TO_BEFORE),
+        "ratio_to_known": _MAX_RATIO_TO_KNOWN,
     }
     found: list[tuple[Any, ...]] = []
     for part in range(parts):
         database.execute(_PAUSES, {"parts": parts, "part": part, "width": windows.width})
         found += database.execute(_SILENT, rhythm).fetchall()
     found.sort(key=_order)
-    return rules.pick([_silence(row) for row in found[: rules.MAX_CANDIDATES]], top)
+    return _pick([_silence(row) for row in found[: _MAX_CANDIDATES]], top)
 
 
 def _order(row: tuple[Any, ...]) -> tuple[bool, int, int, bytes, bool]:
@@ -142,3 +173,51 @@ def _order(row: tuple[Any, ...]) -> tuple[bool, int, int, bytes, bool]:
 def _silence(row: tuple[Any, ...]) -> Silence:
     journal, text, is_prefix, start, ended, until, unrecorded, usual, longest_before, _ = row
     return Silence(journal, text, is_prefix, 1, start, ended, until - start, unrecorded, round(usual), longest_before)
+
+
+def _pick(candidates: list[Silence], top: int) -> tuple[list[Silence], int]:
+    """Return the silences to report, and their number, out of those of keys and of prefixes."""
+    found = _merge_prefixes(candidates)
+    found.sort(key=lambda s: (s.end is not None, -s.length, s.scope))
+    return found[:top], len(found)
+
+
+def _chance_factor(intervals: int) -> float:
+    """Return how many times the scale of its pauses the longest one of a key is, by chance, above their p90."""
+    # P(pause > p90 + x) is 0.1 exp(-x / scale).
+    return math.log(max(1.0, 0.1 * intervals * MAX_DEPTH / _FALSE_ALARMS))
+
+
+def _merge_prefixes(silences: list[Silence]) -> list[Silence]:
+    """Leave out keys whose prefix is reported, and prefixes with a single key."""
+    found: list[Silence] = []
+    taken: set[int] = set()
+    by_depth = sorted(range(len(silences)), key=lambda i: (silences[i].scope.count("/"), -silences[i].length))
+    for i in by_depth:
+        mine = silences[i]
+        if i in taken or not mine.is_prefix:
+            continue
+        below = [
+            k
+            for k, other in enumerate(silences)
+            if k not in taken
+            and k != i
+            and other.journal == mine.journal
+            and other.scope.startswith(mine.scope)
+            and _same(mine, other)
+        ]
+        keys = [k for k in below if not silences[k].is_prefix]
+        if len(keys) == 1:
+            taken.add(i)  # the prefix is that key
+            continue
+        taken.update(below)
+        found.append(replace(mine, keys=max(1, len(keys))))
+        taken.add(i)
+    found.extend(s for i, s in enumerate(silences) if i not in taken)
+    return found
+
+
+def _same(prefix: Silence, key: Silence) -> bool:
+    """Return whether a key's silence is its prefix's: covers it, and little else."""
+    end = prefix.end is None if key.end is None else prefix.end is not None and key.end >= prefix.end
+    return end and key.start <= prefix.start and key.length <= 2 * prefix.length

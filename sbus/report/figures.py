@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sbus.spark.report.analysis.spans import Span
+from sbus.report.spans import Span
 
 __all__ = [
     "Change",
@@ -18,6 +18,7 @@ __all__ = [
     "KeyTraffic",
     "Loss",
     "Publisher",
+    "Recording",
     "Report",
     "Silence",
     "Sizes",
@@ -31,11 +32,29 @@ class Totals:
     """The traffic of a whole period.
 
     :ivar recorded: µs of the period in which at least one journal was written.
+    :ivar rate: messages per second; those of each journal count by its own recorded time. `byte_rate` likewise.
     """
 
     messages: int
     bytes: int
     keys: int
+    recorded: int
+    rate: float
+    byte_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A journal in the period.
+
+    :ivar host: the host that it was recorded on; empty if that is not known.
+    :ivar extent: the time from its first row to its last, in both periods.
+    :ivar recorded: µs of the period in which it was written; time in which the bus dropped messages for the recorder
+        counts.
+    """
+
+    host: str
+    extent: Span
     recorded: int
 
 
@@ -62,11 +81,15 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class KeyTraffic:
-    """The traffic of a key, and its shape over the period in at most 60 counts."""
+    """The traffic of a key, and its shape over the period in at most 60 counts.
+
+    :ivar rate: messages per second; those of each journal count by its own recorded time.
+    """
 
     key: str
     messages: int
     bytes: int
+    rate: float
     shape: list[int]
 
 
@@ -154,6 +177,11 @@ class Gap:
         """Whether nothing was recorded for a time, and not only some of the messages."""
         return self.is_loss and self.kind not in ("lost", "damaged")
 
+    @property
+    def is_unrecorded(self) -> bool:
+        """Whether the time does not count as recorded. Beside messages that the bus dropped, others were recorded."""
+        return self.kind != "lost"
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -194,7 +222,7 @@ class ClockStep:
 class Change:
     """The messages of a key or prefix in both periods, and their rates.
 
-    Rates are per second of recorded time.
+    Rates are per second of the time in which the journals of the key were written.
 
     :ivar keys: the number of keys under the prefix; 1 for a key.
     """
@@ -209,7 +237,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes against the period before; lists are bounded, counts are complete."""
+    """The changes against the period before; lists are bounded, counts are complete.
+
+    A key is new or gone only if one of its journals was written in the other period.
+    """
 
     prefixes: list[Change]
     new: list[Change]
@@ -227,13 +258,17 @@ class Report:
     :ivar pattern: the pattern of the messages that count, in text form; empty for all.
     :ivar depth: the number of segments of a prefix.
     :ivar before: the totals of the period before; None if nothing was recorded then.
-    :ivar gaps: the gaps of both periods, in order; at most `analysis.gaps.MAX_GAPS`.
+    :ivar gaps: the gaps of both periods, in order; at most `sbus.report.engine.gaps.MAX_GAPS`.
     :ivar histogram: (lower bound, upper bound, number of messages) of payload sizes, in bytes.
-    :ivar journals: for each journal, the time from its first row to its last.
-    :ivar losses: what was lost in the period, the largest number first; at most `analysis.gaps.MAX_LOSSES` causes.
-    :ivar steps: the steps of clocks in the period, in order; at most `analysis.gaps.MAX_STEPS`, the newest.
+    :ivar journals: each journal, by its ID.
+    :ivar losses: what was lost in the period, the largest number first; of many causes, these.
+    :ivar lost_share: the part of the period's messages, of all keys, that the bus is known to have dropped for the
+        recorder.
+    :ivar steps: the steps of clocks in the period, in order; of many, the newest.
     :ivar publishers: the users with the most messages, the busiest first; none if no publisher is known.
     :ivar publisher_count: the number of all publishers.
+    :ivar ahead: rows that are more than an hour ahead of this machine's clock; the period ends before them unless it
+        was named.
     """
 
     period: Span
@@ -248,10 +283,20 @@ class Report:
     histogram: list[tuple[int, int, int]]
     silences: list[Silence]
     silence_count: int
-    journals: dict[str, Span]
+    journals: dict[str, Recording]
     gaps: list[Gap]
     changes: Changes | None
     losses: list[Loss] = field(default_factory=list)
+    lost_share: float = 0.0
     steps: list[ClockStep] = field(default_factory=list)
     publishers: list[Publisher] = field(default_factory=list)
     publisher_count: int = 0
+    ahead: int = 0
+
+    def name_of(self, journal: str) -> str:
+        """Return how people call a journal: by its host, unless another one has the same, or by its ID."""
+        host = self.journals[journal].host if journal in self.journals else ""
+        if not host:
+            return f"journal {journal[:8]}"
+        is_alone = sum(other.host == host for other in self.journals.values()) == 1
+        return host if is_alone else f"{host} (journal {journal[:8]})"

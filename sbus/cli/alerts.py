@@ -19,8 +19,8 @@ from sbus.errors import SbusError, UsageError
 from sbus.journal import clock
 
 if TYPE_CHECKING:
-    from sbus.spark.report import Report
-    from sbus.spark.report.analysis.figures import Silence
+    from sbus.report import Report
+    from sbus.report.figures import Silence
 
 __all__ = ["Alert", "AlertRule", "run_alerts"]
 

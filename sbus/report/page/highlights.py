@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sbus.spark.report.analysis.figures import Change, ClockStep, Gap, Loss, Report, Silence
-from sbus.spark.report.page.format import change, duration, moment_near, number, printable_key, rates
+from sbus.report.figures import Change, ClockStep, Gap, Loss, Report, Silence
+from sbus.report.page.format import change, duration, moment_near, number, printable_key, rates
 
 __all__ = ["Highlight", "cause", "highlights", "loss_cause", "step_text"]
 

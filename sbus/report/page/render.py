@@ -14,12 +14,12 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sbus.spark.report.analysis.figures import Report
-from sbus.spark.report.page import sections
-from sbus.spark.report.page.charts import HEIGHT
-from sbus.spark.report.page.format import moment, printable_key
-from sbus.spark.report.page.highlights import highlights
-from sbus.spark.report.page.publishers import publishers
+from sbus.report.figures import Report
+from sbus.report.page import sections
+from sbus.report.page.charts import HEIGHT
+from sbus.report.page.format import moment, printable_key
+from sbus.report.page.highlights import highlights
+from sbus.report.page.publishers import publishers
 from sbus.version import __version__
 
 __all__ = ["render"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sbus.journal.clock import to_seconds
-from sbus.spark.report.analysis.figures import Change, ClockStep, Gap, KeyTraffic, Loss, Report, Silence
-from sbus.spark.report.analysis.spans import Span
-from sbus.spark.report.page.charts import (
+from sbus.report.figures import Change, ClockStep, Gap, KeyTraffic, Loss, Report, Silence
+from sbus.report.spans import Span
+from sbus.report.page.charts import (
     HEIGHT,
     Band,
     Drawing,
@@ -23,7 +23,7 @@ from sbus.spark.report.page.charts import (
     stacked,
     time_axis,
 )
-from sbus.spark.report.page.format import (
+from sbus.report.page.format import (
     amount,
     change,
     duration,
@@ -34,7 +34,7 @@ from sbus.spark.report.page.format import (
     rate,
     rates,
 )
-from sbus.spark.report.page.highlights import cause, loss_cause, step_text
+from sbus.report.page.highlights import cause, loss_cause, step_text
 
 __all__ = [
     "Bar",

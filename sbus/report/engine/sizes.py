@@ -8,8 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from sbus.spark.report.analysis.cube import half_octaves
-from sbus.spark.report.analysis.figures import Sizes
+from sbus.report.figures import Sizes
 
 __all__ = ["sizes_of"]
 
@@ -31,7 +30,7 @@ def sizes_of(found: Sequence[Sized], labels: Sequence[str]) -> tuple[list[Sizes]
     for _, size, n, _ in found:
         # Half octaves: 1, 2, 3, 4-5, 6-7, 8-11, ...; -1 for empty payloads.
         bins[math.floor(2 * math.log2(size) + 1e-9) if size > 0 else -1] += n
-    return sizes, half_octaves(sorted(bins.items()))
+    return sizes, [(*_bounds(number), n) for number, n in sorted(bins.items())]
 
 
 def percentiles(found: Iterable[tuple[int, int]], wanted: Iterable[float]) -> list[float]:
@@ -51,3 +50,11 @@ def percentiles(found: Iterable[tuple[int, int]], wanted: Iterable[float]) -> li
         part = place - math.floor(place)
         result.append(low + (high - low) * part)
     return result
+
+
+def _bounds(number: int) -> tuple[int, int]:
+    """Return the smallest and the largest size in a bin of the histogram."""
+    if number < 0:
+        return 0, 0
+    edges = [-int(-(2 ** (n / 2)) // 1) if n % 2 else 2 ** (n // 2) for n in (number, number + 1)]
+    return edges[0], edges[1] - 1
