@@ -150,7 +150,7 @@ def find_losses(database: Database, period: Span) -> list[Loss]:
             sums[3:] = min(sums[3], us), max(sums[4], us)
     losses = [Loss(kind, reason, *sums) for (kind, reason), sums in found.items()]
     losses.sort(key=lambda loss: (-loss.number, -loss.times, loss.kind, loss.reason.encode()))
-    return losses[: _MAX_LOSSES]
+    return losses[:_MAX_LOSSES]
 
 
 def _loss(kind: str, payload: str) -> tuple[str, int | None]:
@@ -158,7 +158,7 @@ def _loss(kind: str, payload: str) -> tuple[str, int | None]:
     if kind == "damaged":
         return "", _whole_number(_field(payload, "rows"))
     fields = payload.split(" ")
-    return (fields[3][: _MAX_REASON], _whole_number(fields[0])) if len(fields) == 4 else ("", None)
+    return (fields[3][:_MAX_REASON], _whole_number(fields[0])) if len(fields) == 4 else ("", None)
 
 
 def find_steps(database: Database, period: Span) -> list[ClockStep]:
@@ -168,9 +168,7 @@ def find_steps(database: Database, period: Span) -> list[ClockStep]:
         f"ORDER BY us DESC, seq DESC LIMIT {_MAX_STEPS}",
         period,
     ).fetchall()
-    return [
-        ClockStep(journal, us, _micros_of(_field(_text(payload), "step"))) for journal, us, payload in found[::-1]
-    ]
+    return [ClockStep(journal, us, _micros_of(_field(_text(payload), "step"))) for journal, us, payload in found[::-1]]
 
 
 def _text(payload: bytes | None) -> str:

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sbus.report.spans import Span
 from sbus.report.page.format import axis_values, time_ticks
+from sbus.report.spans import Span
 
 __all__ = [
     "HEIGHT",
     "Band",
+    "Bar",
     "Drawing",
     "Outline",
     "TimeTick",
     "ValueTick",
     "activity_strip",
     "band",
+    "bar_of",
     "percent",
     "sparkline",
     "stacked",
@@ -189,3 +191,18 @@ def activity_strip(values: Sequence[int], title: str) -> Drawing:
     largest = max(values, default=0)
     roots = [(v / largest) ** 0.5 * 1000 if largest else 0 for v in values]
     return sparkline([round(v) for v in roots], title)
+
+
+class Bar(NamedTuple):
+    """A bar in a table.
+
+    Its width is a percentage, empty if there is nothing to compare with.
+    """
+
+    width: str
+    title: str
+
+
+def bar_of(value: float, largest: float, title: str) -> Bar:
+    """Return the bar of a value."""
+    return Bar(f"{100 * value / largest:.2f}" if largest else "", title)

@@ -13,12 +13,14 @@ __all__ = [
     "axis_values",
     "change",
     "duration",
+    "millis",
     "moment",
     "moment_near",
     "number",
     "printable_key",
     "rate",
     "rates",
+    "share",
     "time_ticks",
 ]
 
@@ -164,3 +166,14 @@ def time_ticks(start: int, end: int, most: int = 9) -> list[tuple[int, str, bool
             label = f"{time:%H:%M:%S}" + (f".{time.microsecond // 100_000}" if step < SECOND else "")
         found.append((at, label, is_day))
     return found
+
+
+def share(part: int, whole: int) -> str:
+    """Return a part of a whole in percent."""
+    percentage = 100 * part / whole if whole else 0
+    return f"{percentage:.{1 if percentage < 9.95 else 0}f}{_SPACE}%"
+
+
+def millis(micros: int) -> int:
+    """Return a time as the page's script takes it, in ms since the epoch."""
+    return micros // 1000

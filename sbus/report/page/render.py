@@ -15,11 +15,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sbus.report.figures import Report
-from sbus.report.page import sections
 from sbus.report.page.charts import HEIGHT
 from sbus.report.page.format import moment, printable_key
 from sbus.report.page.highlights import highlights
-from sbus.report.page.publishers import publishers
+from sbus.report.page.sections.changes import changes
+from sbus.report.page.sections.header import header
+from sbus.report.page.sections.publishers import publishers
+from sbus.report.page.sections.recording import recording
+from sbus.report.page.sections.silences import silences
+from sbus.report.page.sections.sizes import sizes
+from sbus.report.page.sections.top_keys import top_keys
+from sbus.report.page.sections.traffic import traffic
 from sbus.version import __version__
 
 __all__ = ["render"]
@@ -45,14 +51,14 @@ def render(report: Report, *, source: str = "", title: str = "Traffic report", n
             style=style,
             script=script,
             script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            header=sections.header(report),
+            header=header(report),
             highlights=highlights(report),
-            traffic=sections.traffic(report),
-            silences=sections.silences(report),
-            recording=sections.recording(report),
-            changes=sections.changes(report),
-            top=sections.top_keys(report),
-            sizes=sections.sizes(report),
+            traffic=traffic(report),
+            silences=silences(report),
+            recording=recording(report),
+            changes=changes(report),
+            top=top_keys(report),
+            sizes=sizes(report),
             publishers=publishers(report),
             source=source,
             made=(now or datetime.now(UTC)).astimezone(UTC),

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from sbus.lake.cube import PROGRAM, UNKNOWN
 from sbus.report.figures import Publisher, Report
-from sbus.report.page.format import amount, number
-from sbus.report.page.sections import Bar, bar_of, share
+from sbus.report.page.charts import Bar, bar_of
+from sbus.report.page.format import amount, number, share
 
 __all__ = ["publishers"]
 
