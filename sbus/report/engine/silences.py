@@ -15,7 +15,8 @@ break counts as a silence if it is longer than each of these:
   percentile of the key's pauses show. Of regular messages that scale is near 0. A silence is longer than all but
   `_FALSE_ALARMS` pauses of a whole report would be by chance.
 
-A key whose other breaks take more than a tenth of the time of its rhythm comes in *bursts*, and its rhythm is that of the bursts. So a
+The pauses before the first message and behind the last one are breaks too, if they are that long: of a rest each night,
+48 hours show one and the ends of two. A key whose other breaks take more than a tenth of the time of its rhythm comes in *bursts*, and its rhythm is that of the bursts. So a
 break must also be longer than chance makes the pauses between bursts: they are taken as exponential, with a mean that
 the other breaks show, the less exactly the fewer they are. With a few bursts nothing is a silence. Nor is a break that
 is longer than the key is known to have kept its rhythm: it came once, and left.
@@ -82,10 +83,12 @@ WITH spoken AS (
 ), followed AS (
     SELECT *, lead(first) OVER (PARTITION BY journal, scope ORDER BY first) AS until FROM spoken
 ), pauses AS (
-    SELECT journal, scope, first,
+    SELECT journal, scope, first, false AS is_first,
         CASE WHEN n > 1 THEN (last - first) / (n - 1) END AS inside,
         last AS start, followed.until AS ended, coalesce(followed.until, heard.until) AS until
     FROM followed LEFT JOIN heard USING (journal)
+    UNION ALL
+    SELECT journal, scope, $whole, true, NULL, $whole, min(first), min(first) FROM spoken GROUP BY journal, scope
 ), long AS (
     SELECT pauses.journal, scope, pauses.start,
         coalesce(behind.sum + least(pauses.until, behind.until) - behind.start, 0)
@@ -102,7 +105,7 @@ WITH spoken AS (
         (pauses.until - pauses.start - coalesce(unrecorded, 0))::BIGINT AS net
     FROM pauses LEFT JOIN long USING (journal, scope, start)
 )
-SELECT * FROM net
+SELECT *, ended IS NOT NULL AND NOT is_first AS is_whole FROM net
 """
 
 _SILENT = f"""
@@ -111,7 +114,7 @@ WITH samples AS (
     SELECT journal, scope, start, ended, inside AS value, NULL::BIGINT AS length FROM pauses
     WHERE inside IS NOT NULL
     UNION ALL
-    SELECT journal, scope, start, ended, net::DOUBLE, net FROM pauses WHERE ended IS NOT NULL
+    SELECT journal, scope, start, ended, net::DOUBLE, net FROM pauses WHERE is_whole
 ), rhythm AS (
     SELECT journal, scope,
         quantile_disc(value, [0.5, 0.9]) AS usual,
@@ -120,15 +123,16 @@ WITH samples AS (
         max(coalesce(ended, start)) - min(start) AS known
     FROM samples GROUP BY ALL HAVING count(*) >= {_MIN_SAMPLES}
 ), breaks AS (
-    SELECT journal, scope, count(*) AS breaks, sum(net)::BIGINT AS rest
-    FROM pauses JOIN rhythm USING (journal, scope)
-    WHERE ended IS NOT NULL AND net > usual[2] * $ratio GROUP BY ALL
+    SELECT journal, scope, count(*) FILTER (is_whole) AS breaks, coalesce(sum(net) FILTER (is_whole), 0)::BIGINT AS rest,
+        count(*) FILTER (NOT is_whole) AS ends, coalesce(sum(net) FILTER (NOT is_whole), 0)::BIGINT AS rest_at_ends
+    FROM pauses JOIN rhythm USING (journal, scope) WHERE net > usual[2] * $ratio GROUP BY ALL
 ), judged AS (
-    -- The breaks beside this one.
-    SELECT *, coalesce(rest, 0) - CASE WHEN ended IS NULL THEN 0 ELSE net END AS others,
-        coalesce(breaks, 0) - (ended IS NOT NULL)::INTEGER AS other_breaks, known - coalesce(rest, 0) AS active
-    FROM pauses JOIN rhythm USING (journal, scope) LEFT JOIN breaks USING (journal, scope)
-    WHERE net >= $width AND until > $period AND net > usual[2] * $ratio
+    -- A break that has ended is compared with all others, and one that has not with those that have.
+    SELECT *, known - rest AS active,
+        CASE WHEN is_whole THEN breaks - 1 + ends ELSE breaks END AS other_breaks,
+        CASE WHEN is_whole THEN rest - net + rest_at_ends ELSE rest END AS others
+    FROM pauses JOIN rhythm USING (journal, scope) JOIN breaks USING (journal, scope)
+    WHERE net >= $width AND until > $period AND net > usual[2] * $ratio AND NOT is_first
 )
 SELECT journal, scope, first, start, ended, until, unrecorded, net, usual[1] AS interval, longest_before
 FROM judged
@@ -148,7 +152,7 @@ WITH near AS (
         (sum(over) OVER around - over)::BIGINT / nullif(count(*) OVER around - 1, 0) AS around
     FROM (
         SELECT journal, scope, first, CASE WHEN ended IS NULL THEN 0 ELSE net END AS over
-        FROM pauses SEMI JOIN candidates USING (journal, scope)
+        FROM pauses SEMI JOIN candidates USING (journal, scope) WHERE NOT is_first
     )
     WINDOW around AS (
         PARTITION BY journal, scope ORDER BY first
@@ -199,7 +203,7 @@ def find_silences(
     }
     found: list[tuple[Any, ...]] = []
     for part in range(parts):
-        database.execute(_PAUSES, {"parts": parts, "part": part, "width": windows.width})
+        database.execute(_PAUSES, {"parts": parts, "part": part, "width": windows.width, "whole": windows.both.start})
         database.execute(_SILENT, rhythm)
         found += database.execute(_AROUND, {"ratio": rhythm["ratio"]}).fetchall()
     found.sort(key=_order)

@@ -13,6 +13,7 @@ __all__ = [
     "axis_values",
     "change",
     "duration",
+    "exact_share",
     "millis",
     "moment",
     "moment_near",
@@ -172,6 +173,15 @@ def share(part: int, whole: int) -> str:
     """Return a part of a whole in percent."""
     percentage = 100 * part / whole if whole else 0
     return f"{percentage:.{1 if percentage < 9.95 else 0}f}{_SPACE}%"
+
+
+def exact_share(part: float) -> str:
+    """Write a part of 1 in percent, with the digits that tell it from nothing and from all."""
+    percentage = 100 * part
+    if percentage > 99.995 or not percentage:
+        return f"{percentage:.0f}{_SPACE}%"
+    digits = 1 if 0.1 <= percentage < 99.9 else 2
+    return f"{min(max(percentage, 0.01), 99.99):.{digits}f}".removesuffix(".0") + f"{_SPACE}%"
 
 
 def millis(micros: int) -> int:

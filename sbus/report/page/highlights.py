@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sbus.report.figures import Change, ClockStep, Gap, Loss, Report, Silence
 from sbus.report.page.format import change, duration, moment_near, number, printable_key, rates
+from sbus.report.spans import Span, overlap
 
 __all__ = ["Highlight", "cause", "highlights", "loss_cause", "step_text"]
 
@@ -71,7 +72,7 @@ def highlights(report: Report) -> list[Highlight]:
     """Return what stands out, the most urgent first; never empty."""
     found = [] if report.totals.messages else [_no_messages(report)]
     found += [*_silences(report.silences, report.silence_count, report.period.start), *_interruptions(report)]
-    found += [*_losses(report), *_steps(report)]
+    found += [*_losses(report), *_steps(report), *_ahead(report)]
     if report.changes is not None:
         changes = report.changes
         vanished = ("has no messages any more", "have no messages any more")
@@ -113,20 +114,53 @@ def _silences(silences: Sequence[Silence], count: int, near: int) -> list[Highli
 
 
 def _interruptions(report: Report) -> list[Highlight]:
-    found = [g for g in report.gaps if g.is_interruption and g.end > report.period.start]
-    if not found:
+    found: dict[str, list[Gap]] = {}
+    for gap in report.gaps:
+        if gap.is_interruption and gap.end > report.period.start:
+            found.setdefault(gap.journal, []).append(gap)
+    missing = {journal: _missing(gaps, report.period) for journal, gaps in found.items()}
+    ordered = sorted(found, key=lambda journal: (-missing[journal], journal))
+    sentences = [
+        Highlight("loss", "gap", None, _interrupted(report, journal, found[journal], missing[journal]), "recording")
+        for journal in ordered[:_MAX_SENTENCES]
+    ]
+    if (more := len(ordered) - _MAX_SENTENCES) > 0:
+        text = f"{more} more {'recording was' if more == 1 else 'recordings were'} interrupted, listed below."
+        sentences.append(Highlight("loss", "gap", None, text, "recording"))
+    return sentences
+
+
+def _missing(gaps: Sequence[Gap], period: Span) -> int:
+    """Return the µs of a period that gaps cover."""
+    return overlap(period, [Span(gap.start, gap.end) for gap in gaps])
+
+
+def _interrupted(report: Report, journal: str, gaps: Sequence[Gap], missing: int) -> str:
+    """Return the sentence about the gaps of a journal, which is named if there are several."""
+    period = report.period
+    longest = max(gaps, key=lambda gap: gap.end - gap.start)
+    start = max(longest.start, period.start)
+    place = f"from {moment_near(start, period.start)} for {duration(longest.end - start)} ({cause(longest)})."
+    if len(report.journals) > 1:
+        text = f"{printable_key(report.name_of(journal))} was not recorded"
+        if len(gaps) == 1:
+            return f"{text} {place}"
+        return f"{text} for {duration(missing)} in total; the longest time was {place}"
+    if len(gaps) == 1:
+        return f"The recording was interrupted once: {place}"
+    total = f", for {duration(missing)} in total" if missing else ""
+    return f"The recording was interrupted {len(gaps)} times{total}; the longest time was {place}"
+
+
+def _ahead(report: Report) -> list[Highlight]:
+    if not report.ahead:
         return []
-    longest = max(found, key=lambda g: g.end - g.start)
-    start = max(longest.start, report.period.start)
-    missing = report.period.end - report.period.start - report.totals.recorded
-    times = "once" if len(found) == 1 else f"{len(found)} times"
-    text = f"The recording was interrupted {times}"
-    if len(found) > 1:
-        text += f", for {duration(missing)} in total; the longest time was" if missing else "; the longest time was"
-    else:
-        text += ":"
-    text += f" from {moment_near(start, report.period.start)} for {duration(longest.end - start)} ({cause(longest)})."
-    return [Highlight("loss", "gap", None, text, "recording")]
+    rows, them = (f"{number(report.ahead)} rows are", "them") if report.ahead > 1 else ("1 row is", "it")
+    text = (
+        f"{rows} dated more than an hour after this page was made: a recorder's clock was wrong, or this machine's is. "
+        f"The period does not end with {them} unless it was named."
+    )
+    return [Highlight("loss", "clock", None, text)]
 
 
 def _losses(report: Report) -> list[Highlight]:

@@ -63,6 +63,7 @@ def render(report: Report, *, source: str = "", title: str = "Traffic report", n
             source=source,
             made=(now or datetime.now(UTC)).astimezone(UTC),
             journals=len(report.journals),
+            hosts=sorted({found.host for found in report.journals.values() if found.host}),
         )
     )
 

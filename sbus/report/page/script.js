@@ -3,13 +3,17 @@
 
 // --- local times beside UTC
 const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-const isAway = (at) => new Date(at).getTimezoneOffset() !== 0;
+const offset = (at) => new Date(at).getTimezoneOffset();
+const isAway = (at) => offset(at) !== 0;
 const local = (at, style) => new Date(at).toLocaleString([], style);
-const CLOCK = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
-const DAY = { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+// In the night of a clock change, an hour comes twice or not at all: then each time names its zone.
+const { start: begin, end: finish } = document.querySelector(".local").dataset;
+const SHIFT = offset(2 * begin - finish) !== offset(+finish) || offset(+begin) !== offset(+finish) ? { timeZoneName: "short" } : {};
+const CLOCK = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", ...SHIFT };
+const DAY = { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23", ...SHIFT };
 for (const place of document.querySelectorAll("[data-start]")) {
   const start = +place.dataset.start, end = place.dataset.end && +place.dataset.end;
-  if (!isAway(start)) { continue; }
+  if (!isAway(start) && !(end && isAway(end))) { continue; }
   const text = local(start, place.hidden ? DAY : CLOCK) + (end ? " to " + local(end, place.hidden ? DAY : CLOCK) : "");
   if (place.hidden) {
     place.textContent = text + " in your time zone" + (zone ? " (" + zone + ")" : "");

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sbus.report.figures import Change, Report
 from sbus.report.page.charts import Bar, bar_of
-from sbus.report.page.format import change, number, rate, rates
+from sbus.report.page.format import change, exact_share, number, rate, rates
 
 __all__ = ["ChangesSection", "changes"]
 
@@ -39,8 +39,12 @@ class ChangeList(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChangesSection:
-    """Rates by prefix, and the lists of new, gone, more and less frequent keys."""
+    """Rates by prefix, and the lists of new, gone, more and less frequent keys.
 
+    :ivar caveat: what makes the rates too low; empty if nothing does.
+    """
+
+    caveat: str
     prefixes: list[ChangeRow]
     lists: list[ChangeList]
 
@@ -57,7 +61,13 @@ def changes(report: Report) -> ChangesSection | None:
         ("More often", "up", found.up),
         ("Less often", "down", found.down),
     ]
+    caveat = (
+        f" {exact_share(report.lost_share)} of the messages were lost, so rates are too low."
+        if report.lost_share
+        else ""
+    )
     return ChangesSection(
+        caveat,
         [_change(c, largest) for c in found.prefixes],
         [ChangeList(title, kind, [_change(c, largest) for c in some]) for title, kind, some in lists],
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sbus.report.figures import ClockStep, Gap, Loss, Report
-from sbus.report.page.format import duration, millis, moment_near, number
+from sbus.report.page.format import duration, exact_share, millis, moment_near, number
 from sbus.report.page.highlights import cause, loss_cause, step_text
 from sbus.report.page.marks import TABLE_ROWS
 
@@ -54,16 +54,24 @@ class StepRow(NamedTuple):
     at: int
 
 
+class JournalRow(NamedTuple):
+    """A journal, by its host if that is known, and how much of the period it was written."""
+
+    name: str
+    share: str
+    recorded: str
+
+
 @dataclass(frozen=True, slots=True)
 class RecordingSection:
-    """The longest gaps, in order; what was lost; and the newest steps of clocks.
+    """The longest gaps, in order; the journals; what was lost; and the newest steps of clocks.
 
-    :ivar has_journals: whether there are several journals, so that each row names its own.
-    :ivar more: how many shorter ones there are; empty if none.
+    :ivar journals: the least recorded first; empty unless there are several, so that each row names its own.
+    :ivar more: how many shorter gaps there are; empty if none.
     """
 
+    journals: list[JournalRow]
     rows: list[GapRow]
-    has_journals: bool
     more: str
     losses: list[LossRow]
     steps: list[StepRow]
@@ -72,7 +80,7 @@ class RecordingSection:
 def recording(report: Report) -> RecordingSection:
     """Return the gaps of the recording."""
     start = report.period.start
-    gaps = [g for g in report.gaps if g.end > start]
+    gaps = [g for g in report.gaps if g.end > start and g.is_unrecorded]
     longest = sorted(gaps, key=lambda g: g.start - g.end)[:TABLE_ROWS]
     more = len(gaps) - len(longest)
 
@@ -82,7 +90,7 @@ def recording(report: Report) -> RecordingSection:
             moment_near(begin, start),
             moment_near(g.end, start),
             duration(g.end - begin),
-            g.journal[:8],
+            report.name_of(g.journal),
             cause(g),
             millis(begin),
             millis(g.end),
@@ -90,11 +98,22 @@ def recording(report: Report) -> RecordingSection:
 
     return RecordingSection(
         rows=[row(g) for g in sorted(longest, key=lambda g: g.start)],
-        has_journals=len(report.journals) > 1,
+        journals=_journals(report),
         more=number(more) if more > 0 else "",
         losses=[_loss_row(loss, start) for loss in report.losses],
-        steps=[_step_row(step, start) for step in report.steps[-TABLE_ROWS:]],
+        steps=[_step_row(step, start, report) for step in report.steps[-TABLE_ROWS:]],
     )
+
+
+def _journals(report: Report) -> list[JournalRow]:
+    if len(report.journals) < 2:
+        return []
+    span = report.period.end - report.period.start
+    least = sorted(report.journals.items(), key=lambda each: (each[1].recorded, each[0]))[:TABLE_ROWS]
+    return [
+        JournalRow(report.name_of(journal), exact_share(found.recorded / span), duration(found.recorded))
+        for journal, found in least
+    ]
 
 
 def _loss_row(loss: Loss, near: int) -> LossRow:
@@ -109,5 +128,5 @@ def _loss_row(loss: Loss, near: int) -> LossRow:
     )
 
 
-def _step_row(step: ClockStep, near: int) -> StepRow:
-    return StepRow(moment_near(step.time, near), step_text(step), step.journal[:8], millis(step.time))
+def _step_row(step: ClockStep, near: int, report: Report) -> StepRow:
+    return StepRow(moment_near(step.time, near), step_text(step), report.name_of(step.journal), millis(step.time))

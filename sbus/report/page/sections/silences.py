@@ -65,7 +65,7 @@ def _silence(s: Silence, report: Report) -> SilenceItem:
     if s.unrecorded:
         usual += f"; {duration(s.unrecorded)} of the pause were not recorded"
     many = f" ({s.keys} keys together)" if s.keys > 1 else ""
-    whose = f" in journal {s.journal[:8]}" if len(report.journals) > 1 else ""
+    whose = f" on {report.name_of(s.journal)}" if len(report.journals) > 1 else ""
     pause = band(
         "pause" + (" open" if s.end is None else ""),
         Span(s.start, report.period.end if s.end is None else s.end),

@@ -35,7 +35,6 @@ class TopSection:
 def top_keys(report: Report) -> TopSection:
     """Return the busiest keys."""
     totals = report.totals
-    seconds = max(to_seconds(totals.recorded), 1e-6)
 
     def row(k: KeyTraffic, largest: int, by_bytes: bool) -> TopRow:
         return TopRow(
@@ -43,7 +42,7 @@ def top_keys(report: Report) -> TopSection:
             sparkline(k.shape, f"{number(k.messages)} messages over the period"),
             amount(k.bytes) if by_bytes else number(k.messages),
             share(k.bytes, totals.bytes) if by_bytes else share(k.messages, totals.messages),
-            amount(k.bytes / k.messages) if by_bytes else rate(k.messages / seconds),
+            amount(k.bytes / k.messages) if by_bytes else rate(k.rate),
             bar_of(k.bytes if by_bytes else k.messages, largest, "relative to the largest"),
         )
 

@@ -61,13 +61,14 @@ class TrafficSection:
     """Messages and bytes over time, by prefix.
 
     :ivar labels: the prefix of each colour; None for all other keys.
+    :ivar marks: the style of each kind of mark in the charts, and what it means.
     :ivar table: None if there was no message.
     """
 
     note: str
     labels: list[str | None]
     has_before: bool
-    has_gaps: bool
+    marks: list[tuple[str, str]]
     charts: list[TrafficChart]
     times: list[TimeTick]
     gaps: list[Band]
@@ -80,7 +81,7 @@ def traffic(report: Report) -> TrafficSection:
     whole = windows_of(report)
     gaps = gap_bands(report)
     if not data.messages:
-        return TrafficSection("There were no messages in this period.", [], False, False, [], [], gaps, None)
+        return TrafficSection("There were no messages in this period.", [], False, [], [], [], gaps, None)
     # A window that is in the period only in part counts as a whole one: else one message in a sliver is a peak.
     seconds = to_seconds(data.width)
 
@@ -114,12 +115,22 @@ def traffic(report: Report) -> TrafficSection:
         ),
         labels=data.labels,
         has_before=data.before is not None,
-        has_gaps=any(g.end > whole.start for g in report.gaps),
+        marks=_marks(gaps),
         charts=charts,
         times=time_axis(whole),
         gaps=gaps,
         table=_traffic_table(report),
     )
+
+
+def _marks(gaps: Sequence[Band]) -> list[tuple[str, str]]:
+    """Return the legend of the marks that there are."""
+    meanings = (
+        ("band", "lost", "not recorded"),
+        ("band part", "lost part", "one of the hosts not recorded"),
+        ("band lossy", "lossy", "messages lost"),
+    )
+    return [(swatch, text) for style, swatch, text in meanings if any(gap.style == style for gap in gaps)]
 
 
 def _hover(

@@ -17,16 +17,17 @@ from hypothesis import strategies as st
 
 from sbus.journal.clock import HOUR, MINUTE, SECOND
 from sbus.lake.cube import PROGRAM, UNKNOWN
-from sbus.spark.report.analysis.figures import Publisher, Report, Totals, Traffic
-from sbus.spark.report.analysis.spans import Span
-from sbus.spark.report.page.charts import HEIGHT
-from sbus.spark.report.page.format import axis_values, printable_key
-from sbus.spark.report.page.highlights import highlights
-from sbus.spark.report.page.publishers import publishers as publishers_of_page
-from sbus.spark.report.page.render import render
-from sbus.spark.report.page.sections import header, traffic
+from sbus.report.figures import Publisher, Report, Totals, Traffic
+from sbus.report.page.charts import HEIGHT
+from sbus.report.page.format import axis_values, printable_key
+from sbus.report.page.highlights import highlights
+from sbus.report.page.render import render
+from sbus.report.page.sections.header import header
+from sbus.report.page.sections.publishers import publishers as publishers_of_page
+from sbus.report.page.sections.traffic import traffic
+from sbus.report.spans import Span
 from tests.support.pages import PageStructure
-from tests.unit.spark.reports import HOSTILE, PERIOD, calm_report, hostile_report, lossy_report, new_report
+from tests.unit.report.reports import HOSTILE, PERIOD, calm_report, hostile_report, lossy_report, new_report
 
 
 def page_of(report: Report) -> str:
@@ -81,7 +82,7 @@ def test_figures_of_the_page() -> None:
     page = page_of(new_report())
     text = PageStructure(page).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
     assert "Sun 1 Mar 2026, 12:00 to Sun 1 Mar 2026, 14:00 UTC (2 h), compared with the 2 h before" in text
-    for figure in ("1 260", "10.1 kB", "95.0 %", "1 interruption", "+38 % in rate", "× 3.0"):
+    for figure in ("1 260", "10.1 kB", "95 %", "1 interruption", "+38 % in rate", "× 3.0"):
         assert figure in text, figure
     assert "Made on 2026-03-02 09:30 UTC by sbus" in text
     assert page.count("<svg ") == 2 + 1 + 3  # the charts, a silence, the top keys
@@ -125,7 +126,12 @@ def test_losses_are_shown_with_their_numbers() -> None:
         ),
     ]
     text = PageStructure(page_of(report)).text.replace("\N{NARROW NO-BREAK SPACE}", " ")
-    for part in ("Lost messages1 034 or morereported 4 times", "without gaps", "set forward by 2 s", "set back by 2 h"):
+    for part in (
+        "Lost messages1 034 or more44.8 % of all; reported 4 times",
+        "no interruption; 44.8 % lost",
+        "set forward by 2 s",
+        "set back by 2 h",
+    ):
         assert part in text, part
     assert "Lost messages" not in PageStructure(page_of(calm_report())).text
     once = replace(report, steps=report.steps[1:])
@@ -166,12 +172,14 @@ def test_who_publishes_what() -> None:
 def test_a_period_without_messages_is_not_calm() -> None:
     """If there was no message at all, the first sentence says so, and whether the recorder ran."""
     silent = replace(
-        calm_report(), totals=Totals(0, 0, 0, 60_000_000), traffic=Traffic(MINUTE, PERIOD.start, [], [], [], None, None)
+        calm_report(),
+        totals=Totals(0, 0, 0, 60_000_000, 0.0, 0.0),
+        traffic=Traffic(MINUTE, PERIOD.start, [], [], [], None, None),
     )
     (found,) = highlights(silent)
     assert (found.tag, found.kind) == ("no traffic", "loss")
     assert "though the recorder was running" in found.text
-    (found,) = highlights(replace(silent, totals=Totals(0, 0, 0, 0)))
+    (found,) = highlights(replace(silent, totals=Totals(0, 0, 0, 0, 0.0, 0.0)))
     assert "Nothing was recorded" in found.text
 
 
@@ -215,7 +223,7 @@ def test_columns_times_width_are_the_messages(counts: list[list[int]], width: in
     report = replace(
         calm_report(),
         period=period,
-        totals=Totals(total, total, 3, period.end - period.start),
+        totals=Totals(total, total, 3, period.end - period.start, 1.0, 1.0),
         traffic=Traffic(width, origin, ["a", "b", None], layers, layers, None, None),
     )
     chart = traffic(report).charts[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sbus.cli.spark.report import check_writable, write
+from sbus.cli.report import check_writable, write
 from sbus.errors import StorageError
 from tests.support.disks import filled, mounted
 

@@ -1,4 +1,4 @@
-"""A report from counts, without Spark: percentiles, what is removed meanwhile, and a full disk."""
+"""A report from counts of hours: percentiles, what is removed meanwhile, and a full disk."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbus.errors import StorageError, UsageError
+from sbus.errors import LakeError, StorageError, UsageError
+from sbus.journal.clock import from_datetime
 from sbus.lake.hourly import hourly
 from sbus.lake.plain import PlainTable
-from sbus.spark.report import measure_counted
-from sbus.spark.report.counted import silences
-from sbus.spark.report.counted.sizes import percentiles, sizes_of
+from sbus.report import LakeRows, measure
+from sbus.report.engine import silences
+from sbus.report.engine.sizes import percentiles, sizes_of
+from sbus.report.engine.store import load_counts, opened
+from sbus.report.engine.windows import windows_of
+from sbus.report.spans import Span
 from tests.support.lakes import Row, archive, row
 
 _START = datetime(2026, 1, 31, tzinfo=UTC)
@@ -60,12 +64,9 @@ def test_sizes_are_by_label():
 
 def test_silences_do_not_depend_on_the_parts(lake, monkeypatch):
     """Keys and prefixes are looked at in parts of bounded size; the silences are the same in one part and in many."""
-    with hourly(lake, _SINCE, _UNTIL) as counts:
-        assert counts is not None
-        whole = measure_counted(counts, start=_SINCE, end=_UNTIL)
-        monkeypatch.setattr(silences, "_MAX_PART", 8000)
-        assert measure_counted(counts, start=_SINCE, end=_UNTIL) == whole
-    assert whole is not None
+    whole = measure(LakeRows(lake), start=_SINCE, end=_UNTIL)
+    monkeypatch.setattr(silences, "_MAX_PART", 8000)
+    assert measure(LakeRows(lake), start=_SINCE, end=_UNTIL) == whole
     assert [(each.scope, each.is_prefix, each.end is None) for each in whole.silences] == [
         ("site/0/", True, True),
         ("site/3/7", False, False),
@@ -74,28 +75,46 @@ def test_silences_do_not_depend_on_the_parts(lake, monkeypatch):
 
 def test_windows_that_are_not_hours_take_rows(lake):
     """Counts cannot be divided: shorter windows, and a period that begins within an hour, take rows."""
-    with hourly(lake) as counts:
-        assert counts is not None
-        assert measure_counted(counts, start=_UNTIL - timedelta(days=1), end=_UNTIL) is None
-        assert measure_counted(counts, start=_SINCE + timedelta(minutes=1), end=_UNTIL) is None
+    uncounted = LakeRows(lake)
+    uncounted.counted = None  # it would fail
+    assert measure(uncounted, start=_UNTIL - timedelta(days=1), end=_UNTIL).totals.messages == 216
+    assert measure(uncounted, start=_SINCE + timedelta(minutes=1), end=_UNTIL).totals.messages > 1000
 
 
 def test_errors_of_a_period_are_those_of_rows(lake):
     """A period without rows is an error that names the remedy."""
-    with hourly(lake) as counts:
-        assert counts is not None
-        far = timedelta(days=700)
-        with pytest.raises(UsageError, match="there are no rows between"):
-            measure_counted(counts, start=_SINCE + far, end=_UNTIL + far)
+    far = timedelta(days=700)
+    with pytest.raises(UsageError, match="there are no rows between"):
+        measure(LakeRows(lake), start=_SINCE + far, end=_UNTIL + far)
 
 
 def test_counts_that_are_gone_are_found_missing(lake):
     """Compaction can remove counts while they are read: that is an error of its own, after which one reads again."""
-    with hourly(lake, _SINCE, _UNTIL) as counts:
+    windows = windows_of(Span(from_datetime(_SINCE), from_datetime(_UNTIL)))
+    with hourly(lake, _SINCE, _UNTIL) as counts, opened() as database:
         assert counts is not None
         Path(counts.counts[3]).unlink()
         with pytest.raises(FileNotFoundError):
-            measure_counted(counts, start=_SINCE, end=_UNTIL)
+            load_counts(database, counts, windows)
+
+
+def test_what_is_replaced_meanwhile_is_read_again(lake):
+    """The report reads again, a few times; then it says why it gave up."""
+
+    class Replaced(LakeRows):
+        left = 2
+
+        def extent(self, latest):
+            self.left -= 1
+            if self.left >= 0:
+                raise FileNotFoundError("part-0.parquet")
+            return super().extent(latest)
+
+    assert measure(Replaced(lake), start=_SINCE, end=_UNTIL) == measure(LakeRows(lake), start=_SINCE, end=_UNTIL)
+    never = Replaced(lake)
+    never.left = 3
+    with pytest.raises(LakeError, match="try again"):
+        measure(never, start=_SINCE, end=_UNTIL)
 
 
 def test_no_room_is_an_error_with_a_remedy(lake, monkeypatch, tmp_path):
@@ -103,10 +122,6 @@ def test_no_room_is_an_error_with_a_remedy(lake, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with hourly(lake) as counts:
         assert counts is None
+    with pytest.raises(StorageError, match=r"make room in .*missing"):
+        measure(LakeRows(lake), start=_SINCE, end=_UNTIL)
     monkeypatch.setattr(tempfile, "tempdir", None)
-    with hourly(lake, _SINCE, _UNTIL) as counts:
-        assert counts is not None
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-        with pytest.raises(StorageError, match=r"make room in .*missing"):
-            measure_counted(counts, start=_SINCE, end=_UNTIL)
-        monkeypatch.setattr(tempfile, "tempdir", None)

@@ -1,4 +1,4 @@
-"""The report on real Spark: its figures are those of the rows, and the page shows them."""
+"""The figures of a report are those of the rows, and the page shows them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import functions as F
 
-import sbus.spark.report as report_package
+import sbus.report as report_package
 from sbus.cli.main import cli
-from sbus.cli.spark.report import report
+from sbus.cli.report import report
 from sbus.errors import UsageError
-from sbus.journal.keytext import as_text
-from sbus.protocol.keys import matches_open
-from sbus.spark.jobs.tables import key_matches, load_rows
-from sbus.spark.report import measure, render
-from sbus.spark.report.analysis import gaps
-from sbus.spark.report.analysis.cube import Windows, count_keys
-from sbus.spark.report.analysis.figures import ClockStep, Loss, Report
-from sbus.spark.report.analysis.spans import Span, length, merged
-from sbus.spark.report.page.highlights import highlights
+from sbus.lake.plain import PlainTable
+from sbus.report import LakeRows, measure, render
+from sbus.report.engine import gaps
+from sbus.report.figures import ClockStep, Loss, Report
+from sbus.report.page.highlights import highlights
+from sbus.report.spans import Span, length, merged
 from tests.support.pages import PageStructure
+from tests.support.reports import ListedRows
 
 _SECOND = 1_000_000
 _MINUTE = 60 * _SECOND
@@ -83,7 +80,7 @@ def _rows() -> Iterator[tuple[int, str, str, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lake with these rows."""
     hours: dict[int, list[Any]] = {}
     for seq, (time, kind, key, payload) in enumerate(_rows()):
@@ -112,8 +109,8 @@ class _Made(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def made(spark: Any, lake: Any, tmp_path_factory: pytest.TempPathFactory) -> _Made:
-    """``sbus spark report`` on the lake, once for all tests, because it takes seconds."""
+def made(lake: Path, tmp_path_factory: pytest.TempPathFactory) -> _Made:
+    """``sbus report`` on the lake, once for all tests."""
     found: list[Report] = []
 
     def remember(*args: Any, **settings: Any) -> Report:
@@ -122,7 +119,6 @@ def made(spark: Any, lake: Any, tmp_path_factory: pytest.TempPathFactory) -> _Ma
 
     path = tmp_path_factory.mktemp("page") / "report.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(spark), "stop", lambda self: None)  # it is everybody's
         patch.setattr(report_package, "measure", remember)
         patch.setattr(gaps, "MAX_GAPS", _MAX_GAPS)
         arguments = ["--lake", str(lake), "--since=2026-03-01T12:00", "--until=2026-03-01T14:00", "--output", str(path)]
@@ -174,20 +170,6 @@ def test_top_keys_are_in_order(figures: Report) -> None:
     assert all(20 < len(k.shape) <= 60 for k in figures.top_messages)
 
 
-def test_no_pass_over_the_rows_sorts_them(spark) -> None:
-    """What is computed from every row is hashed: sorting a hundred million rows would take the disk, and minutes."""
-    rows = spark.range(10).selectExpr(
-        "'a' AS journal", "id AS seq", "id AS us", "'stop' AS kind", "'k' AS key", "1L AS size", "1L AS n",
-        "1L AS bytes", "id AS first", "id AS last", "0L AS publisher",
-    )  # fmt: skip
-    windows = Windows(Span(0, 10), 1)
-    for result in (gaps.extents(rows), count_keys(rows, windows)):
-        plan = result._jdf.queryExecution().executedPlan().toString()
-        assert "HashAggregate" in plan
-        assert "Sort" not in plan
-        assert "ObjectHashAggregate" not in plan
-
-
 def test_sizes_are_exact(figures: Report) -> None:
     """The percentiles and the histogram match the payloads."""
     overall = figures.sizes[0]
@@ -230,7 +212,7 @@ def test_gaps_reach_from_the_row_before_to_the_one_that_tells(figures: Report) -
     assert (gap.start, gap.end) == (_START + 66 * _MINUTE - 10 * _SECOND, _START + 72 * _MINUTE)
     assert (gap.kind, gap.reason) == ("reconnect", "its <queue> was full")
     # The last row came ten seconds before the period's end, or later: that is no gap.
-    missing = merged(Span(g.start, g.end) for g in figures.gaps if g.start >= _START)
+    missing = merged(Span(g.start, g.end) for g in figures.gaps if g.start >= _START and g.is_unrecorded)
     assert figures.totals.recorded == 2 * _HOUR - length(missing)
     assert length(missing) - (gap.end - gap.start) <= 20 * _SECOND
 
@@ -252,12 +234,12 @@ def test_changes_are_by_recorded_time(figures: Report) -> None:
     assert steady == []
 
 
-def test_an_empty_period_is_an_error_that_says_so(spark: Any, lake: Any) -> None:
+def test_an_empty_period_is_an_error_that_says_so(lake: Path) -> None:
     """A period without rows, with swapped ends or without a time zone is an error that names the remedy."""
     now = datetime(2026, 3, 1, tzinfo=UTC)
-    rows = load_rows(spark, lake=str(lake))
+    rows = LakeRows(PlainTable(lake))
     with pytest.raises(UsageError, match="no rows"):
-        measure(rows.where("false"))
+        measure(ListedRows([]))
     with pytest.raises(UsageError, match="swapped"):
         measure(rows, start=now, end=now - timedelta(hours=1))
     with pytest.raises(UsageError, match="before the year 1"):
@@ -268,22 +250,6 @@ def test_an_empty_period_is_an_error_that_says_so(spark: Any, lake: Any) -> None
     for start in (datetime(2020, 1, 1, tzinfo=UTC), datetime(2026, 3, 1, 14, tzinfo=UTC)):
         with pytest.raises(UsageError, match=f"no rows between {start:%Y-%m-%dT%H}:00:00Z and .*: name another"):
             measure(rows, start=start, end=start + timedelta(hours=1))
-
-
-def test_patterns_match_as_the_bus_does(spark: Any) -> None:
-    """The condition on text matches the same keys as the rules of the bus on bytes."""
-    keys = [b"", b"a", b"a/", b"a/b", b"a/bc", b"a/b/c", b"a/b/c/", b"a/b/c/d", b"a/\n/c", b"x.y", b"a\\b/c", b"\xff/b",
-            "é/b".encode(), b"a*", b"a/*", b"axx", b"/", b"/a", b"\\E/b", b"a//c"]  # fmt: skip
-    patterns = [b"", b"a", b"a/", b"*", b"*/", b"a*", b"a/*", b"a/b*", b"a/*/c", b"a/*/c/", b"a/*b", b"x.*", b"a\\*/c",
-                "é*/b".encode(), b"/", b"*/b", b"a**", b"\\E/", b"**/b", b"x?y"]  # fmt: skip
-    text = spark.createDataFrame([(as_text(key),) for key in keys], "key string")
-    found = text.select([F.collect_list(F.when(key_matches(p), F.col("key"))) for p in patterns]).collect()[0]
-    for pattern, matched in zip(patterns, found, strict=True):
-        assert sorted(matched) == sorted(as_text(key) for key in keys if matches_open(pattern, key)), pattern
-    with pytest.raises(UsageError, match="secret"):
-        key_matches("!/cred////x")
-    with pytest.raises(UsageError, match="not text"):
-        key_matches(b"\xc3*")
 
 
 def test_losses_are_counted_by_cause(figures: Report) -> None:
@@ -351,7 +317,7 @@ def test_command_writes_the_page(made: _Made) -> None:
     "period", [["--since=0001-01-01", "--until=2027-01-01"], ["--until=2027-01-01", "--last=1000000d"]]
 )
 def test_a_period_that_no_calendar_holds_is_refused(period: list[str]) -> None:
-    """A period outside of the calendar is refused in one line, before Spark starts."""
-    result = CliRunner().invoke(cli, ["spark", "report", "--lake=x", *period])
+    """A period outside of the calendar is refused in one line, before anything is read."""
+    result = CliRunner().invoke(cli, ["report", "--lake=x", *period])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert "before the year 1" in result.output

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sbus.journal.clock import HOUR, MINUTE, SECOND
-from sbus.spark.report.analysis.spans import Span, merged, nice_width, overlap, without
-from sbus.spark.report.page.format import amount, axis_values, change, duration, number, rate, rates, time_ticks
-from tests.unit.spark.reports import PERIOD
+from sbus.report.page.format import amount, axis_values, change, duration, number, rate, rates, time_ticks
+from sbus.report.spans import Span, merged, nice_width, overlap, without
+from tests.unit.report.reports import PERIOD
 
 
 def test_spans() -> None:

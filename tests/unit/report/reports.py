@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sbus.journal.clock import HOUR, MINUTE, SECOND
-from sbus.spark.report.analysis.figures import (
+from sbus.report.figures import (
     Change,
     Changes,
     ClockStep,
@@ -13,19 +13,21 @@ from sbus.spark.report.analysis.figures import (
     KeyTraffic,
     Loss,
     Publisher,
+    Recording,
     Report,
     Silence,
     Sizes,
     Totals,
     Traffic,
 )
-from sbus.spark.report.analysis.spans import Span
+from sbus.report.spans import Span
 
 __all__ = ["HOSTILE", "JOURNAL", "PERIOD", "calm_report", "hostile_report", "lossy_report", "new_report"]
 
 JOURNAL = "ab" * 16
 PERIOD = Span(1_772_366_400 * SECOND, 1_772_373_600 * SECOND)
 """2026-03-01, 12:00 to 14:00 UTC."""
+HOST = "pump-1"
 _WINDOWS = 120
 HOSTILE = "</script><img src='x' onerror=\"alert(1)\">{{ 7 * 7 }}{% raw %}{#&amp;/\x1b\u202e--><!--"
 """A key that tries to end what it stands in."""
@@ -43,8 +45,8 @@ def new_report() -> Report:
         period=PERIOD,
         pattern="",
         depth=2,
-        totals=Totals(1260, 10_080, 2, 2 * HOUR - 6 * MINUTE),
-        before=Totals(960, 7_680, 3, 2 * HOUR),
+        totals=Totals(1260, 10_080, 2, 2 * HOUR - 6 * MINUTE, 0.184, 1.474),
+        before=Totals(960, 7_680, 3, 2 * HOUR, 0.133, 1.067),
         traffic=Traffic(
             MINUTE,
             PERIOD.start,
@@ -54,13 +56,13 @@ def new_report() -> Report:
             [8] * _WINDOWS,
             [64] * _WINDOWS,
         ),
-        top_messages=[KeyTraffic("plant/steady", 720, 5760, steady[::2]), KeyTraffic("plant/stops", 540, 4320, [5, 0])],
-        top_bytes=[KeyTraffic("plant/steady", 720, 5760, steady[::2])],
+        top_messages=[KeyTraffic("plant/steady", 720, 5760, 0.105, steady[::2]), KeyTraffic("plant/stops", 540, 4320, 0.079, [5, 0])],
+        top_bytes=[KeyTraffic("plant/steady", 720, 5760, 0.105, steady[::2])],
         sizes=[Sizes(None, 1260, 8.0, 8, 8, 1000, 1000), Sizes("plant/stops", 540, 8.0, 8, 8, 8, 8)],
         histogram=[(0, 0, 1), (8, 11, 1250), (724, 1023, 9)],
         silences=[silence],
         silence_count=1,
-        journals={JOURNAL: PERIOD},
+        journals={JOURNAL: Recording(HOST, PERIOD, 2 * HOUR - 6 * MINUTE)},
         gaps=[gap],
         changes=Changes([up], [new], 1, [gone], 2, [up], []),
     )  # fmt: skip
@@ -68,7 +70,8 @@ def new_report() -> Report:
 
 def calm_report() -> Report:
     """A period in which nothing stands out, and without an earlier one."""
-    return replace(new_report(), before=None, changes=None, silences=[], silence_count=0, gaps=[], pattern="plant/")
+    report = replace(new_report(), before=None, changes=None, silences=[], silence_count=0, gaps=[], pattern="plant/")
+    return replace(report, journals={JOURNAL: Recording(HOST, PERIOD, 2 * HOUR)})
 
 
 def lossy_report() -> Report:
@@ -82,6 +85,7 @@ def lossy_report() -> Report:
             Loss("damaged", "", 10, 1, 0, at, at),
             Loss("lost", "discard", 0, 1, 1, at, at),
         ],
+        lost_share=1024 / (1024 + 1260),
         steps=[ClockStep(JOURNAL, at, 2 * SECOND), ClockStep(JOURNAL, at + MINUTE, -2 * HOUR)],
     )
 
@@ -95,9 +99,10 @@ def hostile_report() -> Report:
     return replace(
         report,
         pattern=HOSTILE,
+        journals={JOURNAL: replace(report.journals[JOURNAL], host=HOSTILE)},
         traffic=replace(report.traffic, labels=[HOSTILE, f"{HOSTILE}/", None]),
-        top_messages=[KeyTraffic(HOSTILE, 1, 1, [1])],
-        top_bytes=[KeyTraffic(HOSTILE, 1, 1, [1])],
+        top_messages=[KeyTraffic(HOSTILE, 1, 1, 1.0, [1])],
+        top_bytes=[KeyTraffic(HOSTILE, 1, 1, 1.0, [1])],
         sizes=[report.sizes[0], replace(report.sizes[1], label=HOSTILE)],
         silences=[replace(report.silences[0], scope=HOSTILE)],
         gaps=[replace(report.gaps[0], reason=HOSTILE), replace(report.gaps[0], kind=HOSTILE)],
