@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sbus.cli.output import Progress
-from sbus.cli.spark.metrics import JobMetrics
+from sbus.cli.job_metrics import JobMetrics
 from sbus.distribution import needs
 from sbus.errors import UsageError
 
