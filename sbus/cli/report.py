@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 import click
 
 from sbus.cli.alerts import Alert, AlertRule, run_alerts
+from sbus.cli.job_metrics import JobMetrics
 from sbus.cli.output import Progress, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
-from sbus.cli.spark.job import Job
 from sbus.cli.types import COUNT, Duration, Time
 from sbus.distribution import needs
 from sbus.errors import StorageError, UsageError
@@ -123,8 +124,7 @@ def report(
         raise UsageError("the period would begin before the year 1: report on a shorter one") from None
     check_writable(output)  # now, rather than when the work is done
     begun = time.monotonic()
-    job = Job(list(journal), lake, state=state, metrics_file=metrics_file)
-    with job.measured("report"):
+    with JobMetrics("report", metrics_file, _labels(journal, lake)).measured():
         with needs("recorder,report"):
             from sbus.lake.opening import open_table
             from sbus.report import JournalRows, LakeRows, measure, render
@@ -151,6 +151,13 @@ def report(
         err=True,
     )
     run_alerts(alerts, figures)
+
+
+def _labels(journals: Sequence[str], lake: str | None) -> dict[str, str]:
+    """Return what tells the metrics of this report from those of others."""
+    if lake is None:
+        return {"journal": ",".join(map(os.path.abspath, journals))}
+    return {"lake": lake if "://" in lake else os.path.abspath(lake)}
 
 
 def check_writable(path: str) -> None:

@@ -7,15 +7,14 @@ A report has two halves, which meet in one class::
 
     rows of journals or a lake, or counts of its hours --engine.measure--> Report --page.render--> HTML
 
-``engine`` needs neither Spark nor Java: DuckDB computes in this process. `engine.sources` yields the rows as Arrow
-batches, without payloads beyond their lengths; `engine.store` counts them by journal, key, size, publisher and window as
-they come, so that neither memory nor the disk holds the rows themselves. For long periods of a lake the counts of its
-hours (`sbus.lake.hourly`) take their place. All figures come from these counts; what reaches Python is bounded by the
-number of windows (at most 300), by `top`, and by a few prefixes. DuckDB's buffers have a limit, beyond which it uses the
-disk.
+``engine`` needs neither Spark nor Java: DuckDB computes in this process. `engine.sources` yields rows as Arrow batches,
+and `engine.store` counts them by journal, key, size, publisher and window as they come, so that neither memory nor the
+disk holds the rows. For long periods of a lake the counts of its hours (`sbus.lake.hourly`) take their place. All
+figures come from these counts; what reaches Python is bounded by the number of windows (at most 300), by `top`, and by
+a few prefixes. DuckDB's buffers have a limit, beyond which it uses the disk.
 
-``page`` turns a `Report` into HTML, and knows neither DuckDB nor journals. Keys and reasons are chosen by publishers, so
-the template engine escapes every value; the page's policy forbids to load anything or to run any script but its own.
+``page`` turns a `Report` into HTML, and knows neither DuckDB nor journals. Keys and reasons are chosen by publishers,
+so the template engine escapes every value; the page's policy forbids to load anything or to run any script but its own.
 
 Three ideas keep the figures honest:
 

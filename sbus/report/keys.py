@@ -13,7 +13,7 @@ __all__ = ["checked_pattern", "key_filter"]
 
 
 def key_filter(pattern: bytes | str, dialect: Dialect = CURRENT) -> Callable[[str], bool] | None:
-    """Return a function that says of a key, as text, whether a pattern matches it on the bus; None if every key matches.
+    """Return a function that says of a key, as text, whether a pattern matches it; None if every key matches.
 
     :raises sbus.errors.UsageError: as `checked_pattern` does.
     """

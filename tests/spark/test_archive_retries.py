@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
+from sbus.cli import job_metrics as metrics
 from sbus.cli.main import cli
-from sbus.cli.spark import metrics
 from sbus.journal.consumers import consumers
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sbus.cli.job_metrics import ArchiveMetrics
 from sbus.cli.output import Progress, describe_os_error, pluralize
 from sbus.cli.spark.job import Job, StopRequest, job_options, pass_job, stop_on_signals
-from sbus.cli.job_metrics import ArchiveMetrics
 from sbus.cli.types import COUNT, Duration, Mode, Size
 from sbus.errors import JournalMissing, SparkError, StorageError
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sbus.cli.output import Progress
 from sbus.cli.job_metrics import JobMetrics
+from sbus.cli.output import Progress
 from sbus.distribution import needs
 from sbus.errors import UsageError
 

@@ -35,7 +35,8 @@ class Aggregates:
             "coalesce(sum(keys.bytes), 0)::BIGINT, coalesce(sum(bytes_before), 0)::BIGINT, "
             "count(*) FILTER (n > 0), count(*) FILTER (n_before > 0), "
             "coalesce(fsum(rate), 0), coalesce(fsum(rate_before), 0), "
-            "coalesce(fsum(byte_rate), 0), coalesce(fsum(byte_rate_before), 0) FROM rated JOIN keys USING (id, n, n_before)"
+            "coalesce(fsum(byte_rate), 0), coalesce(fsum(byte_rate_before), 0) "
+            "FROM rated JOIN keys USING (id, n, n_before)"
         ).fetchall()
         size, size_before, keys, keys_before, rate, rate_before, byte_rate, byte_rate_before = rest
         return (
@@ -90,8 +91,8 @@ class Aggregates:
     def top(self, order: str, top: int) -> list[tuple[str, int, int, float]]:
         """Return the keys with the most ``n`` or ``bytes``: (key, messages, bytes, messages per second)."""
         return self._database.execute(
-            f"SELECT key, n, bytes, rate FROM keys JOIN rated USING (id, key, n) WHERE n > 0 ORDER BY {order} DESC, key "
-            "LIMIT ?",
+            "SELECT key, n, bytes, rate FROM keys JOIN rated USING (id, key, n) "
+            f"WHERE n > 0 ORDER BY {order} DESC, key LIMIT ?",
             [top],
         ).fetchall()
 
@@ -117,15 +118,16 @@ class Aggregates:
         self._label(depth, labels)
         found = self._database.execute(
             "SELECT label, size, sum(n)::BIGINT, sum(bytes)::BIGINT "
-            "FROM sent JOIN labelled USING (key) WHERE now GROUP BY ALL"
+            "FROM sent JOIN labelled USING (id) WHERE now GROUP BY ALL"
         )
         return sizes_of(found.fetchall(), labels)
 
     def publishers(self, depth: int, top: int) -> tuple[list[Publisher], int]:
         """Return the users with the most messages, and how many there are."""
         self._database.execute(
-            "CREATE TABLE published AS SELECT publisher, id, key, sum(n)::BIGINT AS n, sum(bytes)::BIGINT AS bytes "
-            "FROM sent JOIN names USING (key) WHERE now GROUP BY ALL"
+            "CREATE TABLE published AS SELECT publisher, name AS key, n, bytes FROM names JOIN ("
+            "  SELECT publisher, id, sum(n)::BIGINT AS n, sum(bytes)::BIGINT AS bytes FROM sent WHERE now GROUP BY ALL"
+            ") USING (id)"
         )
         users = self._database.execute(
             "SELECT publisher, sum(n)::BIGINT, sum(bytes)::BIGINT, count(*) FROM published GROUP BY publisher"

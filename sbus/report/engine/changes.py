@@ -46,8 +46,8 @@ _SUMS = "sum(n)::BIGINT AS n, sum(n_before)::BIGINT AS n_before, fsum(rate) AS r
 
 _SCOPES = f"""
 CREATE TABLE scope_sums AS
-SELECT scope, above, min(key) AS key, count(*) AS keys, bool_and(is_heard) AS is_heard, bool_and(was_heard) AS was_heard,
-    {_SUMS}
+SELECT scope, above, min(key) AS key, count(*) AS keys, bool_and(is_heard) AS is_heard,
+    bool_and(was_heard) AS was_heard, {_SUMS}
 FROM (
     SELECT *, CASE WHEN depth <= $depth THEN shortened(key, depth) ELSE key END AS scope,
         CASE WHEN depth > 1 THEN shortened(key, depth - 1) ELSE '' END AS above
@@ -73,7 +73,7 @@ def count_rates(database: Database, recorded: Mapping[str, tuple[int, int]]) -> 
         "CREATE TABLE seconds "
         "(journal BIGINT, recorded_before DOUBLE, recorded DOUBLE, was_heard BOOLEAN, is_heard BOOLEAN)"
     )
-    for number, name in database.execute("SELECT number, name FROM journals").fetchall():
+    for number, name in database.execute("SELECT id, name FROM journals").fetchall():
         before, now = recorded.get(name, (0, 0))
         # A message in a time that does not count as recorded: its rate is unknown, but not infinite.
         seconds = [max(1e-6, to_seconds(time)) for time in (before, now)]

@@ -216,8 +216,8 @@ def _period(extent: Extent, start: datetime | None, end: datetime | None, most: 
 def _nothing(extent: Extent) -> str:
     if extent.ahead:
         return (
-            f"all {extent.ahead:,} rows are more than an hour ahead of this machine's clock: set the clock, or name the "
-            "period (--since and --until)"
+            f"all {extent.ahead:,} rows are more than an hour ahead of this machine's clock: set the clock, or name "
+            "the period (--since and --until)"
         )
     return "there are no rows to report on: record, and archive, first; or read another lake or journal"
 

@@ -15,11 +15,12 @@ break counts as a silence if it is longer than each of these:
   percentile of the key's pauses show. Of regular messages that scale is near 0. A silence is longer than all but
   `_FALSE_ALARMS` pauses of a whole report would be by chance.
 
-The pauses before the first message and behind the last one are breaks too, if they are that long: of a rest each night,
-48 hours show one and the ends of two. A key whose other breaks take more than a tenth of the time of its rhythm comes in *bursts*, and its rhythm is that of the bursts. So a
-break must also be longer than chance makes the pauses between bursts: they are taken as exponential, with a mean that
-the other breaks show, the less exactly the fewer they are. With a few bursts nothing is a silence. Nor is a break that
-is longer than the key is known to have kept its rhythm: it came once, and left.
+The pauses before the first message and behind the last one are breaks too, if they are that long: of a rest each
+night, 48 hours show one and the ends of two. A key whose other breaks take more than a tenth of the time of its rhythm
+comes in *bursts*, and its rhythm is that of the bursts. So a break must also be longer than chance makes the pauses
+between bursts: they are taken as exponential, with a mean that the other breaks show, the less exactly the fewer they
+are. With a few bursts nothing is a silence. Nor is a break that is longer than the key is known to have kept its
+rhythm: it came once, and left.
 
 Keys and prefixes are looked at in parts of bounded size, so memory does not grow with their number.
 """
@@ -123,8 +124,9 @@ WITH samples AS (
         max(coalesce(ended, start)) - min(start) AS known
     FROM samples GROUP BY ALL HAVING count(*) >= {_MIN_SAMPLES}
 ), breaks AS (
-    SELECT journal, scope, count(*) FILTER (is_whole) AS breaks, coalesce(sum(net) FILTER (is_whole), 0)::BIGINT AS rest,
-        count(*) FILTER (NOT is_whole) AS ends, coalesce(sum(net) FILTER (NOT is_whole), 0)::BIGINT AS rest_at_ends
+    SELECT journal, scope, count(*) FILTER (is_whole) AS breaks, count(*) FILTER (NOT is_whole) AS ends,
+        coalesce(sum(net) FILTER (is_whole), 0)::BIGINT AS rest,
+        coalesce(sum(net) FILTER (NOT is_whole), 0)::BIGINT AS rest_at_ends
     FROM pauses JOIN rhythm USING (journal, scope) WHERE net > usual[2] * $ratio GROUP BY ALL
 ), judged AS (
     -- A break that has ended is compared with all others, and one that has not with those that have.
@@ -161,7 +163,7 @@ WITH near AS (
 )
 SELECT journals.name, text, is_prefix, start, ended, until, unrecorded, interval, longest_before, net
 FROM candidates JOIN near USING (journal, scope, first) JOIN scopes USING (scope)
-JOIN journals ON candidates.journal = journals.number
+JOIN journals ON candidates.journal = journals.id
 WHERE around IS NULL OR net > around * $ratio
 ORDER BY ended IS NOT NULL, net DESC, length(text), text, is_prefix
 LIMIT {_MAX_CANDIDATES}
@@ -185,7 +187,7 @@ def find_silences(
     add_missing(database, missing)
     database.execute("CREATE TABLE heard (journal BIGINT, until BIGINT)")
     for name, until in heard.items():
-        database.execute("INSERT INTO heard SELECT number, ? FROM journals WHERE name = ?", [until, name])
+        database.execute("INSERT INTO heard SELECT id, ? FROM journals WHERE name = ?", [until, name])
     database.execute(_SCOPES, {"depth": MAX_DEPTH})
     database.execute(_SCOPE_NAMES)
     database.execute(_SCOPES_OF)

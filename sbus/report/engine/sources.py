@@ -29,6 +29,8 @@ __all__ = ["Extent", "JournalRows", "LakeRows", "Source"]
 
 _COLUMNS = ["journal", "seq", "time", "kind", "key", "payload", "sender_uid", "sender_number"]
 _HOUR = timedelta(hours=1)
+_BATCH_ROWS = 1 << 16
+"""Rows of a batch: as many as those of a lake have."""
 
 
 class Extent(NamedTuple):
@@ -94,8 +96,7 @@ class JournalRows:
     def rows(self, span: Span) -> Iterator[pa.RecordBatch]:
         for reader in self._readers.values():
             for part in reader.plan(reader.start(), reader.end(), min_time=span.start, max_time=span.end - 1):
-                for batch in read(part, _COLUMNS):
-                    yield _as_in_lakes(batch)
+                yield from map(_as_in_lakes, _joined_batches(read(part, _COLUMNS)))
 
     def counted(self, period: Span) -> AbstractContextManager[Hourly | None]:
         return nullcontext()
@@ -167,6 +168,21 @@ def _joined(extents: Iterable[Extent]) -> Extent:
         max((each.last for each in found if each.last is not None), default=None),
         sum(each.ahead for each in found),
     )
+
+
+def _joined_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in large batches: a recorder writes small ones, and each has a fixed cost."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _BATCH_ROWS or size >= Limits().batch_bytes:
+            yield pa.concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.concat_batches(waiting)
 
 
 def _as_in_lakes(rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -39,13 +39,20 @@ _KEYS_AT_ONCE = 1 << 16
 
 _TABLES = """
 CREATE TABLE rows (journal VARCHAR, seq BIGINT, us BIGINT, kind VARCHAR, payload BLOB);
-CREATE TABLE sent (journal VARCHAR, key VARCHAR, size BIGINT, publisher BIGINT, now BOOLEAN, number INTEGER,
+CREATE TABLE journals (id BIGINT, name VARCHAR);
+CREATE TABLE names (id BIGINT, name VARCHAR);
+CREATE TABLE sent (journal BIGINT, id BIGINT, size BIGINT, publisher BIGINT, now BOOLEAN, number INTEGER,
     n BIGINT, bytes BIGINT, first BIGINT, last BIGINT)
+"""
+
+_NEW_NAMES = """
+INSERT INTO {table}
+SELECT (SELECT count(*) FROM {table}) + row_number() OVER () - 1, name FROM {found} ANTI JOIN {table} USING (name)
 """
 
 _SENT = """
 INSERT INTO sent
-SELECT journal, key, size, publisher, first >= $begin AS now,
+SELECT journal, id, size, publisher, first >= $begin AS now,
     ((CASE WHEN first >= $begin THEN first ELSE first + $length END - $origin) // $width)::INTEGER AS number,
     sum(n)::BIGINT, sum(bytes)::BIGINT, min(first), max(last)
 FROM {source} WHERE first >= $start AND first < $until GROUP BY ALL
@@ -107,8 +114,8 @@ def load_rows(database: Database, batches: Iterable[pa.RecordBatch], windows: Wi
 
     ``rows`` has those that are not messages, those beside them, and those at the ends of the batches; it is all that
     gaps and the extents of journals need. ``sent`` has the messages of each journal, key, size, publisher and window:
-    ``now`` (false for the period before), ``number`` (of the window), ``n``, ``bytes``, and ``first`` and ``last``
-    (times in µs).
+    ``journal`` and ``id`` (numbers, whose names are in the tables ``journals`` and ``names``), ``now`` (false for the
+    period before), ``number`` (of the window), ``n``, ``bytes``, and ``first`` and ``last`` (times in µs).
 
     :param batches: with the columns that `sbus.report.engine.sources.Source.rows` has; rows of other times are left
         out.
@@ -131,6 +138,9 @@ def load_rows(database: Database, batches: Iterable[pa.RecordBatch], windows: Wi
 def _within(batch: pa.RecordBatch, span: Span) -> pa.RecordBatch:
     """Return the rows of a time."""
     us = batch.column("time").cast(pa.int64())
+    ends = pc.min_max(us).as_py()
+    if batch.num_rows and span.start <= ends["min"] and ends["max"] < span.end:
+        return batch  # as nearly all
     return batch.filter(pc.and_(pc.greater_equal(us, span.start), pc.less(us, span.end)))
 
 
@@ -167,13 +177,30 @@ def _messages(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _add(database: Database, parts: Sequence[tuple[pa.RecordBatch, pa.RecordBatch]], windows: Windows) -> None:
     if not parts:
         return
-    for name, query, parameters, batches in (
-        ("kept", "INSERT INTO rows SELECT * FROM kept", {}, [kept for kept, _ in parts]),
-        ("chunk", _SENT.format(source="chunk"), _numbering(windows), [messages for _, messages in parts]),
-    ):
-        database.register(name, pa.Table.from_batches(batches))
-        database.execute(query, parameters)
-        database.unregister(name)
+    _insert(database, "INSERT INTO rows SELECT * FROM found", pa.Table.from_batches([kept for kept, _ in parts]))
+    messages = pa.Table.from_batches([messages for _, messages in parts])
+    numbered = messages.drop_columns(["journal", "key"])
+    for column, source, table in (("journal", "journal", "journals"), ("id", "key", "names")):
+        numbered = numbered.append_column(column, _numbers(database, table, messages.column(source)))
+    _insert(database, _SENT.format(source="found"), numbered, _numbering(windows))
+
+
+def _numbers(database: Database, table: str, texts: pa.ChunkedArray) -> pa.Array:
+    """Return the number of each text in a table of names; add those that it does not have."""
+    coded = texts.combine_chunks().dictionary_encode()
+    found = pa.table({"place": pa.array(range(len(coded.dictionary))), "name": coded.dictionary})
+    _insert(database, _NEW_NAMES.format(table=table, found="found"), found)
+    database.register("found", found)
+    ids = database.execute(f"SELECT id FROM found JOIN {table} USING (name) ORDER BY place").fetchall()
+    database.unregister("found")
+    return pa.array([number for (number,) in ids], pa.int64()).take(coded.indices)
+
+
+def _insert(database: Database, query: str, found: pa.Table, parameters: Mapping[str, int] | None = None) -> None:
+    """Run a query that inserts from a table of Arrow, which is called ``found`` in it."""
+    database.register("found", found)
+    database.execute(query, parameters or {})
+    database.unregister("found")
 
 
 def load_counts(database: Database, counted: Hourly, windows: Windows) -> None:
@@ -189,7 +216,15 @@ def load_counts(database: Database, counted: Hourly, windows: Windows) -> None:
             f"CASE WHEN kind <> 'message' THEN payload END FROM {files}",
             {"paths": _literal(counted.rows)},
         )
-        database.execute(_SENT.format(source=files), {"paths": _literal(counted.counts), **_numbering(windows)})
+        counts = {"paths": _literal(counted.counts)}
+        for table, column in (("journals", "journal"), ("names", "key")):
+            found = f"(SELECT DISTINCT {column} AS name FROM {files})"
+            database.execute(_NEW_NAMES.format(table=table, found=found), counts)
+        numbered = (
+            "(SELECT counts.* REPLACE (journals.id AS journal), names.id AS id "
+            f"FROM {files} AS counts JOIN names ON key = names.name JOIN journals ON journal = journals.name)"
+        )
+        database.execute(_SENT.format(source=numbered), counts | _numbering(windows))
     except duckdb.IOException:
         for path in (*counted.counts, *counted.rows):
             os.stat(path)  # raises FileNotFoundError: compaction removes counts of files that it has replaced
@@ -209,36 +244,27 @@ def _numbering(windows: Windows) -> dict[str, int]:
 
 
 def select_keys(database: Database, wanted: Callable[[str], bool] | None) -> None:
-    """Make tables of the messages whose keys are wanted: ``journals``, ``names``, ``cube`` and ``keys``.
+    """Make tables of the messages whose keys are wanted: ``cube`` and ``keys``; others are dropped from ``names``.
 
-    Names are stored once: other tables have numbers for keys and journals. ``cube`` has a row for each journal, key and
-    window: ``journal`` and ``id``, and else the columns of ``sent``. ``keys`` has the sums of each key in both periods.
+    ``cube`` has a row for each journal, key and window, with the columns of ``sent``. ``keys`` has the sums of each key
+    in both periods.
 
     :param wanted: says of a key whether its messages count; None: all count.
     """
-    database.execute(
-        "CREATE TABLE journals AS SELECT row_number() OVER (ORDER BY journal) - 1 AS number, journal AS name "
-        "FROM (SELECT DISTINCT journal FROM sent)"
-    )
-    database.execute(
-        "CREATE TABLE names AS SELECT row_number() OVER (ORDER BY key) - 1 AS id, key "
-        "FROM (SELECT DISTINCT key FROM sent)"
-    )
     if wanted is not None:
         _drop_unwanted(database, wanted)
     database.execute(
         """
         CREATE TABLE cube AS
-        SELECT journals.number AS journal, id, now, sent.number,
+        SELECT journal, id, now, number,
             sum(n)::BIGINT AS n, sum(bytes)::BIGINT AS bytes, min(first) AS first, max(last) AS last
-        FROM sent JOIN names USING (key) JOIN journals ON sent.journal = journals.name
-        GROUP BY ALL
+        FROM sent SEMI JOIN names USING (id) GROUP BY ALL
         """
     )
     database.execute(
         """
         CREATE TABLE keys AS
-        SELECT id, key, n, bytes, n_before, bytes_before FROM names JOIN (
+        SELECT id, name AS key, n, bytes, n_before, bytes_before FROM names JOIN (
             SELECT id,
                 coalesce(sum(n) FILTER (now), 0)::BIGINT AS n, coalesce(sum(bytes) FILTER (now), 0)::BIGINT AS bytes,
                 coalesce(sum(n) FILTER (NOT now), 0)::BIGINT AS n_before,
@@ -254,12 +280,10 @@ def _drop_unwanted(database: Database, wanted: Callable[[str], bool]) -> None:
     database.execute("CREATE TABLE wanted (id BIGINT)")
     # A cursor of its own: the insertions end the one that they come from.
     with database.cursor() as found:
-        found.execute("SELECT id, key FROM names")
+        found.execute("SELECT id, name FROM names")
         while rows := found.fetchmany(_KEYS_AT_ONCE):
-            ids = pa.table({"id": pa.array([id for id, key in rows if wanted(key)], pa.int64())})
-            database.register("ids", ids)
-            database.execute("INSERT INTO wanted SELECT id FROM ids")
-            database.unregister("ids")
+            kept = pa.table({"id": pa.array([number for number, key in rows if wanted(key)], pa.int64())})
+            _insert(database, "INSERT INTO wanted SELECT id FROM found", kept)
     database.execute("DELETE FROM names WHERE id NOT IN (SELECT id FROM wanted)")
 
 
@@ -268,7 +292,7 @@ def add_missing(database: Database, missing: Mapping[str, list[Span]]) -> None:
 
     ``sum`` is the time of the spans before this one, in µs.
     """
-    numbers = {name: number for number, name in database.execute("SELECT number, name FROM journals").fetchall()}
+    numbers = {name: number for number, name in database.execute("SELECT id, name FROM journals").fetchall()}
     database.execute("CREATE TABLE missing (journal BIGINT, start BIGINT, until BIGINT, sum BIGINT)")
     rows = []
     for journal, spans in missing.items():

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from sbus.cli.main import cli
 from sbus.cli.alerts import Alert, AlertRule, run_alerts
+from sbus.cli.main import cli
 from sbus.errors import SbusError
 from tests.unit.report.reports import hostile_report, new_report
 

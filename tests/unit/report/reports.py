@@ -56,7 +56,10 @@ def new_report() -> Report:
             [8] * _WINDOWS,
             [64] * _WINDOWS,
         ),
-        top_messages=[KeyTraffic("plant/steady", 720, 5760, 0.105, steady[::2]), KeyTraffic("plant/stops", 540, 4320, 0.079, [5, 0])],
+        top_messages=[
+            KeyTraffic("plant/steady", 720, 5760, 0.105, steady[::2]),
+            KeyTraffic("plant/stops", 540, 4320, 0.079, [5, 0]),
+        ],
         top_bytes=[KeyTraffic("plant/steady", 720, 5760, 0.105, steady[::2])],
         sizes=[Sizes(None, 1260, 8.0, 8, 8, 1000, 1000), Sizes("plant/stops", 540, 8.0, 8, 8, 8, 8)],
         histogram=[(0, 0, 1), (8, 11, 1250), (724, 1023, 9)],
