@@ -54,6 +54,7 @@ _MODULES = {
     "journal": "sbus.cli.journal",
     "lake": "sbus.cli.lake",
     "report": "sbus.cli.report",
+    "replay": "sbus.cli.replay",
     "spark": "sbus.cli.spark",
 }
 

@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from sbus.cli.main import cli
-from sbus.cli.spark.job import Job, stop_on_signals
+from sbus.cli.spark.job import Job
+from sbus.cli.stopping import stop_on_signals
 from sbus.journal.consumers import consumers
 from sbus.journal.reader import JournalReader
 from sbus.journal.writer import JournalWriter

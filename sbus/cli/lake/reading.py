@@ -67,8 +67,8 @@ def ls(location: str, state: str | None, output_json: bool) -> None:
         if output_json:
             click.echo(json.dumps(day))
         else:
-            columns = ("hours", "compact_hours", "files", "rows", "bytes")
-            cells.append([f"{date} (ahead)" if rows_ahead else date, *(str(day[key]) for key in columns)])
+            numbers = day["hours"], day["compact_hours"], day["files"], day["rows"], day["bytes"]
+            cells.append([f"{date} (ahead)" if rows_ahead else date, *map(str, numbers)])
     if not output_json:
         click.echo(f"{table.location}: format {table.format}, {pluralize(total, 'row')}")
         if len(cells) > 1:

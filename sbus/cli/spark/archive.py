@@ -11,7 +11,8 @@ import click
 
 from sbus.cli.job_metrics import ArchiveMetrics
 from sbus.cli.output import Progress, describe_os_error, pluralize
-from sbus.cli.spark.job import Job, StopRequest, job_options, pass_job, stop_on_signals
+from sbus.cli.spark.job import Job, job_options, pass_job
+from sbus.cli.stopping import StopRequest, stop_on_signals
 from sbus.cli.types import COUNT, Duration, Mode, Size
 from sbus.errors import JournalMissing, SparkError, StorageError
 

@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 
 from sbus.cli.main import cli
 from sbus.cli.spark import archive as command
-from sbus.cli.spark.job import Job, StopRequest
+from sbus.cli.spark.job import Job
+from sbus.cli.stopping import StopRequest
 from sbus.errors import SparkError, StorageError
 from sbus.journal.writer import JournalWriter
 

@@ -1,4 +1,4 @@
-"""The rows of a report from journals and from a lake: their time, what is ahead of the clock, and that both are equal."""
+"""The rows of a report from journals and from a lake: their time, what is ahead of the clock, and both are equal."""
 
 from __future__ import annotations
 
