@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbus.journal.clock import HOUR, MINUTE, SECOND
+from sbus.journal.clock import DAY, HOUR, MINUTE, SECOND, from_datetime
 from sbus.lake.cube import PROGRAM, UNKNOWN
 from sbus.report.figures import Publisher, Report, Totals, Traffic
 from sbus.report.page.charts import HEIGHT
@@ -265,9 +265,7 @@ def test_a_browser_shows_it(tmp_path: Path) -> None:
 
     Nothing is cut at the width of a phone.
     """
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no Chromium is installed: apt-get install chromium")
+    browser = _browser()
     page = page_of(new_report())
     file, frame = tmp_path / "report.html", tmp_path / "frame.html"
     probed = page.replace("</body>", f"<script>{PROBE}</script></body>")
@@ -288,11 +286,37 @@ def test_a_browser_shows_it(tmp_path: Path) -> None:
     assert _dump(browser, file, tmp_path / "profile", 1200).count('class="cursor"') == 2
 
 
-def _dump(browser: str, file: Path, profile: Path, width: int) -> str:
+def test_local_times_in_the_night_of_a_clock_change(tmp_path: Path) -> None:
+    """An hour comes twice, so each local time names its zone; on other days none does."""
+    browser = _browser()
+    night = from_datetime(datetime(2026, 10, 24, 22, tzinfo=UTC))
+    silence = replace(
+        new_report().silences[0], start=night + 2 * HOUR + 30 * MINUTE, end=night + 3 * HOUR + 30 * MINUTE
+    )
+    for name, start, expected in (
+        ("changed", night, ("GMT+2 to Mon, Oct 26, 00:00 GMT+1 in your", "02:30:00 GMT+2 to 02:30:00 GMT+1 here")),
+        ("usual", night + 7 * DAY, ("Sat, Oct 31, 23:00 to Mon, Nov 2, 00:00 in your", "01:30:00 to 02:30:00 here")),
+    ):
+        moved = replace(silence, start=silence.start + start - night, end=(silence.end or 0) + start - night)
+        file = tmp_path / f"{name}.html"
+        file.write_text(
+            page_of(replace(new_report(), period=Span(start, start + 25 * HOUR), silences=[moved])), "utf-8"
+        )
+        page = _dump(browser, file, tmp_path / name, 1200, "Europe/Berlin")
+        for part in expected:
+            assert part in page, (name, re.findall(r"[^>]*(?: here|in your)[^<]*", page))
+
+
+def _browser() -> str:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    return browser or pytest.skip("no Chromium is installed: apt-get install chromium")
+
+
+def _dump(browser: str, file: Path, profile: Path, width: int, zone: str = "Asia/Tokyo") -> str:
     """The document as a browser has it after its scripts have run."""
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
                "--disable-background-networking", "--disable-component-update", "--disable-sync",
                "--disable-dev-shm-usage",
                f"--user-data-dir={profile}", f"--window-size={width},900", "--dump-dom", f"file://{file}"]  # fmt: skip
-    environ = {**os.environ, "HOME": str(file.parent), "TZ": "Asia/Tokyo"}
+    environ = {**os.environ, "HOME": str(file.parent), "TZ": zone}
     return subprocess.run(command, capture_output=True, timeout=60, check=True, env=environ, text=True).stdout
