@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sbus.cli.main import cli
 from sbus.cli.report import check_writable, write
 from sbus.errors import StorageError
 from tests.support.disks import filled, mounted
@@ -27,3 +29,19 @@ def test_a_report_on_a_full_disk(tmp_path: Path) -> None:
         assert Path(page).read_text() == "after"
     with pytest.raises(StorageError, match="No such file or directory: name another"):
         check_writable(str(tmp_path / "none" / "report.html"))
+
+
+def test_the_former_name_says_what_took_its_place(new_journal, tmp_path: Path) -> None:
+    """``sbus spark report`` makes the same page for one more release, also with options that were for Spark."""
+    journal = new_journal()
+    journal.append([(b"a/b", b"")])
+    journal.close()
+    page = str(tmp_path / "page.html")
+    arguments = [f"--journal={tmp_path / 'journal'}", "report", "--last=1h", f"--output={page}", "--master=local[2]"]
+    result = CliRunner().invoke(cli, ["spark", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "will be gone in the next release: use sbus report" in result.output
+    assert "1 message of 1 key" in result.output
+    assert os.path.exists(page)
+    result = CliRunner().invoke(cli, ["report", "--lake=x", f"--journal={tmp_path / 'journal'}"])
+    assert (result.exit_code, "use either --lake=DIR or --journal=DIR" in result.output) == (2, True)
