@@ -1,4 +1,4 @@
-"""Metrics of the jobs of ``sbus spark``: a file for Prometheus, replaced every few seconds and when a job ends."""
+"""Metrics of ``sbus archive`` and of ``sbus spark``: a file for Prometheus, replaced while and when a job runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sbus.errors import SbusError
 from sbus.metrics_file import MetricsFile, counter, gauge
@@ -14,14 +14,14 @@ from sbus.metrics_file import MetricsFile, counter, gauge
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from sbus.spark.jobs.archive import Archive
+    from sbus.lake.upkeep import Upkeep
 
-__all__ = ["ArchiveMetrics", "JobMetrics"]
+__all__ = ["AnyArchive", "ArchiveMetrics", "JobMetrics"]
 
 _WRITE_INTERVAL = 10.0
 """Seconds from one file to the next."""
 
-_log = logging.getLogger("sbus.spark")
+_log = logging.getLogger("sbus.lake")
 
 
 class JobMetrics:
@@ -61,6 +61,26 @@ class JobMetrics:
         ]
 
 
+class AnyArchive(Protocol):
+    """An archive of either command."""
+
+    rows: int
+    batches: int
+    upkeep: Upkeep | None
+
+    @property
+    def lag(self) -> int: ...
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def wait(self, seconds: float | None = None) -> bool: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
 class ArchiveMetrics:
     """The figures of an archive that runs.
 
@@ -76,7 +96,7 @@ class ArchiveMetrics:
         self._last_batch = 0.0
         self._seen = 0
 
-    def update(self, archive: Archive | None, *, is_up: bool = True, now: bool = False) -> None:
+    def update(self, archive: AnyArchive | None, *, is_up: bool = True, now: bool = False) -> None:
         """Write the file, if it is time.
 
         :param archive: None if it could not even be made.
@@ -118,7 +138,7 @@ class ArchiveMetrics:
             ],
         )
 
-    def carry(self, archive: Archive) -> None:
+    def carry(self, archive: AnyArchive) -> None:
         """Take over the figures of an archive that has ended, so that its successor counts on."""
         self._rows += archive.rows
         self._batches += archive.batches

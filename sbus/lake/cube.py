@@ -11,7 +11,8 @@ For each closed hour there are two small files in the state of the lake::
 The digest covers the names of the hour's files and the columns of the counts. A name always stands for the same rows,
 so counts with the digest of the current files are correct. Others are left over from before a compaction, a ``forget``
 or a new version of sbus, and are removed. The counts are a cache: they can be deleted at any time, and are made again
-when a report needs them.
+when a report needs them. One lock is held while an hour is counted and while counts are removed, so that no process
+adds counts of rows that ``forget`` has just removed: what it counts later, it finds gone.
 
 *Counts* have the number of messages and bytes, and the first and last time, of each key, payload size and publisher.
 Sizes keep six significant bits: up to 63 they are exact, and above that at most 1.6 % too small. A publisher is the
@@ -44,6 +45,7 @@ __all__ = ["PROGRAM", "UNKNOWN", "build", "clean", "publishers", "update"]
 PROGRAM, UNKNOWN = -1, -2
 """Publishers that are not users: the program around the bus, and unknown publishers."""
 
+_LOCK = "cube.lock"
 _KEYS = ["journal", "key", "size", "publisher"]
 _SUMS = [("n", "sum"), ("bytes", "sum"), ("first", "min"), ("last", "max")]
 _SIZE_BITS = 6
@@ -64,21 +66,27 @@ def update(table: Table, hours: dict[Hour, list[DataFile]]) -> dict[Hour, tuple[
         base = _base(directory, hour, files)
         paths = f"{base}.counts.parquet", f"{base}.rows.parquet"
         if not all(map(os.path.exists, paths)):
-            build(table, files, directory, paths)
+            with table.state.locked(_LOCK):
+                build(table, files, directory, paths)
         found[hour] = paths
     return found
 
 
 def clean(table: Table, hours: dict[Hour, list[DataFile]]) -> None:
-    """Remove the counts of files that are no longer there.
+    """Remove the counts of files that are no longer there, and what killed processes have left.
 
     :param hours: all hours of the lake.
     """
     directory = table.state.directory / "cube"
+    if not directory.exists():
+        return
     valid = {os.path.basename(_base(directory, hour, files)) for hour, files in hours.items()}
-    for path in directory.glob("*.parquet") if directory.exists() else ():
-        if path.name.split(".")[0] not in valid:
-            path.unlink(missing_ok=True)
+    with table.state.locked(_LOCK):
+        for path in directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name.split(".")[0] not in valid or path.suffix != ".parquet":
+                path.unlink(missing_ok=True)
 
 
 def _base(directory: Path, hour: Hour, files: Sequence[DataFile]) -> str:

@@ -179,7 +179,7 @@ class Options(CommandLine):
     ]
 
     optFlags = [
-        ["force", None, "Also delete segments that a consumer (sbus spark archive) has yet to read"],
+        ["force", None, "Also delete segments that a consumer (sbus archive) has yet to read"],
         [
             "supervised",
             None,

@@ -24,7 +24,7 @@ from sbus.journal.writer import JournalWriter
 from sbus.lake.checkpoint import Checkpoint
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from tests.spark.lakes import archived, files, recorded
+from tests.support.archived import archived, files, recorded
 
 SEED = int(os.environ.get("SBUS_KILLS_SEED", "1"))
 LIVES = int(os.environ.get("SBUS_KILLS", "2"))

@@ -162,7 +162,7 @@ def test_a_key_is_forgotten(lake):
     before = rows_of(lake)
     assert forget(lake, b"people/jo").dropped == 2
     assert rows_of(lake) == [each for each in before if each[4] != "people/jo"]
-    for path in Path(lake.location).rglob("*"):
+    for path in (*Path(lake.location).rglob("*"), *lake.state.directory.rglob("*")):
         assert not path.is_file() or b"people/jo" not in path.read_bytes()
     assert forget(lake, b"people/").dropped == 1
     assert forget(lake, b"people/").dropped == 0
@@ -234,7 +234,8 @@ def test_kill_9_at_every_file_operation(tmp_path, name, step):
     was_killed = True
     while was_killed:
         directory = tmp_path / str(operations)
-        shutil.copytree(base.location, directory)
+        for suffix in ("", ".sbus"):
+            shutil.copytree(f"{base.location}{suffix}", f"{directory}{suffix}")
         table = PlainTable(directory)
         was_killed = in_child(lambda table=table: work(table), operations)  # type: ignore[arg-type, misc]
         found = rows_of(table)
@@ -243,9 +244,11 @@ def test_kill_9_at_every_file_operation(tmp_path, name, step):
         work(table)
         assert rows_of(table) == after
         table.vacuum(0)
-        kept = [path for path in directory.rglob("*.parquet") if path.name != "deleted.parquet"]
+        places = directory, table.state.directory
+        kept = [path for each in places for path in each.rglob("*.parquet") if path.name != "deleted.parquet"]
         assert len(kept) == len(table.files())
-        shutil.rmtree(directory)
+        for place in places:
+            shutil.rmtree(place)
         operations += step
     assert operations > 20
 

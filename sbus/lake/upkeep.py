@@ -27,7 +27,7 @@ _MAX_INTERVAL = 3600.0
 _STOP_TIMEOUT = 5.0
 """Seconds that the process gets to end; after that it is killed, which does no harm."""
 
-_log = logging.getLogger("sbus.spark")
+_log = logging.getLogger("sbus.lake")
 
 
 class Upkeep:

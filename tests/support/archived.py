@@ -28,7 +28,7 @@ def archived(lake: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["journal"], row["seq"]))
 
 
-def recorded(*journals: Path) -> list[dict[str, Any]]:
+def recorded(*journals: str | Path) -> list[dict[str, Any]]:
     """The rows of journals in the form that they have in a lake."""
     found = [row | {"key": as_text(row["key"])} for journal in journals for row in rows_of_journal(journal)]
     return sorted(found, key=lambda row: (row["journal"], row["seq"]))
