@@ -54,6 +54,8 @@ _MODULES = {
     "journal": "sbus.cli.journal",
     "archive": "sbus.cli.archive",
     "lake": "sbus.cli.lake",
+    "report": "sbus.cli.report",
+    "replay": "sbus.cli.replay",
     "spark": "sbus.cli.spark",
 }
 

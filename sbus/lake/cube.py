@@ -40,7 +40,7 @@ from sbus.lake.merge import Limits, sorted_rows
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
 from sbus.ownership import replacing
 
-__all__ = ["PROGRAM", "UNKNOWN", "build", "clean", "update"]
+__all__ = ["PROGRAM", "UNKNOWN", "build", "clean", "publishers", "update"]
 
 PROGRAM, UNKNOWN = -1, -2
 """Publishers that are not users: the program around the bus, and unknown publishers."""
@@ -131,7 +131,7 @@ def _count(rows: pa.RecordBatch) -> pa.Table:
             "journal": messages.column("journal"),
             "key": messages.column("key"),
             "size": _rounded(length),
-            "publisher": _publishers(messages),
+            "publisher": publishers(messages),
             "n": pa.repeat(pa.scalar(1, pa.int64()), messages.num_rows),
             "bytes": length,
             "first": times,
@@ -141,7 +141,8 @@ def _count(rows: pa.RecordBatch) -> pa.Table:
     return _grouped(table)
 
 
-def _publishers(messages: pa.RecordBatch) -> pa.Array:
+def publishers(messages: pa.RecordBatch) -> pa.Array:
+    """Return the publisher of each message: the UID of a user, `PROGRAM` or `UNKNOWN`."""
     is_program = pc.equal(messages.column("sender_number"), 0)
     return pc.coalesce(messages.column("sender_uid"), pc.if_else(is_program, PROGRAM, UNKNOWN), UNKNOWN)
 

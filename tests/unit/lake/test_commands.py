@@ -35,7 +35,7 @@ def lake(tmp_path: Path) -> Path:
 def test_a_lake_is_listed_compacted_and_pruned(lake):
     """Each command says what it has done; ls has a line for each day; history has what was done."""
     assert json.loads(sbus("ls", "--json", lake)) == {
-        "date": "2026-01-31", "hours": 2, "files": 6, "rows": 30, "compact_hours": 0,
+        "date": "2026-01-31", "hours": 2, "files": 6, "rows": 30, "rows_ahead": 0, "compact_hours": 0,
         "bytes": sum(path.stat().st_size for path in lake.glob("date=*/*/*")),
     }  # fmt: skip
     assert "compacted 2 hours: 6 files into 2, 30 rows" in sbus("compact", lake)
@@ -44,6 +44,17 @@ def test_a_lake_is_listed_compacted_and_pruned(lake):
     assert sbus("history", lake).count("compact") == 2
     assert json.loads(sbus("history", "--json", lake).splitlines()[0])["what"] == "compact"
     assert "deleted 6 files" in sbus("vacuum", "--older-than=0s", lake)
+
+
+def test_rows_ahead_of_the_clock_are_marked(lake):
+    """A day that is far in the future is marked, and a sentence says why; other days are not."""
+    assert "(ahead)" not in sbus("ls", lake)
+    archive(PlainTable(lake), 3, [row("one", 30 + n, 24 * 365 * 74) for n in range(2)])
+    listed = sbus("ls", lake)
+    assert "2100-01-13 (ahead)      1        1      1     2" in listed
+    assert "2026-01-31 " in listed
+    assert "2 rows ahead of this machine's clock" in listed
+    assert json.loads(sbus("ls", "--json", lake).splitlines()[-1])["rows_ahead"] == 2
 
 
 def test_forget_and_prune(lake):
