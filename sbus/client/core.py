@@ -291,8 +291,9 @@ class ClientCore:
     def build_range(self, key: bytes, memory: Memfd, offset: int, length: int) -> bytes:
         """Return the packet of a message whose payload is in memory; with its bytes, if the server takes no payloads.
 
-        :raises PacketTooLong: if it exceeds `max_packet`.
+        :raises PacketTooLong: if it exceeds `max_packet`, or what the server takes.
         """
+        self.check_size(length)
         packet = Outgoing.of(key, memory, offset, length)
         if self.payloads.least is None:
             return self.plain(packet)

@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from pickle import PickleBuffer
 from typing import Any, cast
 
 import pytest
@@ -178,52 +177,20 @@ class TestMemory:
     """The arena: payloads in memory that is then sealed."""
 
     @settings(max_examples=examples(100), deadline=None)
-    @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20_000)), max_size=12), st.integers(1, 50_000))
-    def test_everything_is_where_it_was_put(self, steps: list[tuple[bool, int]], most: int) -> None:
-        """Written and allocated payloads keep their bytes, are aligned, and leave no hole in sealed memory."""
+    @given(st.lists(st.integers(1, 20_000), max_size=12), st.integers(1, 50_000))
+    def test_everything_is_where_it_was_put(self, sizes: list[int], most: int) -> None:
+        """Payloads keep their bytes, are aligned, and leave no hole in sealed memory."""
         arena = Arena(most)
         places: list[tuple[Memfd, int, bytes]] = []
-        for number, (is_written, size) in enumerate(steps):
-            data = bytes([number + 1]) * size
-            if is_written:
-                memory, offset = arena.write(memoryview(data))
-            else:
-                view = arena.allocate(size)
-                assert bytes(view) == bytes(size)
-                found = arena.find(view)
-                assert found is not None
-                memory, offset = found
-                middle = size // 2
-                view[:middle] = data[:middle]  # the rest stays untouched
-                data = data[:middle] + bytes(size - middle)
-                view.release()
-            places.append((memory, offset, data))
+        for number, size in enumerate(sizes, 1):
+            data = bytes([number]) * size
+            places.append((*arena.write(memoryview(data)), data))
         arena.seal()
         for memory, offset, data in places:
             assert memory.fault() is None
-            assert memory.size <= max(most, len(data)) + 64
+            assert memory.size <= max(most, len(data))
             assert offset % 64 == 0
             assert memory.read(offset, len(data)) == data
-
-    def test_parts_are_found(self) -> None:
-        """A part of a view is found at its place; a buffer elsewhere, or one that is read-only, is not."""
-        arena = Arena(1 << 20)
-        arena.allocate(100)
-        view = arena.allocate(1000)
-        memory, offset = arena.find(view) or (None, 0)
-        assert arena.find(view[10:20]) == (memory, offset + 10)
-        assert arena.find(memoryview(bytearray(10))) is None
-        assert arena.find(view.toreadonly()) is None
-        assert Arena(1).find(view) is None
-
-    def test_views_forbid_the_seal(self) -> None:
-        """Memory that somebody can still write to cannot be sealed."""
-        arena = Arena(1 << 20)
-        view = arena.allocate(10)
-        with pytest.raises(BufferError):
-            arena.seal()
-        view.release()
-        arena.seal()
 
 
 class TestBatch:
@@ -233,7 +200,7 @@ class TestBatch:
         return BlockingPayloadBatch(core, lambda batch: sent.extend(batch.packets()))
 
     def test_messages_are_sent_in_order_at_the_end(self, agreed: ClientCore) -> None:
-        """Views, parts of them, other bytes and empty payloads become messages in order, and only at the end."""
+        """Views, parts of them, other bytes and empty payloads become messages as they were, in order, at the end."""
         sent: list[bytes] = []
         with self.batch(agreed, sent) as batch:
             view = batch.allocate(500)
@@ -246,10 +213,8 @@ class TestBatch:
             view[1:2] = b"u"
             assert sent == []
         assert [packet.plain() if isinstance(packet, Outgoing) else packet for packet in sent] == [
-            b"MSG a\0hullo" + bytes(495), b"MSG b\0ul", b"MSG c\0other", b"MSG d\0",
+            b"MSG a\0hello" + bytes(495), b"MSG b\0el", b"MSG c\0other", b"MSG d\0",
         ]  # fmt: skip
-        with pytest.raises(ValueError, match="released"):
-            view[0] = 1
         with pytest.raises(UsageError, match="has ended"):
             batch.publish("a", b"")
         with pytest.raises(UsageError, match="has ended"):
@@ -266,19 +231,6 @@ class TestBatch:
         assert sent == [b"MSG a\0hello"]
         with pytest.raises(PacketTooLong, match="max-packet"), self.batch(core, sent) as batch:
             batch.publish("a", batch.allocate(1 << 20))
-
-    def test_view_that_is_in_use_is_an_error_with_the_remedy(self, agreed: ClientCore) -> None:
-        """If something else has the memory at the end, nothing is sent, and the error says what to delete."""
-        sent: list[bytes] = []
-        for keep in (lambda view: view[:1], lambda view: PickleBuffer(view)):
-            batch = self.batch(agreed, sent)
-            view = batch.allocate(10)
-            batch.publish("a", view)
-            kept = keep(view)
-            with pytest.raises(UsageError, match=r"del array.*nothing was sent"):
-                batch.send()
-            del kept
-        assert sent == []
 
     def test_exception_sends_nothing(self, agreed: ClientCore) -> None:
         """A block that raises sends nothing and leaves no descriptor behind."""
