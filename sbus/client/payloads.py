@@ -18,7 +18,7 @@ process (SIGBUS). All messages of a packet share one private map, which their vi
 ====================================  ========================================================================
 what arrives                          what the application gets
 ====================================  ========================================================================
-``FMSG`` with sealed memory           a message with a read-only view (`Arrived`)
+``FMSG`` with sealed memory           the ``MSG``, its payload a read-only view (`Split`)
 ``FMSG`` without memory, or with      a loss in its place, as for a packet that was longer than the buffer
 memory that may not be mapped         (`Missing`): a security module removes descriptors without a word
 a packet of another kind              that packet; the descriptor is closed
@@ -33,11 +33,11 @@ from typing import Protocol, Self
 
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
-from sbus.protocol.packets import FMSG, MSG, Truncated, build, build_range, parse_range
+from sbus.protocol.packets import FMSG, MSG, Split, Truncated, build, build_range, parse_range
 from sbus.routing.runs import find_type
 from sbus.syscalls.memfd import Attached, Memfd
 
-__all__ = ["Arena", "Arrived", "Buffer", "Missing", "Outgoing", "flat", "open_attached"]
+__all__ = ["Arena", "Buffer", "Missing", "Outgoing", "flat", "open_attached"]
 
 _ALIGNMENT = 64
 """Bytes to which each payload is aligned: a line of the CPU's caches, which is what Arrow asks of its buffers."""
@@ -135,15 +135,6 @@ class Outgoing(bytes):
 # --- packets that arrive ----------------------------------------------------------------------
 
 
-class Arrived(bytes):
-    """An ``FMSG`` that came with its memory.
-
-    :ivar payload: a read-only view of its payload.
-    """
-
-    payload: memoryview
-
-
 class Missing(Truncated):
     """The place of a message whose memory did not come, or may not be mapped."""
 
@@ -160,7 +151,7 @@ class Missing(Truncated):
 
 
 def open_attached(packets: list[bytes]) -> list[bytes]:
-    """Return received packets with the messages in memory as `Arrived`; a bundle with memory is taken apart.
+    """Return received packets with the messages in memory as `Split`; a bundle with memory is taken apart.
 
     An ``FMSG`` that stays as it is has no memory.
     """
@@ -195,12 +186,11 @@ def _map(packet: Attached) -> memoryview | None:
 def _with_payload(part: bytes, whole: memoryview) -> bytes:
     if not part.startswith(_IN_MEMORY):
         return part
+    key, _, text = part[len(_IN_MEMORY) :].partition(b"\0")
     try:
-        offset, length = parse_range(part.partition(b"\0")[2])
+        offset, length = parse_range(text)
     except Violation:
         return part
     if offset + length > len(whole):
         return part
-    arrived = Arrived(part)
-    arrived.payload = whole[offset : offset + length]
-    return arrived
+    return Split.of(b"MSG %b\0" % key, whole[offset : offset + length])

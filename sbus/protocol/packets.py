@@ -91,13 +91,13 @@ class Split(bytes):
 
     So the payload is where its owner keeps it, and is not copied out of a packet. The length is that of the packet.
 
-    :ivar payload: the rest of the packet.
+    :ivar payload: the rest of the packet; a view, if it is in sealed memory.
     """
 
-    payload: bytes
+    payload: bytes | memoryview
 
     @classmethod
-    def of(cls, head: bytes, payload: bytes) -> Split:
+    def of(cls, head: bytes, payload: bytes | memoryview) -> Split:
         """Return a packet in two parts; the first one ends with the NUL behind the key."""
         packet = cls(head)
         packet.payload = payload

@@ -22,12 +22,12 @@ from sbus.client.denials import Denial
 from sbus.client.losses import Lost
 from sbus.client.outbox import NO_ROOM
 from sbus.client.payload_outbox import PayloadOutbox, PayloadSender
-from sbus.client.payloads import Arena, Arrived, Outgoing, flat, open_attached
+from sbus.client.payloads import Arena, Outgoing, flat, open_attached
 from sbus.client.responding import Request, reply_key
 from sbus.errors import BufferFull, Closed, InvalidKey, PacketTooLong, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE, pack, unbundle
 from sbus.protocol.keys import EARLY
-from sbus.protocol.packets import build_range
+from sbus.protocol.packets import Split, build_range
 from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.memfd import Attached, Memfd
 from tests.support.descriptors import descriptors
@@ -406,9 +406,7 @@ class TestSending:
         plain = [bytes, bytes, Attached, Attached, Attached, bytes, Attached]
         assert [type(packet) for packet in arrived] == ([bytes, Attached, bytes, Attached] if limit else plain)
         opened = unbundle(open_attached(arrived))
-        assert [isinstance(packet, Arrived) for packet in opened] == [
-            isinstance(packet, Outgoing) for packet in packets
-        ]
+        assert [isinstance(packet, Split) for packet in opened] == [isinstance(packet, Outgoing) for packet in packets]
 
     def test_full_socket_takes_nothing(self, pair: tuple[socket.socket, socket.socket], sender: PayloadSender) -> None:
         """A full socket is no error; what it took is counted."""
