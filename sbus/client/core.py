@@ -294,20 +294,20 @@ class ClientCore:
         :raises PacketTooLong: if it exceeds `max_packet`, or what the server takes.
         """
         self.check_size(length)
-        packet = Outgoing.of(key, memory, offset, length)
+        message = Outgoing.of(key, memory, offset, length)
         if self.payloads.least is None:
-            return self.plain(packet)
-        self._sized(packet)
-        return packet
+            return self.plain(message)
+        self._sized(message.packet)
+        return message
 
-    def plain(self, packet: Outgoing) -> bytes:
+    def plain(self, message: Outgoing) -> bytes:
         """Return the packet of the same message with its bytes.
 
         :raises PacketTooLong: if it exceeds `max_packet`.
         """
-        if packet.size > self.max_packet:
-            raise self._too_long(packet.size)
-        return packet.plain()
+        if len(message) > self.max_packet:
+            raise self._too_long(len(message))
+        return message.plain()
 
     def subscribe(self, pattern: bytes | str, sink: Sink, *, last: bool = False, sender: bool = False) -> list[bytes]:
         """Subscribe a sink to a pattern.

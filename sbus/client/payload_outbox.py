@@ -15,9 +15,8 @@ from sbus.client.core import ClientCore
 from sbus.client.outbox import Outbox, send_some
 from sbus.client.payloads import Outgoing
 from sbus.errors import PacketTooLong
-from sbus.protocol.bundles import pack
 from sbus.routing.runs import find_type
-from sbus.syscalls.memfd import Memfd
+from sbus.syscalls.memfd import join
 from sbus.syscalls.sockets import send_with
 
 __all__ = ["PayloadOutbox", "PayloadSender"]
@@ -47,9 +46,6 @@ class PayloadOutbox(Outbox):
         """Keep nothing back any more on this connection."""
         self._is_settled = True
 
-    def _measure(self, packets: list[bytes]) -> int:
-        return sum(packet.size if isinstance(packet, Outgoing) else len(packet) for packet in packets)
-
 
 class PayloadSender:
     """Sends packets, messages in memory among them, as the server takes them.
@@ -78,7 +74,8 @@ class PayloadSender:
         first = packets[0]
         assert isinstance(first, Outgoing)
         if self._core.payloads.least is not None:
-            return _send_with(sock, first.memory, packets, bundle_limit)
+            packet, count = join(packets, 0, bundle_limit)
+            return count if send_with(sock, packet, first.memfd.fileno()) else 0
         try:
             return send_some(sock, [self._core.plain(first)], 0)
         except PacketTooLong as error:
@@ -99,13 +96,3 @@ class PayloadSender:
                 break
             sent += count
         return sent
-
-
-def _send_with(sock: socket.socket, memory: Memfd, packets: list[bytes], bundle_limit: int) -> int:
-    """Send the first packet, and with it in one bundle those behind it that are in the same memory."""
-    end = 1
-    if bundle_limit:
-        while end < len(packets) and isinstance(other := packets[end], Outgoing) and other.memory is memory:
-            end += 1
-    bundles, counts = pack([bytes(packet) for packet in packets[:end]], bundle_limit, 1)
-    return counts[0] if send_with(sock, bundles[0], memory.fileno()) else 0

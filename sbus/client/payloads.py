@@ -33,9 +33,9 @@ from typing import Protocol, Self
 
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
-from sbus.protocol.packets import FMSG, MSG, Split, Truncated, build, build_range, parse_range
+from sbus.protocol.packets import FMSG, Split, Truncated, parse_range
 from sbus.routing.runs import find_type
-from sbus.syscalls.memfd import Attached, Memfd
+from sbus.syscalls.memfd import Attached, InMemory, Memfd
 
 __all__ = ["Arena", "Buffer", "Missing", "Outgoing", "flat", "open_attached"]
 
@@ -104,32 +104,8 @@ class Arena:
             memory.seal()
 
 
-# --- packets to send --------------------------------------------------------------------------
-
-
-class Outgoing(bytes):
-    """An ``FMSG`` to send.
-
-    :ivar memory: the memory that its payload is in.
-    :ivar size: the bytes of the same message as one packet.
-    """
-
-    memory: Memfd
-    size: int
-    _key: bytes
-    _range: tuple[int, int]
-
-    @classmethod
-    def of(cls, key: bytes, memory: Memfd, offset: int, length: int) -> Self:
-        """Return the packet of a message."""
-        packet = cls(build_range(key, offset, length))
-        packet.memory, packet.size = memory, 5 + len(key) + length
-        packet._key, packet._range = key, (offset, length)
-        return packet
-
-    def plain(self) -> bytes:
-        """Return the same message with its bytes in the packet."""
-        return build(MSG, self._key, self.memory.read(*self._range))
+class Outgoing(InMemory):
+    """A message in sealed memory that this client sends."""
 
 
 # --- packets that arrive ----------------------------------------------------------------------

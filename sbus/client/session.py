@@ -55,7 +55,7 @@ from sbus.client.payload_outbox import PayloadOutbox
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
-from sbus.protocol.packets import FMSG, MSG
+from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH
 
@@ -63,7 +63,7 @@ __all__ = ["Session"]
 
 Sub = TypeVar("Sub", bound=QueuedSubscription)
 W = TypeVar("W", bound=WatchQueue)
-_MESSAGES = (MSG + b" ", FMSG + b" ")
+_MESSAGE = MSG + b" "
 Args = TypeVarTuple("Args")
 
 
@@ -243,7 +243,7 @@ class Session(ClientApi[Sub]):
 
         :param has_begun: whether packets that belong to them have been sent.
         """
-        if self._reconnecting and not has_begun and packets[0].startswith(_MESSAGES):
+        if self._reconnecting and not has_begun and packets[0].startswith(_MESSAGE):
             self.outbox.extend_within(packets, self._options.reconnect_buffer)
         else:
             self.outbox.extend(packets)

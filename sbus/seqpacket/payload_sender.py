@@ -28,10 +28,10 @@ import socket
 from collections.abc import Callable
 
 from sbus.flood import PayloadMessage
-from sbus.protocol.bundles import pack
 from sbus.routing.runs import find_type
 from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.syscalls.batch import BATCH, send_packets
+from sbus.syscalls.memfd import join
 from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
 
 __all__ = ["MOST", "PayloadSender"]
@@ -41,9 +41,6 @@ MOST = 16
 together: without a bound, 15 receivers that do not read used up a limit of 20,000 (278 descriptors fit a socket)."""
 _FEW = MOST // 2
 """Unread descriptors at which to go on: each wait costs several system calls."""
-
-_MOST_TOGETHER = 1024
-"""Messages looked at for one bundle: about as many as fit one."""
 
 
 class PayloadSender:
@@ -110,15 +107,8 @@ class PayloadSender:
             return send_packets(self._sock, [message.plain()])
         if not self._may_send():
             return 0
-        packet, count = message.packet, 1
-        if self.bundle_limit:
-            same = []
-            for other in packets[at : at + _MOST_TOGETHER]:
-                if not isinstance(other, PayloadMessage) or other.memory is not message.memory:
-                    break
-                same.append(other.packet)
-            (packet, *_), (count, *_) = pack(same, self.bundle_limit, 1)
-        if not self._send_with(packet, message.memory.memfd.fileno()):
+        packet, count = join(packets, at, self.bundle_limit)
+        if not self._send_with(packet, message.memfd.fileno()):
             return 0
         self._in_flight += 1
         return count

@@ -30,7 +30,7 @@ def shared(size: int = 100) -> SharedMemory:
 
 def message(number: int, memory: SharedMemory | None = None) -> PayloadMessage:
     """Return a message whose payload has a length of its own."""
-    return PayloadMessage.of(b"k", memory or shared(), 0, number + 1, PROGRAM)
+    return PayloadMessage.published(b"k", memory or shared(), 0, number + 1, PROGRAM)
 
 
 def take(peer: socket.socket) -> bytes | None:
