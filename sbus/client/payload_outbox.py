@@ -2,7 +2,7 @@
 
 While the client is not connected, such messages wait as all others do. The next server may be another one, or the same
 with other options, and whether it takes them shows only behind the first replies. So on each connection the outbox
-keeps them back, and what follows them, until `PayloadOutbox.settle`. If the server does not take them, `PayloadSender`
+keeps them back, and what follows them, until it is settled. If the server does not take them, `PayloadSender`
 sends their bytes instead, as far as they fit a packet.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+from sbus.client.agreement import Agreement
 from sbus.client.core import ClientCore
 from sbus.client.outbox import Outbox, send_some
 from sbus.client.payloads import Outgoing
@@ -23,28 +24,22 @@ __all__ = ["PayloadOutbox", "PayloadSender"]
 
 
 class PayloadOutbox(Outbox):
-    """An outbox for a client with payloads."""
+    """An outbox for a client with payloads.
 
-    __slots__ = ("_is_settled",)
+    :param agreement: what is agreed about them.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_agreement",)
+
+    def __init__(self, agreement: Agreement) -> None:
         super().__init__()
-        self._is_settled = False
+        self._agreement = agreement
 
     def take(self, count: int) -> list[bytes]:
         """Return the next packets, up to the first that is kept back."""
         taken = super().take(count)
-        at = -1 if self._is_settled else find_type(taken, Outgoing, 0)
+        at = -1 if self._agreement.is_settled else find_type(taken, Outgoing, 0)
         return taken if at < 0 else taken[:at]
-
-    def restart(self, resync: list[bytes]) -> None:
-        """Prepare for a new connection; see `Outbox.restart`."""
-        self._is_settled = False
-        super().restart(resync)
-
-    def settle(self) -> None:
-        """Keep nothing back any more on this connection."""
-        self._is_settled = True
 
 
 class PayloadSender:

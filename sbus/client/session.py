@@ -80,8 +80,8 @@ class Session(ClientApi[Sub]):
         self.core = options.new_core(
             self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
-        self.core.on_settled = self._payloads_settled
-        self.outbox = PayloadOutbox() if options.payloads else Outbox()
+        self.core.on_settled = lambda: self._call_soon(self._flush)  # what waits for the server's word
+        self.outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._backoff = options.backoff
         self._immediate_writes = BATCH  # lone writes left to send at once, see `_write`
@@ -281,11 +281,6 @@ class Session(ClientApi[Sub]):
         except BaseException:
             self.outbox.cancel(pending)
             raise
-
-    def _payloads_settled(self) -> None:
-        assert isinstance(self.outbox, PayloadOutbox)
-        self.outbox.settle()
-        self._call_soon(self._flush)
 
     # --- receiving ---------------------------------------------------------------------------
 

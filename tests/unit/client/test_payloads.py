@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from sbus.client.agreement import Agreement
 from sbus.client.batches import BlockingPayloadBatch
 from sbus.client.core import ClientCore, Message
 from sbus.client.denials import Denial
@@ -446,7 +447,8 @@ class WaitingPayloads(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outbox = PayloadOutbox()
+        self.agreement = Agreement(True, lambda: None)
+        self.outbox = PayloadOutbox(self.agreement)
         self.line: list[bytes] = []
         self.holds = True
         self.number = 0
@@ -493,13 +495,14 @@ class WaitingPayloads(RuleBasedStateMachine):
 
     @rule()
     def reconnect(self) -> None:
+        self.agreement.restart()
         self.outbox.restart([b"CMSG again"])
         self.line = [b"CMSG again", *(packet for packet in self.line if not packet.startswith(b"CMSG"))]
         self.holds = True
 
     @rule()
     def settle(self) -> None:
-        self.outbox.settle()
+        self.agreement.settle()
         self.holds = False
 
     @invariant()
@@ -513,7 +516,7 @@ TestWaitingPayloads.settings = settings(max_examples=examples(100), deadline=Non
 
 def test_buffer_counts_the_payload() -> None:
     """``reconnect_buffer`` counts the bytes of a payload, not those of its packet; a message taken back counts not."""
-    outbox = PayloadOutbox()
+    outbox = PayloadOutbox(Agreement(True, lambda: None))
     outbox.extend_within([outgoing(b"k", bytes(600))], 1000)
     with pytest.raises(BufferFull, match="606 bytes wait"):
         outbox.extend_within([outgoing(b"k", bytes(600))], 1000)
