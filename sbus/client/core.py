@@ -43,7 +43,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import cast
+from typing import Any
 
 from sbus.client.agreement import Agreement
 from sbus.client.choices import Choices
@@ -239,17 +239,19 @@ class ClientCore:
 
         :raises: as `publish`.
         """
-        messages = cast(list[tuple[bytes | str, bytes]], list(messages))
-        packets = build_messages(messages, 0, self.longest_plain)
+        pairs: list[Any] = list(messages)
+        packets = build_messages(pairs, 0, self.longest_plain)
+        if len(packets) == len(pairs):
+            return packets
         arena = Arena(self.payloads.most)
-        while len(packets) < len(messages):
-            message = messages[len(packets)]
+        while len(packets) < len(pairs):
+            message = pairs[len(packets)]
             try:
                 key, payload = message
             except (TypeError, ValueError):
                 raise UsageError(f"a message to publish is a pair (key, payload), not {message!r:.60}") from None
             packets.append(self._build(key, payload, arena))
-            packets += build_messages(messages, len(packets), self.longest_plain)
+            packets += build_messages(pairs, len(packets), self.longest_plain)
         arena.seal()
         return packets
 
