@@ -13,7 +13,8 @@ what                  how it goes on
 the socket is full    when it is writable, as ever
 `MOST` are unread     when the peer has read some. The socket may be writable all the time, so the multiplexer watches
                       for *changes* (`Multiplexer.watch_reads`)
-``ETOOMANYREFS``      after 50 ms: the server's user has as many descriptors under way as it may open
+``ETOOMANYREFS``      after 50 ms: the server's user has as many descriptors under way as it may open. Also after
+                      ``EMFILE``: the first of such waits opens a few
 ====================  ==============================================================================================
 
 The kernel does not say how many descriptors a peer has not read. But it says how much memory its unread packets take
@@ -97,7 +98,7 @@ class PayloadSender:
         """Send the payload at an index, and with bundles those behind it in the same memory.
 
         :returns: the number of messages that were sent.
-        :raises OSError: as sendmsg(2), but not EAGAIN.
+        :raises OSError: as sendmsg(2), but not EAGAIN; and as `_may_send`.
         """
         message = packets[at]
         assert isinstance(message, PayloadMessage)
@@ -122,13 +123,16 @@ class PayloadSender:
             return send_with(self._sock, packet, descriptor)
 
     def _may_send(self) -> bool:
-        """Return whether the peer has read enough for one more descriptor; if not, wait until it has."""
+        """Return whether the peer has read enough for one more descriptor; if not, wait until it has.
+
+        :raises OSError: EMFILE, if the server has no descriptor left to find out, or to wait.
+        """
         if self._in_flight >= MOST:
             self._in_flight = min(self._in_flight, unread_bytes(self._sock) // least_charge())
             if self._in_flight > (_FEW if self.is_waiting else MOST - 1):
                 if not self.is_waiting:
-                    self.is_waiting = True
                     self._multiplexer.watch_reads(self._sock.fileno())
+                    self.is_waiting = True
                 self._in_flight = MOST  # so that it is looked at again
                 return False
         self.stop_waiting()
