@@ -163,6 +163,7 @@ class ClientApi(ABC, Generic[Sub]):
 
         :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
         :raises sbus.errors.PacketTooLong: if the message does not fit a packet, or what the server takes in memory.
+        :raises OSError: if the kernel has no memory or descriptor for a large payload.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
 

@@ -56,6 +56,7 @@ class PayloadBatch(Generic[T]):
         :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
         :raises sbus.errors.PacketTooLong: if the server does not take payloads of that size (``--max-payload``).
         :raises sbus.errors.UsageError: if the payload is not bytes, or the batch has ended.
+        :raises OSError: if the kernel has no memory or descriptor.
         """
         self._check_open()
         key = self._core.check_key(key)
