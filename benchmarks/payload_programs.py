@@ -102,9 +102,7 @@ def _publish_batches(address: str, content: bytes, receivers: int) -> Iterator[S
             while count:
                 with bus.payloads() as batch:
                     for _ in range(min(count, _BATCH)):
-                        view = batch.allocate(len(content))
-                        view[:] = content
-                        batch.publish(_KEY, view)
+                        batch.publish(_KEY, content)
                         count -= 1
 
         yield send

@@ -159,10 +159,11 @@ class ClientApi(ABC, Generic[Sub]):
 
         If the server refuses it, ``on_denied`` is called; that happens before a later `fence` returns.
 
-        :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
         With ``payloads=True`` a large payload, of any type with the buffer interface, is sent in sealed memory.
 
+        :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
         :raises sbus.errors.PacketTooLong: if the message does not fit a packet, or what the server takes in memory.
+        :raises OSError: if the kernel has no memory or descriptor for a large payload.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
 
@@ -177,10 +178,10 @@ class ClientApi(ABC, Generic[Sub]):
 
     @abstractmethod
     def payloads(self) -> PayloadBatch[Any]:
-        """Begin a batch of large messages, whose payloads the caller makes in memory that receivers can read.
+        """Begin a batch of large messages, which share one memory (:doc:`/payloads`).
 
-        See :doc:`/payloads`. With ``payloads=True`` and a server that takes them nothing is copied; without, the
-        messages are sent as ordinary ones. The batch is a context manager, whose end sends the messages.
+        The batch is a context manager, whose end sends the messages; as ordinary ones without ``payloads=True``, or to
+        a server that takes no payloads.
         """
 
     @abstractmethod

@@ -43,7 +43,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import cast
+from typing import Any
 
 from sbus.client.agreement import Agreement
 from sbus.client.choices import Choices
@@ -239,17 +239,19 @@ class ClientCore:
 
         :raises: as `publish`.
         """
-        messages = cast(list[tuple[bytes | str, bytes]], list(messages))
-        packets = build_messages(messages, 0, self.longest_plain)
+        pairs: list[Any] = list(messages)
+        packets = build_messages(pairs, 0, self.longest_plain)
+        if len(packets) == len(pairs):
+            return packets
         arena = Arena(self.payloads.most)
-        while len(packets) < len(messages):
-            message = messages[len(packets)]
+        while len(packets) < len(pairs):
+            message = pairs[len(packets)]
             try:
                 key, payload = message
             except (TypeError, ValueError):
                 raise UsageError(f"a message to publish is a pair (key, payload), not {message!r:.60}") from None
             packets.append(self._build(key, payload, arena))
-            packets += build_messages(messages, len(packets), self.longest_plain)
+            packets += build_messages(pairs, len(packets), self.longest_plain)
         arena.seal()
         return packets
 
@@ -291,22 +293,23 @@ class ClientCore:
     def build_range(self, key: bytes, memory: Memfd, offset: int, length: int) -> bytes:
         """Return the packet of a message whose payload is in memory; with its bytes, if the server takes no payloads.
 
-        :raises PacketTooLong: if it exceeds `max_packet`.
+        :raises PacketTooLong: if it exceeds `max_packet`, or what the server takes.
         """
-        packet = Outgoing.of(key, memory, offset, length)
+        self.check_size(length)
+        message = Outgoing.of(key, memory, offset, length)
         if self.payloads.least is None:
-            return self.plain(packet)
-        self._sized(packet)
-        return packet
+            return self.plain(message)
+        self._sized(message.packet)
+        return message
 
-    def plain(self, packet: Outgoing) -> bytes:
+    def plain(self, message: Outgoing) -> bytes:
         """Return the packet of the same message with its bytes.
 
         :raises PacketTooLong: if it exceeds `max_packet`.
         """
-        if packet.size > self.max_packet:
-            raise self._too_long(packet.size)
-        return packet.plain()
+        if len(message) > self.max_packet:
+            raise self._too_long(len(message))
+        return message.plain()
 
     def subscribe(self, pattern: bytes | str, sink: Sink, *, last: bool = False, sender: bool = False) -> list[bytes]:
         """Subscribe a sink to a pattern.

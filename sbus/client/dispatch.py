@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from sbus.client.payloads import Arrived, Missing
+from sbus.client.payloads import Missing
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
@@ -220,15 +220,15 @@ class Dispatcher:
         while (position := batch.position) < len(packets):
             if self.intercept is not None:
                 batch.position = position + 1
-                packet = _whole(packets[position])
-                if not self.intercept(packet):
+                packet = packets[position]
+                if not self.intercept(packet.whole() if isinstance(packet, Split) else packet):
                     self._process_one(packet)
                 continue
             end = min(position + _MAX_RUN, len(packets))
             route, messages = next_messages(packets, position, end, routes, self.kind)
             if route is None:
                 batch.position = position + 1
-                self._process_one(_whole(packets[position]))
+                self._process_one(packets[position])
                 continue
             sinks = route.receivers
             for sink in sinks:
@@ -255,25 +255,21 @@ class Dispatcher:
         verb, _, rest = packet.partition(b" ")
         key, nul, payload = rest.partition(b"\0")
         if verb == MSG and nul:
-            self._deliver(key, payload)
+            if isinstance(packet, Split):
+                payload = cast(bytes, packet.payload)
+            messages = [self.kind(key, payload)]
+            for sink in self._route(key):
+                sink.deliver(messages)
         elif verb == CMSG:
             if key == SENDER and self.find_kind is not None:
                 self.kind = self.find_kind(payload)
             else:
                 self._on_control(key, payload)
         elif verb == FMSG:
-            if isinstance(packet, Arrived):
-                self._deliver(key, cast(bytes, packet.payload))
-            else:
-                self._on_truncated(Missing.in_place_of(packet))
+            self._on_truncated(Missing.in_place_of(packet))
         elif isinstance(packet, Truncated):
             self._on_truncated(packet)
         # Ignore other packets: a newer server may send kinds that this client does not know.
-
-    def _deliver(self, key: bytes, payload: bytes) -> None:
-        messages = [self.kind(key, payload)]
-        for sink in self._route(key):
-            sink.deliver(messages)
 
     def sinks_for(self, key: bytes) -> tuple[Sink, ...]:
         """Return the sinks whose patterns match a key."""
@@ -297,11 +293,6 @@ class Dispatcher:
             for sink in self._sinks[pattern]
         ]
         return self._cache.remember(key, secret, _callbacks_last(matching)).receivers
-
-
-def _whole(packet: bytes) -> bytes:
-    """Return a packet in one part."""
-    return packet.whole() if isinstance(packet, Split) else packet
 
 
 def _matches_secret(pattern: SecretKey, key: SecretKey) -> bool:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from sbus.client.dispatch import Waiter
 from sbus.errors import BufferFull
 from sbus.protocol.bundles import pack
-from sbus.protocol.packets import FMSG, MSG
+from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH, send_packets
 
@@ -29,7 +29,7 @@ _MOST_HOLES = 1024
 """Packets that were taken back, beside as many as there are others, that may be left in the queue."""
 NO_ROOM = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
 """The errors of a kernel that has no room now, for bytes or for descriptors under way: try again."""
-_MESSAGES = (MSG + b" ", FMSG + b" ")
+_MESSAGE = MSG + b" "
 
 
 class Pending:
@@ -93,8 +93,8 @@ class Outbox:
         :raises BufferFull: if they would be more; nothing is added then.
         """
         if self._measured != (self._sent, self._added):
-            self._size = self._measure([packet for packet in self._packets if packet.startswith(_MESSAGES)])
-        size = self._size + self._measure(packets)
+            self._size = sum(len(packet) for packet in self._packets if packet.startswith(_MESSAGE))
+        size = self._size + total_size(packets)
         if size > limit:
             raise BufferFull(
                 f"not sent: there is no connection to the bus, and {self._size} bytes wait for one "
@@ -102,10 +102,6 @@ class Outbox:
             )
         self.extend(packets)
         self._size, self._measured = size, (self._sent, self._added)
-
-    def _measure(self, packets: list[bytes]) -> int:
-        """Return the bytes of messages."""
-        return total_size(packets)
 
     def wait(self, waiter: Waiter, count: int = 0) -> Pending:
         """Complete `waiter` once every packet added so far has been handed to the kernel.
@@ -143,7 +139,7 @@ class Outbox:
         self._tidy()
 
     def _make_hole(self, at: int) -> None:
-        self._size -= self._measure([self._packets[at]])
+        self._size -= len(self._packets[at])
         self._packets[at] = b""
         self._holes += 1
 
@@ -176,7 +172,7 @@ class Outbox:
         Other packets (subscriptions, settings, questions) were meant for the lost connection; `resync` contains what
         is still in force of them.
         """
-        self._rebuild(resync, lambda packet: packet.startswith(_MESSAGES))
+        self._rebuild(resync, lambda packet: packet.startswith(_MESSAGE))
 
     def _rebuild(self, first: list[bytes], is_kept: Callable[[bytes], object]) -> None:
         """Begin to count anew: with `first`, and behind it the packets that are kept."""

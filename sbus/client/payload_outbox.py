@@ -2,7 +2,7 @@
 
 While the client is not connected, such messages wait as all others do. The next server may be another one, or the same
 with other options, and whether it takes them shows only behind the first replies. So on each connection the outbox
-keeps them back, and what follows them, until `PayloadOutbox.settle`. If the server does not take them, `PayloadSender`
+keeps them back, and what follows them, until it is settled. If the server does not take them, `PayloadSender`
 sends their bytes instead, as far as they fit a packet.
 """
 
@@ -11,44 +11,35 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+from sbus.client.agreement import Agreement
 from sbus.client.core import ClientCore
 from sbus.client.outbox import Outbox, send_some
 from sbus.client.payloads import Outgoing
 from sbus.errors import PacketTooLong
-from sbus.protocol.bundles import pack
 from sbus.routing.runs import find_type
-from sbus.syscalls.memfd import Memfd
+from sbus.syscalls.memfd import join
 from sbus.syscalls.sockets import send_with
 
 __all__ = ["PayloadOutbox", "PayloadSender"]
 
 
 class PayloadOutbox(Outbox):
-    """An outbox for a client with payloads."""
+    """An outbox for a client with payloads.
 
-    __slots__ = ("_is_settled",)
+    :param agreement: what is agreed about them.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_agreement",)
+
+    def __init__(self, agreement: Agreement) -> None:
         super().__init__()
-        self._is_settled = False
+        self._agreement = agreement
 
     def take(self, count: int) -> list[bytes]:
         """Return the next packets, up to the first that is kept back."""
         taken = super().take(count)
-        at = -1 if self._is_settled else find_type(taken, Outgoing, 0)
+        at = -1 if self._agreement.is_settled else find_type(taken, Outgoing, 0)
         return taken if at < 0 else taken[:at]
-
-    def restart(self, resync: list[bytes]) -> None:
-        """Prepare for a new connection; see `Outbox.restart`."""
-        self._is_settled = False
-        super().restart(resync)
-
-    def settle(self) -> None:
-        """Keep nothing back any more on this connection."""
-        self._is_settled = True
-
-    def _measure(self, packets: list[bytes]) -> int:
-        return sum(packet.size if isinstance(packet, Outgoing) else len(packet) for packet in packets)
 
 
 class PayloadSender:
@@ -78,7 +69,8 @@ class PayloadSender:
         first = packets[0]
         assert isinstance(first, Outgoing)
         if self._core.payloads.least is not None:
-            return _send_with(sock, first.memory, packets, bundle_limit)
+            packet, count = join(packets, 0, bundle_limit)
+            return count if send_with(sock, packet, first.memfd.fileno()) else 0
         try:
             return send_some(sock, [self._core.plain(first)], 0)
         except PacketTooLong as error:
@@ -99,13 +91,3 @@ class PayloadSender:
                 break
             sent += count
         return sent
-
-
-def _send_with(sock: socket.socket, memory: Memfd, packets: list[bytes], bundle_limit: int) -> int:
-    """Send the first packet, and with it in one bundle those behind it that are in the same memory."""
-    end = 1
-    if bundle_limit:
-        while end < len(packets) and isinstance(other := packets[end], Outgoing) and other.memory is memory:
-            end += 1
-    bundles, counts = pack([bytes(packet) for packet in packets[:end]], bundle_limit, 1)
-    return counts[0] if send_with(sock, bundles[0], memory.fileno()) else 0

@@ -55,7 +55,7 @@ from sbus.client.payload_outbox import PayloadOutbox
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
-from sbus.protocol.packets import FMSG, MSG
+from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH
 
@@ -63,7 +63,7 @@ __all__ = ["Session"]
 
 Sub = TypeVar("Sub", bound=QueuedSubscription)
 W = TypeVar("W", bound=WatchQueue)
-_MESSAGES = (MSG + b" ", FMSG + b" ")
+_MESSAGE = MSG + b" "
 Args = TypeVarTuple("Args")
 
 
@@ -80,8 +80,8 @@ class Session(ClientApi[Sub]):
         self.core = options.new_core(
             self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
-        self.core.on_settled = self._payloads_settled
-        self.outbox = PayloadOutbox() if options.payloads else Outbox()
+        self.core.on_settled = lambda: self._call_soon(self._flush)  # what waits for the server's word
+        self.outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._backoff = options.backoff
         self._immediate_writes = BATCH  # lone writes left to send at once, see `_write`
@@ -243,7 +243,7 @@ class Session(ClientApi[Sub]):
 
         :param has_begun: whether packets that belong to them have been sent.
         """
-        if self._reconnecting and not has_begun and packets[0].startswith(_MESSAGES):
+        if self._reconnecting and not has_begun and packets[0].startswith(_MESSAGE):
             self.outbox.extend_within(packets, self._options.reconnect_buffer)
         else:
             self.outbox.extend(packets)
@@ -281,11 +281,6 @@ class Session(ClientApi[Sub]):
         except BaseException:
             self.outbox.cancel(pending)
             raise
-
-    def _payloads_settled(self) -> None:
-        assert isinstance(self.outbox, PayloadOutbox)
-        self.outbox.settle()
-        self._call_soon(self._flush)
 
     # --- receiving ---------------------------------------------------------------------------
 

@@ -2,9 +2,8 @@
 
 .. rubric:: Theory of operation
 
-A `PayloadMessage` is a packet like any other, an object with a length: that of the message with all of its payload. So
-queues, orders, strategies, limits and counters need not know what it is. As bytes it is the message without its
-payload, ``MSG <key>\\0``, so its key is found where it always is. Only the transport sends it otherwise.
+A `PayloadMessage` is a packet like any other, an object with a length (`sbus.syscalls.memfd.InMemory`). So queues,
+orders, strategies, limits and counters need not know what it is. Only the transport sends it otherwise.
 
 The server holds the memory of a message, and a descriptor, as long as the message waits. That is bounded by publisher:
 
@@ -32,8 +31,7 @@ from weakref import ref
 
 from sbus.flood.budget import UserShare
 from sbus.flood.naming import Mark, Signature, Signed, sign
-from sbus.protocol.packets import build_range
-from sbus.syscalls.memfd import Memfd
+from sbus.syscalls.memfd import InMemory, Memfd
 
 __all__ = ["PayloadMessage", "SharedMemory"]
 
@@ -117,36 +115,25 @@ class _Hold:
         self._memory.discharge(self._receiver)
 
 
-class PayloadMessage(Signed):
+class PayloadMessage(InMemory, Signed):
     """A message whose payload is in sealed memory; see the theory of operation. It is always signed.
 
-    :ivar memory: where the payload is.
-    :ivar length: the bytes of the payload.
-    :ivar packet: the ``FMSG`` that goes with the descriptor.
+    :ivar memory: where the payload is, and who pays for it.
     :ivar mark: the attributes of other messages of its publisher.
+    :ivar hold: what a message that waits has of the memory.
     """
 
     memory: SharedMemory
-    offset: int
-    length: int
-    packet: bytes
     mark: Mark
     hold: _Hold | None
 
     @classmethod
-    def of(cls, key: bytes, memory: SharedMemory, offset: int, length: int, signature: Signature) -> Self:
-        """Return a message.
-
-        :param offset: the first byte of the payload in the memory.
-        """
-        message = cls(b"MSG %b\0" % key)
+    def published(cls, key: bytes, memory: SharedMemory, offset: int, length: int, signature: Signature) -> Self:
+        """Return a message that was just published."""
+        message = cls.of(key, memory.memfd, offset, length)
         mark = signature.mark
-        packet = build_range(key, offset, length)
-        message.__dict__.update(mark, mark=mark, memory=memory, offset=offset, length=length, packet=packet, hold=None)
+        message.__dict__.update(mark, mark=mark, memory=memory, hold=None)
         return message
-
-    def __len__(self) -> int:
-        return bytes.__len__(self) + self.length
 
     def held(self, receiver: UserShare, is_forced: bool = False) -> Self | None:
         """Return this message as it waits for a receiver of a user; None without room for it.
@@ -165,4 +152,4 @@ class PayloadMessage(Signed):
 
         :raises OSError: as pread(2).
         """
-        return sign(b"%b%b" % (bytes(self), self.memory.memfd.read(self.offset, self.length)), self.mark)
+        return sign(super().plain(), self.mark)

@@ -89,22 +89,22 @@ class Truncated(bytes):
 class Split(bytes):
     """A long message that was received in two parts: these bytes are its packet up to the payload.
 
-    So the payload is where its owner keeps it, and is not copied out of a packet. The length is that of the packet.
+    So the payload is where its owner keeps it, and is not copied out of a packet. The length is what came in a packet.
 
-    :ivar payload: the rest of the packet.
+    :ivar payload: the rest of the packet; or a view of it, if it came in sealed memory.
     """
 
-    payload: bytes
+    payload: bytes | memoryview
 
     @classmethod
-    def of(cls, head: bytes, payload: bytes) -> Split:
+    def of(cls, head: bytes, payload: bytes | memoryview) -> Split:
         """Return a packet in two parts; the first one ends with the NUL behind the key."""
         packet = cls(head)
         packet.payload = payload
         return packet
 
     def __len__(self) -> int:
-        return super().__len__() + len(self.payload)
+        return super().__len__() + (len(self.payload) if isinstance(self.payload, bytes) else 0)
 
     def whole(self) -> bytes:
         """Return the packet in one part."""

@@ -95,7 +95,7 @@ def _next_messages(
         if found is None or (route is not None and found is not route):
             break
         route = found
-        payload = packet.payload if isinstance(packet, Split) else packet[nul + 1 :]
+        payload: bytes | memoryview = packet.payload if isinstance(packet, Split) else packet[nul + 1 :]
         messages.append(tuple.__new__(kind, (key, payload)))
     return route, messages
 

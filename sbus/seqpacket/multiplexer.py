@@ -214,14 +214,17 @@ class Multiplexer:
 
         It may be writable all the time, so changes are reported, which one epoll set cannot do for half of the events
         of a socket. A second set is watched by the first.
+
+        :raises OSError: as epoll_create1(2) and epoll_ctl(2).
         """
         if self._epoll is None or fd in self._watched:
             return
         if self._changes is None:
-            self._changes = select.epoll()
-            self._epoll.register(self._changes.fileno(), READ)
-        self._watched.add(fd)
+            changes = select.epoll()
+            self._epoll.register(changes.fileno(), READ)
+            self._changes = changes
         self._changes.register(fd, WRITE | select.EPOLLET)
+        self._watched.add(fd)
 
     def unwatch_reads(self, fd: int) -> None:
         """Take back a `watch_reads`."""

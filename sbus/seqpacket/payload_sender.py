@@ -13,7 +13,8 @@ what                  how it goes on
 the socket is full    when it is writable, as ever
 `MOST` are unread     when the peer has read some. The socket may be writable all the time, so the multiplexer watches
                       for *changes* (`Multiplexer.watch_reads`)
-``ETOOMANYREFS``      after 50 ms: the server's user has as many descriptors under way as it may open
+``ETOOMANYREFS``      after 50 ms: the server's user has as many descriptors under way as it may open. Also after
+                      ``EMFILE``: the first of such waits opens a few
 ====================  ==============================================================================================
 
 The kernel does not say how many descriptors a peer has not read. But it says how much memory its unread packets take
@@ -28,10 +29,10 @@ import socket
 from collections.abc import Callable
 
 from sbus.flood import PayloadMessage
-from sbus.protocol.bundles import pack
 from sbus.routing.runs import find_type
 from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.syscalls.batch import BATCH, send_packets
+from sbus.syscalls.memfd import join
 from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
 
 __all__ = ["MOST", "PayloadSender"]
@@ -41,9 +42,6 @@ MOST = 16
 together: without a bound, 15 receivers that do not read used up a limit of 20,000 (278 descriptors fit a socket)."""
 _FEW = MOST // 2
 """Unread descriptors at which to go on: each wait costs several system calls."""
-
-_MOST_TOGETHER = 1024
-"""Messages looked at for one bundle: about as many as fit one."""
 
 
 class PayloadSender:
@@ -100,7 +98,7 @@ class PayloadSender:
         """Send the payload at an index, and with bundles those behind it in the same memory.
 
         :returns: the number of messages that were sent.
-        :raises OSError: as sendmsg(2), but not EAGAIN.
+        :raises OSError: as sendmsg(2), but not EAGAIN; and as `_may_send`.
         """
         message = packets[at]
         assert isinstance(message, PayloadMessage)
@@ -110,15 +108,8 @@ class PayloadSender:
             return send_packets(self._sock, [message.plain()])
         if not self._may_send():
             return 0
-        packet, count = message.packet, 1
-        if self.bundle_limit:
-            same = []
-            for other in packets[at : at + _MOST_TOGETHER]:
-                if not isinstance(other, PayloadMessage) or other.memory is not message.memory:
-                    break
-                same.append(other.packet)
-            (packet, *_), (count, *_) = pack(same, self.bundle_limit, 1)
-        if not self._send_with(packet, message.memory.memfd.fileno()):
+        packet, count = join(packets, at, self.bundle_limit)
+        if not self._send_with(packet, message.memfd.fileno()):
             return 0
         self._in_flight += 1
         return count
@@ -132,13 +123,16 @@ class PayloadSender:
             return send_with(self._sock, packet, descriptor)
 
     def _may_send(self) -> bool:
-        """Return whether the peer has read enough for one more descriptor; if not, wait until it has."""
+        """Return whether the peer has read enough for one more descriptor; if not, wait until it has.
+
+        :raises OSError: EMFILE, if the server has no descriptor left to find out, or to wait.
+        """
         if self._in_flight >= MOST:
             self._in_flight = min(self._in_flight, unread_bytes(self._sock) // least_charge())
             if self._in_flight > (_FEW if self.is_waiting else MOST - 1):
                 if not self.is_waiting:
-                    self.is_waiting = True
                     self._multiplexer.watch_reads(self._sock.fileno())
+                    self.is_waiting = True
                 self._in_flight = MOST  # so that it is looked at again
                 return False
         self.stop_waiting()

@@ -19,8 +19,7 @@ one system call                  sends up to 64 packets, or 8 bundles made from 
 one flush                        makes at most 16 such rounds; the rest goes in the next turn of the reactor
 a batch was cut short            the kernel does not say why: the packet at which it stopped is sent alone, and its
                                  error decides
-``ENOBUFS``, ``ENOMEM``          tried again after 50 ms, as is ``ETOOMANYREFS``, which says that too many descriptors
-                                 are under way
+``ENOBUFS``, ``ENOMEM``          tried again after 50 ms, as is a lack of descriptors (`sbus.seqpacket.payload_sender`)
 ``EPIPE``, ``ECONNRESET``        the peer has left: the queue is discarded at once; reading goes on to the end of file
 any other error                  unforeseen: it is logged, and closes the connection
 ===============================  ==================================================================================
@@ -68,8 +67,8 @@ __all__ = ["MEMORY_RETRY", "NO_MEMORY", "SendingHalf"]
 
 MEMORY_RETRY: Final = 0.05
 """Seconds until the next attempt to send or to read, after the kernel had no memory."""
-NO_MEMORY: Final = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
-"""The errors of a kernel that has no memory now, or too many descriptors of this user under way."""
+NO_MEMORY: Final = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE)
+"""The errors of a kernel that has no memory now, no descriptor, or too many of this user under way."""
 _ROUNDS_PER_FLUSH: Final = range(16)
 """Batches written in one flush at most."""
 _ONE_ROUND: Final = range(1)

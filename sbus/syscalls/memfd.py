@@ -16,13 +16,14 @@ import mmap
 import os
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Self
 
-from sbus.protocol.bundles import unbundle
-from sbus.protocol.packets import FMSG
+from sbus.protocol.bundles import pack, unbundle
+from sbus.protocol.packets import FMSG, build_range
 
-__all__ = ["SEALS", "Attached", "Memfd"]
+__all__ = ["SEALS", "Attached", "InMemory", "Memfd", "join"]
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 """The seals of memory that nobody can change any more."""
@@ -31,6 +32,8 @@ _NOEXEC_SEAL = 8
 _FMSG = FMSG + b" "
 _BLOCK = 512
 """Bytes in a block of stat(2)."""
+_MOST_JOINED = 1024
+"""Messages looked at for one bundle: about as many as fit one."""
 
 
 class Memfd:
@@ -166,3 +169,58 @@ class Attached(bytes):
         part = type(self)(packet)
         part.__dict__ = self.__dict__  # what one of them learns of the memory, all know
         return part
+
+
+class InMemory(bytes):
+    """A message whose payload is in sealed memory, as an end sends it: these bytes are its packet up to the payload.
+
+    So its key is found where it always is. Its length is that of the message with its payload, so queues and limits
+    need not know what it is.
+
+    :ivar memfd: the memory.
+    :ivar offset: the first byte of the payload in it.
+    :ivar length: the bytes of the payload.
+    :ivar packet: the ``FMSG`` that goes with the descriptor.
+    """
+
+    __slots__ = ()  # two subclasses of bytes with attributes have no common subclass, so only those of this one have
+
+    memfd: Memfd
+    offset: int
+    length: int
+    packet: bytes
+
+    @classmethod
+    def of(cls, key: bytes, memfd: Memfd, offset: int, length: int) -> Self:
+        """Return a message."""
+        message = cls(b"MSG %b\0" % key)
+        packet = build_range(key, offset, length)
+        message.__dict__.update(memfd=memfd, offset=offset, length=length, packet=packet)
+        return message
+
+    def __len__(self) -> int:
+        return bytes.__len__(self) + self.length
+
+    def plain(self) -> bytes:
+        """Return the message with a copy of its payload.
+
+        :raises OSError: as pread(2).
+        """
+        return b"%b%b" % (bytes(self), self.memfd.read(self.offset, self.length))
+
+
+def join(messages: Sequence[bytes], at: int, limit: int) -> tuple[bytes, int]:
+    """Return the packet that sends the message in memory at an index, and those behind it in the same memory.
+
+    :param limit: bytes in a bundle; 0 if a packet has one message.
+    :returns: the packet, and the number of messages in it.
+    """
+    first = messages[at]
+    assert isinstance(first, InMemory)
+    same = []
+    for message in islice(messages, at, at + _MOST_JOINED if limit else at + 1):
+        if not isinstance(message, InMemory) or message.memfd is not first.memfd:
+            break
+        same.append(message.packet)
+    (packet, *_), (count, *_) = pack(same, limit, 1)
+    return packet, count

@@ -9,19 +9,15 @@ import numpy as np
 import sbus
 
 SHAPE = (1080, 1920, 3)
-SIZE = 1080 * 1920 * 3
 
 
 def film(address: str, frames: int) -> None:
-    """Make each frame in memory that the viewers can read."""
+    """Publish each frame from the same array."""
+    frame = np.empty(SHAPE, np.uint8)
     with sbus.connect(address, payloads=True) as bus:
         for number in range(frames):
-            with bus.payloads() as batch:
-                view = batch.allocate(SIZE)
-                frame = np.frombuffer(view, np.uint8).reshape(SHAPE)
-                frame[:] = number  # here the driver of a camera writes its picture
-                batch.publish("camera/front", view)
-                del frame  # as long as it is there, the memory cannot be sealed
+            frame[:] = number  # here the driver of a camera writes its picture
+            bus.publish("camera/front", frame)
         bus.fence()
 
 

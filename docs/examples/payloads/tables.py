@@ -20,7 +20,7 @@ def size_of(table: Any) -> int:
 
 
 def write(table: Any, view: memoryview) -> None:
-    """Write a table into a view; nothing refers to the view when this returns."""
+    """Write a table into a view, as a stream of Arrow."""
     with pa.FixedSizeBufferWriter(pa.py_buffer(view)) as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
 
@@ -48,7 +48,7 @@ async def receive(address: str) -> None:
         for _ in range(2):
             message = await messages.get()
             table = pa.ipc.open_stream(pa.py_buffer(message.payload)).read_all()
-            print(message.key.decode(), table.num_rows, table.column(0).to_numpy().sum(), flush=True)
+            print(message.key.decode(), table.num_rows, table.column(0)[-1], flush=True)
         print("copied:", pa.total_allocated_bytes() - before > 100_000, flush=True)
 
 

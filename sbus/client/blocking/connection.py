@@ -82,11 +82,10 @@ Args = TypeVarTuple("Args")
 
 _BUNDLE_REPLY = build(CMSG, BUNDLE_ON, b"")
 """The beginning of the server's reply to ``bundle/on``."""
-_MESSAGE = MSG + b" "
 _RECEIPT = build(CMSG, LOST, b"")
 _SENDER = build(CMSG, SENDER)
 """The beginning of a sender, and of the answer to ``sender/on``."""
-_MESSAGES = (_MESSAGE, FMSG + b" ")
+_MESSAGES = (MSG + b" ", FMSG + b" ")
 _KEPT = (*_MESSAGES, _RECEIPT, _SENDER, *(build(CMSG, DENIED, verb) for verb in _MESSAGES))
 """The beginnings of packets that stay valid when the connection is lost."""
 _PACKET_OVERHEAD = 512
@@ -112,13 +111,13 @@ class BlockingConnection(ClientApi[Sub]):
         self.core = options.new_core(
             self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
-        self.core.on_settled = self._payloads_settled
         self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
         self._send_some = PayloadSender(self.core, self._payload_dropped).send if options.payloads else send_some
         self._batch = Batch([])  # what was received; a callback that reads on continues it
         self._callback_errors: deque[Exception] = deque()
         self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
-        self._outbox = PayloadOutbox() if options.payloads else Outbox()  # what to send before any message
+        # What to send before any message:
+        self._outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
         self._outbox.extend(self.core.resync_packets())
         self._deadline: float | None = None  # of the round trip under way
         self._limit: float | None = None  # of the block of `limit` under way
@@ -496,10 +495,6 @@ class BlockingConnection(ClientApi[Sub]):
     def _is_unsettled(self) -> bool:
         """Return whether a callback runs before it is known if the new server takes payloads."""
         return self._reconnecting and not self.core.payloads.is_settled
-
-    def _payloads_settled(self) -> None:
-        assert isinstance(self._outbox, PayloadOutbox)
-        self._outbox.settle()
 
     def _payload_dropped(self, error: PacketTooLong) -> None:
         raise error

@@ -46,7 +46,7 @@ def publish(client: ReceivingHalf, packet: bytes, key: bytes, text: bytes) -> bo
     memory = packet.memory
     if memory is None or memory.publisher is not client.user:
         memory = packet.memory = SharedMemory(memfd, client.user)
-    message = PayloadMessage.of(key, memory, offset, length, client.signature)
+    message = PayloadMessage.published(key, memory, offset, length, client.signature)
     delivery = registry.delivery
     if not delivery.has_room_for(message, route, client):
         return False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 from sbus.errors import UsageError
-from sbus.flood import MemoryAccount, QueueLimits
+from sbus.flood import USER_PAYLOADS, MemoryAccount, QueueLimits
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.protocol.patterns import pattern_cost
 from sbus.server.core.listeners import parse_user
@@ -67,7 +67,7 @@ class Limits:
     user_clients_of: Mapping[int, int] = field(default_factory=dict, hash=False)
     user_accepts: int = 200
     user_patterns: int = 32_768
-    user_payloads: int = 64
+    user_payloads: int = USER_PAYLOADS
     max_patterns: int = 16_384
     max_pattern_bytes: int = 1 << 20
     max_match_steps: int = 1024

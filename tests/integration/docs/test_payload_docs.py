@@ -17,7 +17,7 @@ from tests.support.harness import TIMEOUT
 from tests.support.servers import StartBus
 
 FRAMES = "".join(f"(1080, 1920, 3) {number}.0 False\n" for number in range(3))
-TABLES = "tables/hours 24 276\ntables/readings 100000 4999950000\ncopied: False\n"
+TABLES = "tables/hours 24 23\ntables/readings 100000 99999\ncopied: False\n"
 ROLES = {
     "camera": ("numpy", ("watch", "film"), ("3",), f"watching\n{FRAMES}"),
     "tables": ("pyarrow", ("receive", "send"), (), f"waiting\n{TABLES}"),

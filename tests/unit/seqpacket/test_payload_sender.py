@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from sbus.flood import PROGRAM, PayloadMessage, SharedBudget, SharedMemory, User
 from sbus.protocol.bundles import unbundle
 from sbus.seqpacket import payload_sender
 from sbus.seqpacket.payload_sender import MOST
+from sbus.seqpacket.sending import MEMORY_RETRY
 from sbus.syscalls.memfd import Memfd
 from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
 from tests.support.descriptors import descriptors
@@ -30,7 +32,7 @@ def shared(size: int = 100) -> SharedMemory:
 
 def message(number: int, memory: SharedMemory | None = None) -> PayloadMessage:
     """Return a message whose payload has a length of its own."""
-    return PayloadMessage.of(b"k", memory or shared(), 0, number + 1, PROGRAM)
+    return PayloadMessage.published(b"k", memory or shared(), 0, number + 1, PROGRAM)
 
 
 def take(peer: socket.socket) -> bytes | None:
@@ -81,6 +83,28 @@ def test_unread_descriptors_are_bounded(world: World) -> None:
         world.settle()
     assert got == [b"FMSG k\x000 %d" % (number + 1) for number in range(3 * MOST)]
     assert len(transport.queue) == 0
+
+
+def test_server_without_a_free_descriptor_tries_again(world: World) -> None:
+    """The first wait of a server opens a few descriptors; without any, the connection stays, and goes on later."""
+    peer = connect(world)
+    transport = world.transports[0]
+    packets = [message(number) for number in range(3 * MOST)]
+    least_charge.cache_clear()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(set(range(1000)) - set(map(int, descriptors()))), limits[1]))
+    try:
+        for packet in packets:
+            transport.write(packet)
+        world.settle()
+        assert len(transport.queue) == 2 * MOST
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    got = 0
+    while got < len(packets):
+        world.settle()
+        world.reactor.advance(MEMORY_RETRY)
+        got += take(peer) is not None
 
 
 def test_what_is_behind_waits_too(world: World) -> None:
