@@ -1,0 +1,46 @@
+"""Closing what a peer has passed to us, in threads of its own: close(2) can wait for as long as the peer likes.
+
+It waits for a TCP socket with SO_LINGER whose other end does not read, and for the program behind a file of FUSE. A peer
+that passes such a descriptor could stop this process for hours. The kernel closes what nobody has received, too: the
+descriptors for which recvmsg(2) had no room, and those in a socket that is closed unread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+
+__all__ = ["do_elsewhere"]
+
+_MOST = 16
+"""Threads: so many calls may wait for ever before others wait behind them."""
+_calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
+_threads: list[Thread] = []
+os.register_at_fork(after_in_child=_threads.clear)
+
+
+def do_elsewhere(call: Callable[[], object]) -> None:
+    """Call something in a thread that nothing waits for; an `OSError` is ignored.
+
+    It may be called by a destructor.
+    """
+    _calls.put(call)
+    if len(_threads) < _MOST:
+        thread = Thread(target=_work, name="sbus-closer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the kernel has no thread left, or Python ends
+            return
+        _threads.append(thread)
+
+
+def _work() -> None:
+    while True:
+        call = _calls.get()
+        try:
+            call()
+        except OSError:
+            pass
+        del call
