@@ -1,8 +1,8 @@
 """Closing what a peer has passed to us, in threads of its own: close(2) can wait for as long as the peer likes.
 
-It waits for a TCP socket with SO_LINGER whose other end does not read, and for the program behind a file of FUSE. A peer
-that passes such a descriptor could stop this process for hours. The kernel closes what nobody has received, too: the
-descriptors for which recvmsg(2) had no room, and those in a socket that is closed unread.
+It waits for a TCP socket with SO_LINGER whose other end does not read, and for the program behind a file of FUSE. A
+peer that passes such a descriptor could stop this process for hours. The kernel closes what nobody has received, too:
+the descriptors for which recvmsg(2) had no room, and those in a socket that is closed unread.
 """
 
 from __future__ import annotations
