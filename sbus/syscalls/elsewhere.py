@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 
-__all__ = ["do_elsewhere"]
+__all__ = ["do_elsewhere", "is_behind"]
 
 _MOST = 16
 """Threads: so many calls may wait for ever before others wait behind them."""
@@ -34,6 +34,11 @@ def do_elsewhere(call: Callable[[], object]) -> None:
         except RuntimeError:  # the kernel has no thread left, or Python ends
             return
         _threads.append(thread)
+
+
+def is_behind() -> bool:
+    """Return whether calls wait for a thread; what does not take for ever is then better done at once."""
+    return _calls.qsize() > _MOST
 
 
 def _work() -> None:

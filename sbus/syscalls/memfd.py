@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.packets import FMSG
-from sbus.syscalls.elsewhere import do_elsewhere
+from sbus.syscalls.elsewhere import do_elsewhere, is_behind
 
 __all__ = ["SEALS", "Attached", "Memfd"]
 
@@ -127,13 +127,13 @@ class Memfd:
 
     def close(self) -> None:
         """Close the descriptor."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
+        if self._fd >= 0:
             with contextlib.suppress(OSError):
-                self._close(fd)
+                self._close()
+            self._fd = -1
 
-    def _close(self, fd: int) -> None:
-        os.close(fd)
+    def _close(self) -> None:
+        os.close(self._fd)
 
     def __del__(self) -> None:
         self.close()
@@ -147,11 +147,11 @@ class _Received(Memfd):
 
     __slots__ = ()
 
-    def _close(self, fd: int) -> None:
-        if 0 < self._size <= _QUICK:
-            os.close(fd)
+    def _close(self) -> None:
+        if self.fault() is None and (self._size <= _QUICK or is_behind()):
+            os.close(self._fd)
         else:
-            do_elsewhere(partial(os.close, fd))
+            do_elsewhere(partial(os.close, self._fd))
 
 
 class Attached(bytes):

@@ -148,7 +148,7 @@ def test_off_sends_the_bytes(world: World) -> None:
 
 
 @pytest.fixture
-def too_many(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def too_many(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The next errors of the kernel: it has too many descriptors under way."""
     failures = [errno.ETOOMANYREFS]
 
@@ -158,7 +158,7 @@ def too_many(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return send_with(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(payload_sender, "send_with", fail)
-    yield failures
+    return failures
 
 
 def test_too_many_descriptors_under_way(world: World, too_many: list[int]) -> None:
