@@ -69,7 +69,7 @@ from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.sending import MEMORY_RETRY, NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
 from sbus.syscalls.batch import BATCH, PacketReader
-from sbus.syscalls.elsewhere import do_elsewhere
+from sbus.syscalls.elsewhere import do_elsewhere, is_overrun
 from sbus.syscalls.processes import peer_executable
 from sbus.syscalls.sockets import discard_and_close, pass_descriptors, peer_credentials, peer_groups
 
@@ -246,6 +246,8 @@ class PacketTransport(SendingHalf):
 
     def pass_payloads(self, wanted: bool) -> bool:
         """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
+        if wanted and is_overrun():
+            return False
         pass_descriptors(self._sock, wanted)
         self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
         return super().pass_payloads(wanted)

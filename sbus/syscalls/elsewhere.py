@@ -12,10 +12,12 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
 
-__all__ = ["do_elsewhere", "is_behind"]
+__all__ = ["do_elsewhere", "is_behind", "is_overrun"]
 
 _MOST = 16
 """Threads: so many calls may wait for ever before others wait behind them."""
+_MANY = 1024
+"""Calls that wait, each with a descriptor: a peer must not take all that the process may have (20,000 in our units)."""
 _calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
 _threads: list[Thread] = []
 os.register_at_fork(after_in_child=_threads.clear)
@@ -39,6 +41,11 @@ def do_elsewhere(call: Callable[[], object]) -> None:
 def is_behind() -> bool:
     """Return whether calls wait for a thread; what does not take for ever is then better done at once."""
     return _calls.qsize() > _MOST
+
+
+def is_overrun() -> bool:
+    """Return whether so many calls wait that nobody else should be allowed to pass descriptors."""
+    return _calls.qsize() > _MANY
 
 
 def _work() -> None:
