@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 
 from benchmarks.attacks.attack import Attack
@@ -113,6 +114,32 @@ def _cut(me: Attacker) -> None:
             me.count()
 
 
+def _lingering() -> tuple[socket.socket, socket.socket]:
+    """Return a TCP socket whose close takes a minute, and the other end, which does not read."""
+    ours = socket.socket()
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        ours.connect(port.getsockname())
+        theirs, _ = port.accept()
+    ours.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(bytes(_SIZE))
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    return ours, theirs
+
+
+def _linger(me: Attacker) -> None:
+    """Pass sockets that take a minute to close, so that the server is the last to close them."""
+    me.ready()
+    ends = []
+    while me.running():
+        ours, theirs = _lingering()
+        ends.append(theirs)
+        with me.connect(b"CMSG payload/on") as sock, ours:
+            _send(me, sock, _whole(), [ours.fileno()])
+        me.count()
+
+
 def _come_and_go(me: Attacker) -> None:
     """Ask for payloads, get some, and leave without having read them."""
     me.ready()
@@ -126,6 +153,7 @@ def payloads() -> Iterator[Attack]:
     """Return the attacks with large payloads."""
     yield Attack("payload-wrong", "payloads that break each rule in turn", (_wrong,))
     yield Attack("payload-cut", "253 descriptors with each packet", (_cut,))
+    yield Attack("payload-linger", "sockets that take a minute to close, as payloads", (_linger,))
     yield Attack(
         "payload-silent", f"payloads to {_READERS} silent readers of them", (silent(_READERS, *_ASKING), _flood)
     )

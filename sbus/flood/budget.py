@@ -144,14 +144,14 @@ class PayloadShare:
 
     :ivar files: memory files.
     :ivar bytes: the bytes of these.
-    :ivar receivers: the files by the users of their receivers.
+    :ivar receivers: the files and their bytes, by the users of their receivers.
     """
 
     __slots__ = ("__weakref__", "bytes", "files", "receivers")
 
     def __init__(self) -> None:
         self.files = self.bytes = 0
-        self.receivers: dict[UserShare, int] = {}
+        self.receivers: dict[UserShare, tuple[int, int]] = {}
 
 
 class UserShare:

@@ -18,7 +18,7 @@ waits no more       nothing: the hold ends with the last message that refers to 
 ==================  ===================================================================================================
 
 A memory counts once in the files and bytes of its publisher's user, whatever the number of receivers. The receivers of
-one user get a part: (rest + own) / (n + 1) files, where n is the number of users whose receivers hold some. So a
+one user get a part of both: (rest + own) / (n + 1), where n is the number of users whose receivers hold some. So a
 receiver that never reads leaves room for those of all other users.
 
 Rejected: to count descriptors at each way out of a queue. There are a dozen, and CPython counts references already.
@@ -66,15 +66,15 @@ class SharedMemory:
         return hold
 
     def _has_room(self, receiver: UserShare) -> bool:
-        publisher = self.publisher
-        share, budget = publisher.payloads, publisher.budget
-        rest, own = budget.user_payloads - share.files, share.receivers.get(receiver, 0)
-        if not self._holds:
-            size = self.memfd.size
-            # Half of it: what waits for others must leave the user room for messages of its own.
-            if rest < 1 or share.bytes + size > publisher.memory_limit // 2 or not publisher.has_memory(size):
-                return False
-        return not own or own < (rest + own) // (len(share.receivers) + 1)
+        publisher, size = self.publisher, self.memfd.size
+        share = publisher.payloads
+        # Half of it: what waits for others must leave the user room for messages of its own.
+        rest, rest_bytes = publisher.budget.user_payloads - share.files, publisher.memory_limit // 2 - share.bytes
+        if not self._holds and (rest < 1 or size > rest_bytes or not publisher.has_memory(size)):
+            return False
+        own, own_bytes = share.receivers.get(receiver, (0, 0))
+        parts = len(share.receivers) + 1
+        return not own or (own < (rest + own) // parts and own_bytes + size <= (rest_bytes + own_bytes) // parts)
 
     def _charge(self, receiver: UserShare) -> None:
         """Count a hold that begins."""
@@ -85,16 +85,17 @@ class SharedMemory:
             share.bytes += self.memfd.size
             publisher.budget.payload_files += 1
             publisher.charge_memory(self.memfd.size)
-        share.receivers[receiver] = share.receivers.get(receiver, 0) + 1
+        files, size = share.receivers.get(receiver, (0, 0))
+        share.receivers[receiver] = files + 1, size + self.memfd.size
 
     def discharge(self, receiver: UserShare) -> None:
         """Count a hold that has ended."""
         del self._holds[receiver]
         publisher = self.publisher
         share = publisher.payloads
-        left = share.receivers.pop(receiver) - 1
-        if left:
-            share.receivers[receiver] = left
+        files, size = share.receivers.pop(receiver)
+        if files > 1:
+            share.receivers[receiver] = files - 1, size - self.memfd.size
         if not self._holds:
             share.files -= 1
             share.bytes -= self.memfd.size

@@ -13,8 +13,9 @@ what                  how it goes on
 the socket is full    when it is writable, as ever
 `MOST` are unread     when the peer has read some. The socket may be writable all the time, so the multiplexer watches
                       for *changes* (`Multiplexer.watch_reads`)
-``ETOOMANYREFS``      after 50 ms: the server's user has as many descriptors under way as it may open. Also after
-                      ``EMFILE``: the first of such waits opens a few
+``ETOOMANYREFS``      with the bytes, if they fit a packet; else after 50 ms. The server's user has as many
+                      descriptors under way as it may open: those who do not read may hold all of them
+``EMFILE``            after 50 ms: the first of such waits opens a few descriptors
 ====================  ==============================================================================================
 
 The kernel does not say how many descriptors a peer has not read. But it says how much memory its unread packets take
@@ -105,14 +106,22 @@ class PayloadSender:
         if not self.is_wanted:
             if len(message) > self._max_packet:
                 raise OSError(errno.EMSGSIZE, "the payload is longer than a packet")
-            return send_packets(self._sock, [message.plain()])
+            return self._send_plain(message)
         if not self._may_send():
             return 0
         packet, count = join(packets, at, self.bundle_limit)
-        if not self._send_with(packet, message.memfd.fileno()):
-            return 0
+        try:
+            if not self._send_with(packet, message.memfd.fileno()):
+                return 0
+        except OSError as e:
+            if e.errno != errno.ETOOMANYREFS or len(message) > self._max_packet:
+                raise
+            return self._send_plain(message)
         self._in_flight += 1
         return count
+
+    def _send_plain(self, message: PayloadMessage) -> int:
+        return send_packets(self._sock, [message.plain()])
 
     def _send_with(self, packet: bytes, descriptor: int) -> bool:
         try:

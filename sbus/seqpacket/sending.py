@@ -568,6 +568,9 @@ class SendingHalf(Endings):
         """Discard what the peer has sent, a few packets at a time, then close."""
         if self.life is Life.CLOSED:
             return
+        if self._payloads is not None:  # descriptors may have come with it: `_close` has it discarded
+            self._close(self._departure or Failure(error.ConnectionAborted()))
+            return
         limit = min(self._input_limit, _DISCARDED_AT_ONCE)
         self._input_limit -= limit
         if limit and discard_input(self._sock, limit) == limit:

@@ -38,9 +38,11 @@ halves of today share the table of states).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 from twisted.internet import error, main
@@ -67,8 +69,9 @@ from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.sending import MEMORY_RETRY, NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
 from sbus.syscalls.batch import BATCH, PacketReader
+from sbus.syscalls.elsewhere import do_elsewhere, is_overrun
 from sbus.syscalls.processes import peer_executable
-from sbus.syscalls.sockets import pass_descriptors, peer_credentials, peer_groups
+from sbus.syscalls.sockets import discard_and_close, pass_descriptors, peer_credentials, peer_groups
 
 __all__ = ["PacketTransport", "closed"]
 
@@ -243,6 +246,8 @@ class PacketTransport(SendingHalf):
 
     def pass_payloads(self, wanted: bool) -> bool:
         """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
+        if wanted and is_overrun():
+            return False
         pass_descriptors(self._sock, wanted)
         self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
         return super().pass_payloads(wanted)
@@ -458,7 +463,8 @@ class PacketTransport(SendingHalf):
         if self.life is Life.CLOSED:
             return
         self._stop_polling()
-        if self._payloads is not None:
+        may_have_descriptors = self._payloads is not None
+        if may_have_descriptors:
             self._payloads, self._send_batch = None, closed  # which refer to this object
         self.move(Event.CLOSE)
         self._undelivered = None
@@ -476,13 +482,23 @@ class PacketTransport(SendingHalf):
             producer, self._producer = self._producer, None
             self._guarded(producer.stopProducing)
         try:
-            self._sock.close()
+            if may_have_descriptors:
+                self._close_elsewhere()
+            else:
+                self._sock.close()
         except OSError as e:  # the descriptor is gone all the same (close(2))
             self._log.error("{transport} was closed with an error: {why}", transport=self, why=str(e))
         protocol, self.protocol, self._half = self.protocol, None, None
         self._receiver = _NO_RECEIVER  # the protocol refers to the transport
         if protocol is not None:
             protocol.connectionLost(reason)
+
+    def _close_elsewhere(self) -> None:
+        """Close the socket at which descriptors may wait: to close these may take long."""
+        sock = socket.socket(fileno=self._sock.detach())
+        with contextlib.suppress(OSError):  # the peer has left
+            sock.shutdown(socket.SHUT_RDWR)
+        do_elsewhere(partial(discard_and_close, sock, self._input_limit))
 
     # --- addresses ---------------------------------------------------------------------------
 

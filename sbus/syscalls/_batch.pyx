@@ -76,8 +76,10 @@ cdef enum:
     LARGE = 1 << 22
     # Bytes of the beginning of a large message that is split: the verb and a key as long as any in use.
     HEAD = 512
-    # Words of control data in a packet: room for two descriptors, since one too many has to be noticed.
-    CONTROL = 3
+    # Words of control data in a packet: a header of two, and room for all descriptors that can come with it
+    # (SCM_MAX_FD, 253): it may take long to close one, and the kernel closes those without room at once
+    # (`sbus.syscalls.elsewhere`).
+    CONTROL = 129
 
 
 cdef class PacketReader:

@@ -19,8 +19,9 @@ _READ_BYTES = 1 << 20
 """Bytes after which a read ends, if the caller does not say."""
 _LARGE_PART, _LARGE_READ_PART = 64, 8
 """See `sbus.syscalls._batch`."""
-_CONTROL = socket.CMSG_SPACE(2 * array.array("i").itemsize)
-"""Bytes of control data in a packet: room for two descriptors, since one too many has to be noticed."""
+_CONTROL = socket.CMSG_SPACE(253 * array.array("i").itemsize)
+"""Bytes of control data in a packet: room for all descriptors that can come with it (SCM_MAX_FD), since it may take
+long to close one, and the kernel closes those without room at once (`sbus.syscalls.elsewhere`)."""
 _READ_NOW = DONTWAIT | TRUNC
 """Flags of recv(2): return at once, and return the length of the packet, even if it did not fit."""
 _READ_WITH = _READ_NOW | socket.MSG_CMSG_CLOEXEC

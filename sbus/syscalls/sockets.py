@@ -23,6 +23,7 @@ __all__ = [
     "SEND_NOW",
     "TOO_MANY_GROUPS",
     "TRUNC",
+    "discard_and_close",
     "discard_input",
     "grow_send_buffer",
     "is_unix",
@@ -206,6 +207,12 @@ def discard_input(sock: socket.socket, limit: int) -> int:
         except OSError:
             return count
     return limit
+
+
+def discard_and_close(sock: socket.socket, limit: int) -> None:
+    """Discard what waits in a socket, as `discard_input` does, and close it."""
+    discard_input(sock, limit)
+    sock.close()
 
 
 def pass_descriptors(sock: socket.socket, wanted: bool) -> None:

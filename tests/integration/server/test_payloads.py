@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -215,6 +216,38 @@ def test_violations(shared, packet, files):
     assert a.has_ended()
     assert reader.sync() == []
     forgets(shared)
+
+
+def lingering() -> tuple[socket.socket, socket.socket]:
+    """Return a TCP socket whose close takes a minute, and the other end, which does not read."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        ours = socket.create_connection(port.getsockname())
+        theirs, _ = port.accept()
+    ours.setblocking(False)
+    try:
+        while True:
+            ours.send(bytes(1 << 20))
+    except BlockingIOError:
+        pass
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    return ours, theirs
+
+
+@pytest.mark.parametrize(
+    ("packets", "copies"), [(1, 1), (1, 253), (5, 1)], ids=["alone", "all that fit", "behind a violation"]
+)
+def test_what_takes_long_to_close_stops_nobody(shared, packets, copies):
+    """A descriptor whose close waits is closed elsewhere, wherever it was: the bus answers others at once."""
+    hostile, other = asking(shared, user=OTHER_USER), shared.client()
+    ours, theirs = lingering()
+    with theirs:
+        os.kill(shared.pid, signal.SIGSTOP)
+        for _ in range(packets):
+            socket.send_fds(hostile.sock, [b"FMSG k\x000 1"], [ours.fileno()] * copies)
+        ours.close()
+        os.kill(shared.pid, signal.SIGCONT)
+        assert hostile.has_ended()
+        assert other.sync() == []
 
 
 def test_a_silent_receiver_stops_nobody(shared):

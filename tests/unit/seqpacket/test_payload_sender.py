@@ -171,10 +171,9 @@ def test_off_sends_the_bytes(world: World) -> None:
     assert peer.recv(100) == b"MSG k\0xxx"
 
 
-def test_too_many_descriptors_under_way(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ETOOMANYREFS is nobody's fault: the transport tries again after 50 ms."""
-    peer = connect(world)
-    transport = world.transports[0]
+@pytest.fixture
+def too_many(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The next errors of the kernel: it has too many descriptors under way."""
     failures = [errno.ETOOMANYREFS]
 
     def fail(*args: object) -> bool:
@@ -183,9 +182,27 @@ def test_too_many_descriptors_under_way(world: World, monkeypatch: pytest.Monkey
         return send_with(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(payload_sender, "send_with", fail)
+    return failures
+
+
+def test_too_many_descriptors_under_way(world: World, too_many: list[int]) -> None:
+    """With too many descriptors under way, a payload that fits a packet goes with its bytes: nobody stops it."""
+    peer = connect(world)
+    transport = world.transports[0]
     transport.write(message(0))
+    transport.write(message(1))
+    world.settle()
+    assert peer.recv(100) == b"MSG k\0x"
+    assert take(peer) == b"FMSG k\x000 2"
+
+
+def test_too_many_descriptors_and_no_packet_is_long_enough(world: World, too_many: list[int]) -> None:
+    """ETOOMANYREFS is nobody's fault: the transport tries again after 50 ms."""
+    size = 1 << 20
+    peer = connect(world)
+    world.transports[0].write(PayloadMessage.of(b"k", shared(size), 0, size, PROGRAM))
     world.settle()
     assert take(peer) is None
     world.reactor.rightNow += 0.05
     world.settle()
-    assert take(peer) == b"FMSG k\x000 1"
+    assert take(peer) == b"FMSG k\x000 %d" % size

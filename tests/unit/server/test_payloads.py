@@ -105,13 +105,18 @@ def test_parts_of_receivers() -> None:
 
 
 def test_half_of_the_memory_of_a_user() -> None:
-    """What waits of a user's payloads takes at most half of the memory that the user may hold."""
-    bus = Bus(limits=Limits(user_memory=4 << 20))
-    reader, publisher = asking(bus, b"SUB k", uid=2000), asking(bus)
-    reader.stall()
-    for _ in range(3):
-        publisher.send(fmsg(b"k", b"x" * (900 << 10)))
-    assert (reader.protocol.queue.messages, reader.protocol.queue.lost) == (2, 1)
+    """What waits of a user's payloads takes at most half of the memory that the user may hold.
+
+    The receivers of the first user get half of that, and leave some for those of each other user.
+    """
+    bus = Bus(limits=Limits(user_memory=8 << 20))
+    publisher = asking(bus)
+    for uid, part in ((2000, 2), (3000, 1), (4000, 1), (5000, 0)):
+        reader = asking(bus, b"SUB %d" % uid, uid=uid)
+        reader.stall()
+        for _ in range(3):
+            publisher.send(fmsg(b"%d" % uid, b"x" * (900 << 10)))
+        assert (reader.protocol.queue.messages, reader.protocol.queue.lost) == (part, 3 - part)
 
 
 def test_a_user_who_comes_back_has_the_same_quota() -> None:
