@@ -63,6 +63,6 @@ def test_c_program_reports_a_refused_file(bus: StartBus, directory: Path) -> Non
     program, empty = directory / "client", directory / "empty"
     subprocess.run([COMPILER, "-std=c11", "-o", program, COOKBOOK / "client.c"], check=True)
     empty.touch()
-    command = [program, "file", str(bus().address), "camera/1", empty]
+    command = [str(program), "file", str(bus().address), "camera/1", str(empty)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert (refused.returncode, refused.stderr) == (1, "the bus has closed the connection; its log says why\n")
