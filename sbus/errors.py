@@ -75,7 +75,7 @@ class ViolationReason(enum.Enum):
     BAD_BUNDLE = "a bundle from a client that has not asked for bundles, or with bad framing"
     KEY_NOT_ENDED = "MSG without a NUL after the key"
     PACKET_TOO_LONG = "the packet is longer than the limit"
-    BAD_RANGE = "FMSG without '<offset> <length>', or a range that is not within the memory that came with it"
+    BAD_RANGE = "FMSG without '<offset> <length>', or its range is empty, above --max-payload, or beyond the memory"
     BAD_MEMORY = "a payload's memory is no memfd, lacks the seal SEAL, SHRINK, GROW or WRITE, or has holes"
     BAD_DESCRIPTORS = "the wrong number of descriptors: FMSG, or a bundle with FMSG, needs one; any other packet none"
     DRIPPING = "packets come in tiny pieces: nine in ten reads completed none; send each packet with one call"

@@ -252,7 +252,7 @@ def raw(received: ReceivedMessage) -> bytes:
 
 
 def copied(show: Printer) -> Printer:
-    """Return a printer that also takes messages in memory."""
+    """Return a printer that also takes large messages, whose payloads are views."""
 
     def show_copy(received: ReceivedMessage) -> bytes:
         message = received.message
@@ -279,7 +279,11 @@ def saved(show: Printer, directory: str) -> Printer:
         message = received.message
         key = _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], message.key).decode()
         path = os.path.join(directory, f"{received.number:06}-{key[:_LONGEST_NAME]}")
-        with open(path, "xb") as file:
+        try:
+            file = open(path, "xb")  # noqa: SIM115
+        except FileExistsError as e:
+            raise FileExistsError(e.errno, "File exists: name an empty directory", path) from None
+        with file:
             file.write(message.payload)
         return show(received._replace(message=message._replace(payload=os.fsencode(path))))
 

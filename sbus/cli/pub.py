@@ -116,7 +116,8 @@ def pub(
             batches = ([(key, line)] for line in _lines(stream, bus, deadline))
         else:
             if file is not None or payload == b"-":
-                payload = read_payload(stream, bus, deadline.left)
+                how = "in parts (see --lines)" if payloads else "from a file (--file), or in parts (see --lines)"
+                payload = read_payload(stream, bus, deadline.left, f"publish it {how}")
             message = (key, payload or b"")
             is_alone = rate or len(message[1]) >= MAX_BUNDLE
             batches = _repeated(message, 1 if repeat is None else repeat, 1 if is_alone else _BATCH_MESSAGES)
@@ -179,9 +180,10 @@ def _repeated(
         yield batch[: count - start]
 
 
-def read_payload(stream: BufferedReader, bus: Bus, timeout: float | None) -> bytes:
+def read_payload(stream: BufferedReader, bus: Bus, timeout: float | None, remedy: str) -> bytes:
     """Read a payload to its end.
 
+    :param remedy: what to do with a longer payload, for the error.
     :raises PacketTooLong: if it has more bytes than the server takes.
     """
     payload, limit = b"", bus.core.max_packet
@@ -193,7 +195,7 @@ def read_payload(stream: BufferedReader, bus: Bus, timeout: float | None) -> byt
         if len(payload) > limit:
             _longest_packet(bus, timeout)
             limit = bus.core.longest_payload
-    raise _too_long(f"{name_of(stream)} has more than {limit} bytes", "publish it in parts (see --lines)", limit)
+    raise _too_long(f"{name_of(stream)} has more than {limit} bytes", remedy, limit)
 
 
 def _lines(stream: BufferedReader, bus: Bus, deadline: Deadline) -> Iterator[bytes]:

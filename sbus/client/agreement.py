@@ -23,7 +23,7 @@ class Agreement:
 
     :param is_wanted: whether this client asks for payloads.
     :param on_settled: called once on each connection, when it is known whether the server takes them.
-    :ivar least: bytes of the shortest payload that travels in memory; None if none does.
+    :ivar least: bytes of the shortest payload that travels in sealed memory; None if none does.
     :ivar most: bytes of the longest payload that the server takes.
     :ivar is_settled: whether that is known for this connection.
     """

@@ -162,7 +162,7 @@ class ClientApi(ABC, Generic[Sub]):
         With ``payloads=True`` a large payload, of any type with the buffer interface, is sent in sealed memory.
 
         :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
-        :raises sbus.errors.PacketTooLong: if the message does not fit a packet, or what the server takes in memory.
+        :raises sbus.errors.PacketTooLong: if the message does not fit a packet, or exceeds ``--max-payload``.
         :raises OSError: if the kernel has no memory or descriptor for a large payload.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
@@ -541,7 +541,7 @@ class ClientApi(ABC, Generic[Sub]):
             self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
 
     def _payload_dropped(self, error: PacketTooLong) -> None:
-        """Log a message in memory that waited for a connection, and that the new server does not take."""
+        """Log a large message that has waited for a connection, and that the new server does not take."""
         self._warn(f"a message that waited for a connection was dropped, as the bus now takes no payloads: {error}")
 
     def _warn(self, text: str) -> None:

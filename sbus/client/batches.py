@@ -1,4 +1,4 @@
-"""Batches: several large messages in one memory, which is created, sealed, checked and mapped once.
+"""Batches: several large messages in one memfd, which is created, sealed, checked and mapped once.
 
 Each message is copied into the memory when it is published. The end of the block seals the memory and sends the
 messages; an exception in the block sends nothing.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class PayloadBatch(Generic[T]):
-    """Several messages whose payloads are in one memory; made by the ``payloads`` of a bus.
+    """Several large messages in one memfd; made by the ``payloads`` of a bus.
 
     :param core: the client.
     :param publish: sends the packets of the batch; it is called once.

@@ -19,7 +19,7 @@ The core knows four things:
 * **Who is waiting for a reply.** The server answers questions in order, so the waiters are a queue
   (`sbus.client.questions`). A plain ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too.
 * **What goes beyond the original protocol** (`sbus.client.extensions`), which a server may ignore. Whether large
-  messages travel in memory is decided in `ClientCore.publish`, by their size and the `sbus.client.agreement`.
+  messages travel in sealed memory is decided in `ClientCore.publish`, by their size and the `sbus.client.agreement`.
 
 *The longest packet.* A server whose limit is above that of the original says so in its answer to ``bye/on``
 (`sbus.client.inlet`). A packet that is still longer than the buffer is a loss, as if the server had reported it, at its
@@ -158,14 +158,14 @@ class ClientCore:
     :param sender: ask the server who published each message.
     :param give_up: called with the error if the server does not name senders.
     :param on_truncated: called with each packet that was too long to receive, in its place.
-    :param payloads: ask the server for messages in sealed memory, if the dialect has them.
+    :param payloads: ask the server for large messages, if the dialect has them.
     :param make_room: called with the bytes in the longest packet that may come and may be sent, once that is known.
     :ivar on_name_change: called when the server says that this client's name has changed, after `observe_name`.
     :ivar on_settled: called once on each connection, when it is known whether the server takes payloads.
     :ivar max_packet: bytes in the longest packet that can be sent on this connection.
-    :ivar longest_plain: bytes in the longest packet of a message that surely goes as it is, and not in memory.
+    :ivar longest_plain: bytes in the longest packet of a message that certainly travels in a packet.
     :ivar bundle_limit: bytes in the longest bundle that may be sent; 0 while none may.
-    :ivar payloads: what is agreed about messages in memory.
+    :ivar payloads: the agreement about large messages.
     :ivar extensions: what was asked beyond the original protocol.
     """
 
@@ -223,7 +223,7 @@ class ClientCore:
         """Return the packet that publishes a message.
 
         :raises InvalidKey: if the protocol does not allow the key.
-        :raises PacketTooLong: if the packet exceeds `max_packet`, or the payload what the server takes in memory.
+        :raises PacketTooLong: if the packet exceeds `max_packet`, or the payload the server's limit.
         :raises UsageError: if the payload is not bytes.
         :raises OSError: if the kernel has no memory or descriptor for a large payload.
         """
@@ -277,7 +277,7 @@ class ClientCore:
         return key
 
     def check_size(self, size: int) -> None:
-        """Check the size of a payload that goes into memory.
+        """Check the size of a payload that goes into sealed memory.
 
         :raises PacketTooLong: if it exceeds what the server takes, or if that is not known yet (`may_learn_limit`).
         """
@@ -291,7 +291,7 @@ class ClientCore:
             )
 
     def build_range(self, key: bytes, memory: Memfd, offset: int, length: int) -> bytes:
-        """Return the packet of a message whose payload is in memory; with its bytes, if the server takes no payloads.
+        """Return the packet of a large message; a plain one, if the server takes no payloads.
 
         :raises PacketTooLong: if it exceeds `max_packet`, or what the server takes.
         """

@@ -58,7 +58,7 @@ class Extensions:
     :param give_up: called with the error if the server does not name senders and the client relies on them.
     :param on_denied: called with each denial that no call and no reader gets; None if this client does not ask for any.
     :param refuse: see `Denials`.
-    :param payloads: what is agreed about messages in memory.
+    :param payloads: the agreement about large messages.
     :ivar answered: the names of the extensions that the server has answered for on this connection: ``bye``,
         ``denied``, ``receipts``, ``sender``, ``interest``, ``probe``, ``last`` and others.
     :ivar questions: the replies expected.

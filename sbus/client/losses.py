@@ -46,7 +46,7 @@ GAP = build(CMSG, LOST, b"? ? ? reconnect")
 """The receipt for the time without a connection. The library puts it before the first packets of the next one."""
 
 PAYLOAD = "payload"
-"""The cause of a loss: the memory of a large message did not come, or is not sealed."""
+"""The cause of a loss: the memory of a large message did not arrive, or is not sealed."""
 _MAX_DIGITS = 18
 """Digits of the largest number that is believed."""
 
@@ -60,7 +60,7 @@ class Lost(NamedTuple):
     :ivar bytes: the bytes in their packets.
     :ivar total: messages lost since the connection began, these included.
     :ivar why: the cause, for example ``queue-full`` (see "Receipts" in the protocol); ``reconnect`` for the time
-        without a connection; ``payload`` for a large message whose memory did not come, or is not sealed.
+        without a connection; ``payload`` for a large message whose memory did not arrive, or is not sealed.
     """
 
     messages: int | None

@@ -36,18 +36,18 @@ class PayloadOutbox(Outbox):
         self._agreement = agreement
 
     def take(self, count: int) -> list[bytes]:
-        """Return the next packets, up to the first that is kept back."""
+        """Return the next packets, up to the first that is held back."""
         taken = super().take(count)
         at = -1 if self._agreement.is_settled else find_type(taken, Outgoing, 0)
         return taken if at < 0 else taken[:at]
 
 
 class PayloadSender:
-    """Sends packets, messages in memory among them, as the server takes them.
+    """Sends packets, with large messages in the form that the server takes.
 
-    :param core: knows what the server takes.
-    :param drop: called with the error for a message that waited and does not fit a packet of a server that takes no
-        payloads.
+    :param core: the agreement with the server.
+    :param drop: called with the error for a large message that has waited, if the server takes none and it does not fit
+        a packet.
     """
 
     def __init__(self, core: ClientCore, drop: Callable[[PacketTooLong], object]) -> None:
@@ -57,9 +57,9 @@ class PayloadSender:
     def send(self, sock: socket.socket, packets: list[bytes], bundle_limit: int) -> int:
         """Send what the socket takes, with one system call; see `sbus.client.outbox.send_some`.
 
-        :returns: how many of the packets, from the front, are dealt with; none if the first one is a message in memory
-            and it is not known yet whether the server takes it.
-        :raises OSError: as `send_some`; ETOOMANYREFS if this user has too many descriptors under way.
+        :returns: the number of packets, from the front, that were sent or dropped; 0 if the first one is a large
+            message and the server has not answered yet whether it takes it.
+        :raises OSError: as `send_some`; ETOOMANYREFS if too many descriptors of this user are on their way.
         """
         at = find_type(packets, Outgoing, 0)
         if at:
@@ -85,7 +85,7 @@ class PayloadSender:
                 count = self.send(sock, packets[sent:] if sent else packets, self._core.bundle_limit)
             except OSError:
                 if sent:
-                    break  # the next call finds out
+                    break  # the next call raises it
                 raise
             if not count:
                 break

@@ -1,4 +1,4 @@
-"""Payloads in sealed memory, at a client: the memory, the packets that go with it, and sending and receiving them.
+"""Large messages in a client: the memory to fill, the packets to send, and those that arrive.
 
 Theory of operation
 -------------------
@@ -19,8 +19,8 @@ process (SIGBUS). All messages of a packet share one private map, which their vi
 what arrives                          what the application gets
 ====================================  ========================================================================
 ``FMSG`` with sealed memory           the ``MSG``, its payload a read-only view (`Split`)
-``FMSG`` without memory, or with      a loss in its place, as for a packet that was longer than the buffer
-memory that may not be mapped         (`Missing`): a security module removes descriptors without a word
+``FMSG`` without memory, or with      a loss in its place (`Missing`): a security module of the kernel
+memory that is not safe to map        removes descriptors silently
 a packet of another kind              that packet; the descriptor is closed
 ====================================  ========================================================================
 """
@@ -54,7 +54,7 @@ class Buffer(Protocol):
 def flat(payload: object) -> memoryview:
     """Return the bytes of a buffer as a view; a copy, if they are not contiguous or not of a simple type.
 
-    :raises TypeError: if it is no buffer.
+    :raises TypeError: if it has no buffer interface.
     """
     view = memoryview(payload)  # type: ignore[arg-type]
     try:
@@ -67,9 +67,9 @@ def flat(payload: object) -> memoryview:
 
 
 class Arena:
-    """Memory for several payloads, which is filled and then sealed.
+    """Memory to fill with several payloads, and then to seal.
 
-    :param most: bytes in one memfd, unless one payload alone is longer.
+    :param most: bytes in one memfd, unless a single payload is longer.
     """
 
     def __init__(self, most: int) -> None:
@@ -96,7 +96,7 @@ class Arena:
         return memory, offset
 
     def seal(self) -> None:
-        """Seal all of it.
+        """Seal all memory.
 
         :raises OSError: as fcntl(2).
         """
@@ -112,7 +112,7 @@ class Outgoing(InMemory):
 
 
 class Missing(Truncated):
-    """The place of a message whose memory did not come, or may not be mapped."""
+    """The place of a message whose memory did not arrive, or is not safe to map."""
 
     @classmethod
     def in_place_of(cls, packet: bytes) -> Self:
@@ -150,7 +150,7 @@ def _open(packet: Attached) -> list[bytes]:
 
 
 def _map(packet: Attached) -> memoryview | None:
-    """Return the memory that came with a packet; None if it may not be mapped, or the kernel has no room for a map."""
+    """Return the memory that came with a packet; None if it is not safe to map, or the kernel refuses to map it."""
     if packet.is_cut or len(packet.files) != 1 or packet.files[0].fault() is not None:
         return None
     try:

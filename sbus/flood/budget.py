@@ -108,8 +108,8 @@ class SharedBudget:
     :ivar queues: the number of queues that hold something now.
     :ivar users: the number of users that have a queue now.
     :ivar unreserved: the part of the limit, in bytes, that users who have a queue may take.
-    :ivar user_payloads: memory files of payloads that one user has published and that may wait.
-    :ivar payload_files: memory files of payloads that wait.
+    :ivar user_payloads: memfds with large messages of one publisher's user that may wait.
+    :ivar payload_files: memfds with large messages that wait.
     :ivar memory: the account of memory.
     """
 
@@ -142,7 +142,7 @@ class SharedBudget:
 class PayloadShare:
     """What waits of the payloads that one user has published (`sbus.flood.payloads`).
 
-    :ivar files: memory files.
+    :ivar files: memfds.
     :ivar bytes: the bytes of these.
     :ivar receivers: the files and their bytes, by the users of their receivers.
     """

@@ -10,18 +10,18 @@ The server holds the memory of a message, and a descriptor, as long as the messa
 ==================  ===================================================================================================
 a message           what it holds
 ==================  ===================================================================================================
-is being handled    its memory, until it is sent. A socket that takes it at once makes nothing wait, so a receiver that
-                    reads is never hurt by one that does not
-begins to wait      a `_Hold` of its memory for the receiver's user, if there is room (`PayloadMessage.held`); else
+is being handled    its memfd, until it is sent. Nothing waits if the socket accepts it at once, so a receiver that
+                    does not read never stops one that does
+begins to wait      a `_Hold` of its memfd for the receiver's user, if there is room (`PayloadMessage.held`); else
                     flood control treats the queue as full
-waits no more       nothing: the hold ends with the last message that refers to it
+stops waiting       nothing: the hold ends with the last message that refers to it
 ==================  ===================================================================================================
 
-A memory counts once in the files and bytes of its publisher's user, whatever the number of receivers. The receivers of
-one user get a part of both: (rest + own) / (n + 1), where n is the number of users whose receivers hold some. So a
-receiver that never reads leaves room for those of all other users.
+A memfd counts once for its publisher's user, with its size in bytes, whatever the number of receivers. The receivers of
+one user get at most a part of the memfds and of the bytes: (rest + own) / (n + 1), where n is the number of users whose
+receivers hold some. So a receiver that never reads leaves room for the receivers of all other users.
 
-Rejected: to count descriptors at each way out of a queue. There are a dozen, and CPython counts references already.
+Rejected: counting descriptors at each way out of a queue. There are a dozen, and CPython counts references already.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = ["PayloadMessage", "SharedMemory"]
 
 
 class SharedMemory:
-    """The memory of one payload, or of several that came in one bundle.
+    """A memfd that came with a packet or a bundle, and the holds on it.
 
-    :param memfd: sealed.
-    :param publisher: the user who pays for what waits.
+    :param memfd: the sealed memory.
+    :param publisher: the user for whom it counts while it waits.
     """
 
     __slots__ = ("_holds", "memfd", "publisher")
@@ -51,9 +51,9 @@ class SharedMemory:
         self._holds: dict[UserShare, ref[_Hold]] = {}  # by the users of receivers
 
     def hold(self, receiver: UserShare, is_forced: bool) -> _Hold | None:
-        """Return the hold of this memory for a user's receivers; None without room for it.
+        """Return the hold of this memory for a user's receivers; None if there is no room.
 
-        :param is_forced: take the room even if there is none.
+        :param is_forced: hold it even if there is no room.
         """
         found = self._holds.get(receiver)
         if found is not None:
@@ -68,7 +68,7 @@ class SharedMemory:
     def _has_room(self, receiver: UserShare) -> bool:
         publisher, size = self.publisher, self.memfd.size
         share = publisher.payloads
-        # Half of it: what waits for others must leave the user room for messages of its own.
+        # Half: slow receivers of other users must not take all of the publisher's memory.
         rest, rest_bytes = publisher.budget.user_payloads - share.files, publisher.memory_limit // 2 - share.bytes
         if not self._holds and (rest < 1 or size > rest_bytes or not publisher.has_memory(size)):
             return False
@@ -77,7 +77,7 @@ class SharedMemory:
         return not own or (own < (rest + own) // parts and own_bytes + size <= (rest_bytes + own_bytes) // parts)
 
     def _charge(self, receiver: UserShare) -> None:
-        """Count a hold that begins."""
+        """Count a new hold."""
         publisher = self.publisher
         share = publisher.payloads
         if not self._holds:
@@ -89,7 +89,7 @@ class SharedMemory:
         share.receivers[receiver] = files + 1, size + self.memfd.size
 
     def discharge(self, receiver: UserShare) -> None:
-        """Count a hold that has ended."""
+        """Stop counting a hold."""
         del self._holds[receiver]
         publisher = self.publisher
         share = publisher.payloads
@@ -104,7 +104,7 @@ class SharedMemory:
 
 
 class _Hold:
-    """Memory that waits for the receivers of one user; it ends with the last reference."""
+    """The claim of one user's receivers on a memory; it ends with the last reference."""
 
     __slots__ = ("__weakref__", "_memory", "_receiver")
 
@@ -137,9 +137,9 @@ class PayloadMessage(InMemory, Signed):
         return message
 
     def held(self, receiver: UserShare, is_forced: bool = False) -> Self | None:
-        """Return this message as it waits for a receiver of a user; None without room for it.
+        """Return this message with a hold for a user's receivers; None if there is no room.
 
-        :param is_forced: also without room.
+        :param is_forced: hold it even if there is no room.
         """
         hold = self.memory.hold(receiver, is_forced)
         if hold is None or hold is self.hold:

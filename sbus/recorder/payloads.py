@@ -1,9 +1,9 @@
-"""Payloads in sealed memory: noted in the event loop, read by the journal's thread.
+"""Large messages: noted in the event loop, read by the journal's thread.
 
-A large payload (``payload/on``) does not pass through the event loop. A packet comes with its key, and with the
-descriptor of the memory, and becomes a `Payload`, a batch of one row. The thread maps the memory, and writes the
-payload as an ordinary message; if it is longer than ``max_payload``, it writes the length and the SHA-256. Hashing and
-writing release the interpreter's lock, so the loop receives messages meanwhile, however long the payload is.
+The payload of a large message does not pass through the event loop. The loop makes a `Payload`, a batch of one row, of
+the packet and the descriptor of the memory. The thread maps the memory and writes the payload as an ordinary message;
+if it is longer than ``max_payload``, the thread writes the length and the SHA-256. Hashing and writing release the
+interpreter's lock, so the loop goes on receiving.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from sbus.syscalls.memfd import Attached, Memfd
 __all__ = ["MAX_HELD", "Payload", "UnusablePayload", "find_memory", "is_payload"]
 
 MAX_HELD = 256
-"""Descriptors that wait for the disk at most; a process may have 1,024 by default (RLIMIT_NOFILE)."""
+"""Most descriptors that wait for the disk; a process may open 1,024 files by default (RLIMIT_NOFILE)."""
 _OFFSETS = struct.Struct("=ii")
 _PREFIX = FMSG + b" "
 
 
 class UnusablePayload(Exception):
-    """The bus sent a payload that cannot be recorded."""
+    """The bus sent a large message that cannot be recorded."""
 
 
 def is_payload(packet: bytes) -> bool:
-    """Return whether a packet is a message with its payload in sealed memory."""
+    """Return whether a packet is a large message."""
     return packet.startswith(_PREFIX)
 
 
@@ -54,14 +54,14 @@ def find_memory(packet: bytes) -> Memfd:
 
 
 class Payload:
-    """A message whose payload is in sealed memory; see `sbus.recorder.buffer.Batch`.
+    """A large message as a batch of one row; see `sbus.recorder.buffer.Batch`.
 
     :param packet: the ``FMSG``.
-    :param memory: what came with it.
+    :param memory: the memory that came with it.
     :param time: when it arrived, in µs since the epoch.
     :param sender: its publisher, in the bus's text form; empty if it is not known.
-    :param max_payload: the bytes in the longest payload to keep.
-    :param least: the bytes of memory that it counts as, at least.
+    :param max_payload: bytes in the longest payload to keep.
+    :param least: the fewest bytes that it counts as.
     :raises UnusablePayload: if the packet is malformed.
     """
 

@@ -1,16 +1,16 @@
-"""Sending payloads: packets with a descriptor, and how many of them a peer may leave unread.
+"""Sending packets with descriptors, and bounding the descriptors that a peer leaves unread.
 
 Theory of operation
 -------------------
 
-A `PayloadSender` takes the place of `sbus.syscalls.batch.send_packets` in the transport of a peer that has asked for
-payloads. It sends each `sbus.flood.PayloadMessage` as an ``FMSG`` with its descriptor, and what is between two of them
-as ever. A batch ends early for three reasons, which look like a full socket: the queue keeps the rest.
+In the transport of a peer that has asked for payloads, a `PayloadSender` replaces `sbus.syscalls.batch.send_packets`.
+It sends each `sbus.flood.PayloadMessage` as an ``FMSG`` with its descriptor, and all other packets as usual. A batch
+can end early for three reasons. To the queue each looks like a full socket, so it keeps the rest.
 
 ====================  ==============================================================================================
-what                  how it goes on
+reason                when sending goes on
 ====================  ==============================================================================================
-the socket is full    when it is writable, as ever
+the socket is full    when it is writable, as usual
 `MOST` are unread     when the peer has read some. The socket may be writable all the time, so the multiplexer watches
                       for *changes* (`Multiplexer.watch_reads`)
 ``ETOOMANYREFS``      with the bytes, if they fit a packet; else after 50 ms. The server's user has as many
@@ -18,9 +18,9 @@ the socket is full    when it is writable, as ever
 ``EMFILE``            after 50 ms: the first of such waits opens a few descriptors
 ====================  ==============================================================================================
 
-The kernel does not say how many descriptors a peer has not read. But it says how much memory its unread packets take
-(SIOCOUTQ), and a packet takes `least_charge` bytes at least. So of the last `MOST` descriptors, the memory divided by
-that is an upper bound. It is asked for once in `MOST` payloads.
+The kernel does not report how many descriptors a peer has not read. It reports the memory of the unread packets
+(SIOCOUTQ), and each packet takes at least `least_charge` bytes. Memory divided by `least_charge` is therefore an upper
+bound. The sender asks for it once in `MOST` descriptors.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
 __all__ = ["MOST", "PayloadSender"]
 
 MOST = 16
-"""Descriptors that a peer may leave unread. Each counts against the server's limit of open files, for all receivers
-together: without a bound, 15 receivers that do not read used up a limit of 20,000 (278 descriptors fit a socket)."""
+"""Descriptors that a peer may leave unread. Those of all receivers together count against the server's limit of open
+files: without a bound, 15 receivers that did not read used up a limit of 20,000 (278 descriptors fit a socket)."""
 _FEW = MOST // 2
-"""Unread descriptors at which to go on: each wait costs several system calls."""
+"""Unread descriptors at which sending goes on: each wait costs several system calls, so it should be worth it."""
 
 
 class PayloadSender:
-    """Sends the packets of one socket, payloads with their descriptors.
+    """Sends the packets of one socket, large messages with their descriptors.
 
     :param max_packet: bytes in the longest plain message.
-    :param fit: makes the send buffer large enough for a packet of some bytes; returns whether it is larger now.
-    :ivar is_wanted: whether the peer takes descriptors; else payloads are sent as plain messages.
-    :ivar bundle_limit: bytes in a bundle of payloads in one memory; 0 for no bundles.
-    :ivar is_waiting: whether it waits for the peer to read.
+    :param fit: raises the send buffer to hold a packet of a size in bytes; returns whether the buffer has grown.
+    :ivar is_wanted: whether the peer takes descriptors; else it gets large messages as plain ones.
+    :ivar bundle_limit: bytes in the longest bundle of large messages in one memfd; 0 for no bundles.
+    :ivar is_waiting: whether the sender waits for the peer to read.
     """
 
     __slots__ = (
@@ -73,13 +73,13 @@ class PayloadSender:
         self._multiplexer = multiplexer
         self._max_packet = max_packet
         self._fit = fit
-        self._in_flight = 0  # at most
+        self._in_flight = 0  # an upper bound
         self.is_wanted = True
         self.bundle_limit = 0
         self.is_waiting = False
 
     def send(self, packets: list[bytes]) -> int:
-        """Send packets, as `sbus.syscalls.batch.send_packets` does; also more than a batch of them."""
+        """Send packets, as `sbus.syscalls.batch.send_packets` does, but not only one batch."""
         sent, total = 0, len(packets)
         while sent < total:
             at = find_type(packets, PayloadMessage, sent)
@@ -96,7 +96,7 @@ class PayloadSender:
         return sent
 
     def _send_payload(self, packets: list[bytes], at: int) -> int:
-        """Send the payload at an index, and with bundles those behind it in the same memory.
+        """Send the large message at an index, and in one bundle those behind it in the same memory.
 
         :returns: the number of messages that were sent.
         :raises OSError: as sendmsg(2), but not EAGAIN; and as `_may_send`.
@@ -142,13 +142,13 @@ class PayloadSender:
                 if not self.is_waiting:
                     self._multiplexer.watch_reads(self._sock.fileno())
                     self.is_waiting = True
-                self._in_flight = MOST  # so that it is looked at again
+                self._in_flight = MOST  # so that the next call asks the kernel again
                 return False
         self.stop_waiting()
         return True
 
     def stop_waiting(self) -> None:
-        """Wait no more for the peer to read."""
+        """Stop waiting for the peer to read."""
         if self.is_waiting:
             self.is_waiting = False
             self._multiplexer.unwatch_reads(self._sock.fileno())

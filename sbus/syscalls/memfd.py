@@ -1,10 +1,10 @@
-"""Sealed memory: a memfd that nobody can change any more, which processes share by its descriptor (memfd_create(2)).
+"""Sealed memory: a memfd (memfd_create(2)) that nobody can change, shared by its descriptor.
 
 A memfd is *sealed* if it has the seals SEAL, SHRINK, GROW and WRITE, so that no process can ever change it or its
-length. The seal FUTURE_WRITE is no substitute: a mapping that is older than it stays writable.
+length. The seal FUTURE_WRITE is no substitute: a mapping older than the seal stays writable.
 
-Sealed memory can still have *holes*, pages that nobody has written. A memfd of 1 TiB without a page costs its maker
-nothing, and each reader that touches it pays for a page, so what has holes is refused.
+Sealed memory can still have *holes*, pages that were never written. A memfd of 1 TiB of holes costs its maker nothing,
+but each page that a reader touches costs memory. So memory with holes is refused.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sbus.syscalls.elsewhere import do_elsewhere, is_behind
 __all__ = ["SEALS", "Attached", "InMemory", "Memfd", "join"]
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""The seals of memory that nobody can change any more."""
+"""The seals that together make memory unchangeable."""
 _NOEXEC_SEAL = 8
-"""MFD_NOEXEC_SEAL: the memory can never be executed. Since Linux 6.3, which warns of a memfd without it."""
+"""MFD_NOEXEC_SEAL: the memory can never be executed. Since Linux 6.3, the kernel warns of a memfd without it."""
 _FMSG = FMSG + b" "
 _BLOCK = 512
 """Bytes in a block of stat(2)."""
@@ -43,9 +43,9 @@ _MOST = 2
 
 
 class Memfd:
-    """An open memfd; the descriptor is closed with the last reference to this object.
+    """An open memfd; the last reference to this object closes the descriptor.
 
-    :param fd: the descriptor, which this object owns from now on.
+    :param fd: the descriptor, which this object then owns.
     """
 
     __slots__ = ("_fault", "_fd", "_size")
@@ -86,7 +86,7 @@ class Memfd:
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
 
     def fault(self) -> str | None:
-        """Return why this is no sealed memory without holes, for people; None if it is. It is looked at once."""
+        """Return in words why this is no sealed memory without holes; None if it is. Only the first call checks."""
         if self._size < 0:
             self._size = 0
             self._fault = self._look()
@@ -119,8 +119,8 @@ class Memfd:
     def map(self) -> mmap.mmap:
         """Map the whole memory, privately and read-only.
 
-        A shared mapping of memory with the seal WRITE is refused by older kernels, even if it is read-only. The map has
-        a descriptor of its own, except with Python 3.13 or later.
+        Older kernels refuse a shared mapping of memory with the seal WRITE, even a read-only one. Up to Python 3.12,
+        the map has a descriptor of its own.
 
         :raises OSError: as mmap(2).
         """
@@ -160,10 +160,9 @@ class _Received(Memfd):
 class Attached(bytes):
     """A packet that came with descriptors.
 
-    :ivar files: what came with it.
-    :ivar is_cut: whether there was more than there was room for, which the kernel has closed; or nothing has arrived of
-        what was sent (an LSM).
-    :ivar memory: what the packet's handler makes of the files; the packets of a bundle share it.
+    :ivar files: the descriptors.
+    :ivar is_cut: whether descriptors are missing: there were more than fit, or a security module removed them.
+    :ivar memory: an object that the packet's handler makes of the files; the packets of a bundle share it.
     """
 
     files: tuple[Memfd, ...]
@@ -172,7 +171,7 @@ class Attached(bytes):
 
     @classmethod
     def of(cls, packet: bytes, descriptors: Iterable[int], is_cut: bool) -> Self:
-        """Return a packet with its descriptors, which it owns from now on; past the second they are closed."""
+        """Return a packet that owns these descriptors; those past the second are closed."""
         attached = cls(packet)
         files = tuple(map(_Received, descriptors))
         attached.files = files[:_MOST]
@@ -180,9 +179,9 @@ class Attached(bytes):
         return attached
 
     def parts(self) -> list[bytes]:
-        """Take a bundle apart that came with one descriptor, or has lost it: each ``FMSG`` in it refers to that.
+        """Take apart a bundle that came with one descriptor, or lost it; each ``FMSG`` in it refers to that one.
 
-        :returns: the packets of the bundle; the packet itself alone if it is no bundle, has bad framing, came with
+        :returns: the packets of the bundle; only the packet itself if it is no bundle, has bad framing, came with
             several descriptors, or has no ``FMSG``.
         """
         is_good = not self.files if self.is_cut else len(self.files) == 1
@@ -193,7 +192,7 @@ class Attached(bytes):
 
     def _with_same(self, packet: bytes) -> Self:
         part = type(self)(packet)
-        part.__dict__ = self.__dict__  # what one of them learns of the memory, all know
+        part.__dict__ = self.__dict__  # so all of them share what the handler makes of the memory
         return part
 
 

@@ -3,7 +3,7 @@
  *   cc -std=c11 -Wall -o client client.c
  *   ./client sub /run/sbus.sock 'sensors/' [COUNT]    print messages, and exit after COUNT of them
  *   ./client pub /run/sbus.sock sensors/door open     publish one message
- *   ./client file /run/sbus.sock camera/1 frame.raw   publish a file in sealed memory, which nobody copies
+ *   ./client file /run/sbus.sock camera/1 frame.raw   publish a file in sealed memory, without copies on the bus
  *   ./client whoami /run/sbus.sock                    print the prefix of our secret keys
  */
 #define _GNU_SOURCE
@@ -98,7 +98,7 @@ static size_t bus_receive(int bus)
 	if (length > 0 && header && header->cmsg_type == SCM_RIGHTS)
 		memcpy(&memory, CMSG_DATA(header), sizeof(memory));
 	if (length == 0) {
-		fprintf(stderr, "the bus has closed the connection\n");
+		fprintf(stderr, "the bus has closed the connection; its log says why\n");
 		exit(1);
 	}
 	packet[length] = '\0';
@@ -117,18 +117,21 @@ static const char *bus_whoami(int bus)
 	return packet + strlen(reply) + 1;
 }
 
-/* Have large messages passed in memory; the reply to whoami shows whether the bus does that. */
+/* Ask for large messages in sealed memory. A bus without them does not answer that, only the whoami behind it. */
 static int bus_takes_payloads(int bus)
 {
+	int takes = 0;
+
 	bus_send(bus, "CMSG", "payload/on", NULL, 0);
 	bus_send(bus, "CMSG", "!/cred/whoami", NULL, 0);
-	do
+	do {
 		bus_receive(bus);
-	while (strcmp(packet, "CMSG payload/on") && strcmp(packet, "CMSG !/cred/whoami"));
-	return !strcmp(packet, "CMSG payload/on");
+		takes |= !strcmp(packet, "CMSG payload/on");
+	} while (strcmp(packet, "CMSG !/cred/whoami")); /* left unread, it would pass for the reply to a later whoami */
+	return takes;
 }
 
-/* Publish a file as one message: copy it into memory, seal that, and send the descriptor. */
+/* Publish a file as one message: copy it into a memfd, seal that, and send its descriptor. */
 static void bus_publish_file(int bus, const char *key, const char *path)
 {
 	int file = open(path, O_RDONLY | O_CLOEXEC), copy = memfd_create(key, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -152,7 +155,7 @@ static void bus_publish_file(int bus, const char *key, const char *path)
 	bus_whoami(bus); /* a bus that refused the message would end the connection */
 }
 
-/* Print the payload of a message whose range of the memory is at `range`. The bus has checked memory and range. */
+/* Print a payload in sealed memory; `range` is its "<offset> <length>". The bus has checked memory and range. */
 static void print_range(const char *range)
 {
 	long long offset, length;
@@ -203,7 +206,7 @@ int main(int argc, char **argv)
 		int bus = bus_connect(argv[2]);
 
 		if (!bus_takes_payloads(bus)) {
-			fprintf(stderr, "the bus takes no payloads in memory: %s\n", argv[2]);
+			fprintf(stderr, "%s: this bus takes no payloads in sealed memory\n", argv[2]);
 			return 1;
 		}
 		bus_publish_file(bus, argv[3], argv[4]);

@@ -135,7 +135,7 @@ class Bus(Session[Subscription]):
         self._pause: defer.Deferred[Any] | None = None  # of `_reconnect_loop`
         self._receive_size = options.receive_size
         self._first_left = 0  # batches that are read into the largest buffers, as in `sbus.client.inlet`
-        self._bundles_itself = False  # the transport cannot: a bundle of messages in memory goes with a descriptor
+        self._bundles_itself = False  # the transport cannot: a bundle of large messages needs a descriptor
         self._end_waiters: list[defer.Deferred[None]] = []
         self._producer: ProducerAdapter | None = None
 

@@ -1,6 +1,6 @@
-"""The checks of a message whose payload is in sealed memory.
+"""Checking a large message that a client publishes.
 
-The server never maps the memory: what is sealed and has no holes can hurt nobody who maps it.
+The server never maps the memory. Memory that is sealed and has no holes is safe to map for every receiver.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["publish"]
 def publish(client: ReceivingHalf, packet: bytes, key: bytes, text: bytes) -> bool:
     """Handle an ``FMSG``.
 
-    :param text: what follows the NUL.
-    :returns: False if the message has to wait for room: it is to be handled again.
-    :raises Violation: if the client may not send it, or its memory or its range is wrong.
+    :param text: the range, which follows the NUL.
+    :returns: False if the message has to wait for room; handle it again later.
+    :raises Violation: if the client has not asked for payloads, may not publish this, or its memory or range is wrong.
     """
     registry = client.registry
     if not client.settings.payloads:

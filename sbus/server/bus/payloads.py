@@ -1,19 +1,19 @@
-"""Payloads in sealed memory: which receiver gets a message how.
+"""Delivering large messages: with a descriptor, as bytes, or not at all.
 
 .. rubric:: Theory of operation
 
-`PayloadPosting.deliver_payload` delivers one message, as `sbus.server.bus.delivery` delivers a run of others:
+`PayloadPosting.deliver_payload` delivers one large message, as `sbus.server.bus.delivery` delivers a run of others:
 
 ======================  ============================================================================================
 a receiver              gets
 ======================  ============================================================================================
-that has asked          the message itself; its transport sends it with the descriptor
-any other, if it fits   the message with the bytes, which are read once for all receivers that get it at once
+that has asked          the message itself, which its transport sends with the descriptor
+any other, if it fits   a plain message; the payload is read once for all receivers that get it now
 any other               a loss, ``too-large``
 ======================  ============================================================================================
 
-A message that goes by mail has an entry of its own, and holds its memory as in a queue (`sbus.flood.payloads`). Without
-room for that, the group loses it.
+A large message that goes by mail has an entry of its own, and holds its memory as in a queue (`sbus.flood.payloads`).
+If there is no room for it, the group loses the message.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["PayloadPosting", "without"]
 
 
 class PayloadPosting(Posting):
-    """Delivers messages whose payload is in sealed memory.
+    """Delivers large messages.
 
     :param max_packet: bytes in the longest plain message.
     """
@@ -69,10 +69,10 @@ class PayloadPosting(Posting):
 
     @abstractmethod
     def _act(self, receiver: Receiver, outcome: Outcome, publisher: Publisher | None) -> None:
-        """Act on what became of messages."""
+        """Act on the outcome for a receiver."""
 
     def _copied(self, packet: bytes) -> int:
-        """Return the bytes that a copy of a message may take."""
+        """Return the bytes that a plain copy of a message takes; without the payload, if it fits no packet."""
         size = len(packet)
         return bytes.__len__(packet) if size > self._max_packet and isinstance(packet, PayloadMessage) else size
 
@@ -108,7 +108,7 @@ class PayloadPosting(Posting):
     def hand_payload(
         self, message: PayloadMessage, receivers: tuple[Receiver, ...], publisher: Publisher | None
     ) -> None:
-        """Put a message into the queues of receivers, each as it has asked for it."""
+        """Put a message into the queues of receivers, in the form that each has asked for."""
         asking: list[Receiver] = []
         others: list[Receiver] = []
         for receiver in receivers:

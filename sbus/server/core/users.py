@@ -120,7 +120,7 @@ class Users:
     :param separator: the byte between two segments of a pattern.
     :param memory: the account of the memory of all users.
     :param shares: the limits of each user; by default those of `Limits`.
-    :param payloads: memory files of payloads that one user has published and that may wait.
+    :param payloads: memfds with large messages of one publisher's user that may wait.
     :ivar shares: the limits of each user.
     :ivar denied: what users were not allowed to do.
     :ivar connections: open connections of all users, those that are about to be refused included.

@@ -54,3 +54,15 @@ def test_c_program_passes_a_large_file(bus: StartBus, spawn: Callable[..., Any],
     subprocess.run([program, "file", address, "camera/1", directory / "large"], check=True, timeout=TIMEOUT)
     assert receiver.wait() == 0
     assert receiver.log.endswith(f"\ncamera/1: {data.decode()}\n")
+
+
+@pytest.mark.skipif(not COMPILER, reason="there is no C compiler")
+def test_c_program_reports_a_refused_file(bus: StartBus, directory: Path) -> None:
+    """The program in C fails if the bus refuses the file, here an empty one."""
+    assert COMPILER
+    program, empty = directory / "client", directory / "empty"
+    subprocess.run([COMPILER, "-std=c11", "-o", program, COOKBOOK / "client.c"], check=True)
+    empty.touch()
+    command = [str(program), "file", str(bus().address), "camera/1", str(empty)]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert (refused.returncode, refused.stderr) == (1, "the bus has closed the connection; its log says why\n")

@@ -85,7 +85,7 @@ def asking(bus: Bus, *patterns: bytes, user: tuple[int, int] | None = None) -> C
 
 
 def open_memory(pid: int) -> int:
-    """Return the number of memory files that a process has open."""
+    """Return the number of memfds that a process has open."""
     found = 0
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
