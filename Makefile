@@ -7,6 +7,7 @@
 # make bench   measure the bus beside others, about 12 minutes   (ARGS="--quick": see benchmarks/README.rst)
 # make bench-clients   measure the clients beside redis-py, nats-py and pyzmq, about five minutes
 # make bench-micro   time single steps, and report which have become slower
+# make bench-payloads   measure large messages beside zenoh and iceoryx2, about three minutes
 # make bench-attacks   attack the bus as one user and measure another user's clients, about 15 minutes, as root
 # make web     build the page of `sbus web` into sbus/web/static (needs the npm registry)
 # make test-web   test the page in Chromium, against a real bus, about a minute
@@ -30,7 +31,7 @@ sources := Makefile pyproject.toml setup.py tools/setup-venv tools/can-compile \
 	$(wildcard sbus/*.p[xy][xd] sbus/*/*.p[xy][xd] sbus/*/*/*.p[xy][xd])
 
 .NOTPARALLEL:
-.PHONY: help run test test-all web test-web coverage lint format bench bench-clients bench-micro bench-attacks docs dist setup clean
+.PHONY: help run test test-all web test-web coverage lint format bench bench-clients bench-micro bench-payloads bench-attacks docs dist setup clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -115,6 +116,9 @@ bench-clients: $(ready)-bench
 
 bench-micro: $(ready)-bench
 	.venv/bin/python benchmarks/micro/compare.py $(ARGS)
+
+bench-payloads: $(ready)-bench-payloads
+	.venv/bin/python benchmarks/payloads.py $(ARGS)
 
 bench-attacks: $(ready)-bench
 	.venv/bin/python -m benchmarks.attacks $(ARGS)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +34,7 @@ from benchmarks.report import Table, thousands, two  # noqa: E402
 from benchmarks.servers import SERVERS, Failed, Server, Workshop, running, twistd  # noqa: E402
 from sbus.syscalls.polling import is_readable  # noqa: E402
 
-__all__ = ["main", "table"]
+__all__ = ["await_true", "cpu_seconds", "main", "read_line", "started", "table"]
 
 COMMITTED = ROOT / "docs" / "performance"
 PASSING = ROOT / "build" / "benchmarks"
@@ -153,18 +153,18 @@ def _run(workshop: Workshop, name: str, seconds: float) -> Record:
         with running(workshop, _SERVERS[program.server]) as server:
             _await_server(program, server.address)
             with (
-                _end(name, "receive", server.address, seconds) as receiver,
-                _end(name, "publish", server.address, seconds) as publisher,
+                started(sys.executable, PROGRAM, name, "receive", server.address, seconds) as receiver,
+                started(sys.executable, PROGRAM, name, "publish", server.address, seconds) as publisher,
             ):
-                if _line(receiver) != "ready":
+                if read_line(receiver) != "ready":
                     raise Failed("the receiver does not begin with 'ready'")
-                server_cpu = _cpu(server.pid)
+                server_cpu = cpu_seconds(server.pid)
                 assert publisher.stdin is not None
                 publisher.stdin.write(b"go\n")
                 publisher.stdin.flush()
-                received = json.loads(_line(receiver))
-                server_cpu = _cpu(server.pid) - server_cpu
-                published = json.loads(_line(publisher))
+                received = json.loads(read_line(receiver))
+                server_cpu = cpu_seconds(server.pid) - server_cpu
+                published = json.loads(read_line(publisher))
     except Failed as e:
         return {"error": str(e)}
     count = received["received"]
@@ -183,10 +183,18 @@ def _run(workshop: Workshop, name: str, seconds: float) -> Record:
 def _await_server(program: Program, address: str) -> None:
     """Wait until a server's socket exists in the file system; other clients wait themselves."""
     path = {"sbus": address, "redis": address, "zmq-proxy": f"{address}.out"}.get(program.server)
+    await_true(lambda: _accepts(int(address)) if path is None else os.path.exists(path))
+
+
+def await_true(has_begun: Callable[[], bool]) -> None:
+    """Wait until a server listens.
+
+    :raises Failed: if it does not begin.
+    """
     deadline = time.monotonic() + _PATIENCE
-    while not (_accepts(int(address)) if path is None else os.path.exists(path)):
+    while not has_begun():
         if time.monotonic() > deadline:
-            raise Failed(f"{program.server} has not begun to listen")
+            raise Failed("the server has not begun to listen")
         time.sleep(0.01)
 
 
@@ -199,12 +207,9 @@ def _accepts(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def _end(name: str, role: str, address: str, seconds: float) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), name, role, address, str(seconds)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+def started(*command: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Run one of the two ends, and kill it in the end."""
+    process = subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield process
     finally:
@@ -212,7 +217,7 @@ def _end(name: str, role: str, address: str, seconds: float) -> Iterator[subproc
         process.communicate()
 
 
-def _line(process: subprocess.Popen[bytes]) -> str:
+def read_line(process: subprocess.Popen[bytes]) -> str:
     """Return the next line that a program prints.
 
     :raises Failed: if it says nothing.
@@ -226,7 +231,7 @@ def _line(process: subprocess.Popen[bytes]) -> str:
     return line
 
 
-def _cpu(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Return the CPU time of all threads of a process, in seconds (``clock_getcpuclockid``)."""
     seconds: float = time.clock_gettime(~pid << 3 | 2)
     return seconds

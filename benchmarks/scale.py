@@ -193,7 +193,7 @@ def check_lake(lake: Path, rows: int) -> None:
 
 def report(lake: Path, last: str, messages: int | None = None) -> Stage:
     page = lake.parent / "report.html"
-    stage, text = command("spark", "report", f"--lake={lake}", f"--last={last}", f"--output={page}")
+    stage, text = command("report", f"--lake={lake}", f"--last={last}", f"--output={page}")
     found = re.search(r"([\d,]+) messages? of", text)
     if messages is not None:
         expect("messages in the report", found and int(found[1].replace(",", "")), messages)

@@ -77,7 +77,7 @@ class ViolationReason(enum.Enum):
     BAD_BUNDLE = "a bundle from a client that has not asked for bundles, or with bad framing"
     KEY_NOT_ENDED = "MSG without a NUL after the key"
     PACKET_TOO_LONG = "the packet is longer than the limit"
-    BAD_RANGE = "FMSG without '<offset> <length>', or a range that is not within the memory that came with it"
+    BAD_RANGE = "FMSG without '<offset> <length>', or its range is empty, above --max-payload, or beyond the memory"
     BAD_MEMORY = "a payload's memory is no memfd, lacks the seal SEAL, SHRINK, GROW or WRITE, or has holes"
     BAD_DESCRIPTORS = "the wrong number of descriptors: FMSG, or a bundle with FMSG, needs one; any other packet none"
     DRIPPING = "packets come in tiny pieces: nine in ten reads completed none; send each packet with one call"
@@ -280,7 +280,7 @@ class NotAllowed(SbusError):
 
     The text names the rule and the remedy.
 
-    :ivar verb: ``b"MSG"`` for a message, ``b"SUB"`` for a subscription.
+    :ivar verb: ``b"MSG"`` for a message, ``b"FMSG"`` for one in sealed memory, ``b"SUB"`` for a subscription.
     :ivar key: the key or pattern; of a long one the first 1,024 bytes.
     :ivar rule: the name of the policy's rule; ``default`` or ``closed`` if no rule allows it, ``secret`` for a secret
         key of another client, ``credentials`` if a plug-in of the server refuses it.
@@ -295,7 +295,8 @@ class NotAllowed(SbusError):
     def __str__(self) -> str:
         verb = "subscribe to" if self.verb == b"SUB" else "publish"
         key = repr(self.key.decode("utf-8", "backslashreplace"))
-        what = f"this client may not {verb} {key}"
+        how = " with its payload in sealed memory" if self.verb == b"FMSG" else ""
+        what = f"this client may not {verb} {key}{how}"
         if self.rule == "secret":
             return f"{what}: only the client with that name may, and no policy changes that (rule: secret); see whoami"
         ask = "ask the administrator of the bus"

@@ -16,6 +16,7 @@ from benchmarks.attacks.attack import ALL, Attack, Part
 from benchmarks.attacks.attacker import LARGEST_PACKET, WHOAMI, Attacker, bundle, filled, receive, receive_now
 from benchmarks.attacks.crowds import crowds
 from benchmarks.attacks.links import links
+from benchmarks.attacks.payloads import payloads
 from benchmarks.attacks.readers import EVERYTHING, draining, flood, silent
 from benchmarks.attacks.server import POLICY
 
@@ -541,5 +542,5 @@ def _with_all(attacks: list[Attack]) -> dict[str, Attack]:
     return {attack.name: attack for attack in (*attacks, everything)}
 
 
-ATTACKS = _with_all([*_catalogue(), *crowds(), *links()])
+ATTACKS = _with_all([*_catalogue(), *payloads(), *crowds(), *links()])
 """Every attack by its name; the last is all at once."""

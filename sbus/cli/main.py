@@ -53,7 +53,10 @@ _MODULES = {
     "monitor": "sbus.cli.admin.monitor",
     "web": "sbus.cli.web",
     "journal": "sbus.cli.journal",
+    "archive": "sbus.cli.archive",
     "lake": "sbus.cli.lake",
+    "report": "sbus.cli.report",
+    "replay": "sbus.cli.replay",
     "spark": "sbus.cli.spark",
 }
 

@@ -27,6 +27,7 @@ __all__ = [
     "ReceivedMessage",
     "as_json",
     "as_text",
+    "copied",
     "custom",
     "is_gap",
     "json_fields",
@@ -34,6 +35,7 @@ __all__ = [
     "lost_text",
     "message_options",
     "raw",
+    "saved",
     "sender_fields",
 ]
 
@@ -247,6 +249,45 @@ def _for_json(data: bytes) -> tuple[str, str]:
 def raw(received: ReceivedMessage) -> bytes:
     """Return the payload, byte for byte, with nothing before or after it."""
     return received.message.payload
+
+
+def copied(show: Printer) -> Printer:
+    """Return a printer that also takes large messages, whose payloads are views."""
+
+    def show_copy(received: ReceivedMessage) -> bytes:
+        message = received.message
+        if type(message.payload) is not bytes:
+            received = received._replace(message=message._replace(payload=bytes(message.payload)))
+        return show(received)
+
+    return show_copy
+
+
+_UNSAFE = re.compile(rb"[^A-Za-z0-9._-]")
+_LONGEST_NAME = 200
+"""Bytes of an escaped key in the name of a file, which has 255 at most (NAME_MAX)."""
+
+
+def saved(show: Printer, directory: str) -> Printer:
+    """Return a printer that writes each payload to a new file, and prints the name of the file in its place.
+
+    :raises OSError: as mkdir(2); the printer raises it as open(2) and write(2), if the file exists too.
+    """
+    os.makedirs(directory, exist_ok=True)
+
+    def save(received: ReceivedMessage) -> bytes:
+        message = received.message
+        key = _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], message.key).decode()
+        path = os.path.join(directory, f"{received.number:06}-{key[:_LONGEST_NAME]}")
+        try:
+            file = open(path, "xb")  # noqa: SIM115
+        except FileExistsError as e:
+            raise FileExistsError(e.errno, "File exists: name an empty directory", path) from None
+        with file:
+            file.write(message.payload)
+        return show(received._replace(message=message._replace(payload=os.fsencode(path))))
+
+    return save
 
 
 def _directives() -> dict[str, Printer]:

@@ -21,6 +21,7 @@ from sbus.cli.streams import name_of, open_input
 from sbus.cli.types import BYTES, RATE, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, UsageError, ViolationReason
+from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["pub", "read_payload"]
@@ -82,8 +83,9 @@ def pub(
 ) -> None:
     """Publish PAYLOAD under KEY.
 
-    Without PAYLOAD the message is empty; '-' reads it from standard input. The command exits
-    when the server has handled every message.
+    Without PAYLOAD the message is empty; '-' reads it from standard input. A FILE may be longer
+    than a packet, if the server takes large messages. The command exits when the server has
+    handled every message.
     """
     if payload is not None and file is not None:
         raise click.UsageError("PAYLOAD and --file exclude each other.")
@@ -101,7 +103,8 @@ def pub(
         raise click.UsageError("--if-subscribed and --wait need KEY, and --json-lines has none.")
     deadline = Deadline(timeout, "publishing")
     stream = open_input(file, deadline)
-    with target.connect_by(deadline) as bus, deadline.applied(), bus.limit(deadline.left):
+    payloads = file is not None and not lines and not json_lines
+    with target.connect_by(deadline, payloads=payloads) as bus, deadline.applied(), bus.limit(deadline.left):
         if if_subscribed and key is not None and not bus.has_subscribers(key, deadline.left):
             raise Nothing(f"nothing was published: nobody subscribes to {escape(key)}")
         if wait and key is not None:
@@ -113,9 +116,11 @@ def pub(
             batches = ([(key, line)] for line in _lines(stream, bus, deadline))
         else:
             if file is not None or payload == b"-":
-                payload = read_payload(stream, bus, deadline.left)
+                how = "in parts (see --lines)" if payloads else "from a file (--file), or in parts (see --lines)"
+                payload = read_payload(stream, bus, deadline.left, f"publish it {how}")
             message = (key, payload or b"")
-            batches = _repeated(message, 1 if repeat is None else repeat, 1 if rate else _BATCH_MESSAGES)
+            is_alone = rate or len(message[1]) >= MAX_BUNDLE
+            batches = _repeated(message, 1 if repeat is None else repeat, 1 if is_alone else _BATCH_MESSAGES)
         limiter = _RateLimiter(bus, rate, deadline)
         for messages in batches:
             limiter.wait()
@@ -175,10 +180,11 @@ def _repeated(
         yield batch[: count - start]
 
 
-def read_payload(stream: BufferedReader, bus: Bus, timeout: float | None) -> bytes:
+def read_payload(stream: BufferedReader, bus: Bus, timeout: float | None, remedy: str) -> bytes:
     """Read a payload to its end.
 
-    :raises PacketTooLong: if it has more bytes than a packet.
+    :param remedy: what to do with a longer payload, for the error.
+    :raises PacketTooLong: if it has more bytes than the server takes.
     """
     payload, limit = b"", bus.core.max_packet
     while len(payload) <= limit:
@@ -187,8 +193,9 @@ def read_payload(stream: BufferedReader, bus: Bus, timeout: float | None) -> byt
             return payload
         payload += more
         if len(payload) > limit:
-            limit = _longest_packet(bus, timeout)
-    raise _too_long(f"{name_of(stream)} has more than {limit} bytes", "publish it in parts (see --lines)", limit)
+            _longest_packet(bus, timeout)
+            limit = bus.core.longest_payload
+    raise _too_long(f"{name_of(stream)} has more than {limit} bytes", remedy, limit)
 
 
 def _lines(stream: BufferedReader, bus: Bus, deadline: Deadline) -> Iterator[bytes]:
@@ -215,8 +222,10 @@ def _longest_packet(bus: Bus, timeout: float | None) -> int:
 
 
 def _too_long(fact: str, remedy: str, limit: int) -> PacketTooLong:
-    if limit < LONGEST_PACKET:  # beyond, no bus delivers it
+    if limit < LONGEST_PACKET:  # beyond, no bus delivers it in a packet
         remedy += ", or have the operator raise the limit of the bus (--max-packet)"
+    elif limit > LONGEST_PACKET:
+        remedy += ", or have the operator raise the limit of the bus (--max-payload)"
     return PacketTooLong(f"{ViolationReason.PACKET_TOO_LONG.value}: {fact}; {remedy}")
 
 

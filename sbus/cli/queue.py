@@ -80,7 +80,8 @@ def put(target: Target, name: str, key: bytes, payload: bytes | None, file: Any,
         raise click.UsageError("PAYLOAD and --file exclude each other.")
     with target.connect(timeout=timeout) as bus:
         if file is not None or payload == b"-":
-            payload = read_payload(open_input(file, Deadline(None)), bus, timeout)
+            remedy = "put it into a file, and the file's path into the job"
+            payload = read_payload(open_input(file, Deadline(None)), bus, timeout, remedy)
         how["delay"] = how["delay"] or 0.0
         click.echo(bus.enqueue(name, key, payload or b"", timeout=timeout, **how))
 

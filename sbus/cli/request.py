@@ -52,7 +52,7 @@ def request(target: Target, key: bytes, payload: bytes | None, file: BinaryIO | 
         raise click.UsageError("PAYLOAD and --file exclude each other.")
     with target.connect(timeout=timeout) as bus:
         if file is not None or payload == b"-":
-            payload = read_payload(open_input(file, Deadline(None)), bus, timeout)
+            payload = read_payload(open_input(file, Deadline(None)), bus, timeout, "send it in parts")
         answer = bus.request(key, payload or b"", timeout)
     output = sys.stdout.buffer
     output.write(answer)

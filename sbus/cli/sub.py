@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import click
 
 from sbus.cli.deadline import Deadline, wait_readable
-from sbus.cli.messages import FORMAT_HELP, MessageFormat, Printer, ReceivedMessage, message_options
+from sbus.cli.messages import FORMAT_HELP, MessageFormat, Printer, ReceivedMessage, copied, message_options, saved
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import escape, pluralize
 from sbus.cli.types import BYTES, COUNT, SECONDS
@@ -38,10 +38,17 @@ Examples:
   sbus sub --format '%t %s bytes under %k' ''
   sbus sub --last --receipts 'state/'
   sbus sub --sender 'pump/'
+  sbus sub --save pictures 'camera/'
 """,
 )
 @click.argument("patterns", type=BYTES, nargs=-1, required=True, metavar="PATTERN...")
 @message_options(noun="message", moment="arrival time")
+@click.option(
+    "--save",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Write each payload to a file in DIR, and print the file's name in its place.",
+)
 @click.option("--count", "-n", type=COUNT, metavar="N", help="Exit after N messages.")
 @click.option("--timeout", "-t", type=SECONDS, metavar="SECONDS", help="Exit after SECONDS, with status 124.")
 @click.option(
@@ -70,6 +77,7 @@ def sub(
     target: Target,
     patterns: tuple[bytes, ...],
     message_format: MessageFormat,
+    save: str | None,
     count: int | None,
     timeout: float | None,
     soft: SoftChoice | None,
@@ -88,9 +96,15 @@ def sub(
 
     Each line has the key, a space and the payload. Control characters are escaped, and a space in
     the key is printed as \\x20. With --sender, the name of its publisher and a space precede it.
+
+    With --save, the name of a file is the number of the message and its key, in which every
+    byte but letters, digits, '.', '_' and '-' is written as %XX. A file is never overwritten.
     """
     sender = message_format.wants_sender(sender)
     show = message_format.printer()
+    if save is not None and (message_format.json or message_format.raw or message_format.template is not None):
+        raise click.UsageError("--save prints the names of files: leave out --json, --raw and --format.")
+    show = copied(show) if save is None else saved(show, save)
     deadline = Deadline(timeout, "subscribing")
 
     def on_gap(error: Exception) -> None:
@@ -116,7 +130,8 @@ def sub(
 
 
 def _connect(target: Target, deadline: Deadline, *, reconnect: bool, **settings: Any) -> Bus:
-    """Connect; with `reconnect`, wait for a server, and report that there is none yet."""
+    """Connect, also for large messages; with `reconnect`, wait for a server, and report that there is none yet."""
+    settings["payloads"] = True
     if reconnect:
         try:
             return target.connect(timeout=0, reconnect=True, **settings)

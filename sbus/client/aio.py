@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import select
 import socket
@@ -29,9 +28,11 @@ from sbus.client.connecting import (
     is_absent,
 )
 from sbus.client.core import Message, as_bytes
-from sbus.client.inlet import Inlet
+from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.options import ConnectOptions, Keywords
-from sbus.client.outbox import read_limit, send_limit, send_some
+from sbus.client.outbox import NO_ROOM, read_limit, send_limit, send_some
+from sbus.client.payload_outbox import PayloadSender
+from sbus.client.payloads import Buffer
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, WatchQueue
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, PacketTooLong, TimedOut
@@ -110,7 +111,7 @@ async def connect(address: str | os.PathLike[str] | None = None, **options: Unpa
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, payloads, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -132,7 +133,8 @@ class Bus(Session[Subscription]):
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__(address, options)
         self._loop = asyncio.get_running_loop()
-        self._reader = Inlet(self.core, options.receive_size)
+        self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
+        self._send_some = PayloadSender(self.core, self._payload_dropped).send if options.payloads else send_some
         self._sock: socket.socket | None = None
         self._hangup: select.epoll | None = None
         self._writing = False
@@ -143,7 +145,7 @@ class Bus(Session[Subscription]):
 
     # --- what users call (documented in `ClientApi`) -----------------------------------------
 
-    async def publish(self, key: bytes | str, payload: bytes = b"") -> None:
+    async def publish(self, key: bytes | str, payload: Buffer = b"") -> None:
         self._check_open()
         try:
             packets = [self.core.publish(key, payload)]
@@ -153,7 +155,7 @@ class Bus(Session[Subscription]):
         if len(self.outbox):
             await self._sent(1)
 
-    async def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
+    async def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> None:
         self._check_open()
         messages = list(messages)
         try:
@@ -164,16 +166,6 @@ class Bus(Session[Subscription]):
             self._write(packets)
             if len(self.outbox):
                 await self._sent(len(packets))
-
-    async def _sent(self, count: int) -> None:
-        """Wait until the last `count` packets have been sent; take them back if the caller gives up before."""
-        waiter = _Waiter()
-        pending = self.outbox.wait(waiter, count)
-        try:
-            await waiter
-        except BaseException:
-            self.outbox.cancel(pending)
-            raise
 
     async def whoami(self, timeout: float | None = None) -> bytes:
         return await self._run(self._whoami(), timeout)
@@ -320,7 +312,7 @@ class Bus(Session[Subscription]):
         if self._sock is None or self._write_failed:
             return 0
         try:
-            return send_some(self._sock, packets, self.core.bundle_limit)
+            return self._send_some(self._sock, packets, self.core.bundle_limit)
         except OSError:
             return 0
 
@@ -379,10 +371,10 @@ class Bus(Session[Subscription]):
         limit = self.core.bundle_limit
         while taken := outbox.take(send_limit(limit)):
             try:
-                sent = send_some(sock, taken, limit)
+                sent = self._send_some(sock, taken, limit)
             except OSError as e:
                 self._stop_writing()
-                if e.errno in (errno.ENOBUFS, errno.ENOMEM):
+                if e.errno in NO_ROOM:
                     self._loop.call_later(_MEMORY_RETRY, self._flush)
                 else:
                     # Packets that the server sent before are still in the socket; read them once this call is done.

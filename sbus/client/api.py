@@ -51,16 +51,18 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
+from sbus.client.batches import PayloadBatch
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
 from sbus.client.denials import Denial, DenialLog
 from sbus.client.dispatch import AwaitableWaiter, Result
 from sbus.client.identity import check_name
-from sbus.client.losses import Lost
+from sbus.client.losses import PAYLOAD, Lost
+from sbus.client.payloads import Buffer
 from sbus.client.questions import CallingWaiter
 from sbus.client.queues import QueueCalls, WorkCore, build_put, queue_key
-from sbus.client.responding import Handler, Request, Responder
+from sbus.client.responding import Handler, Request, Responder, reply_key
 from sbus.client.watches import Watch
-from sbus.errors import NobodyListens, NotAllowed, PatternWarning, RequestFailed, UsageError, Violation
+from sbus.errors import NobodyListens, NotAllowed, PacketTooLong, PatternWarning, RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
     ECHO_OFF,
     ECHO_ON,
@@ -90,8 +92,6 @@ _MAX_ERROR = 1000
 """Characters of an error's text that are sent to the requester."""
 _LOSS_LOG_INTERVAL = 10.0
 """Seconds between two log lines about packets that were too long."""
-_MAX_REPLY_KEY = 1024
-"""Bytes in the longest key that a reply is published to."""
 
 
 class Inbox(NamedTuple, Generic[Sub]):
@@ -150,23 +150,34 @@ class ClientApi(QueueCalls, Generic[Sub]):
         """Return a new waiter."""
 
     @abstractmethod
-    def publish(self, key: bytes | str, payload: bytes = b"") -> Result[None]:
+    def publish(self, key: bytes | str, payload: Buffer = b"") -> Result[None]:
         """Publish a message; done when it has been handed to the kernel.
 
         If the server refuses it, ``on_denied`` is called; that happens before a later `fence` returns.
 
+        With ``payloads=True`` a large payload, of any type with the buffer interface, is sent in sealed memory.
+
         :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
-        :raises sbus.errors.PacketTooLong: if the message does not fit a packet.
+        :raises sbus.errors.PacketTooLong: if the message does not fit a packet, or exceeds ``--max-payload``.
+        :raises OSError: if the kernel has no memory or descriptor for a large payload.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
 
     @abstractmethod
-    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> Result[None]:
+    def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> Result[None]:
         """Publish messages, (key, payload) each, in order.
 
         It is done when all have been handed to the kernel.
 
         :raises: as `publish`; if one message cannot be published, none is.
+        """
+
+    @abstractmethod
+    def payloads(self) -> PayloadBatch[Any]:
+        """Begin a batch of large messages, which share one memory (:doc:`/payloads`).
+
+        The batch is a context manager, whose end sends the messages; as ordinary ones without ``payloads=True``, or to
+        a server that takes no payloads.
         """
 
     @abstractmethod
@@ -279,8 +290,8 @@ class ClientApi(QueueCalls, Generic[Sub]):
     def extensions(self) -> frozenset[str]:
         """Extensions of the protocol that the server has confirmed on this connection.
 
-        Names such as ``bundle``, ``bye``, ``denied``, ``receipts``, ``sender``, ``interest``, ``probe`` and ``last``.
-        The client finds out when it asks for one; call `fence` first for the first five.
+        Names such as ``bundle``, ``bye``, ``denied``, ``receipts``, ``sender``, ``payload``, ``interest``, ``probe``
+        and ``last``. The client finds out when it asks for one; call `fence` first for the first six.
         """
         return frozenset(self.core.extensions.answered)
 
@@ -309,7 +320,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
 
         :raises sbus.errors.InvalidKey: if the key contains a NUL.
         :raises sbus.errors.UsageError: in a dialect without control messages, and for those that the library sends
-            itself: ``bundle``, ``bye``, ``denied``, ``interest``, ``probe``, ``last`` and ``sender``.
+            itself: ``bundle``, ``bye``, ``denied``, ``interest``, ``payload``, ``probe``, ``last`` and ``sender``.
         """
         self.send([self.core.control(key, payload)])
 
@@ -408,8 +419,8 @@ class ClientApi(QueueCalls, Generic[Sub]):
         finally:
             del self._requests[token]
             denials.settle(waiter)
-        if not reply.startswith(b"+"):
-            raise RequestFailed(reply[1:].decode(errors="replace"))
+        if reply[:1] != b"+":
+            raise RequestFailed(bytes(reply[1:]).decode(errors="replace"))
         return reply[1:]
 
     async def _enqueue(self, queue: str, key: bytes | str, payload: bytes, id: bytes | str | None, delay: float) -> int:
@@ -451,14 +462,14 @@ class ClientApi(QueueCalls, Generic[Sub]):
         self._reply(request, b"-" + error[:_MAX_ERROR].encode(errors="replace"))
 
     def _reply(self, request: Message, payload: bytes) -> None:
-        reply_to, nul, _ = request.payload.partition(b"\0")
-        if nul and self._is_reply_key(reply_to):
+        reply_to = reply_key(request.payload)
+        if reply_to is not None and self._is_reply_key(reply_to):
             self.send([self.core.publish(reply_to, payload)])
 
     def _is_reply_key(self, key: bytes) -> bool:
         """Return whether a request may have this client publish to a key."""
         try:
-            return len(key) <= _MAX_REPLY_KEY and _REPLY in key and self.core.dialect.check(key) is not None
+            return _REPLY in key and self.core.dialect.check(key) is not None
         except Violation:
             return False
 
@@ -518,15 +529,20 @@ class ClientApi(QueueCalls, Generic[Sub]):
         """Count a loss, and report it in its place; log it for an application without ``on_lost``."""
 
     def _log_loss(self, lost: Lost) -> None:
-        """Log a packet that was longer than the buffer: the first one at once, others in sums."""
+        """Log a packet that could not be received: the first one at once, others in sums."""
         now = time.monotonic()
         self._unlogged += 1
         if now >= self._log_losses_at:
-            self._warn(
-                f"lost, as longer than this client's buffer: packets: {self._unlogged}, the last one of {lost.bytes} "
-                "bytes; connect with max_packet= (--max-packet) the limit of the bus"
-            )
+            why = "as longer than this client's buffer"
+            remedy = "connect with max_packet= (--max-packet) the limit of the bus"
+            if lost.why == PAYLOAD:
+                why, remedy = "as their memory did not come", "let the security module pass memfds of the bus"
+            self._warn(f"lost, {why}: packets: {self._unlogged}, the last one of {lost.bytes} bytes; {remedy}")
             self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
+
+    def _payload_dropped(self, error: PacketTooLong) -> None:
+        """Log a large message that has waited for a connection, and that the new server does not take."""
+        self._warn(f"a message that waited for a connection was dropped, as the bus now takes no payloads: {error}")
 
     def _warn(self, text: str) -> None:
         """Log a warning for the operator of this program."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sbus.protocol import controls
-from sbus.protocol.controls import BYE_ON, INTEREST_ON, LAST, ORDER, SENDER_ON, WHOAMI
+from sbus.protocol.controls import BYE_ON, INTEREST_ON, LAST, ORDER, PAYLOAD_ON, SENDER_ON, WHOAMI
 from sbus.protocol.packets import CMSG, SUB, build
 
 __all__ = ["Choices", "last_packets"]
@@ -57,6 +57,8 @@ class Choices:
         packets = [build(CMSG, key) for key in self.controls]
         if SENDER_ON in self.controls:
             packets.append(build(CMSG, WHOAMI))  # its reply shows whether the server names senders
+        if PAYLOAD_ON in self.controls:
+            packets.append(build(CMSG, WHOAMI))  # likewise for payloads
         packets += [build(CMSG, INTEREST_ON, key) for key in self.watched]
         for pattern, _ in self.patterns:
             packets += last_packets(pattern) if pattern in self.last else [build(SUB, pattern)]

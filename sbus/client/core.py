@@ -18,7 +18,8 @@ The core knows four things:
   messages with one route are delivered as one list; with bundles a list holds up to 512 messages.
 * **Who is waiting for a reply.** The server answers questions in order, so the waiters are a queue
   (`sbus.client.questions`). A plain ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too.
-* **What goes beyond the original protocol** (`sbus.client.extensions`), which a server may ignore.
+* **What goes beyond the original protocol** (`sbus.client.extensions`), which a server may ignore. Whether large
+  messages travel in sealed memory is decided in `ClientCore.publish`, by their size and the `sbus.client.agreement`.
 
 *The longest packet.* A server whose limit is above that of the original says so in its answer to ``bye/on``
 (`sbus.client.inlet`). A packet that is still longer than the buffer is a loss, as if the server had reported it, at its
@@ -42,12 +43,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
+from sbus.client.agreement import Agreement
 from sbus.client.choices import Choices
 from sbus.client.denials import Denial
 from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter
 from sbus.client.extensions import Extensions
 from sbus.client.losses import Lost, lost_of
+from sbus.client.payloads import Arena, Buffer, Outgoing, flat
 from sbus.client.watches import MAX_WATCHED_KEY, Watch
 from sbus.errors import InvalidKey, NotAllowed, PacketTooLong, UsageError, Violation, ViolationReason
 from sbus.protocol.controls import (
@@ -62,6 +66,7 @@ from sbus.protocol.controls import (
     INTEREST,
     LAST,
     PAYLOAD,
+    PAYLOAD_ON,
     PROBE,
     RECEIPTS_ON,
     SENDER,
@@ -71,6 +76,7 @@ from sbus.protocol.controls import (
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, SecretKey
 from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, Truncated, build
 from sbus.routing.runs import build_messages
+from sbus.syscalls.memfd import Memfd
 from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "as_bytes", "find_dialect"]
@@ -152,10 +158,14 @@ class ClientCore:
     :param sender: ask the server who published each message.
     :param give_up: called with the error if the server does not name senders.
     :param on_truncated: called with each packet that was too long to receive, in its place.
+    :param payloads: ask the server for large messages, if the dialect has them.
     :param make_room: called with the bytes in the longest packet that may come and may be sent, once that is known.
     :ivar on_name_change: called when the server says that this client's name has changed, after `observe_name`.
+    :ivar on_settled: called once on each connection, when it is known whether the server takes payloads.
     :ivar max_packet: bytes in the longest packet that can be sent on this connection.
+    :ivar longest_plain: bytes in the longest packet of a message that certainly travels in a packet.
     :ivar bundle_limit: bytes in the longest bundle that may be sent; 0 while none may.
+    :ivar payloads: the agreement about large messages.
     :ivar extensions: what was asked beyond the original protocol.
     """
 
@@ -174,12 +184,17 @@ class ClientCore:
         give_up: Callable[[UsageError], object] = lambda _: None,
         on_truncated: Callable[[Lost], object] = lambda _: None,
         make_room: Callable[[int], object] = lambda _: None,
+        payloads: bool = False,
     ) -> None:
         self.dialect = dialect
         self.bundle_limit = 0
         self._given_max_packet = max_packet
         self._server_max_packet = 0  # what the server has said, on this connection or the one before
         self.max_packet = self._max_sendable = max_packet
+        self.payloads = Agreement(payloads and dialect.control, self._payloads_settled)
+        self.on_settled: Callable[[], object] = lambda: None
+        self.longest_plain = 0  # bytes of the longest packet of a message that needs no closer look
+        self._limit()
         self._make_room = make_room
         self._on_truncated = on_truncated
         self.on_control = on_control
@@ -191,49 +206,110 @@ class ClientCore:
             DENIED_ON: on_denied is not None,
             RECEIPTS_ON: on_lost is not None,
             SENDER_ON: sender,
+            PAYLOAD_ON: payloads,
         }
         for key, wanted in asked.items():
             if wanted and dialect.control:
                 self._choices = self._choices.with_control(key)
         self._dispatcher = Dispatcher(dialect, self._receive_control, self._receive_truncated)
-        self.extensions = Extensions(on_lost, self._dispatcher, give_up, on_denied, refuse)
+        self.extensions = Extensions(on_lost, self._dispatcher, give_up, on_denied, refuse, self.payloads)
         self._ids = _own_ids()  # at the time of connecting
         self.process = self._dispatcher.process
         self.sinks_for = self._dispatcher.sinks_for
 
     # --- packets to send ---------------------------------------------------------------------
 
-    def publish(self, key: bytes | str, payload: bytes) -> bytes:
+    def publish(self, key: bytes | str, payload: Buffer) -> bytes:
         """Return the packet that publishes a message.
 
         :raises InvalidKey: if the protocol does not allow the key.
-        :raises PacketTooLong: if the packet exceeds `max_packet`.
+        :raises PacketTooLong: if the packet exceeds `max_packet`, or the payload the server's limit.
         :raises UsageError: if the payload is not bytes.
+        :raises OSError: if the kernel has no memory or descriptor for a large payload.
         """
-        if packets := build_messages([(key, payload)], 0, self.max_packet):
+        if packets := build_messages([(key, payload)], 0, self.longest_plain):  # type: ignore[list-item]
             return packets[0]
-        key = as_bytes(key, "routing key")
-        _check_payload(payload)
-        if b"!" in key or b"\0" in key:
-            self._check(key, "routing key")
-        return self._sized(b"MSG %b\0%b" % (key, payload))
+        arena = Arena(self.payloads.most)
+        packet = self._build(key, payload, arena)
+        arena.seal()
+        return packet
 
-    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> list[bytes]:
+    def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> list[bytes]:
         """Return the packets that publish messages, (key, payload) each.
 
         :raises: as `publish`.
         """
-        messages = list(messages)
-        packets = build_messages(messages, 0, self.max_packet)
-        while len(packets) < len(messages):
-            message = messages[len(packets)]
+        pairs: list[Any] = list(messages)
+        packets = build_messages(pairs, 0, self.longest_plain)
+        if len(packets) == len(pairs):
+            return packets
+        arena = Arena(self.payloads.most)
+        while len(packets) < len(pairs):
+            message = pairs[len(packets)]
             try:
                 key, payload = message
             except (TypeError, ValueError):
                 raise UsageError(f"a message to publish is a pair (key, payload), not {message!r:.60}") from None
-            packets.append(self.publish(key, payload))
-            packets += build_messages(messages, len(packets), self.max_packet)
+            packets.append(self._build(key, payload, arena))
+            packets += build_messages(pairs, len(packets), self.longest_plain)
+        arena.seal()
         return packets
+
+    def _build(self, key: bytes | str, payload: Buffer, arena: Arena) -> bytes:
+        """Return the packet of a message that may be large or wrong; a large payload goes to the arena."""
+        key = self.check_key(key)
+        _check_payload(payload)
+        threshold = self.payloads.threshold
+        if threshold is None or memoryview(payload).nbytes < threshold:
+            return self._sized(b"MSG %b\0%b" % (key, payload))  # type: ignore[str-format]
+        view = flat(payload)
+        self.check_size(view.nbytes)
+        return self.build_range(key, *arena.write(view), view.nbytes)
+
+    def check_key(self, key: bytes | str) -> bytes:
+        """Return a routing key as bytes.
+
+        :raises InvalidKey: if the protocol does not allow it.
+        """
+        key = as_bytes(key, "routing key")
+        if b"!" in key or b"\0" in key:
+            self._check(key, "routing key")
+        return key
+
+    def check_size(self, size: int) -> None:
+        """Check the size of a payload that goes into sealed memory.
+
+        :raises PacketTooLong: if it exceeds what the server takes, or if that is not known yet (`may_learn_limit`).
+        """
+        if self.payloads.is_open:
+            raise PacketTooLong(f"it is not known yet whether the bus takes {size} bytes")
+        if self.payloads.least is not None and size > self.payloads.most:
+            raise PacketTooLong(
+                f"{ViolationReason.PACKET_TOO_LONG.value}: {size} bytes of payload, and the limit is "
+                f"{self.payloads.most}; send it in parts, or have the operator raise the limit of the bus "
+                "(--max-payload)"
+            )
+
+    def build_range(self, key: bytes, memory: Memfd, offset: int, length: int) -> bytes:
+        """Return the packet of a large message; a plain one, if the server takes no payloads.
+
+        :raises PacketTooLong: if it exceeds `max_packet`, or what the server takes.
+        """
+        self.check_size(length)
+        message = Outgoing.of(key, memory, offset, length)
+        if self.payloads.least is None:
+            return self.plain(message)
+        self._sized(message.packet)
+        return message
+
+    def plain(self, message: Outgoing) -> bytes:
+        """Return the packet of the same message with its bytes.
+
+        :raises PacketTooLong: if it exceeds `max_packet`.
+        """
+        if len(message) > self.max_packet:
+            raise self._too_long(len(message))
+        return message.plain()
 
     def subscribe(self, pattern: bytes | str, sink: Sink, *, last: bool = False, sender: bool = False) -> list[bytes]:
         """Subscribe a sink to a pattern.
@@ -278,7 +354,7 @@ class ClientCore:
 
         :raises InvalidKey: if the key contains a NUL.
         :raises UsageError: in a dialect without control messages, and for those that the client sends itself:
-            ``bundle``, ``bye``, ``denied``, ``interest``, ``probe``, ``last``, ``sender``.
+            ``bundle``, ``bye``, ``denied``, ``interest``, ``payload``, ``probe``, ``last``, ``sender``.
         """
         key = as_bytes(key)
         if instead := _OWN_CONTROLS.get(key.partition(b"/")[0]):
@@ -372,6 +448,13 @@ class ClientCore:
 
     def _limit(self) -> None:
         self.max_packet = min(self._server_max_packet or self._given_max_packet, self._max_sendable)
+        threshold = self.payloads.threshold
+        # A packet is at least five bytes longer than its payload.
+        self.longest_plain = self.max_packet if threshold is None else min(self.max_packet, threshold + 4)
+
+    def _payloads_settled(self) -> None:
+        self._limit()
+        self.on_settled()
 
     @property
     def asks_limit(self) -> bool:
@@ -385,8 +468,13 @@ class ClientCore:
 
     @property
     def may_learn_limit(self) -> bool:
-        """Whether the server may still say that longer packets than `max_packet` can be sent."""
-        return self.asks_limit and not self.has_limit
+        """Whether the server may still say that longer messages than is known can be sent."""
+        return (self.asks_limit and not self.has_limit) or self.payloads.is_open
+
+    @property
+    def longest_payload(self) -> int:
+        """Bytes of the longest payload, as far as is known."""
+        return max(self.max_packet, self.payloads.most)
 
     def state(self) -> Choices:
         """Return what this client has chosen so far: settings in force, watched keys and patterns."""
@@ -474,11 +562,14 @@ class ClientCore:
 
     def _sized(self, packet: bytes) -> bytes:
         if len(packet) > self.max_packet:
-            raise PacketTooLong(
-                f"{ViolationReason.PACKET_TOO_LONG.value}: {len(packet)} bytes, and the limit is {self.max_packet}; "
-                f"send it in parts, or {self._longer_packets()}"
-            )
+            raise self._too_long(len(packet))
         return packet
+
+    def _too_long(self, size: int) -> PacketTooLong:
+        return PacketTooLong(
+            f"{ViolationReason.PACKET_TOO_LONG.value}: {size} bytes, and the limit is {self.max_packet}; "
+            f"send it in parts, or {self._longer_packets()}"
+        )
 
     def _longer_packets(self) -> str:
         """Return what permits packets longer than `max_packet`."""

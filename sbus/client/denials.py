@@ -6,8 +6,9 @@ Theory of operation
 The server does not do what the policy forbids, and sends a *denial* (``CMSG denied``): the verb, the key and the rule.
 A denial does not name the packet. The server handles packets in order, so the client can find out:
 
-* ``MSG`` fails the oldest request with this key that the server may not have handled yet. A request is followed by a
-  question (`sbus.client.api`, *Nobody listens*), and the answer shows that the server has handled the request.
+* ``MSG`` (``FMSG`` for a large one) fails the oldest request with this key that the server may not have handled yet. A
+  request is followed by a question (`sbus.client.api`, *Nobody listens*), and the answer shows that the server has
+  handled the request.
 * ``SUB`` ends every subscription with this pattern, whether the server refuses it or a new policy has revoked it. The
   client also unsubscribes: then both ends agree, even if the denial was about an earlier subscription that had ended
   here.
@@ -36,7 +37,7 @@ from sbus.client.dispatch import Dispatcher, Sink, Waiter
 from sbus.client.snapshots import Snapshots
 from sbus.errors import NotAllowed
 from sbus.protocol.notices import LONGEST_DENIED, SEVERAL, Denial, parse_denied
-from sbus.protocol.packets import MSG, SUB
+from sbus.protocol.packets import FMSG, MSG, SUB
 
 __all__ = ["Denial", "DenialLog", "Denials", "error_of", "raise_denied"]
 
@@ -96,7 +97,7 @@ class Denials:
         if denial.verb == SUB:
             is_reported = self._end_subscriptions(denial)
         else:
-            is_reported = denial.verb == MSG and self._fail_request(denial)
+            is_reported = denial.verb in (MSG, FMSG) and self._fail_request(denial)
         if not is_reported:
             self._report(denial)
         return True

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
+from sbus.client.payloads import Missing
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
 from sbus.protocol.notices import LONGEST_DENIED, SENDER
-from sbus.protocol.packets import CMSG, MSG, Truncated
+from sbus.protocol.packets import CMSG, FMSG, MSG, Split, Truncated
 from sbus.routing.cache import RouteCache
 from sbus.routing.route import Route
 from sbus.routing.runs import next_messages
@@ -33,7 +34,11 @@ _NO_CREDENTIALS = PeerCredentials(0, 0, 0)
 
 
 class Message(NamedTuple):
-    """A message as it was published: its routing key and its payload, both bytes."""
+    """A message as it was published: its routing key and its payload, both bytes.
+
+    With ``payloads=True`` the payload of a large message is a read-only `memoryview`; ``bytes(message.payload)`` copies
+    it (:doc:`/payloads`).
+    """
 
     key: bytes
     payload: bytes
@@ -50,7 +55,7 @@ class Message(NamedTuple):
 
     def __repr__(self) -> str:
         """Return one line for people, with the beginning of a long payload."""
-        payload = repr(self.payload[:_MAX_SHOWN])
+        payload = repr(bytes(self.payload[:_MAX_SHOWN]))
         if len(self.payload) > _MAX_SHOWN:
             payload += f"... ({len(self.payload):,} bytes)"
         sender = "" if self.sender is None else f", sender={self.sender}"
@@ -223,8 +228,9 @@ class Dispatcher:
         while (position := batch.position) < len(packets):
             if self.intercept is not None:
                 batch.position = position + 1
-                if not self.intercept(packets[position]):
-                    self._process_one(packets[position])
+                packet = packets[position]
+                if not self.intercept(packet.whole() if isinstance(packet, Split) else packet):
+                    self._process_one(packet)
                 continue
             end = min(position + _MAX_RUN, len(packets))
             route, messages = next_messages(packets, position, end, routes, self.kind)
@@ -257,6 +263,8 @@ class Dispatcher:
         verb, _, rest = packet.partition(b" ")
         key, nul, payload = rest.partition(b"\0")
         if verb == MSG and nul:
+            if isinstance(packet, Split):
+                payload = cast(bytes, packet.payload)
             messages = [self.kind(key, payload)]
             for sink in self._route(key):
                 sink.deliver(messages)
@@ -265,6 +273,8 @@ class Dispatcher:
                 self.kind = self.find_kind(payload)
             else:
                 self._on_control(key, payload)
+        elif verb == FMSG:
+            self._on_truncated(Missing.in_place_of(packet))
         elif isinstance(packet, Truncated):
             self._on_truncated(packet)
         # Ignore other packets: a newer server may send kinds that this client does not know.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sbus.client.agreement import Agreement
 from sbus.client.choices import Choices, last_packets
 from sbus.client.denials import Denial, Denials
 from sbus.client.dispatch import Dispatcher, Sink, Waiter
@@ -32,6 +33,7 @@ from sbus.protocol.controls import (
     INTEREST_OFF,
     INTEREST_ON,
     LAST_DONE,
+    PAYLOAD_ON,
     PROBE,
     RECEIPTS_ON,
     SENDER_OFF,
@@ -56,6 +58,7 @@ class Extensions:
     :param give_up: called with the error if the server does not name senders and the client relies on them.
     :param on_denied: called with each denial that no call and no reader gets; None if this client does not ask for any.
     :param refuse: see `Denials`.
+    :param payloads: the agreement about large messages.
     :ivar answered: the names of the extensions that the server has answered for on this connection: ``bye``,
         ``denied``, ``receipts``, ``sender``, ``interest``, ``probe``, ``last`` and others.
     :ivar questions: the replies expected.
@@ -68,6 +71,7 @@ class Extensions:
         give_up: Callable[[UsageError], object],
         on_denied: Callable[[Denial], object] | None,
         refuse: Callable[[Sink, NotAllowed], bool],
+        payloads: Agreement,
     ) -> None:
         self.answered: set[str] = set()
         self.questions = Questions()
@@ -75,6 +79,7 @@ class Extensions:
         self.snapshots = Snapshots(dispatcher)
         self.denials = Denials(dispatcher, self.snapshots, refuse, on_denied)
         self._senders = Senders(dispatcher, give_up)
+        self._payloads = payloads
         self._on_lost = on_lost
         self._farewell: bytes | None = None  # the payload of the server's ``bye``
         self._had_connection = False
@@ -91,6 +96,7 @@ class Extensions:
             SENDER_ON: self._sender_answered,
             SENDER_OFF: self._senders.off,
             LAST_DONE: self._last_received,
+            PAYLOAD_ON: self._payload_answered,
         }
 
     # --- asking ------------------------------------------------------------------------------
@@ -160,6 +166,8 @@ class Extensions:
                 self.questions.ask(control, b"", None)
         if SENDER_ON in choices.controls:
             self.ask_senders()
+        if PAYLOAD_ON in choices.controls:
+            self.questions.ask(WHOAMI, b"", CallingWaiter(lambda _: self._payloads.settle()))
         for key in choices.watched:
             self._ask_interest(key)
         for pattern in choices.last:
@@ -172,6 +180,7 @@ class Extensions:
         """
         self._farewell = None
         self.answered.clear()
+        self._payloads.restart()
         self._first = []
         if self._had_connection:
             self._first = [GAP, RESET] if has_subscriptions and self._on_lost is not None else [RESET]
@@ -234,6 +243,12 @@ class Extensions:
     def _sender_answered(self, payload: bytes) -> bool:
         self.answered.add("sender")
         return self._senders.on(payload)
+
+    def _payload_answered(self, payload: bytes) -> bool:
+        if self._payloads.receive(payload):
+            self.answered.add("payload")
+            return True
+        return False
 
     def _interest_received(self, payload: bytes) -> bool:
         state, blank, key = payload.partition(b" ")

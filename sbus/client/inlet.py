@@ -11,11 +11,12 @@ from __future__ import annotations
 import socket
 
 from sbus.client.core import ClientCore
+from sbus.client.payloads import open_attached
 from sbus.seqpacket.pacing import batch_size
 from sbus.syscalls.batch import BATCH, PacketReader
 from sbus.syscalls.sockets import LONGEST_PACKET
 
-__all__ = ["FIRST_READS", "Inlet"]
+__all__ = ["FIRST_READS", "Inlet", "PayloadInlet"]
 
 FIRST_READS = 2
 """Reads that may have the answer to ``bye/on``: before it, a server can only send the one to ``bundle/on``."""
@@ -27,9 +28,11 @@ class Inlet:
     :param size: bytes of the longest packet to receive, as far as is known.
     """
 
+    _descriptors = False
+
     def __init__(self, core: ClientCore, size: int) -> None:
         self._core = core
-        self._reader = PacketReader(size)
+        self._reader = PacketReader(size, descriptors=self._descriptors, splits=not self._descriptors)
         self._first: PacketReader | None = None
         self._first_left = 0
 
@@ -41,7 +44,9 @@ class Inlet:
     def make_room(self, size: int) -> None:
         """Receive packets of `size` bytes from now on."""
         if size > self._reader.max_packet:
-            self._reader = PacketReader(size, batch_size(size))
+            self._reader = PacketReader(
+                size, batch_size(size), descriptors=self._descriptors, splits=not self._descriptors
+            )
 
     def read(self, sock: socket.socket, most: int = BATCH) -> tuple[list[bytes], bool]:
         """Receive a batch; see `sbus.syscalls.batch.PacketReader.read`."""
@@ -54,10 +59,21 @@ class Inlet:
             self._first, self._first_left = None, 0
             return self.read(sock, most)
         if self._first is None:
-            self._first = PacketReader(LONGEST_PACKET)
+            self._first = PacketReader(LONGEST_PACKET, descriptors=self._descriptors)
         packets, ended = self._first.read(sock, most)
         if packets:
             self._first_left -= 1
             if not self._first_left:
                 self._first = None
         return packets, ended
+
+
+class PayloadInlet(Inlet):
+    """Reads the packets of a client that takes messages in sealed memory."""
+
+    _descriptors = True
+
+    def read(self, sock: socket.socket, most: int = BATCH) -> tuple[list[bytes], bool]:
+        """Receive a batch; see `sbus.client.payloads.open_attached`."""
+        packets, ended = super().read(sock, most)
+        return open_attached(packets), ended

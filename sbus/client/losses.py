@@ -25,11 +25,13 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from sbus.client.dispatch import Message
+from sbus.client.payloads import Missing
 from sbus.protocol.notices import LOST
 from sbus.protocol.packets import CMSG, Truncated, build
 
 __all__ = [
     "GAP",
+    "PAYLOAD",
     "LossKeeper",
     "LossMark",
     "Lost",
@@ -43,6 +45,8 @@ __all__ = [
 GAP = build(CMSG, LOST, b"? ? ? reconnect")
 """The receipt for the time without a connection. The library puts it before the first packets of the next one."""
 
+PAYLOAD = "payload"
+"""The cause of a loss: the memory of a large message did not arrive, or is not sealed."""
 _MAX_DIGITS = 18
 """Digits of the largest number that is believed."""
 
@@ -56,7 +60,7 @@ class Lost(NamedTuple):
     :ivar bytes: the bytes in their packets.
     :ivar total: messages lost since the connection began, these included.
     :ivar why: the cause, for example ``queue-full`` (see "Receipts" in the protocol); ``reconnect`` for the time
-        without a connection.
+        without a connection; ``payload`` for a large message whose memory did not arrive, or is not sealed.
     """
 
     messages: int | None
@@ -158,8 +162,9 @@ def place_loss(lost: Lost, keepers: Iterable[LossKeeper], on_lost: Callable[[Los
 
 
 def lost_of(packet: Truncated) -> Lost:
-    """Return the loss of a packet that was longer than this end's buffer."""
-    return Lost(1 if packet.is_message else None, packet.size, None, "too-large")
+    """Return the loss of a packet that was longer than this end's buffer, or whose memory is missing."""
+    why = PAYLOAD if isinstance(packet, Missing) else "too-large"
+    return Lost(1 if packet.is_message else None, packet.size, None, why)
 
 
 def format_lost(lost: Lost) -> bytes:

@@ -32,6 +32,7 @@ class ServiceKeywords(TypedDict, total=False):
     on_lost: Callable[[Lost], object] | None
     on_denied: Callable[[Denial], object] | None
     sender: bool
+    payloads: bool
     on_control: Callable[[bytes, bytes], object] | None
 
 
@@ -64,6 +65,8 @@ class ConnectOptions:
     :ivar sender: ask who published each message (`sbus.client.core.Message.sender`). If the server does not name
         senders, the client ends the connection, even with `reconnect`: waiting and later calls raise
         `sbus.errors.UsageError`.
+    :ivar payloads: send and receive large messages in sealed memory, without copies (:doc:`/payloads`); the payload of
+        a received one is a read-only `memoryview`. With a server that does not take them all messages are ordinary.
     :ivar on_control: called with (key, payload) of control messages that the client does not handle itself.
     :raises sbus.errors.UsageError: if there is no such dialect, if `sender` is set and it has no senders, or if
         `max_packet` or `reconnect_buffer` is not positive.
@@ -79,6 +82,7 @@ class ConnectOptions:
     on_lost: Callable[[Lost], object] | None = None
     on_denied: Callable[[Denial], object] | None = None
     sender: bool = False
+    payloads: bool = False
     on_control: Callable[[bytes, bytes], object] | None = None
 
     def __post_init__(self) -> None:
@@ -136,4 +140,5 @@ class ConnectOptions:
             give_up=give_up,
             on_truncated=on_lost,
             make_room=make_room,
+            payloads=self.payloads,
         )

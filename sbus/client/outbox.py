@@ -17,7 +17,7 @@ from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH, send_packets
 
-__all__ = ["BUNDLED_READ_LIMIT", "Outbox", "Pending", "read_limit", "send_limit", "send_some"]
+__all__ = ["BUNDLED_READ_LIMIT", "NO_ROOM", "Outbox", "Pending", "read_limit", "send_limit", "send_some"]
 
 BUNDLED_READ_LIMIT = 8
 """Packets read with one system call from a server that sends bundles, each of which holds many messages."""
@@ -27,6 +27,8 @@ _MAX_BUNDLED = 2048
 """Packets offered at once to fill these bundles."""
 _MOST_HOLES = 1024
 """Packets that were taken back, beside as many as there are others, that may be left in the queue."""
+NO_ROOM = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
+"""The errors of a kernel that has no room now, for bytes or for descriptors under way: try again."""
 _MESSAGE = MSG + b" "
 
 

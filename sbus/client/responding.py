@@ -18,7 +18,7 @@ from sbus.client.dispatch import Message
 from sbus.client.identity import Sender
 from sbus.errors import Disconnected, RequestFailed, UsageError
 
-__all__ = ["Handler", "Request", "Responder"]
+__all__ = ["Handler", "Request", "Responder", "reply_key"]
 
 
 class _Bus(Protocol):
@@ -37,6 +37,16 @@ class _Bus(Protocol):
         """Run the rest of a handler in the background."""
 
 
+_MAX_REPLY_KEY = 1024
+"""Bytes in the longest key that a reply is published to."""
+
+
+def reply_key(payload: bytes) -> bytes | None:
+    """Return the key that the payload of a request begins with; None if there is none of a bearable length."""
+    key, nul, _ = bytes(payload[: _MAX_REPLY_KEY + 1]).partition(b"\0")
+    return key if nul else None
+
+
 class Request(Message):
     """A received request: its key, and its payload without the reply key.
 
@@ -51,7 +61,8 @@ class Request(Message):
     @classmethod
     def received(cls, bus: _Bus, message: Message) -> Self:
         """Return the request in a message."""
-        request = cls(message.key, message.payload.partition(b"\0")[2])
+        key = reply_key(message.payload)
+        request = cls(message.key, b"" if key is None else message.payload[len(key) + 1 :])
         request._bus, request._message, request.sender = bus, message, message.sender
         return request
 

@@ -27,10 +27,10 @@ an error. A message that its caller has given up, by a cancellation or a timeout
 unless some of its packets have left. There is no limit while there is a bus, as callers wait for its back-pressure.
 
 *Reconnecting.* When the connection is lost, the outbox is rebuilt: first the packets that restore settings and
-subscriptions, then the unsent messages. Only then do pending calls fail, because their callers may use the client at
-once. `_reconnect_loop` connects, then sends a fence. A connection counts only when that fence returns: a server that
-accepts and closes at once would otherwise be retried without pauses, and ``on_gap`` would report a connection on which
-nothing is in force yet.
+subscriptions, then the unsent messages (large ones wait for the server's word: `sbus.client.payload_outbox`). Only then
+do pending calls fail, because their callers may use the client at once. `_reconnect_loop` connects, then sends a fence.
+A connection counts only when that fence returns: a server that accepts and closes at once would otherwise be retried
+without pauses, and ``on_gap`` would report a connection on which nothing is in force yet.
 
 *The end* is final: `_end` sets the error, which every later call raises, and everything that waits fails with it.
 """
@@ -43,6 +43,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
 from sbus.client.api import ClientApi, State
+from sbus.client.batches import AsyncPayloadBatch, PayloadBatch
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
 from sbus.client.denials import Denial
@@ -50,6 +51,7 @@ from sbus.client.forks import leave_to_parent
 from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
+from sbus.client.payload_outbox import PayloadOutbox
 from sbus.client.queues import Work
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, UsageError
@@ -79,7 +81,8 @@ class Session(ClientApi[Sub]):
         self.core = options.new_core(
             self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
-        self.outbox = Outbox()
+        self.core.on_settled = lambda: self._call_soon(self._flush)  # what waits for the server's word
+        self.outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._backoff = options.backoff
         self._immediate_writes = BATCH  # lone writes left to send at once, see `_write`
@@ -257,6 +260,32 @@ class Session(ClientApi[Sub]):
 
     def _take_back(self, packet: bytes) -> None:
         self.outbox.take_back(packet)
+
+    def payloads(self) -> AsyncPayloadBatch:
+        """Begin a batch of large messages (:doc:`/payloads`); the end of ``async with``, or its ``send``, sends it."""
+        self._check_open()
+        return AsyncPayloadBatch(self.core, self._send_batch)
+
+    async def _send_batch(self, batch: PayloadBatch[Awaitable[None]]) -> None:
+        if self.core.payloads.is_open:
+            await self._fence()
+        packets = batch.packets()
+        self._check_open()
+        if packets:
+            self._write(packets)
+            await self._sent(len(packets))
+
+    async def _sent(self, count: int) -> None:
+        """Wait until the last `count` packets have been sent; take them back if the caller gives up before."""
+        if not len(self.outbox):
+            return
+        waiter = self.waiter()
+        pending = self.outbox.wait(waiter, count)
+        try:
+            await waiter
+        except BaseException:
+            self.outbox.cancel(pending)
+            raise
 
     # --- receiving ---------------------------------------------------------------------------
 

@@ -13,11 +13,20 @@ This package does no I/O. A queue says what it decided with an `Outcome`, and ca
 from __future__ import annotations
 
 from sbus.flood.backlogs import ORDERS, Order, Reply
-from sbus.flood.budget import UNLIMITED, MemoryAccount, QueueLimits, SharedBudget, UserShare
+from sbus.flood.budget import (
+    UNLIMITED,
+    USER_PAYLOADS,
+    MemoryAccount,
+    PayloadShare,
+    QueueLimits,
+    SharedBudget,
+    UserShare,
+)
 from sbus.flood.front import Front
 from sbus.flood.interfaces import Loss, Outcome, Until, Verdict
 from sbus.flood.naming import PROGRAM, SIGNED, Naming, Signature, Signed, sign, sign_from
 from sbus.flood.outgoing import QueueOwner, State
+from sbus.flood.payloads import PayloadMessage, SharedMemory
 from sbus.flood.run import NamedRun, Run
 from sbus.flood.send_queue import SendQueue
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
@@ -31,6 +40,7 @@ __all__ = [
     "SIGNED",
     "SOFT_STRATEGIES",
     "UNLIMITED",
+    "USER_PAYLOADS",
     "ClientSettings",
     "Front",
     "Loss",
@@ -39,12 +49,15 @@ __all__ = [
     "Naming",
     "Order",
     "Outcome",
+    "PayloadMessage",
+    "PayloadShare",
     "QueueLimits",
     "QueueOwner",
     "Reply",
     "Run",
     "SendQueue",
     "SharedBudget",
+    "SharedMemory",
     "Signature",
     "Signed",
     "State",

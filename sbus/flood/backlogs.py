@@ -41,7 +41,7 @@ from typing import Any
 from zope.interface import implementer
 
 from sbus.flood.interfaces import IQueueOrder
-from sbus.flood.naming import Mark, Signed, sign, sign_each
+from sbus.flood.naming import Mark, Signed, mark_of, sign, sign_each
 from sbus.flood.receipts import Receipt
 from sbus.flood.shared import SharedBacklog
 
@@ -178,7 +178,7 @@ class FifoBacklog:
             place = places.get(key, -1)
             if place >= start:
                 waiting = stored[place - base]  # a strategy that drops the next message moves the replies before it
-                if (type(waiting) is bytes or type(waiting) is Signed) and waiting.startswith(key):
+                if (type(waiting) is bytes or isinstance(waiting, Signed)) and waiting.startswith(key):
                     more = len(packet) - len(waiting)
                     if more <= 0:
                         shrunk -= more
@@ -218,18 +218,18 @@ class FifoBacklog:
         """
         packets = self._packets
         at = max(self._signed - self._base, self._front)
-        last = next((each.__dict__ for each in reversed(packets[self._front : at]) if type(each) is Signed), last)
+        last = next((mark_of(each) for each in reversed(packets[self._front : at]) if isinstance(each, Signed)), last)
         packets[at:] = sign_each(packets[at:], last)
         self._signed = self.end
-        return next((each.__dict__ for each in reversed(packets) if type(each) is Signed), last)
+        return next((mark_of(each) for each in reversed(packets) if isinstance(each, Signed)), last)
 
     def _pass_on(self, dropped: Signed, at: int) -> None:
         """Give the message after a dropped one the mark of that one, if it has none."""
         for place in range(at, len(self._packets)):
             packet = self._packets[place]
             if type(packet) is bytes:
-                self._packets[place] = sign(packet, dropped.__dict__)
-            if type(packet) is bytes or type(packet) is Signed:
+                self._packets[place] = sign(packet, mark_of(dropped))
+            if type(packet) is bytes or isinstance(packet, Signed):
                 return
 
     def remove_marks(self) -> list[Receipt]:
@@ -248,10 +248,10 @@ class FifoBacklog:
                 # The replies and receipts before it, most often none, move up.
                 self._packets[self._front + 1 : at + 1] = self._packets[self._front : at]
                 self.marks = [place + (place < self._base + at) for place in self.marks]
-                if type(packet) is Signed:
+                if isinstance(packet, Signed):
                     self._pass_on(packet, at + 1)
                 self.ack(1)
-                return bytes(packet)
+                return packet  # type: ignore[no-any-return]
         return None
 
     def push(self, packets: list[bytes]) -> None:

@@ -28,12 +28,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["MINIMUM", "UNLIMITED", "MemoryAccount", "QueueLimits", "SharedBudget", "UserShare"]
+__all__ = [
+    "MINIMUM",
+    "UNLIMITED",
+    "USER_PAYLOADS",
+    "MemoryAccount",
+    "PayloadShare",
+    "QueueLimits",
+    "SharedBudget",
+    "UserShare",
+]
 
 MINIMUM = 4 << 20
 """Bytes of memory, and of packets in queues, that a user may have in any case, if the fair share is not less."""
 UNLIMITED = 1 << 62
 """A limit, in bytes, that is never reached."""
+USER_PAYLOADS = 64
+"""Memory files of payloads that one user has published and that may wait: 16 users take 1,024 descriptors."""
 _RESERVED = 8
 """The fraction (one over it) of all queues that is kept for users without a queue."""
 
@@ -97,19 +108,50 @@ class SharedBudget:
     :ivar queues: the number of queues that hold something now.
     :ivar users: the number of users that have a queue now.
     :ivar unreserved: the part of the limit, in bytes, that users who have a queue may take.
+    :ivar user_payloads: memfds with large messages of one publisher's user that may wait.
+    :ivar payload_files: memfds with large messages that wait.
     :ivar memory: the account of memory.
     """
 
-    __slots__ = ("bytes", "limit", "memory", "messages", "queues", "unreserved", "users")
+    __slots__ = (
+        "bytes",
+        "limit",
+        "memory",
+        "messages",
+        "payload_files",
+        "queues",
+        "unreserved",
+        "user_payloads",
+        "users",
+    )
 
-    def __init__(self, limit: int = 256 << 20, memory: MemoryAccount | None = None) -> None:
+    def __init__(
+        self, limit: int = 256 << 20, memory: MemoryAccount | None = None, user_payloads: int = USER_PAYLOADS
+    ) -> None:
         self.limit = limit
+        self.user_payloads = user_payloads
+        self.payload_files = 0
         self.unreserved = limit - limit // _RESERVED
         self.bytes = 0
         self.messages = 0
         self.queues = 0
         self.users = 0
         self.memory = memory or MemoryAccount()
+
+
+class PayloadShare:
+    """What waits of the payloads that one user has published (`sbus.flood.payloads`).
+
+    :ivar files: memfds.
+    :ivar bytes: the bytes of these.
+    :ivar receivers: the files and their bytes, by the users of their receivers.
+    """
+
+    __slots__ = ("__weakref__", "bytes", "files", "receivers")
+
+    def __init__(self) -> None:
+        self.files = self.bytes = 0
+        self.receivers: dict[UserShare, tuple[int, int]] = {}
 
 
 class UserShare:
@@ -122,16 +164,18 @@ class UserShare:
     :ivar queued_bytes: bytes of packets in these queues.
     :ivar memory: bytes of memory that are charged to this user.
     :ivar memory_limit: the limit of these; `UNLIMITED` for a user that is exempt.
+    :ivar payloads: what waits of the payloads that this user has published.
     :ivar buffers: bytes that the send buffers of this user's connections could hold, full.
     """
 
-    __slots__ = ("budget", "buffers", "memory", "memory_limit", "queued_bytes", "queues")
+    __slots__ = ("budget", "buffers", "memory", "memory_limit", "payloads", "queued_bytes", "queues")
 
     def __init__(self, budget: SharedBudget) -> None:
         self.budget = budget
         self.queues = 0
         self.queued_bytes = 0
         self.buffers = 0
+        self.payloads = PayloadShare()
         self.memory = 0
         self.memory_limit = budget.memory.user_limit
 

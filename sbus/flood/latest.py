@@ -58,7 +58,7 @@ class KeyIndex:
         if self._until == backlog.end:
             return
         for at, waiting in backlog.since(self._until):
-            if type(waiting) is bytes or type(waiting) is Signed:
+            if type(waiting) is bytes or isinstance(waiting, Signed):
                 key = waiting[: waiting.find(b"\0") + 1]
                 if key not in places:
                     memory += _PLACE + len(key)

@@ -40,7 +40,7 @@ from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.notices import NOBODY, sender
 from sbus.routing.runs import find_type
 
-__all__ = ["PROGRAM", "SIGNED", "Mark", "Naming", "Signature", "Signed", "sign", "sign_each", "sign_from"]
+__all__ = ["PROGRAM", "SIGNED", "Mark", "Naming", "Signature", "Signed", "mark_of", "sign", "sign_each", "sign_from"]
 
 SIGNED = 120
 """The extra memory of a signed message, in bytes: 40 for the object, and up to 270 for a signature of its own, if its
@@ -128,6 +128,12 @@ def sign(packet: bytes, mark: Mark) -> Signed:
     return signed
 
 
+def mark_of(packet: Signed) -> Mark:
+    """Return the mark of a signed message: a payload has more attributes, which nothing else may keep."""
+    own = packet.__dict__
+    return cast(Mark, own.get("mark", own))
+
+
 def sign_from(packets: list[bytes], at: int, signature: Signature) -> list[bytes]:
     """Return the messages of a run from index `at` on, the first one signed."""
     return [sign(packets[at], signature.mark), *packets[at + 1 :]]
@@ -140,8 +146,8 @@ def sign_each(packets: Iterable[Any], last: Mark | None) -> list[Any]:
     """
     signed = []
     for packet in packets:
-        if type(packet) is Signed:
-            last = packet.__dict__
+        if isinstance(packet, Signed):
+            last = mark_of(packet)
         elif type(packet) is bytes and last is not None:
             packet = sign(packet, last)
         signed.append(packet)
@@ -221,6 +227,8 @@ class Naming:
         at = find_type(taken, Signed, 0)
         while at >= 0:
             mark = taken[at].__dict__
+            if "mark" in mark:
+                mark = mark["mark"]
             if not _is_same(last, mark):
                 named += taken[done:at]
                 self._notices.append((len(named), mark))

@@ -17,13 +17,14 @@ from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.interfaces import IPacketQueue, IQueueOrder, Loss
 from sbus.flood.latest import KeyIndex
 from sbus.flood.naming import Mark, sign_each
+from sbus.flood.payloads import PayloadMessage
 from sbus.flood.receipts import MERGE, Receipt
 from sbus.flood.settings import DEFAULT_SETTINGS, ClientSettings
 from sbus.protocol import notices
 from sbus.protocol.notices import LossReason
 from sbus.routing.runs import total_size
 
-__all__ = ["OutgoingQueue", "QueueOwner", "State"]
+__all__ = ["OutgoingQueue", "QueueOwner", "State", "held"]
 
 
 class State(enum.Enum):
@@ -40,6 +41,11 @@ _OPEN, _CONGESTED, _HELD, _DEAF = State.OPEN, State.CONGESTED, State.HELD, State
 
 _LOW_WATER = 4
 """The low-water mark is this fraction (one over it) of a queue's limits."""
+
+
+def held(packet: bytes, user: UserShare) -> bytes:
+    """Return a packet as it waits for a receiver of a user, room or not."""
+    return packet.held(user, True) or packet if type(packet) is PayloadMessage else packet
 
 
 class QueueOwner(Protocol):
@@ -203,7 +209,7 @@ class OutgoingQueue:
                 if type(packet) is Reply:
                     self._keep_reply(backlog, packet)
                 else:
-                    backlog.push([packet])
+                    backlog.push([held(packet, self._user)])
                     self._count(1, len(packet))
 
     def describe(self) -> dict[str, Any]:

@@ -45,7 +45,8 @@ from sbus.flood.budget import QueueLimits, UserShare
 from sbus.flood.interfaces import Outcome, Until, Verdict
 from sbus.flood.latest import KeyIndex
 from sbus.flood.naming import Mark, sign
-from sbus.flood.outgoing import OutgoingQueue, QueueOwner, State
+from sbus.flood.outgoing import OutgoingQueue, QueueOwner, State, held
+from sbus.flood.payloads import PayloadMessage
 from sbus.flood.run import Run
 from sbus.flood.settings import ClientSettings
 from sbus.flood.shared import SharedBacklog
@@ -103,6 +104,10 @@ class _Losses:
             self._messages = self._size = 0
 
 
+def _has_payload(run: Run) -> bool:
+    return find_type(run.packets, PayloadMessage, 0) >= 0
+
+
 class SendQueue(OutgoingQueue):
     """The queue of one receiver, with flood control, which decides about each new message."""
 
@@ -145,6 +150,8 @@ class SendQueue(OutgoingQueue):
         backlog = self._backlog
         assert backlog is not None, "only a congested queue is offered messages"
         settings = self.settings
+        if settings.payloads and _has_payload(run):
+            return self.admit_each(run.packets, may_block)
         soft, hard = settings.soft.always, settings.hard.always
         if soft is Verdict.REPLACE and not settings.order.arrival:
             soft = Verdict.KEEP
@@ -189,6 +196,7 @@ class SendQueue(OutgoingQueue):
             and order is self._arranged_by
             and (order.arrival or order is SHARED)
             and not self._lacks_room(len(run), run.size)
+            and not (self.settings.payloads and _has_payload(run))
         )
 
     def sign_rest(self, last: Mark | None) -> None:
@@ -218,9 +226,12 @@ class SendQueue(OutgoingQueue):
         self._lose(messages, size, why)
         return self._outcome(None, None)
 
-    def lose_share(self, run: Run) -> Outcome | None:
-        """Drop messages whose user has no room left in a shared queue; the receipt names their keys."""
-        outcome = self.lose(len(run), run.size, LossReason.SHARE)
+    def lose_run(self, run: Run, why: LossReason) -> Outcome | None:
+        """Drop messages: their user has no room left in a shared queue, or they are too large.
+
+        The receipt of a link names their keys.
+        """
+        outcome = self.lose(len(run), run.size, why)
         self._name_lost(run.packets)
         return outcome
 
@@ -340,13 +351,14 @@ class SendQueue(OutgoingQueue):
                     continue
                 if self.state is _DEAF:
                     continue
-                if replaces and not self._replace([packet]):
+                kept = packet.held(self._user) if type(packet) is PayloadMessage else packet
+                if replaces and kept is not None and not self._replace([kept]):
                     continue
-                drop, end, wait = _GONE if close is not None else self._judge(packet, may_block)
+                drop, end, wait = _GONE if close is not None else self._judge(packet, may_block, kept is not None)
                 if drop is None:
                     losses.end()
                     assert self._backlog is not None
-                    self._backlog.push([packet])
+                    self._backlog.push([held(packet, self._user) if kept is None else kept])
                     self._count(1, len(packet))
                     block = Until.EMPTY if Until.EMPTY in (block, wait) else block or wait
                     continue
@@ -412,8 +424,11 @@ class SendQueue(OutgoingQueue):
         dropped = sum(loss.messages for loss in losses)
         return Outcome(dropped, sum(loss.size for loss in losses), close, block, losses, conflated)
 
-    def _judge(self, packet: bytes, may_block: bool) -> _Decision:
-        """Ask the strategies about one message."""
+    def _judge(self, packet: bytes, may_block: bool, may_wait: bool) -> _Decision:
+        """Ask the strategies about one message.
+
+        :param may_wait: whether its payload may wait, if it has one.
+        """
         settings = self.settings
         soft = settings.soft.always
         if soft is None:
@@ -425,7 +440,7 @@ class SendQueue(OutgoingQueue):
             return _SOCKET_FULL
         if soft is Verdict.BLOCK and may_block:
             return _BLOCK_UNTIL_EMPTY
-        lack = self._lacks_room(1, len(packet))
+        lack = self._lacks_room(1, len(packet)) if may_wait else LossReason.SHARE
         if lack is None:
             return _KEEP
         if soft is Verdict.BLOCK:

@@ -22,7 +22,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain, islice
 from operator import attrgetter
 
-from sbus.flood.naming import Mark, Signed, sign, sign_each
+from sbus.flood.naming import Mark, Signed, mark_of, sign, sign_each
 from sbus.routing.runs import find_type, total_size
 
 __all__ = ["TURN", "SharedBacklog"]
@@ -40,11 +40,11 @@ def _last_of(packets: list[bytes], before: Mark | None) -> Mark | None:
     :param before: the mark of the message before them.
     """
     last = packets[-1]
-    if type(last) is Signed:
-        return last.__dict__
+    if isinstance(last, Signed):
+        return mark_of(last)
     at = find_type(packets, Signed, 0)
     while at >= 0:
-        before = packets[at].__dict__
+        before = mark_of(packets[at])  # type: ignore[arg-type]
         at = find_type(packets, Signed, at + 1)
     return before
 

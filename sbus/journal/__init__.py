@@ -6,7 +6,8 @@
 `find_journals`                     finds journals by paths and globs
 `advance`                           records how far a consumer of a journal has read
 `retain`                            deletes old segments
-`COLUMNS`, `Kind`, `GAPS`           the columns of a row, and the kinds of rows
+`COLUMNS`, `Kind`                   the columns of a row, and the kinds of rows
+`MESSAGES`, `GAPS`                  the kinds of messages, and of gaps
 ==================================  ==================================================================
 
 How it works: a journal is a directory of *segments*, which only grow. Each has three files: its rows
@@ -34,12 +35,13 @@ if TYPE_CHECKING:
     from sbus.journal.consumers import advance
     from sbus.journal.reader import JournalReader, Slice, find_journals, read
     from sbus.journal.retention import retain
-    from sbus.journal.schema import COLUMNS, GAPS, Kind
+    from sbus.journal.schema import COLUMNS, GAPS, MESSAGES, Kind
     from sbus.journal.writer import JournalWriter
 
 __all__ = [
     "COLUMNS",
     "GAPS",
+    "MESSAGES",
     "JournalReader",
     "JournalWriter",
     "Kind",
@@ -55,6 +57,7 @@ __getattr__ = lazy_names(
     {
         "COLUMNS": ".schema",
         "GAPS": ".schema",
+        "MESSAGES": ".schema",
         "JournalReader": ".reader",
         "JournalWriter": ".writer",
         "Kind": ".schema",

@@ -2,7 +2,7 @@
 
 Retention deletes no row that a consumer still needs.
 
-A *consumer* is a program that moves rows elsewhere, such as ``sbus spark archive``. It has a name, and a file
+A *consumer* is a program that moves rows elsewhere, such as ``sbus archive``. It has a name, and a file
 ``consumers/NAME.json`` in the directory of the journal, with the number of the first row that it still needs. If rows
 go to a place with an identity, such as a lake, the file has that identity too.
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import bisect
 import glob
+import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -162,6 +163,32 @@ class JournalReader:
             read(Slice(segment, self.id, batch.first_seq, batch.next_seq, skip_damaged=self._skip_damaged), ["time"])
         )
         return batch.first_seq + bisect.bisect_left(rows.column(0).cast(pa.int64()).to_pylist(), moment)
+
+    def extent(self, latest: int) -> tuple[int | None, int | None, int]:
+        """Return the least time, the greatest one that is not after `latest`, and the number of rows after it.
+
+        A time is None if there is no such row. Of each epoch, whose times never fall, only the end is read.
+
+        :param latest: in µs since the epoch, as the times are.
+        """
+        segments, end = self._visible()
+        segments = [segment for segment in segments if segment.first_seq < end]
+        last: int | None = None
+        after = 0
+        for _, epoch in itertools.groupby(segments, lambda segment: segment.epoch):
+            batches = (batch for segment in reversed(list(epoch)) for batch in reversed(self._index(segment).batches))
+            for batch in batches:
+                if batch.min_time > latest:
+                    after += batch.rows
+                    continue
+                times = [batch.max_time]
+                if batch.max_time > latest:
+                    [part] = self.plan(batch.first_seq, batch.next_seq)
+                    times = [time for rows in read(part, ["time"]) for time in rows[0].cast(pa.int64()).to_pylist()]
+                    after += sum(time > latest for time in times)
+                last = max(time for time in (last, *times) if time is not None and time <= latest)
+                break
+        return min((segment.first_time for segment in segments), default=None), last, after
 
     def plan(
         self,

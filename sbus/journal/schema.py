@@ -44,6 +44,7 @@ __all__ = [
     "FORMATS",
     "GAPS",
     "KINDS",
+    "MESSAGES",
     "Column",
     "Format",
     "Kind",
@@ -71,12 +72,16 @@ class Kind(enum.StrEnum):
     LOST = "lost"  # the bus dropped messages for the recorder
     CLOCK = "clock"  # the clock was set: the times of the rows before and behind this one are not comparable
     DAMAGED = "damaged"  # rows that were recorded, and that the disk has damaged; one row stands for all of them
+    DIGEST = "digest"  # a message whose payload was too long to be kept: the row has its length and SHA-256
 
 
 KINDS = tuple(Kind)
 """Every kind, at the index that it has in the dictionary."""
 
-GAPS = frozenset(KINDS) - {Kind.MESSAGE, Kind.CLOCK}
+MESSAGES = frozenset({Kind.MESSAGE, Kind.DIGEST})
+"""The kinds of messages of the bus."""
+
+GAPS = frozenset(KINDS) - MESSAGES - {Kind.CLOCK}
 """The kinds of gaps: messages may be missing before such a row, and of `Kind.DAMAGED` in its place."""
 
 _NAMES = pa.dictionary(pa.int8(), pa.utf8())
@@ -120,15 +125,15 @@ _OF_ALL_FORMATS = (
     Column(
         "kind",
         _NAMES,
-        "``message``, or the kind of a gap: ``start``, ``stop``, ``reconnect``, ``full``, ``lost``, ``damaged``; "
-        "or ``clock``",
+        "``message``; ``digest``, a message whose payload was too long to be kept; the kind of a gap: ``start``, "
+        "``stop``, ``reconnect``, ``full``, ``lost``, ``damaged``; or ``clock``",
     ),
     Column("key", pa.binary(), "the key of a message; empty for a gap"),
     Column(
         "payload",
         pa.binary(),
         "the payload of a message; for ``lost``, the receipt of the bus: ``<messages> <bytes> <total> <why>``; for "
-        "other gaps and for ``clock``, a JSON object",
+        "``digest`` and ``clock``, and for other gaps, a JSON object",
     ),
 )
 _SENDER = Column("sender", STORED, "the publisher of the message, as the bus names it", nullable=True)
@@ -238,14 +243,15 @@ def _with_nobody(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.append_column(_SENDER.name, encode_senders(None, rows.num_rows))
 
 
-FORMAT = 4
+FORMAT = 5
 """The newest format, which this package writes."""
 
 FORMATS = {
     1: Format(1, _OF_ALL_FORMATS, tuple(map(str, KINDS[:5])), _with_todays_kinds),
     2: Format(2, _OF_ALL_FORMATS, tuple(map(str, KINDS[:6])), _with_todays_kinds),
-    3: Format(3, _OF_ALL_FORMATS, tuple(map(str, KINDS)), _with_nobody),
-    4: Format(4, (*_OF_ALL_FORMATS, _SENDER), tuple(map(str, KINDS))),
+    3: Format(3, _OF_ALL_FORMATS, tuple(map(str, KINDS[:8])), _with_nobody),
+    4: Format(4, (*_OF_ALL_FORMATS, _SENDER), tuple(map(str, KINDS[:8])), _with_todays_kinds),
+    5: Format(5, (*_OF_ALL_FORMATS, _SENDER), tuple(map(str, KINDS))),
 }
 """Every format that this package can read, by its version."""
 

@@ -37,7 +37,7 @@ from sbus.errors import JournalError
 from sbus.journal import disk
 from sbus.journal.index import BATCH, HEAD, RECORD_SIZE, SYNC, Record, parse_records
 from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment
-from sbus.journal.schema import END_OF_STREAM, Format, Kind, decode, header, read_header
+from sbus.journal.schema import END_OF_STREAM, MESSAGES, Format, Kind, decode, header, read_header
 from sbus.journal.summary import Summary, key_range
 
 __all__ = ["SegmentWriter", "remove_segment"]
@@ -278,7 +278,7 @@ class SegmentWriter:
             yield None
             return
         for batch in batches:
-            if batch.kind is Kind.MESSAGE:
+            if batch.kind in MESSAGES:
                 body = self._read_body(batch)
                 yield body and decode(pa.py_buffer(body), self._journal_id, ["key"], format_).column(0)
 

@@ -67,12 +67,12 @@ def split(stored: pa.RunEndEncodedArray, names: Sequence[str]) -> dict[str, pa.A
     """
     runs = stored.values.dictionary_encode()
     known = [_parse(name) for name in runs.dictionary.to_pylist()]
-    columns = {}
-    for number, (name, type_) in enumerate(TYPES.items()):
-        if name in names:
-            values = pa.array([sender[number] for sender in known], type_).take(runs.indices)
-            columns[name] = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(stored.run_ends, values))
-    return columns
+    rows = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(stored.run_ends, runs.indices))
+    return {
+        name: pa.array([sender[number] for sender in known], type_).take(rows)
+        for number, (name, type_) in enumerate(TYPES.items())
+        if name in names
+    }
 
 
 def _parse(name: bytes) -> _Values:

@@ -21,7 +21,7 @@ from sbus.journal.consumers import consumers
 from sbus.journal.index import REPAIR, Index, read_index
 from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, read_identity
 from sbus.journal.reader import Slice, read
-from sbus.journal.schema import END_OF_STREAM, Kind
+from sbus.journal.schema import END_OF_STREAM, MESSAGES, Kind
 from sbus.journal.summary import Summary, key_range, read_summary
 
 __all__ = ["Verified", "problems_of", "verify"]
@@ -159,7 +159,7 @@ class _Check:
                 self._problem(ARROWS, f"the rows from {record.first_seq} are not numbered one after the other")
             if batch.column("kind").unique().to_pylist() != [record.kind]:
                 self._problem(ARROWS, f"the rows from {record.first_seq} are not of the kind {record.kind}")
-            if record.kind is Kind.MESSAGE:
+            if record.kind in MESSAGES:
                 yield batch.column("key")
 
     def _check_end(self, end: int) -> None:

@@ -49,6 +49,7 @@ import pyarrow as pa
 from sbus.errors import JournalError
 from sbus.journal import disk
 from sbus.journal.clock import from_seconds, now, to_seconds, uptime
+from sbus.journal.digests import Digest
 from sbus.journal.index import last_sync
 from sbus.journal.layout import (
     ARROWS,
@@ -277,6 +278,18 @@ class JournalWriter:
         """
         if len(keys):
             self._write(Kind.MESSAGE, keys, payloads, times, ends, senders)
+
+    def append_digest(
+        self, key: bytes, digest: Digest, time: int | None = None, senders: Senders | None = None
+    ) -> None:
+        """Append the row of a message whose payload is too long to be kept.
+
+        :param digest: what is kept of the payload.
+        :param time: when the message arrived; as for `append`.
+        :param senders: its publisher; None: unknown.
+        :raises OSError: as for `append`.
+        """
+        self._write(Kind.DIGEST, [key], [digest.pack()], time, senders=senders)
 
     def append_gap(self, kind: Kind, details: Mapping[str, object], time: int | None = None) -> None:
         """Append the row of a gap.

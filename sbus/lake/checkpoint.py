@@ -1,16 +1,17 @@
-"""Spark's checkpoint of a stream: read, sync, and repair it after a power cut.
+"""The checkpoint of an archive, in the form of Spark's streams: read, write, sync and repair it.
 
 Theory of operation
 -------------------
 
-Spark writes two small files for each batch::
+There are two small files for each batch. Spark writes them for ``sbus spark archive``, and `Checkpoint.plan` and
+`Checkpoint.mark` write the same for ``sbus archive``, so that either goes on where the other was::
 
     <checkpoint>/offsets/<number>    before the batch runs: the offset that it reads up to
     <checkpoint>/commits/<number>    after the batch has run
     <checkpoint>/metadata            once: the ID of the stream
 
-A batch is *done* when its file in ``commits`` is there. After a crash Spark runs the first batch without such a file
-again, up to the same offset. Each file has a checksum beside it, ``.<number>.crc``.
+A batch is *done* when its file in ``commits`` is there. After a crash the first batch without such a file runs again,
+up to the same offset. Spark puts a checksum beside each of its files, ``.<number>.crc``; a file without one is as good.
 
 Spark never syncs these files. That is enough for its own purposes, because a batch that is planned again is written
 again. It is not enough here, for two reasons:
@@ -31,14 +32,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 from sbus.journal import disk
+from sbus.journal.following import Offset
 
-__all__ = ["Checkpoint"]
+__all__ = ["KEPT", "Checkpoint"]
 
-Offsets = dict[str, int]
+KEPT = 100
+"""The batches that Spark keeps, and can go back."""
 
 
 class Checkpoint:
@@ -57,7 +62,7 @@ class Checkpoint:
         """Return the number of the last batch that is done; -1 before the first."""
         return max(_numbers(self._commits), default=-1)
 
-    def offsets(self, batch: int) -> Offsets:
+    def offsets(self, batch: int) -> Offset:
         """Return the offset that a batch reads up to.
 
         For each journal it is the sequence number after the last row.
@@ -66,6 +71,31 @@ class Checkpoint:
         """
         lines = _lines(self._offsets / str(batch))
         return dict(lines[-1]) if lines else {}
+
+    def is_planned(self, batch: int) -> bool:
+        """Return whether a batch has an offset."""
+        return (self._offsets / str(batch)).exists()
+
+    def plan(self, batch: int, offset: Offset, mode: int) -> None:
+        """Write the offset that a batch reads up to, and sync it.
+
+        :param mode: the permissions of the file.
+        """
+        if not (self._directory / "metadata").exists():
+            self._write(self._directory / "metadata", json.dumps({"id": str(uuid.uuid4())}), mode)
+        now = {"batchWatermarkMs": 0, "batchTimestampMs": time.time_ns() // 1_000_000, "conf": {}}
+        self._write(self._offsets / str(batch), f"v1\n{json.dumps(now)}\n{json.dumps(offset)}", mode)
+
+    def mark(self, batch: int, mode: int) -> None:
+        """Write that a batch is done, and sync that with all that Spark has left unsynced."""
+        self._write(self._commits / str(batch), 'v1\n{"nextBatchWatermarkMs":0}', mode)
+        self.sync(batch)
+        for log in (self._offsets, self._commits):
+            _remove(log / str(batch - KEPT))
+
+    def _write(self, path: Path, text: str, mode: int) -> None:
+        disk.remove(str(_checksum(path)))
+        disk.replace(str(path), text.encode(), mode)
 
     def sync(self, batch: int) -> None:
         """Sync the files of all batches up to this one.
@@ -132,9 +162,14 @@ def _objects(lines: list[str]) -> list[Any]:
         return []
 
 
+def _checksum(path: Path) -> Path:
+    """Return the path of Spark's checksum of a file."""
+    return path.with_name(f".{path.name}.crc")
+
+
 def _remove(path: Path) -> None:
     disk.remove(str(path))
-    disk.remove(str(path.with_name(f".{path.name}.crc")))
+    disk.remove(str(_checksum(path)))
 
 
 def _remove_checksums(log: Path) -> None:

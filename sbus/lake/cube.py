@@ -11,7 +11,8 @@ For each closed hour there are two small files in the state of the lake::
 The digest covers the names of the hour's files and the columns of the counts. A name always stands for the same rows,
 so counts with the digest of the current files are correct. Others are left over from before a compaction, a ``forget``
 or a new version of sbus, and are removed. The counts are a cache: they can be deleted at any time, and are made again
-when a report needs them.
+when a report needs them. One lock is held while an hour is counted and while counts are removed, so that no process
+adds counts of rows that ``forget`` has just removed: what it counts later, it finds gone.
 
 *Counts* have the number of messages and bytes, and the first and last time, of each key, payload size and publisher.
 Sizes keep six significant bits: up to 63 they are exact, and above that at most 1.6 % too small. A publisher is the
@@ -33,16 +34,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sbus.journal.digests import is_message, payload_lengths
 from sbus.journal.schema import Kind
 from sbus.lake.merge import Limits, sorted_rows
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
 from sbus.ownership import replacing
 
-__all__ = ["PROGRAM", "UNKNOWN", "build", "clean", "update"]
+__all__ = ["PROGRAM", "UNKNOWN", "build", "clean", "publishers", "update"]
 
 PROGRAM, UNKNOWN = -1, -2
 """Publishers that are not users: the program around the bus, and unknown publishers."""
 
+_LOCK = "cube.lock"
 _KEYS = ["journal", "key", "size", "publisher"]
 _SUMS = [("n", "sum"), ("bytes", "sum"), ("first", "min"), ("last", "max")]
 _SIZE_BITS = 6
@@ -63,21 +66,27 @@ def update(table: Table, hours: dict[Hour, list[DataFile]]) -> dict[Hour, tuple[
         base = _base(directory, hour, files)
         paths = f"{base}.counts.parquet", f"{base}.rows.parquet"
         if not all(map(os.path.exists, paths)):
-            build(table, files, directory, paths)
+            with table.state.locked(_LOCK):
+                build(table, files, directory, paths)
         found[hour] = paths
     return found
 
 
 def clean(table: Table, hours: dict[Hour, list[DataFile]]) -> None:
-    """Remove the counts of files that are no longer there.
+    """Remove the counts of files that are no longer there, and what killed processes have left.
 
     :param hours: all hours of the lake.
     """
     directory = table.state.directory / "cube"
+    if not directory.exists():
+        return
     valid = {os.path.basename(_base(directory, hour, files)) for hour, files in hours.items()}
-    for path in directory.glob("*.parquet") if directory.exists() else ():
-        if path.name.split(".")[0] not in valid:
-            path.unlink(missing_ok=True)
+    with table.state.locked(_LOCK):
+        for path in directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name.split(".")[0] not in valid or path.suffix != ".parquet":
+                path.unlink(missing_ok=True)
 
 
 def _base(directory: Path, hour: Hour, files: Sequence[DataFile]) -> str:
@@ -114,15 +123,15 @@ def build(table: Table, files: Sequence[DataFile], directory: Path, paths: tuple
 
 
 def _count(rows: pa.RecordBatch) -> pa.Table:
-    messages = rows.filter(pc.equal(rows.column("kind"), str(Kind.MESSAGE)))
-    length = pc.cast(pc.binary_length(messages.column("payload")), pa.int64())
+    messages = rows.filter(is_message(rows.column("kind")))
+    length = payload_lengths(messages)
     times = messages.column("time").cast(pa.int64())
     table = pa.table(
         {
             "journal": messages.column("journal"),
             "key": messages.column("key"),
             "size": _rounded(length),
-            "publisher": _publishers(messages),
+            "publisher": publishers(messages),
             "n": pa.repeat(pa.scalar(1, pa.int64()), messages.num_rows),
             "bytes": length,
             "first": times,
@@ -132,7 +141,8 @@ def _count(rows: pa.RecordBatch) -> pa.Table:
     return _grouped(table)
 
 
-def _publishers(messages: pa.RecordBatch) -> pa.Array:
+def publishers(messages: pa.RecordBatch) -> pa.Array:
+    """Return the publisher of each message: the UID of a user, `PROGRAM` or `UNKNOWN`."""
     is_program = pc.equal(messages.column("sender_number"), 0)
     return pc.coalesce(messages.column("sender_uid"), pc.if_else(is_program, PROGRAM, UNKNOWN), UNKNOWN)
 
@@ -169,7 +179,7 @@ class _Kept:
         """Look at the next rows, all of one journal."""
         self._schema = rows.schema
         journal = rows.column("journal")[0].as_py()
-        is_special = pc.not_equal(rows.column("kind"), str(Kind.MESSAGE))
+        is_special = pc.invert(is_message(rows.column("kind")))
         wanted: set[int] = {0} if self._takes_next else set()
         for at in pc.indices_nonzero(is_special).to_pylist():
             wanted |= {at - 1, at, at + 1}

@@ -25,8 +25,8 @@ needed, and none of Spark's file systems for object storage.
 Statistics come from the footers: rows, and the least and greatest journal, ``seq``, ``time`` and kind of each file.
 Keys are left out, so that the log has nothing of a message when ``forget`` is done.
 
-The state (`sbus.lake.state`) is ``_sbus`` in the directory of the table, which Delta's readers skip. For a URL it is a
-local directory. The table has the ID of the lake in its properties, so another state cannot write to it.
+The state (`sbus.lake.state`) is beside the directory of the table; for a URL it is a local directory. The table has the
+ID of the lake in its properties, so another state cannot write to it.
 
 Credentials are those of the usual environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``,
 ``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, and whatever else the ``deltalake`` package reads. Executors that read files
@@ -63,8 +63,9 @@ from sbus.errors import LakeError, StorageError
 from sbus.journal import disk
 from sbus.journal.senders import TYPES
 from sbus.lake.checkpoint import Checkpoint
+from sbus.lake.place import Place
 from sbus.lake.state import State
-from sbus.lake.table import DataFile, Event, Hour, Table
+from sbus.lake.table import DataFile, Event, Hour, Table, staged_files
 from sbus.ownership import adopt, at, new_in
 
 __all__ = ["DeltaLake"]
@@ -95,6 +96,8 @@ _BLOCK = 8 << 20
 """Bytes of a file that are read at a time."""
 _CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
 """The variables of the environment that reach object storage."""
+_COMPACTED = "compacted"
+"""What the names of files begin with that compaction, ``prune`` and ``forget`` write."""
 _ORPHAN_HOURS = 168
 """Hours after which a file that no commit names is an orphan."""
 
@@ -103,8 +106,8 @@ class DeltaLake(Table):
     """A lake in a Delta table.
 
     :param location: a directory or a URL.
-    :param state: the directory of the state; None: ``_sbus`` in the directory, or, for a URL, one below the user's
-        state directory.
+    :param state: the directory of the state; None: beside the directory, or, for a URL, below the user's state
+        directory.
     :param credentials: the variables to use instead of the environment's.
     """
 
@@ -121,9 +124,10 @@ class DeltaLake(Table):
                 f"{location}: a Delta table cannot have a path with {found[0]}, which the library for Delta decodes: "
                 "choose another path, or a lake of --format=parquet"
             )
-        if state is None:
-            state = Path(location) / "_sbus" if self._is_local else _default_state(self.location)
-        self.state = State(state)
+        if state is not None:
+            self.state = State(state)
+        else:
+            self.state = State(Place(Path(location)) if self._is_local else _default_state(self.location))
         self._log = Path(location) / "_delta_log"
 
     def __reduce__(self) -> tuple[type[DeltaLake], tuple[str, Path, Mapping[str, str] | None]]:
@@ -148,8 +152,9 @@ class DeltaLake(Table):
             Checkpoint(self.state.checkpoint).sync_plan(batch)
             try:
                 actions = [
-                    self._add(path, Hour.parse(str(path.parent.relative_to(staged))), batch, data_change=True)
-                    for path in sorted(staged.glob("*/*/*.parquet"))
+                    self._add(path, Hour.parse(hour), batch, data_change=True)
+                    for hour, paths in staged_files(staged)
+                    for path in paths
                 ]
                 if actions:
                     self._commit(table, actions, "batch", f"batch {batch}", Transaction(application, batch))
@@ -169,7 +174,7 @@ class DeltaLake(Table):
         with pq.ParquetFile(path) as parquet:
             statistics = _statistics(parquet.metadata)
         size = path.stat().st_size
-        label = "compacted" if batch is None else f"{batch:010}"
+        label = _COMPACTED if batch is None else f"{batch:010}"
         name = f"{hour.directory}/{label}-{uuid.uuid4().hex}.parquet"
         self._put(path, name, old)
         return AddAction(
@@ -281,6 +286,48 @@ class DeltaLake(Table):
             orphans = table.vacuum(_ORPHAN_HOURS, dry_run=False, enforce_retention_duration=False, full=True)
         return len(deleted) + len(orphans)
 
+    def unnamed(self) -> list[DataFile]:
+        try:
+            table = self._table()
+        except LakeError:
+            return []
+        named = {file.name for file in _files(table)}
+        found = []
+        for name, size in self._list():
+            with contextlib.suppress(ValueError):
+                hour = Hour.parse(os.path.dirname(name))
+                if name.endswith(".parquet") and name not in named:
+                    found.append(DataFile(name, hour, size, 0.0))
+        return found
+
+    def _list(self) -> Iterator[tuple[str, int]]:
+        """Yield all files in the hours of the table, with their sizes."""
+        if self._is_local:
+            for path in Path(self.location).glob("date=*/hour=*/*"):
+                with contextlib.suppress(FileNotFoundError):
+                    yield str(path.relative_to(self.location)), path.stat().st_size
+            return
+        for file in self._files.get_file_info(pafs.FileSelector("", recursive=True)):
+            if file.type == pafs.FileType.File:
+                yield file.path, file.size
+
+    def sweep(self) -> list[DataFile]:
+        left = []
+        for file in self.unnamed():
+            if not self._is_mine(file):
+                left.append(file)
+            elif self._is_local:
+                disk.remove(str(Path(self.location) / file.name))
+            else:
+                self._files.delete_file(file.name)
+        return left
+
+    def _is_mine(self, file: DataFile) -> bool:
+        """Return whether only holders of the locks of this state can have begun the change that a file is of."""
+        # Another machine, with a state of its own, may be compacting a table in object storage.
+        is_batch = not os.path.basename(file.name).startswith(_COMPACTED)
+        return self._is_local or (is_batch and self._owner(self._table()) == self.state.fields().get("id"))
+
     def history(self) -> list[Event]:
         found = [
             Event(
@@ -337,9 +384,7 @@ class DeltaLake(Table):
         try:
             return DeltaTable(self.location, storage_options=self._options)
         except TableNotFoundError:
-            raise LakeError(
-                f"{self.location}: there is no lake, or it is empty: run sbus spark archive first"
-            ) from None
+            raise LakeError(f"{self.location}: there is no lake, or it is empty: run sbus archive first") from None
         except (DeltaError, OSError) as e:
             raise _unreachable(self.location, e) from None
 

@@ -31,8 +31,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbus.errors import LakeError, UsageError
+from sbus.journal.digests import is_message
 from sbus.journal.keytext import from_text
-from sbus.journal.schema import Kind
 from sbus.lake.cube import clean
 from sbus.lake.merge import Limits, Merged, iter_rows, merge
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
@@ -47,6 +47,7 @@ _CLOSED_AFTER = 300.0
 _DAY = 86400.0
 
 Progress = Callable[[str], None]
+Matcher = Callable[[pa.RecordBatch], pa.BooleanArray]
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class Outcome:
     :ivar after: files in their place.
     :ivar rows: rows in these.
     :ivar dropped: rows that are gone.
-    :ivar left: files that could not be touched, because their batch is not done.
+    :ivar left: files that could not be touched, because a batch is not done, or another process may be writing them.
     """
 
     hours: int = 0
@@ -173,6 +174,7 @@ def forget(
 ) -> Outcome:
     """Remove the messages with certain keys, and the files that had them.
 
+    It is complete if nothing is left (`Outcome.left`): no file in the lake or its state has such a message any more.
     Journals and copies of the lake still have the messages. So has a query that is running, until its process ends.
 
     :param pattern: a pattern of the bus, which a key has to match.
@@ -197,10 +199,38 @@ def forget(
                 _count(outcome, done, merged)
         # Also if nothing was found: a process may have been killed just before this.
         table.vacuum(0)
+        outcome.left += _sweep(table, matches)
     return outcome
 
 
-def _matcher(pattern: bytes, dialect: Dialect) -> Callable[[pa.RecordBatch], pa.BooleanArray]:
+def _sweep(table: Table, matches: Matcher) -> int:
+    """Delete what killed processes have left; return the number of files that may have such rows and had to stay.
+
+    A process that is killed leaves staged files, and files that the table does not name. They look the same as those of
+    an archive that is running, so they go only if there is none.
+    """
+    staging = table.state.staging
+    try:
+        with table.state.locked("lock", "an archive is running"):
+            for staged in staging.iterdir() if staging.exists() else ():
+                shutil.rmtree(staged, ignore_errors=True)
+            unnamed = table.sweep()
+    except LakeError:
+        unnamed = table.unnamed()
+    count = sum(path.suffix == ".parquet" for path in staging.rglob("*"))
+    return count + sum(_may_match(table, file, matches) for file in unnamed)
+
+
+def _may_match(table: Table, file: DataFile, matches: Matcher) -> bool:
+    try:
+        return _has_match(table, file, matches)
+    except FileNotFoundError:
+        return False  # its process has ended, and tidied up
+    except (OSError, pa.ArrowException):
+        return True  # it is incomplete, and nobody knows what it has
+
+
+def _matcher(pattern: bytes, dialect: Dialect) -> Matcher:
     if not pattern:
         raise UsageError("an empty pattern matches every key: to remove everything, remove the directory of the lake")
     check_recorded(pattern, dialect)
@@ -213,12 +243,12 @@ def _matcher(pattern: bytes, dialect: Dialect) -> Callable[[pa.RecordBatch], pa.
             if key not in known:
                 known[key] = matches_open(pattern, from_text(key), dialect.separator)
             found.append(known[key])
-        return pc.and_(pc.equal(rows.column("kind"), str(Kind.MESSAGE)), pa.array(found, pa.bool_()).take(keys.indices))
+        return pc.and_(is_message(rows.column("kind")), pa.array(found, pa.bool_()).take(keys.indices))
 
     return matches
 
 
-def _has_match(table: Table, file: DataFile, matches: Callable[[pa.RecordBatch], pa.BooleanArray]) -> bool:
+def _has_match(table: Table, file: DataFile, matches: Matcher) -> bool:
     with open_parquet(table, file) as parquet:
         return any(pc.any(matches(rows)).as_py() for rows in iter_rows(parquet, Limits(), ["kind", "key"]))
 

@@ -24,7 +24,6 @@ PyArrow does it in one process at the speed of the disk, and the process that do
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,15 +34,12 @@ import pyarrow.parquet as pq
 
 from sbus.errors import LakeError
 from sbus.journal.senders import TYPES
+from sbus.lake.encoding import create, new_writer
 
 __all__ = ["Limits", "Merged", "iter_rows", "merge", "sorted_rows"]
 
 _MIB = 1 << 20
 _MAX_BATCH_ROWS = 1 << 16
-_SORTING = (pq.SortingColumn(0), pq.SortingColumn(1))
-_DELTA_ENCODED = ("seq", "time")
-_DICTIONARIES = ("journal", "kind", "key", *TYPES)
-_STATISTICS = ("journal", "seq", "time", "kind", "key", *TYPES)
 
 Opener = Callable[[], pq.ParquetFile]
 Keep = Callable[[pa.RecordBatch], pa.BooleanArray]
@@ -400,19 +396,8 @@ class _Writer:
 
     def _begin_file(self, schema: pa.Schema) -> None:
         path = self._directory / f"part-{len(self.result.paths):05}.parquet"
-        self._file = pa.OSFile(str(path), "wb")
-        os.chmod(path, 0o600)
-        self._writer = pq.ParquetWriter(
-            self._file,
-            schema,
-            compression="zstd",
-            compression_level=3,
-            use_dictionary=[name for name in _DICTIONARIES if name in schema.names],
-            column_encoding={name: "DELTA_BINARY_PACKED" for name in _DELTA_ENCODED if name in schema.names},
-            write_statistics=[name for name in _STATISTICS if name in schema.names],
-            sorting_columns=_SORTING,
-            store_schema=False,
-        )
+        self._file = create(path)
+        self._writer = new_writer(self._file, schema, is_sorted=True)
         self.result.paths.append(path)
 
     def _end_file(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sbus.distribution import needs
 from sbus.errors import LakeError, UsageError
+from sbus.lake.place import Place
 from sbus.lake.plain import PlainTable
 from sbus.lake.state import State
 from sbus.lake.table import Table
@@ -23,7 +24,7 @@ def open_table(location: str, *, format: str | None = None, state: str | os.Path
 
     :param location: a directory, or the URL of a lake in object storage.
     :param format: the format of a new lake; None: the one that the lake has, or ``parquet``; for a URL ``delta``.
-    :param state: the directory of the lake's state, if it is not ``_sbus`` in the lake.
+    :param state: the directory of the lake's state, for a URL.
     :raises sbus.errors.LakeError: if the lake has another format, or object storage cannot have this one.
     :raises sbus.errors.UsageError: if the extra of the format is not installed, or there is no such format.
     """
@@ -38,8 +39,8 @@ def open_table(location: str, *, format: str | None = None, state: str | os.Path
         return _delta(location, state)
     directory = Path(os.path.abspath(location))
     if state is not None:
-        raise UsageError(f"{location}: the state of a lake in a directory is in there: leave out --state")
-    found = State(directory / "_sbus").fields().get("format")
+        raise UsageError(f"{location}: the state of a lake in a directory is beside it: leave out --state")
+    found = State(Place(directory)).fields().get("format")
     if found is None and (directory / "_delta_log").exists():
         found = DELTA
     if found is not None and format is not None and found != format:
@@ -62,5 +63,5 @@ def open_existing(location: str, state: str | os.PathLike[str] | None = None) ->
     """
     table = open_table(location, state=state)
     if not table.state.directory.exists() and not table.files():
-        raise LakeError(f"{table.location}: there is no lake: name the one that sbus spark archive writes")
+        raise LakeError(f"{table.location}: there is no lake: name the one that sbus archive writes")
     return table

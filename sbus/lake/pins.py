@@ -3,8 +3,8 @@
 Spark lists the files of a query when it is planned, and opens them minutes later. Compaction may have put another
 directory in their place by then. So a reader links the files that it has listed into a directory of its own::
 
-    <lake>/_sbus/readers/<id>/date=2026-01-31/hour=07/0000000042.parquet
-    <lake>/_sbus/readers/<id>.lock        locked by the process for as long as it lives
+    <lake>.sbus/readers/<id>/date=2026-01-31/hour=07/0000000042.parquet
+    <lake>.sbus/readers/<id>.lock         locked by the process for as long as it lives
 
 Links take no space until their files are replaced. `Pins.remove_dead` removes the directories of processes that have
 ended. A reader without the right to make links reads the files under their own names; if they are replaced meanwhile,
@@ -54,7 +54,10 @@ class Pins:
     def __init__(self, directory: Path, state: State) -> None:
         self._lake = directory
         self._state = state
-        self._readers = state.directory / "readers"
+
+    @property
+    def _readers(self) -> Path:
+        return self._state.directory / "readers"
 
     def pin(self, names: Sequence[str]) -> list[str]:
         """Return paths under which files stay readable for as long as this process lives.

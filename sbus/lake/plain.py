@@ -6,17 +6,18 @@ Theory of operation
 The layout::
 
     <lake>/date=2026-01-31/hour=07/0000000042.parquet    the rows of batch 42 in that hour (UTC)
+    <lake>/date=2026-01-31/hour=07/0000000042-1.parquet  more of them, if they are too many for one file
     <lake>/date=2026-01-31/hour=06/0000000041-0f3c9ab1-000.parquet
                                                          compacted: the rows of batches up to 41
-    <lake>/_sbus/batches/0000000042.json                 the manifest of batch 42: its files
-    <lake>/_sbus/floor.json                              the last batch that was compacted
-    <lake>/_sbus/retired/<time>-<id>/                    the directory of an hour as it was before a change
-    <lake>/_sbus/checkpoint/                             the progress of the archive, written by Spark
-    <lake>/_sbus/staging/, work/                         files that are being written
+    <lake>.sbus/batches/0000000042.json                  the manifest of batch 42: its files
+    <lake>.sbus/floor.json                               the last batch that was compacted
+    <lake>.sbus/retired/<time>-<id>/                     the directory of an hour as it was before a change
+    <lake>.sbus/checkpoint/                              the progress of the archive
+    <lake>.sbus/staging/, work/                          files that are being written
 
 There is no list of files but the directories themselves, so every change has to be one rename.
 
-*A batch* comes from executors as files in a directory of ``staging``. Then `PlainTable.commit` runs in the driver:
+*A batch* comes as files in a directory of ``staging``. Then `PlainTable.commit`:
 
 1. write the manifest: the union of the files of this batch and of all files in older manifests with this number or a
    higher one;
@@ -32,14 +33,14 @@ has. The old directory is then where the new one was built, and is deleted after
 
 Invariants:
 
-* *The name of a batch's file depends on the number of the batch and the hour alone.* A batch that is written again
+* *The name of a batch's file depends on the batch, the hour and a number alone.* A batch that is written again
   replaces its own files, and a rename is atomic, so a reader sees the old file or the new one and never a part.
 * *Every file of a batch is in a manifest before it is there.* So a batch that comes again with other rows finds the
   files that it does not have any more, and removes them. A batch comes with other rows only if a power cut took back
   what Spark had planned, and then it takes all later batches with it, which step 1 covers.
 * *A commit can be interrupted after any call and repeated*, with the same rows or with others. Until step 3 no row of
   the lake has changed; from there on, repeating it leads to the same files. The tests interrupt it after each call.
-* *Only settled batches are rewritten*: those that Spark has marked as done, with the mark synced. They never come
+* *Only settled batches are rewritten*: those that are marked as done, with the mark synced. They never come
   again. ``floor.json`` has the last of them, synced before the exchange; a batch up to there is refused, because only
   a checkpoint that is older than the lake (from a backup) would bring it.
 * *A listing is one directory.* A reader that lists an hour while it is exchanged has the old directory open or the new
@@ -49,8 +50,8 @@ Invariants:
 * *One writer of each sort*, by the locks of `sbus.lake.state`. ``commit.lock`` keeps a commit and a rewrite apart
   while the files of an hour change. Both hold it for milliseconds; merging needs no lock but that of maintenance.
 
-Spark asks for at most the last hundred batches again, so older manifests are removed. Names that begin with ``_`` are
-skipped by Spark and by other programs that read the directory as a table.
+At most the last hundred batches can come again, so older manifests are removed. Everything but the rows is beside the
+lake (`sbus.lake.place`), because programs that read the directory, or ``**/*.parquet``, take all that they find.
 
 Rejected: a manifest that readers have to follow, because DuckDB, Polars and pandas would see each row twice; moving
 files one by one, because no order of renames hides the old files at the moment when the new one appears; two renames
@@ -62,6 +63,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -73,16 +75,18 @@ import pyarrow as pa
 from sbus.errors import LakeError
 from sbus.journal import disk
 from sbus.journal.layout import read_object
+from sbus.lake.checkpoint import KEPT
 from sbus.lake.exchange import exchange
 from sbus.lake.pins import Pins
+from sbus.lake.place import Place
 from sbus.lake.state import State
-from sbus.lake.table import DataFile, Event, Hour, Table
+from sbus.lake.table import DataFile, Event, Hour, Table, staged_files
 from sbus.ownership import access_of, adopt, at, create
 
 __all__ = ["PlainTable"]
 
-_KEPT_MANIFESTS = 100
-"""Manifests that are kept: as many as Spark can go back batches."""
+_OF_BATCH = re.compile(r"([0-9]+)(?:-[0-9]+)?\.parquet")
+"""The name of a batch's file."""
 _TOMBSTONE = "deleted.parquet"
 """It stays in a directory whose files are deleted early: a reader that is just listing it fails, and misses nothing."""
 
@@ -97,11 +101,20 @@ class PlainTable(Table):
         self.directory = directory
         self.format = "parquet"
         self.location = str(directory)
-        self.state = State(directory / "_sbus")
-        self._batches = self.state.directory / "batches"
-        self._retired = self.state.directory / "retired"
-        self._floor = self.state.directory / "floor.json"
+        self.state = State(Place(directory))
         self._pins = Pins(directory, self.state)
+
+    @property
+    def _batches(self) -> Path:
+        return self.state.directory / "batches"
+
+    @property
+    def _retired(self) -> Path:
+        return self.state.directory / "retired"
+
+    @property
+    def _floor(self) -> Path:
+        return self.state.directory / "floor.json"
 
     # --- batches --------------------------------------------------------------------------------
 
@@ -112,7 +125,9 @@ class PlainTable(Table):
                 f"the checkpoint in {self.state.directory} is older than the lake; restore both from one copy"
             )
         files = {
-            f"{path.parent.relative_to(staged)}/{batch:010}.parquet": path for path in staged.glob("*/*/*.parquet")
+            f"{hour}/{batch:010}{f'-{number}' if number else ''}.parquet": path
+            for hour, paths in staged_files(staged)
+            for number, path in enumerate(paths)
         }
         manifests = {number: self._read_manifest(number) for number in self._list_numbers() if number >= batch}
         stale = set().union(*manifests.values()) - files.keys()
@@ -135,7 +150,7 @@ class PlainTable(Table):
         if stale:
             self._write_manifest(batch, files)
         shutil.rmtree(staged, ignore_errors=True)
-        disk.remove(self._manifest_path(batch - _KEPT_MANIFESTS))
+        disk.remove(self._manifest_path(batch - KEPT))
 
     def _list_numbers(self) -> list[int]:
         try:
@@ -234,6 +249,12 @@ class PlainTable(Table):
                 shutil.rmtree(directory, ignore_errors=True)
         return deleted
 
+    def unnamed(self) -> list[DataFile]:
+        return []  # all files are the table
+
+    def sweep(self) -> list[DataFile]:
+        return []
+
     def history(self) -> list[Event]:
         return [
             Event(None, float(line.get("time", 0)), str(line.get("what", "")), str(line.get("note", "")))
@@ -277,8 +298,8 @@ def _data_file(hour: Hour, name: str, directory: int) -> DataFile | None:
     if not name.endswith(".parquet") or name.startswith(("_", ".")):
         return None
     status = os.stat(name, dir_fd=directory)
-    stem = name.removesuffix(".parquet")
-    batch = int(stem) if stem.isdecimal() else None
+    found = _OF_BATCH.fullmatch(name)
+    batch = int(found[1]) if found else None
     return DataFile(f"{hour.directory}/{name}", hour, status.st_size, status.st_mtime, batch)
 
 

@@ -1,7 +1,7 @@
 """The local directory beside a lake: locks, identity, staged files, history.
 
-For a lake in a directory it is ``_sbus`` in there. For one in object storage it is a directory of this machine, because
-locks and renames need a file system.
+For a lake in a directory, `sbus.lake.place` says where it is. For one in object storage it is a directory of this
+machine, because locks and renames need a file system.
 
 Three locks, each taken with flock(2), so that it ends with its process:
 
@@ -29,11 +29,9 @@ from sbus.errors import LakeError
 from sbus.journal import disk
 from sbus.journal.layout import read_object
 from sbus.lake.checkpoint import Checkpoint
+from sbus.lake.place import Place
 
 __all__ = ["State"]
-
-_NAME = "_sbus"
-"""The name of the directory in a lake that is a directory."""
 
 
 class State:
@@ -41,20 +39,48 @@ class State:
 
     The permissions of its directory are those of all that is new in the lake; plain files lack those to execute them.
 
-    :param directory: where it is; made when it is first written.
+    :param place: where it is: a directory, or that of a lake in a directory; made when it is first written.
     :ivar mode: the permissions of files that are asked for; None: those of a lake that is there. Those of a new one
         are then ``0600``, but in a directory that is there and admits nobody but its group, that group may read.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, place: Path | Place) -> None:
+        self._place = place
         self.mode: int | None = None
-        self.checkpoint = directory / "checkpoint"
-        """The checkpoint of the archive, written by Spark."""
-        self.staging = directory / "staging"
-        """Where executors write batches."""
-        self._identity = directory / "lake.json"
-        self._history = directory / "history.jsonl"
+
+    @property
+    def directory(self) -> Path:
+        """The directory; an archive that starts may move it (`Place.move_out`)."""
+        return self._place.find() if isinstance(self._place, Place) else self._place
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint of the archive."""
+        return self.directory / "checkpoint"
+
+    @property
+    def staging(self) -> Path:
+        """Where the files of a batch are written before they are committed."""
+        return self.directory / "staging"
+
+    def settle(self, format_: str, *, has_rows: bool) -> None:
+        """Check that the state belongs to the lake, and mark the lake.
+
+        Call this with the writer's lock held.
+
+        :param has_rows: whether the lake has files.
+        :raises sbus.errors.LakeError: if it belongs to another one.
+        """
+        identity = self.identity(format_)
+        if isinstance(self._place, Place):
+            has_archived = Checkpoint(self.checkpoint).last_done() >= 0
+            self._place.check(identity, has_rows=has_rows, has_archived=has_archived)
+            self._place.mark(identity, self.directory_mode)
+
+    def move_out(self) -> None:
+        """Move the state of an earlier version out of the lake, if nobody uses it."""
+        if isinstance(self._place, Place):
+            self._place.move_out()
 
     @contextlib.contextmanager
     def locked(self, name: str, refusal: str | None = None) -> Iterator[None]:
@@ -64,16 +90,20 @@ class State:
         :param refusal: the error if another process holds it; None: wait.
         :raises sbus.errors.LakeError: if another process holds the lock, and `refusal` is given.
         """
-        self.make_directories(self.directory)
-        lock = ownership.open_or_create(self.directory / name, os.O_RDWR, self.file_mode)
-        try:
+        while True:
+            self.make_directories(self.directory)
+            lock = ownership.open_or_create(self.directory / name, os.O_RDWR, self.file_mode)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
-            except BlockingIOError:
-                raise LakeError(refusal) from None
-            yield
-        finally:
-            os.close(lock)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if refusal else 0))
+                except BlockingIOError:
+                    raise LakeError(refusal) from None
+                if not _is_at(lock, self.directory / name):
+                    continue  # the state was moved meanwhile
+                yield
+                return
+            finally:
+                os.close(lock)
 
     @contextlib.contextmanager
     def maintaining(self) -> Iterator[None]:
@@ -110,7 +140,7 @@ class State:
         if self.mode is not None:
             return ownership.directory_mode(self.mode)
         try:
-            prepared = stat.S_IMODE(self.directory.parent.stat().st_mode) if self.directory.name == _NAME else 0
+            prepared = stat.S_IMODE(self._place.lake.stat().st_mode) if isinstance(self._place, Place) else 0
         except FileNotFoundError:
             return 0o700
         return 0o700 if prepared & 0o007 else 0o700 | prepared & 0o070
@@ -121,8 +151,11 @@ class State:
         return self.directory_mode & 0o666
 
     def make_directories(self, path: Path) -> None:
-        """Make a directory of the lake and its missing parents, and sync each into its parent."""
-        disk.make_directories(str(path), self.directory_mode)
+        """Make a directory of the lake or its state, and its missing parents, and sync each into its parent."""
+        mode = self.directory_mode
+        if isinstance(self._place, Place):
+            self._place.make(mode)
+        disk.make_directories(str(path), mode)
 
     def apply_mode(self) -> None:
         """Let what is new have the permissions that are asked for, also in a lake that is there already.
@@ -132,7 +165,7 @@ class State:
         if self.mode is None:
             return
         wanted = ownership.directory_mode(self.mode)
-        for directory in [self.directory, self.directory.parent] if self.directory.name == _NAME else [self.directory]:
+        for directory in [self.directory, *([self._place.lake] if isinstance(self._place, Place) else [])]:
             found = stat.S_IMODE(directory.stat().st_mode)
             if found & 0o777 != wanted:
                 directory.chmod(found & ~0o777 | wanted)
@@ -162,7 +195,7 @@ class State:
         :raises sbus.errors.JournalError: if it is damaged.
         """
         try:
-            return read_object(str(self._identity))
+            return read_object(str(self.directory / "lake.json"))
         except FileNotFoundError:
             return {}
 
@@ -180,7 +213,7 @@ class State:
             return found
         made = uuid.uuid4().hex
         data = json.dumps({"id": made, "format": format_}).encode() + b"\n"
-        disk.replace(str(self._identity), data, self.file_mode)
+        disk.replace(str(self.directory / "lake.json"), data, self.file_mode)
         return made
 
     # --- history ------------------------------------------------------------------------------
@@ -188,7 +221,7 @@ class State:
     def note(self, what: str, note: str) -> None:
         """Add a line to the history; after a crash the last one may be missing."""
         line = json.dumps({"time": round(time.time(), 3), "what": what, "note": note}).encode() + b"\n"
-        fd = ownership.open_or_create(self._history, os.O_WRONLY | os.O_APPEND, self.file_mode)
+        fd = ownership.open_or_create(self.directory / "history.jsonl", os.O_WRONLY | os.O_APPEND, self.file_mode)
         try:
             os.write(fd, line)
         finally:
@@ -197,7 +230,7 @@ class State:
     def notes(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of the history; a torn one is left out."""
         try:
-            lines = self._history.read_text(errors="replace").splitlines()
+            lines = (self.directory / "history.jsonl").read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return
         for line in lines:
@@ -205,3 +238,10 @@ class State:
                 found = json.loads(line)
                 if isinstance(found, dict):
                     yield found
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -30,7 +30,10 @@ what happened to the table.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+import contextlib
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,9 +42,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sbus.errors import LakeError
 from sbus.lake.state import State
 
-__all__ = ["GRACE", "DataFile", "Event", "Hour", "Table", "open_parquet"]
+__all__ = ["GRACE", "DataFile", "Event", "Hour", "Table", "open_parquet", "staged_files"]
 
 GRACE = 3600.0
 """The least time in seconds for which a file that was replaced can still be read."""
@@ -133,6 +137,31 @@ class Table(abc.ABC):
     location: str
     state: State
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Lock the table for an archive, and remove the staged files of an interrupted one.
+
+        :raises sbus.errors.LakeError: if another archive holds the lock, or the checkpoint is missing.
+        :raises OSError: if the lake cannot be written.
+        """
+        state = self.state
+        refusal = f"{self.location}: another job writes to this lake: stop it, or name another lake"
+        state.move_out()
+        with state.locked("lock", refusal):
+            has_rows = bool(self.files())
+            if not (state.checkpoint / "offsets").exists() and has_rows:
+                raise LakeError(
+                    f"{self.location}: it has rows, but nothing says from where ({state.checkpoint} is missing): "
+                    "restore that from a copy, or name another lake"
+                )
+            state.settle(self.format, has_rows=has_rows)
+            state.make_directories(state.staging)
+            for left in state.staging.iterdir():
+                shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
+            state.apply_mode()
+            state.make_checkpoint()
+            yield
+
     @abc.abstractmethod
     def commit(self, batch: int, staged: Path) -> None:
         """Add a batch; committed again, it is there once.
@@ -183,8 +212,26 @@ class Table(abc.ABC):
         """
 
     @abc.abstractmethod
+    def unnamed(self) -> list[DataFile]:
+        """Return the files in the place of the table that it does not name: of changes that were never finished."""
+
+    @abc.abstractmethod
+    def sweep(self) -> list[DataFile]:
+        """Delete unnamed files at once, however young they are; return those that another machine may be writing.
+
+        Only the holder of both the writer's and the maintenance lock calls this.
+        """
+
+    @abc.abstractmethod
     def history(self) -> list[Event]:
         """Return what happened to the table, the newest last."""
+
+
+def staged_files(staged: Path) -> Iterator[tuple[str, list[Path]]]:
+    """Yield the directory of each hour that has staged files, with these files in order."""
+    paths = sorted(staged.glob("*/*/*.parquet"))
+    for hour, files in itertools.groupby(paths, lambda path: str(path.parent.relative_to(staged))):
+        yield hour, list(files)
 
 
 def open_parquet(table: Table, file: DataFile) -> pq.ParquetFile:

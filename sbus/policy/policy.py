@@ -132,6 +132,10 @@ class Rights:
         """The lowest of the rates; None without one."""
         return min(self.rates, default=None)
 
+    def payloads(self) -> Verdict:
+        """Judge the publication of payloads in sealed memory."""
+        return next((rule.denial() for rule in self.rules if rule.payload is False), ALLOWED)
+
     def publication(self, zone: Zone) -> Verdict:
         """Judge the publication of a key.
 

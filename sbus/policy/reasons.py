@@ -23,7 +23,7 @@ class Reason(NamedTuple):
 
     :ivar decides: whether the verdict is this because of it; else it would have decided, had not something else.
     :ivar rule: the rule's name, ``closed`` or ``default``.
-    :ivar pattern: the pattern of the rule's `field` that is meant; None for the default.
+    :ivar pattern: the pattern of the rule's `field` that is meant; None for ``default`` and ``payload``.
     """
 
     decides: bool
@@ -73,7 +73,16 @@ def explain(policy: Policy, who: Identity, verb: Verb, key: bytes) -> Explanatio
         )
         if isinstance(asked, _Pattern):
             reasons += asked.overlaps(rights.rules)
+    if verb == "publish" and verdict.is_allowed:
+        reasons += _against_payloads(rights.rules)
     return Explanation(verdict, reasons)
+
+
+def _against_payloads(rules: Iterable[Rule]) -> Iterator[Reason]:
+    for rule in rules:
+        if rule.payload is False:
+            text = "payload = false: forbids it with a payload in sealed memory, not in a packet"
+            yield Reason(False, rule.name, rule.where, "payload", None, text)
 
 
 def _default(policy: Policy, is_secret: bool) -> Reason:

@@ -1,11 +1,18 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The compiled twin of `sbus.protocol.bundles`: it copies each byte once."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport uint32_t
 from libc.string cimport memcmp, memcpy
 
 from sbus.protocol._framing cimport has_magic, is_framed, read_length
+
+cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
+
+
+cdef enum:
+    LARGE = 16384  # see `sbus.protocol.bundles.LARGE`
 
 
 cdef inline void _put(unsigned char *at, uint32_t number) noexcept:
@@ -23,7 +30,7 @@ cdef inline Py_ssize_t _size(object packet) except -1:
 
 cdef inline bint _is_bundle(object packet) except -1:
     cdef Py_ssize_t size = _size(packet)  # raises if it is not bytes
-    return has_magic(PyBytes_AS_STRING(packet), size)
+    return has_magic(PyBytes_AS_STRING(packet), size) and PyBytes_CheckExact(packet)
 
 
 cdef bint _is_end(const char *data, Py_ssize_t size) noexcept:
@@ -31,7 +38,7 @@ cdef bint _is_end(const char *data, Py_ssize_t size) noexcept:
     return size >= 15 and memcmp(data, b"CMSG bundle/off", 15) == 0 and (size == 15 or data[15] == 0)
 
 
-def unbundle(list packets not None):
+def unbundle(list packets not None, Py_ssize_t enough=PY_SSIZE_T_MAX):
     """See `sbus.protocol.bundles._unbundle`."""
     cdef Py_ssize_t at, size
     cdef uint32_t length
@@ -48,7 +55,7 @@ def unbundle(list packets not None):
     for packet in packets:
         size = _size(packet)
         data = PyBytes_AS_STRING(packet)
-        if ended or not _is_bundle(packet) or not is_framed(data, size):
+        if ended or len(plain) >= enough or not _is_bundle(packet) or not is_framed(data, size):
             plain.append(packet)
             ended = ended or _is_end(data, size)
             continue
@@ -67,13 +74,16 @@ def pack(list packets not None, Py_ssize_t limit, Py_ssize_t most):
     cdef unsigned char *data
     cdef object packet, bundle
     cdef list bundles = [], counts = []
-    total = len(packets)  # no Python code runs from here on, so the list cannot change
+    total = len(packets)  # no Python code but __len__ runs from here on, so the list cannot change
     while at < total and len(bundles) < most:
         size = 4
         end = at
         while end < total:
-            length = _size(packets[end])
-            if size + 4 + length > limit:
+            packet = packets[end]
+            length = _size(packet)
+            if length >= LARGE or size + 4 + length > limit:
+                break
+            if not PyBytes_CheckExact(packet) and len(packet) != length:
                 break
             size += 4 + length
             end += 1

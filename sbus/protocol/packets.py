@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 
-A packet is a verb (``MSG``, ``SUB``, ``UNSUB``, ``CMSG``), one space, a key or pattern, and, behind a NUL, a payload.
-The kernel keeps packets apart, so there is no framing and no partial input: `parse` either returns a `Packet` or raises
-`Violation`. Protocol: "Packets".
+A packet is a verb (``MSG``, ``SUB``, ``UNSUB``, ``CMSG``, ``FMSG``), one space, a key or pattern, and, behind a NUL, a
+payload. The kernel keeps packets apart, so there is no framing and no partial input: `parse` either returns a `Packet`
+or raises `Violation`. Protocol: "Packets".
 
 Invariants:
 
@@ -86,6 +86,31 @@ class Truncated(bytes):
         return packet
 
 
+class Split(bytes):
+    """A long message that was received in two parts: these bytes are its packet up to the payload.
+
+    So the payload is where its owner keeps it, and is not copied out of a packet. The length is what came in a packet.
+
+    :ivar payload: the rest of the packet; or a view of it, if it came in sealed memory.
+    """
+
+    payload: bytes | memoryview
+
+    @classmethod
+    def of(cls, head: bytes, payload: bytes | memoryview) -> Split:
+        """Return a packet in two parts; the first one ends with the NUL behind the key."""
+        packet = cls(head)
+        packet.payload = payload
+        return packet
+
+    def __len__(self) -> int:
+        return super().__len__() + (len(self.payload) if isinstance(self.payload, bytes) else 0)
+
+    def whole(self) -> bytes:
+        """Return the packet in one part."""
+        return self + self.payload
+
+
 class Packet(NamedTuple):
     """A parsed packet: verb, key or pattern, and the bytes behind the key's NUL.
 
@@ -104,7 +129,7 @@ def parse(packet: bytes) -> Packet:
         a packet over the size limit.
     """
     verb, space, _ = packet[:6].partition(b" ")
-    if not space or verb not in (MSG, SUB, UNSUB, CMSG):
+    if not space or verb not in (MSG, SUB, UNSUB, CMSG, FMSG):
         if packet.startswith(MAGIC):  # a good bundle from a client that asked for them was unbundled before
             raise Violation(ViolationReason.BAD_BUNDLE)
         if packet == DRIPPING:

@@ -4,13 +4,14 @@ Each batch costs the journal a record, a checksum and two writes, so a batch sho
 that arrives alone must not wait for others, so a timer bounds how long it is held.
 
 Messages go straight from received packets into the columns of a batch (`sbus.protocol.columns`). Messages that were
-read together share one time, and consecutive messages of one publisher share one name.
+read together share one time, and consecutive messages of one publisher share one name. A payload in sealed memory is a
+batch of its own (`sbus.recorder.payloads`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +20,10 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from sbus.journal import clock
 from sbus.journal.senders import Senders
 from sbus.protocol.columns import Columns
+from sbus.recorder.payloads import MAX_HELD, Payload, find_memory, is_payload
+
+if TYPE_CHECKING:
+    from sbus.journal.writer import JournalWriter
 
 __all__ = ["Batch", "BatchBuffer"]
 
@@ -57,6 +62,10 @@ class Batch(NamedTuple):
         """The bytes of memory that the batch takes."""
         return _memory(self.rows, self.size, len(self.times), self.senders.names.nbytes + self.senders.ends.nbytes)
 
+    def append(self, journal: JournalWriter) -> None:
+        """Append the messages; see `sbus.journal.writer.JournalWriter.append_columns`."""
+        journal.append_columns(*self)
+
 
 def _memory(rows: int, size: int, times: int, senders: int) -> int:
     data = size + 8 * rows + senders
@@ -75,17 +84,21 @@ class BatchBuffer:
     :param rows: the number of messages that completes a batch.
     :param size: the number of bytes, in keys and payloads, that completes a batch; the last message may exceed it.
     :param seconds: the longest time that a message is held.
+    :param max_payload: the bytes in the longest payload of sealed memory that is kept.
+    :param capacity: the bytes of memory that messages may take until they are written.
     :param now: returns the time, in µs since the epoch.
     """
 
     def __init__(
         self,
         reactor: IReactorTime,
-        send: Callable[[Batch], object],
+        send: Callable[[Batch | Payload], object],
         *,
         rows: int,
         size: int,
         seconds: float,
+        max_payload: int = 0,
+        capacity: int = 0,
         now: Callable[[], int] = clock.now,
     ) -> None:
         self._reactor = reactor
@@ -93,6 +106,8 @@ class BatchBuffer:
         self._max_rows = rows
         self._max_bytes = size
         self._max_seconds = seconds
+        self._max_payload = max_payload
+        self._least = capacity // MAX_HELD
         self._now = now
         self._columns = Columns()
         self._times: list[int] = []
@@ -122,6 +137,7 @@ class BatchBuffer:
         :param packets: packets and bundles.
         :param handle: called with each packet that is no message, when those before it have been added.
         :returns: whether there was a message.
+        :raises UnusablePayload: if a payload in sealed memory cannot be recorded.
         """
         now = self._now()
         at = offset = 0
@@ -143,9 +159,21 @@ class BatchBuffer:
                     self._timer = self._reactor.callLater(self._max_seconds, self.flush)
             if len(columns.senders) + len(columns.run_starts) >= self._max_bytes:
                 self._drop_names(columns)
-            if other is not None:
+            if other is None:
+                continue
+            if is_payload(other):
+                found = True
+                self._add_payload(other, packets[at if offset else at - 1], now)
+            else:
                 handle(other)
         return found
+
+    def _add_payload(self, packet: bytes, source: bytes, now: int) -> None:
+        """Send a message whose payload is in the memory that came with `source`, the packet or its bundle."""
+        self.flush()
+        memory = find_memory(source)
+        sender = self._columns.sender
+        self._send(Payload(packet, memory, now, sender, max_payload=self._max_payload, least=self._least))
 
     def _drop_names(self, columns: Columns) -> None:
         """Forget the names that nobody published under: a bus that sends nothing else must not fill the memory."""

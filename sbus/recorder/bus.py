@@ -13,8 +13,9 @@ from sbus.client.options import ConnectOptions
 from sbus.client.tx import Bus
 from sbus.client.tx.protocol import BusProtocol
 from sbus.errors import ConnectionLost
-from sbus.protocol.controls import SENDER_ON
+from sbus.protocol.controls import PAYLOAD_ON, SENDER_ON
 from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, build
+from sbus.recorder.payloads import UnusablePayload
 from sbus.seqpacket.transport import PacketTransport
 
 __all__ = ["RecorderBus", "Take"]
@@ -42,6 +43,11 @@ class RecorderBus(Bus):
     def ask_senders(self) -> None:
         """Ask the bus to name the publishers of all later messages, if it can."""
         self.send([build(CMSG, SENDER_ON)])
+
+    def ask_payloads(self) -> None:
+        """Ask the bus for large payloads in sealed memory, if it has them."""
+        if self.transport.pass_payloads(True):
+            self.send([build(CMSG, PAYLOAD_ON)])
 
     def subscribe_all(self, patterns: Sequence[bytes]) -> None:
         """Subscribe to patterns; a message that several of them match arrives once."""
@@ -75,10 +81,16 @@ class RecorderBus(Bus):
         if self._fence_packet in packets:
             place = packets.index(self._fence_packet)
             self._fence_packet = None
-            self._take(packets[:place], self._handle)
+            self._take_all(packets[:place])
             self._fence_returned.callback(None)
             packets = packets[place + 1 :]
-        self._take(packets, self._handle)
+        self._take_all(packets)
+
+    def _take_all(self, packets: list[bytes]) -> None:
+        try:
+            self._take(packets, self._handle)
+        except UnusablePayload as error:
+            self._end(ConnectionLost(str(error)))
 
     def _denied(self, denial: Denial) -> None:
         """End the connection: a recorder that lacks a pattern must not look as if it recorded everything."""

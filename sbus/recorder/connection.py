@@ -80,6 +80,7 @@ class RecordSink(Protocol):
 
         :param handle: called with each other packet, in its place.
         :returns: whether there was a message.
+        :raises sbus.recorder.payloads.UnusablePayload: if a payload in sealed memory cannot be recorded.
         """
 
     def add_lost(self, lost: Lost) -> None:
@@ -252,6 +253,7 @@ class Connection:
         if bus.core.dialect.control:
             bus.control(OBSERVER_ON)
             bus.ask_senders()
+            bus.ask_payloads()
             hard = None if settings.hard == "adaptive" else settings.hard
             bus.flood_control(soft=settings.soft, hard=hard, order=settings.order)
             if settings.hard == "adaptive":

@@ -11,8 +11,9 @@
 * *Order.* Messages and gaps reach the journal in the order in which they happened: before a gap is submitted, the
   buffer is flushed, and the thread keeps the order of its jobs.
 * *Bounded memory.* The messages that are not in the journal yet take at most ``buffer_bytes``, and one read of the
-  socket. At that limit the connection is not read; it is read again when half of them are written. The messages that
-  arrive before the bus has confirmed the patterns have the same limit; of them, the oldest are dropped.
+  socket; of payloads in sealed memory, the length counts. At that limit the connection is not read; it is read again
+  when half of them are written. The messages that arrive before the bus has confirmed the patterns have the same limit;
+  of them, the oldest are dropped.
 * *A full disk costs no message by itself.* From the first failed job until the disk recovers, messages are kept up to
   that limit. Then they are written, and a ``full`` row after them. What the bus does with the messages that it cannot
   send is flood control; if it disconnects the recorder, `Connection` reports a gap of its own.
@@ -48,6 +49,7 @@ from sbus.journal.keytext import as_text
 from sbus.journal.schema import Kind
 from sbus.recorder.buffer import Batch, BatchBuffer
 from sbus.recorder.connection import Connection, GapDetails
+from sbus.recorder.payloads import Payload
 from sbus.recorder.retention import RetentionTrigger
 from sbus.recorder.settings import Settings
 from sbus.recorder.writer_thread import Job, JournalThread
@@ -138,6 +140,8 @@ class Recording:
             rows=settings.batch_rows,
             size=settings.batch_bytes,
             seconds=settings.batch_time,
+            max_payload=settings.max_payload,
+            capacity=settings.buffer_bytes,
         )
         self._connection = Connection(reactor, self._address, settings, self, backoff)
         self._has_started = False  # whether there is a start row
@@ -145,7 +149,7 @@ class Recording:
         self._is_full = False  # the connection waits for capacity
         self._submitted: deque[int] = deque()  # when the first message came, of each batch that is not written yet
         self._submitted_bytes = 0  # of memory, in these batches
-        self._held: deque[Batch] | None = None  # batches from before the bus has confirmed the patterns
+        self._held: deque[Batch | Payload] | None = None  # batches from before the bus has confirmed the patterns
         self._held_bytes = 0
         self._held_losses: list[Lost] = []
         self._dropped_unconfirmed = 0
@@ -265,7 +269,7 @@ class Recording:
 
     # --- jobs for the thread -------------------------------------------------------------------
 
-    def _batch_completed(self, batch: Batch) -> None:
+    def _batch_completed(self, batch: Batch | Payload) -> None:
         """Submit a batch, or hold it until the patterns are confirmed, and drop the oldest that were held so far."""
         if self._held is None:
             self._submit_batch(batch)
@@ -277,10 +281,10 @@ class Recording:
             self._held_bytes -= oldest.memory
             self._dropped_unconfirmed += oldest.rows
 
-    def _submit_batch(self, batch: Batch) -> None:
+    def _submit_batch(self, batch: Batch | Payload) -> None:
         self._submitted.append(batch.times[0])
         self._submitted_bytes += batch.memory
-        self._thread.submit(Job(lambda journal: journal.append_columns(*batch), batch))
+        self._thread.submit(Job(batch.append, batch))
         self._sync_soon()
 
     def _submit_gap(self, kind: Kind, details: GapDetails) -> None:

@@ -37,6 +37,8 @@ class Settings:
     :ivar batch_time: the longest time that a message is held for its batch, in seconds.
     :ivar sync: the seconds between two syncs while there are new rows; 0: a sync after every batch.
     :ivar buffer_bytes: the bytes of memory, in messages that are not written yet, at which the bus is no longer read.
+    :ivar max_payload: the bytes in the longest payload that is kept, if it comes in sealed memory; of a longer one, the
+        journal has the length and the SHA-256.
     :ivar segment_bytes: the size in bytes at which a new segment begins.
     :ivar segment_age: the age in seconds at which a new segment begins.
     :ivar keep_bytes: the limit on the size of the journal in bytes; None: no limit.
@@ -59,6 +61,7 @@ class Settings:
     batch_time: float = 0.1
     sync: float = 1.0
     buffer_bytes: int = 64 << 20
+    max_payload: int = 4 << 20
     segment_bytes: int = 128 << 20
     segment_age: float = 3600.0
     keep_bytes: int | None = None
@@ -79,6 +82,8 @@ class Settings:
                 f"a buffer of {self.buffer_bytes} bytes cannot hold a batch of {self.batch_bytes} bytes: "
                 "raise --buffer-bytes or lower --batch-bytes"
             )
+        if self.max_payload > _MAX_BATCH_BYTES:
+            raise UsageError(f"a payload of {self.max_payload} bytes is too large: at most {_MAX_BATCH_BYTES}")
         check_file_mode(self.mode)
 
     @property

@@ -136,6 +136,13 @@ class Options(CommandLine):
             size("buffer-bytes"),
         ],
         [
+            "max-payload",
+            None,
+            _DEFAULTS.max_payload,
+            "Bytes in the longest payload in sealed memory that is kept; of a longer one, its length and SHA-256",
+            size("max-payload"),
+        ],
+        [
             "segment-bytes",
             None,
             _DEFAULTS.segment_bytes,
@@ -172,7 +179,7 @@ class Options(CommandLine):
     ]
 
     optFlags = [
-        ["force", None, "Also delete segments that a consumer (sbus spark archive) has yet to read"],
+        ["force", None, "Also delete segments that a consumer (sbus archive) has yet to read"],
         [
             "supervised",
             None,

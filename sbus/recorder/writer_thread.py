@@ -29,6 +29,7 @@ from twisted.python.failure import Failure
 from sbus.errors import JournalError
 from sbus.journal.place import JournalMoved
 from sbus.recorder.buffer import Batch
+from sbus.recorder.payloads import Payload
 
 if TYPE_CHECKING:
     from sbus.journal.writer import JournalWriter
@@ -44,7 +45,7 @@ class Job(NamedTuple):
     """
 
     do: Callable[[JournalWriter], object]
-    batch: Batch | None = None
+    batch: Batch | Payload | None = None
 
     @property
     def rows(self) -> int:

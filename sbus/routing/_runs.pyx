@@ -1,11 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The compiled twin of `sbus.routing.runs`: it neither copies nor hashes a key that equals the key before it."""
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_Check
 from libc.string cimport memchr, memcmp, memcpy
+
+from sbus.protocol.packets import Split
 
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
@@ -37,8 +39,10 @@ def next_run(list packets not None, Py_ssize_t start, Py_ssize_t end, dict route
         raise IndexError("a run lies within its packets")
     for at in range(start, end):
         packet = packets[at]
-        if not PyBytes_Check(packet):
-            raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
+        if not PyBytes_CheckExact(packet):
+            if not PyBytes_Check(packet):
+                raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
+            return receivers, at
         size = PyBytes_GET_SIZE(packet) - 4
         key = PyBytes_AS_STRING(packet)
         if size <= 0 or memcmp(key, b"MSG ", 4) != 0:
@@ -93,7 +97,10 @@ def next_messages(list packets not None, Py_ssize_t start, Py_ssize_t end, dict 
             if found == NULL or (receivers is not None and <object>found is not receivers):
                 break
             receivers = <object>found
-        message = (key, PyBytes_FromStringAndSize(nul + 1, size - length - 1))
+        if size == length + 1 and type(packet) is Split:
+            message = (key, packet.payload)
+        else:
+            message = (key, PyBytes_FromStringAndSize(nul + 1, size - length - 1))
         if not messages:
             message = tuple.__new__(kind, message)  # checks that `kind` can be constructed this way
         else:
@@ -147,13 +154,20 @@ def build_messages(list messages not None, Py_ssize_t start, Py_ssize_t longest)
     return packets
 
 
+cdef inline Py_ssize_t _length(object packet) except -1:
+    """Return the length of a packet, which may be more than its bytes (`sbus.flood.payloads`)."""
+    if PyBytes_CheckExact(packet):
+        return PyBytes_GET_SIZE(packet)
+    if not PyBytes_Check(packet):
+        raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
+    return len(packet)
+
+
 cdef Py_ssize_t _size(list packets) except -1:
     cdef object packet
     cdef Py_ssize_t size = 0
     for packet in packets:
-        if not PyBytes_Check(packet):
-            raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
-        size += PyBytes_GET_SIZE(packet)
+        size += _length(packet)
     return size
 
 
@@ -165,8 +179,10 @@ def total_size(list packets not None):
 def find_type(list items not None, type kind not None, Py_ssize_t start):
     """See `sbus.routing.runs._find_type`."""
     cdef Py_ssize_t at
+    cdef object item
     for at in range(max(start, 0), len(items)):
-        if type(items[at]) is kind:
+        item = items[at]
+        if type(item) is kind or (not PyBytes_CheckExact(item) and isinstance(item, kind)):
             return at
     return -1
 
@@ -176,9 +192,7 @@ def shortest(list packets not None):
     cdef object packet
     cdef Py_ssize_t size = PY_SSIZE_T_MAX
     for packet in packets:
-        if not PyBytes_Check(packet):
-            raise TypeError("a packet is bytes, not %s" % type(packet).__name__)
-        size = min(size, PyBytes_GET_SIZE(packet))
+        size = min(size, _length(packet))
     if not packets:
         raise ValueError("there is no packet")
     return size

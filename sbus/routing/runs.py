@@ -21,9 +21,9 @@ Invariants:
 
 * Two messages belong to one run only if the route cache holds *the same object* for both keys. The cache makes equal
   routes one object (`sbus.routing.cache`), so the comparison is one of two pointers.
-* A run consists of well-formed ``MSG`` packets with cached keys. Another verb, a malformed packet or an unknown key
-  ends it, and the caller handles that packet with the full parser and all checks. So the fast path never reports an
-  error.
+* A run consists of well-formed ``MSG`` packets with cached keys. Another verb, a malformed packet, one that came with
+  descriptors (it is not exactly ``bytes``) or an unknown key ends it, and the caller handles that packet with the full
+  parser and all checks. So the fast path never reports an error.
 * Keys that are judged differently have different routes (`sbus.routing.route`), so a run is judged as a whole.
 * The server does not use runs at all while something has to see each message by itself: an observer of ``published``,
   or a credentials plug-in whose verdicts hold for one message.
@@ -37,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from sbus.protocol.packets import Split
 from sbus.speedups import choose
 
 __all__ = ["Tally", "build_messages", "find_type", "newest", "next_messages", "next_run", "shortest", "total_size"]
@@ -57,6 +58,8 @@ def _next_run(packets: list[bytes], start: int, end: int, routes: Mapping[bytes,
     head = b""
     for at in range(start, end):
         packet = packets[at]
+        if type(packet) is not bytes:
+            return route, at
         if head:
             if packet.startswith(head):
                 continue  # the key of the first packet, as in most runs: one step in place of four
@@ -92,7 +95,8 @@ def _next_messages(
         if found is None or (route is not None and found is not route):
             break
         route = found
-        messages.append(tuple.__new__(kind, (key, packet[nul + 1 :])))
+        payload: bytes | memoryview = packet.payload if isinstance(packet, Split) else packet[nul + 1 :]
+        messages.append(tuple.__new__(kind, (key, payload)))
     return route, messages
 
 
@@ -126,7 +130,7 @@ def _build_messages(messages: list[tuple[bytes | str, bytes]], start: int, longe
 
 
 def _total_size(packets: list[bytes]) -> int:
-    """Return the size of all packets together, in bytes."""
+    """Return the size of all packets together, in bytes, by what they say (`sbus.flood.payloads`)."""
     return sum(map(len, packets))
 
 
@@ -144,9 +148,9 @@ def _newest(packets: list[bytes]) -> list[bytes]:
 
 
 def _find_type(items: list[bytes], kind: type, start: int) -> int:
-    """Return the index of the first item from `start` on that has exactly this type, or -1."""
+    """Return the index of the first item from `start` on that has this type, or -1."""
     for at in range(start, len(items)):
-        if type(items[at]) is kind:
+        if isinstance(items[at], kind):
             return at
     return -1
 

@@ -51,8 +51,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.seqpacket.interfaces import Reactor
-from sbus.seqpacket.pacing import AcceptPacer, batch_size
-from sbus.syscalls.batch import PacketReader
+from sbus.seqpacket.pacing import WITH_DESCRIPTORS, AcceptPacer, batch_size
+from sbus.syscalls.batch import BATCH, PacketReader
 
 __all__ = ["GONE", "HANGUP", "READ", "WRITE", "Handler", "Multiplexer"]
 
@@ -131,6 +131,8 @@ class Multiplexer:
         self._epoll: select.epoll | None = None
         self._handlers: dict[int, Handler] = {}
         self._suspended: set[int] = set()  # those that have left the epoll set
+        self._changes: select.epoll | None = None  # within the other epoll set; see `watch_reads`
+        self._watched: set[int] = set()
         self._deferred: _Calls = []
         self._closing: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._closing_is_due = False
@@ -161,7 +163,7 @@ class Multiplexer:
         place = max_packet, descriptors
         reader = self._readers.get(place)
         if reader is None:
-            batch = batch_size(max_packet)
+            batch = min(batch_size(max_packet), WITH_DESCRIPTORS if descriptors else BATCH)
             reader = self._readers[place] = PacketReader(max_packet, batch, descriptors=descriptors)
         return reader
 
@@ -200,11 +202,35 @@ class Multiplexer:
         """Stop watching a descriptor; to be called before it is closed."""
         if self._handlers.pop(fd, None) is None or self._epoll is None:
             return
+        self.unwatch_reads(fd)
         if fd in self._suspended:
             self._suspended.remove(fd)
         else:
             self._unregister(self._epoll, fd)
         self._rest()
+
+    def watch_reads(self, fd: int) -> None:
+        """Report `WRITE` of a socket whenever its peer has read something and it is writable.
+
+        It may be writable all the time, so changes are reported, which one epoll set cannot do for half of the events
+        of a socket. A second set is watched by the first.
+
+        :raises OSError: as epoll_create1(2) and epoll_ctl(2).
+        """
+        if self._epoll is None or fd in self._watched:
+            return
+        if self._changes is None:
+            changes = select.epoll()
+            self._epoll.register(changes.fileno(), READ)
+            self._changes = changes
+        self._changes.register(fd, WRITE | select.EPOLLET)
+        self._watched.add(fd)
+
+    def unwatch_reads(self, fd: int) -> None:
+        """Take back a `watch_reads`."""
+        if fd in self._watched and self._changes is not None:
+            self._watched.remove(fd)
+            self._unregister(self._changes, fd)
 
     def _unregister(self, epoll: select.epoll, fd: int) -> None:
         try:
@@ -218,6 +244,10 @@ class Multiplexer:
             self.reactor.removeReader(self)
             self._epoll.close()
             self._epoll = None
+            if self._changes is not None:
+                self._changes.close()
+                self._changes = None
+                self._watched.clear()
             self._readers.clear()
 
     def ask_after_pass(self, may_pass: Callable[[], bool]) -> None:
@@ -328,6 +358,8 @@ class Multiplexer:
             for fd, events in ready:
                 handler = self._handlers.get(fd)
                 if handler is None:
+                    if self._changes is not None and fd == self._changes.fileno():
+                        self._report_reads(self._changes)
                     continue
                 try:
                     handler.ready(events, exclusive)
@@ -340,6 +372,17 @@ class Multiplexer:
         finally:
             self._dispatching = False
         return may_follow
+
+    def _report_reads(self, changes: select.epoll) -> None:
+        """Serve the sockets whose peers have read something."""
+        for fd, _ in changes.poll(0, _SOCKETS_PER_PASS):
+            handler = self._handlers.get(fd)
+            if handler is None:
+                continue
+            try:
+                handler.ready(WRITE, False)
+            except Exception:
+                self._fail(handler)
 
     def _after_events(self) -> None:
         """Make the calls that were deferred in a pass, and a slice of closing."""

@@ -53,6 +53,7 @@ __all__ = [
     "MAX_BUFFER",
     "READS_PER_PASS",
     "SHORTEST_ACCEPT",
+    "WITH_DESCRIPTORS",
     "AcceptPacer",
     "ReadPacer",
     "batch_size",
@@ -74,6 +75,9 @@ IN_TURN = -1
 LONE_RUN = 8
 """Reads of one packet in later passes, at most, until a batch is asked for again. A round trip on one CPU takes 5 %
 less CPU time; a backlog that comes in such a run goes out unbatched, so the run is short."""
+WITH_DESCRIPTORS = 8
+"""Packets read at once from a peer that may send descriptors: a peer that is paused keeps two for each open, and a user
+has 256 connections."""
 MAX_BUFFER = 32 << 20
 """Bytes in the buffers of one batch, which all sockets with the same packet size share."""
 

@@ -19,7 +19,7 @@ one system call                  sends up to 64 packets, or 8 bundles made from 
 one flush                        makes at most 16 such rounds; the rest goes in the next turn of the reactor
 a batch was cut short            the kernel does not say why: the packet at which it stopped is sent alone, and its
                                  error decides
-``ENOBUFS``, ``ENOMEM``          tried again after 50 ms
+``ENOBUFS``, ``ENOMEM``          tried again after 50 ms, as is a lack of descriptors (`sbus.seqpacket.payload_sender`)
 ``EPIPE``, ``ECONNRESET``        the peer has left: the queue is discarded at once; reading goes on to the end of file
 any other error                  unforeseen: it is logged, and closes the connection
 ===============================  ==================================================================================
@@ -42,6 +42,7 @@ import socket
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
+from itertools import islice, takewhile
 from typing import Final, cast
 
 from twisted.internet import error, main
@@ -51,10 +52,12 @@ from twisted.python.failure import Failure
 
 from sbus.flood.fifo import FifoQueue
 from sbus.flood.interfaces import IPacketQueue
+from sbus.flood.payloads import PayloadMessage
 from sbus.protocol.bundles import BundleCache, pack
 from sbus.seqpacket.endings import Endings
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import WRITE, Multiplexer
+from sbus.seqpacket.payload_sender import PayloadSender
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH, send_packets
@@ -64,8 +67,8 @@ __all__ = ["MEMORY_RETRY", "NO_MEMORY", "SendingHalf"]
 
 MEMORY_RETRY: Final = 0.05
 """Seconds until the next attempt to send or to read, after the kernel had no memory."""
-NO_MEMORY: Final = (errno.ENOBUFS, errno.ENOMEM)
-"""The errors of a kernel that has no memory now."""
+NO_MEMORY: Final = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE)
+"""The errors of a kernel that has no memory now, no descriptor, or too many of this user under way."""
 _ROUNDS_PER_FLUSH: Final = range(16)
 """Batches written in one flush at most."""
 _ONE_ROUND: Final = range(1)
@@ -119,6 +122,7 @@ class SendingHalf(Endings):
         "_memory_retry",
         "_multiplexer",
         "_pace",
+        "_payloads",
         "_producer",
         "_send_batch",
         "_send_buffer",
@@ -139,6 +143,7 @@ class SendingHalf(Endings):
         self._send_buffer = send_buffer
         self.may_grow: Callable[[int], bool] | None = None
         self._send_batch: Callable[[list[bytes]], int] = partial(send_packets, sock)
+        self._payloads: PayloadSender | None = None
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
         self._send_bundle_limit = 0  # the same, from when the answer that agrees to it is sent
@@ -241,7 +246,8 @@ class SendingHalf(Endings):
                 return
             queue.ack(taken, sent)
             if sent < len(taken) and len(queue):
-                self._poll_writing(self._memory_retry is None)
+                is_waiting = self._payloads is not None and self._payloads.is_waiting
+                self._poll_writing(self._memory_retry is None and not is_waiting)
                 return
             if sent < wanted and not self._events & WRITE:
                 break
@@ -267,6 +273,12 @@ class SendingHalf(Endings):
         self._guarded(self._send_on, exclusive)
 
     def _send_on(self, exclusive: bool) -> None:
+        payloads = self._payloads
+        if payloads is not None and payloads.is_waiting:  # the socket was not full, so its buffer is large enough
+            self.flush(_ROUNDS_PER_FLUSH if exclusive else _ONE_ROUND)
+            if not len(self.queue):
+                payloads.stop_waiting()
+            return
         if self._send_buffer is not None and self.life is not Life.CLOSED:
             self._send_buffer.grow(self.may_grow)
         self.flush(_ROUNDS_PER_FLUSH if exclusive else _ONE_ROUND)
@@ -322,7 +334,12 @@ class SendingHalf(Endings):
         done = 0
         while done < len(taken):
             limit = self._send_bundle_limit
-            bundles, counts = pack(taken[done:] if done else taken, limit, _BUNDLES_PER_SEND)
+            if self._payloads is not None and isinstance(taken[done], PayloadMessage):
+                self._payloads.bundle_limit = limit  # it makes bundles of payloads itself
+                bundles = list(takewhile(lambda packet: isinstance(packet, PayloadMessage), islice(taken, done, None)))
+                counts = [1] * len(bundles)
+            else:
+                bundles, counts = pack(taken[done:] if done else taken, limit, _BUNDLES_PER_SEND)
             sent = self._send(bundles, counts, taken, done)
             if sent is None:
                 return None
@@ -415,6 +432,10 @@ class SendingHalf(Endings):
         if self._half is not None:
             self._half.writeConnectionLost()
 
+    def send_by(self, send: Callable[[list[bytes]], int]) -> None:
+        """Send packets with a function that does what `sbus.syscalls.batch.send_packets` does with a socket."""
+        self._send_batch = send
+
     # --- bundles -----------------------------------------------------------------------------
 
     def start_bundling(self, limit: int) -> int:
@@ -433,6 +454,8 @@ class SendingHalf(Endings):
     def stop_bundling(self) -> None:
         """Accept and send no more bundles."""
         self._bundle_limit = self._send_bundle_limit = 0
+        if self._payloads is not None:
+            self._payloads.bundle_limit = 0
         self._note_plain()
 
     def _packing_limit(self) -> int:
@@ -443,6 +466,25 @@ class SendingHalf(Endings):
         """
         buffer = self._send_buffer
         return self._bundle_limit if buffer is None else min(self._bundle_limit, buffer.first_sendable)
+
+    # --- payloads ----------------------------------------------------------------------------
+
+    def pass_payloads(self, wanted: bool) -> bool:
+        """Send payloads with their descriptors from now on, or no more; see `IPacketTransport`."""
+        if wanted and self._payloads is None:
+            self._payloads = PayloadSender(self._sock, self._multiplexer, self._longest_plain(), self._fit)
+            self._send_batch = self._payloads.send
+        if self._payloads is not None:
+            self._payloads.is_wanted = wanted
+        return True
+
+    @abstractmethod
+    def _longest_plain(self) -> int:
+        """Return the bytes of the longest packet, as both directions have it."""
+
+    def _fit(self, size: int) -> bool:
+        """Make the send buffer large enough for a packet; return whether it is larger now."""
+        return self._send_buffer is not None and self._send_buffer.fit(size, self.may_grow)
 
     # --- producers ---------------------------------------------------------------------------
 
@@ -525,6 +567,9 @@ class SendingHalf(Endings):
     def _discard_input(self) -> None:
         """Discard what the peer has sent, a few packets at a time, then close."""
         if self.life is Life.CLOSED:
+            return
+        if self._payloads is not None:  # descriptors may have come with it: `_close` has it discarded
+            self._close(self._departure or Failure(error.ConnectionAborted()))
             return
         limit = min(self._input_limit, _DISCARDED_AT_ONCE)
         self._input_limit -= limit

@@ -29,7 +29,7 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.framing import HEADER, FrameReader, frame
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.send_buffer import SendBuffer
-from sbus.seqpacket.transport import PacketTransport
+from sbus.seqpacket.transport import PacketTransport, closed
 from sbus.syscalls.batch import BATCH
 from sbus.syscalls.sockets import SEND_NOW
 
@@ -127,10 +127,6 @@ class StreamTransport(PacketTransport):
             super()._queue_sent()
 
     def _close(self, reason: Failure) -> None:
-        self._send_batch = _closed  # the method would keep this object alive
+        self._send_batch = closed  # the method would keep this object alive
         self.before_read = None
         super()._close(reason)
-
-
-def _closed(packets: list[bytes]) -> int:
-    return 0

@@ -38,9 +38,11 @@ halves of today share the table of states).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 from twisted.internet import error, main
@@ -56,7 +58,6 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from sbus.protocol.bundles import unbundle
-from sbus.protocol.controls import BUNDLE_OFF
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.runs import total_size
 from sbus.seqpacket.address import PacketAddress
@@ -68,10 +69,11 @@ from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.sending import MEMORY_RETRY, NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
 from sbus.syscalls.batch import BATCH, PacketReader
+from sbus.syscalls.elsewhere import do_elsewhere, is_overrun
 from sbus.syscalls.processes import peer_executable
-from sbus.syscalls.sockets import pass_descriptors, peer_credentials, peer_groups
+from sbus.syscalls.sockets import discard_and_close, pass_descriptors, peer_credentials, peer_groups
 
-__all__ = ["PacketTransport"]
+__all__ = ["PacketTransport", "closed"]
 
 _UNBUNDLED_AT_ONCE = 128 << 10
 """Bytes of bundles that are taken apart together, whatever they hold."""
@@ -244,9 +246,14 @@ class PacketTransport(SendingHalf):
 
     def pass_payloads(self, wanted: bool) -> bool:
         """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
+        if wanted and is_overrun():
+            return False
         pass_descriptors(self._sock, wanted)
         self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
-        return True
+        return super().pass_payloads(wanted)
+
+    def _longest_plain(self) -> int:
+        return self._reader.max_packet
 
     def partial_bytes(self) -> int:
         """Return the memory of a packet that has arrived in part: none, as the kernel keeps packets whole."""
@@ -327,12 +334,7 @@ class PacketTransport(SendingHalf):
             return packets
         if total_size(packets) <= _UNBUNDLED_AT_ONCE:
             return unbundle(packets)
-        parts: list[bytes] = []
-        for at, packet in enumerate(packets, 1):
-            parts += unbundle([packet])
-            if len(parts) >= _ENOUGH_UNBUNDLED or BUNDLE_OFF in packet:
-                return parts + packets[at:]  # behind the peer's wish for no more bundles they may not be taken apart
-        return parts
+        return unbundle(packets, _ENOUGH_UNBUNDLED)
 
     def _read_later(self) -> None:
         """Read again when the kernel may have memory: the packets wait in the socket."""
@@ -461,6 +463,9 @@ class PacketTransport(SendingHalf):
         if self.life is Life.CLOSED:
             return
         self._stop_polling()
+        may_have_descriptors = self._payloads is not None
+        if may_have_descriptors:
+            self._payloads, self._send_batch = None, closed  # which refer to this object
         self.move(Event.CLOSE)
         self._undelivered = None
         self.queue.discard_all()
@@ -477,13 +482,23 @@ class PacketTransport(SendingHalf):
             producer, self._producer = self._producer, None
             self._guarded(producer.stopProducing)
         try:
-            self._sock.close()
+            if may_have_descriptors:
+                self._close_elsewhere()
+            else:
+                self._sock.close()
         except OSError as e:  # the descriptor is gone all the same (close(2))
             self._log.error("{transport} was closed with an error: {why}", transport=self, why=str(e))
         protocol, self.protocol, self._half = self.protocol, None, None
         self._receiver = _NO_RECEIVER  # the protocol refers to the transport
         if protocol is not None:
             protocol.connectionLost(reason)
+
+    def _close_elsewhere(self) -> None:
+        """Close the socket at which descriptors may wait: to close these may take long."""
+        sock = socket.socket(fileno=self._sock.detach())
+        with contextlib.suppress(OSError):  # the peer has left
+            sock.shutdown(socket.SHUT_RDWR)
+        do_elsewhere(partial(discard_and_close, sock, self._input_limit))
 
     # --- addresses ---------------------------------------------------------------------------
 
@@ -507,6 +522,11 @@ class PacketTransport(SendingHalf):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} fd {self._sock.fileno()} {self.credentials}>"
+
+
+def closed(packets: list[bytes]) -> int:
+    """Send nothing: the socket is closed."""
+    return 0
 
 
 def _connection_lost(e: OSError) -> error.ConnectionLost:

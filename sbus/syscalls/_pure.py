@@ -6,6 +6,7 @@ import array
 import errno
 import socket
 
+from sbus.protocol.bundles import MAGIC
 from sbus.protocol.packets import Truncated
 from sbus.syscalls.memfd import Attached
 from sbus.syscalls.sockets import DONTWAIT, SEND_NOW, TRUNC
@@ -16,8 +17,11 @@ MAX_BATCH = 64
 """Packets in the largest batch."""
 _READ_BYTES = 1 << 20
 """Bytes after which a read ends, if the caller does not say."""
-_CONTROL = socket.CMSG_SPACE(2 * array.array("i").itemsize)
-"""Bytes of control data in a packet: room for two descriptors, since one too many has to be noticed."""
+_LARGE_PART, _LARGE_READ_PART = 64, 8
+"""See `sbus.syscalls._batch`."""
+_CONTROL = socket.CMSG_SPACE(253 * array.array("i").itemsize)
+"""Bytes of control data in a packet: room for all descriptors that can come with it (SCM_MAX_FD), since it may take
+long to close one, and the kernel closes those without room at once (`sbus.syscalls.elsewhere`)."""
 _READ_NOW = DONTWAIT | TRUNC
 """Flags of recv(2): return at once, and return the length of the packet, even if it did not fit."""
 _READ_WITH = _READ_NOW | socket.MSG_CMSG_CLOEXEC
@@ -31,10 +35,17 @@ class PacketReader:
     :param batch: packets in the largest batch.
     :param read_bytes: bytes after which a read ends.
     :param descriptors: receive the descriptors that come with packets: such a packet is `Attached`.
+    :param splits: a large message may come as a `sbus.protocol.packets.Split`; not with `descriptors`. This twin, which
+        copies packets out of its buffer anyway, makes none.
     """
 
     def __init__(
-        self, max_packet: int, batch: int = MAX_BATCH, read_bytes: int = _READ_BYTES, descriptors: bool = False
+        self,
+        max_packet: int,
+        batch: int = MAX_BATCH,
+        read_bytes: int = _READ_BYTES,
+        descriptors: bool = False,
+        splits: bool = False,
     ) -> None:
         if not 0 < batch <= MAX_BATCH or max_packet <= 0:
             raise ValueError(f"a batch has 1 to {MAX_BATCH} packets, a packet at least 1 byte")
@@ -48,8 +59,9 @@ class PacketReader:
     def read(self, sock: socket.socket, most: int = MAX_BATCH) -> tuple[list[bytes], bool]:
         """Receive what has arrived, at most one batch, without waiting.
 
-        It ends early after `read_bytes`, so that one sender of large packets does not hold up all others. The compiled
-        twin reads a few packets more, or a whole batch if there was no large one within the last seconds.
+        It ends early after `read_bytes`, or an eighth of that if they come in large packets: so one sender of these
+        does not hold up all others, and the CPU's cache keeps them until they are sent. The compiled twin reads a few
+        packets more, or a whole batch if there was no large one within the last seconds.
 
         A packet longer than `max_packet` becomes an empty one (`Truncated`). Descriptors that a peer sends along are
         not received, unless the reader is there for them: recv(2) has no room for control data, so the kernel closes
@@ -67,7 +79,8 @@ class PacketReader:
         total, most = 0, min(self.batch, most)
         control: list[tuple[int, int, bytes]] = []
         flags = 0
-        while len(packets) < most and total < self._read_bytes:
+        enough = self._read_bytes
+        while len(packets) < most and total < enough:
             try:
                 if self.descriptors:
                     size, control, flags, _ = sock.recvmsg_into([self._buffer], _CONTROL, _READ_WITH)
@@ -92,6 +105,8 @@ class PacketReader:
             if not size:
                 return packets, True
             packets.append(packet)
+            if is_whole and size * _LARGE_PART >= self._read_bytes and packet[:4] != MAGIC:
+                enough = self._read_bytes // _LARGE_READ_PART
         return packets, False
 
 

@@ -1,10 +1,10 @@
-"""Sealed memory: a memfd that nobody can change any more, which processes share by its descriptor (memfd_create(2)).
+"""Sealed memory: a memfd (memfd_create(2)) that nobody can change, shared by its descriptor.
 
 A memfd is *sealed* if it has the seals SEAL, SHRINK, GROW and WRITE, so that no process can ever change it or its
-length. The seal FUTURE_WRITE is no substitute: a mapping that is older than it stays writable.
+length. The seal FUTURE_WRITE is no substitute: a mapping older than the seal stays writable.
 
-Sealed memory can still have *holes*, pages that nobody has written. A memfd of 1 TiB without a page costs its maker
-nothing, and each reader that touches it pays for a page, so what has holes is refused.
+Sealed memory can still have *holes*, pages that were never written. A memfd of 1 TiB of holes costs its maker nothing,
+but each page that a reader touches costs memory. So memory with holes is refused.
 """
 
 from __future__ import annotations
@@ -15,23 +15,37 @@ import fcntl
 import mmap
 import os
 import stat
-from collections.abc import Iterable
-from typing import Self
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, Self
 
-__all__ = ["SEALS", "Attached", "Memfd"]
+from sbus.protocol.bundles import pack, unbundle
+from sbus.protocol.packets import FMSG, build_range
+from sbus.syscalls.elsewhere import do_elsewhere, is_behind
+
+__all__ = ["SEALS", "Attached", "InMemory", "Memfd", "join"]
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""The seals of memory that nobody can change any more."""
+"""The seals that together make memory unchangeable."""
 _NOEXEC_SEAL = 8
-"""MFD_NOEXEC_SEAL: the memory can never be executed. Since Linux 6.3, which warns of a memfd without it."""
+"""MFD_NOEXEC_SEAL: the memory can never be executed. Since Linux 6.3, the kernel warns of a memfd without it."""
+_FMSG = FMSG + b" "
 _BLOCK = 512
 """Bytes in a block of stat(2)."""
+_MOST_JOINED = 1024
+"""Messages looked at for one bundle: about as many as fit one."""
+_QUICK = 1 << 20
+"""Bytes of sealed memory whose last descriptor is closed in 0.1 ms; 1 GiB takes 100 ms."""
+_MOST = 2
+"""Descriptors that a packet keeps: one too many has to be noticed."""
 
 
 class Memfd:
-    """An open memfd; the descriptor is closed with the last reference to this object.
+    """An open memfd; the last reference to this object closes the descriptor.
 
-    :param fd: the descriptor, which this object owns from now on.
+    :param fd: the descriptor, which this object then owns.
     """
 
     __slots__ = ("_fault", "_fd", "_size")
@@ -72,7 +86,7 @@ class Memfd:
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
 
     def fault(self) -> str | None:
-        """Return why this is no sealed memory without holes, for people; None if it is. It is looked at once."""
+        """Return in words why this is no sealed memory without holes; None if it is. Only the first call checks."""
         if self._size < 0:
             self._size = 0
             self._fault = self._look()
@@ -86,7 +100,11 @@ class Memfd:
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode) or seals & SEALS != SEALS:
             return "the memory lacks a seal: SEAL, SHRINK, GROW and WRITE are needed"
-        if status.st_blocks * _BLOCK < status.st_size:
+        try:  # pages beyond the end would make up for holes (fallocate(2), KEEP_SIZE); the seals forbid new ones
+            os.ftruncate(self._fd, status.st_size)
+        except OSError:
+            return "the descriptor is open for reading only"
+        if os.fstat(self._fd).st_blocks * _BLOCK < status.st_size:
             return "the memory has holes"
         self._size = status.st_size
         return None
@@ -101,18 +119,24 @@ class Memfd:
     def map(self) -> mmap.mmap:
         """Map the whole memory, privately and read-only.
 
-        A shared mapping of memory with the seal WRITE is refused by older kernels, even if it is read-only.
+        Older kernels refuse a shared mapping of memory with the seal WRITE, even a read-only one. Up to Python 3.12,
+        the map has a descriptor of its own.
 
         :raises OSError: as mmap(2).
         """
+        if sys.version_info >= (3, 13):
+            return mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, trackfd=False)
         return mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
 
     def close(self) -> None:
         """Close the descriptor."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
+        if self._fd >= 0:
             with contextlib.suppress(OSError):
-                os.close(fd)
+                self._close()
+            self._fd = -1
+
+    def _close(self) -> None:
+        os.close(self._fd)
 
     def __del__(self) -> None:
         self.close()
@@ -121,21 +145,107 @@ class Memfd:
         return f"<Memfd {self._fd}>"
 
 
+class _Received(Memfd):
+    """A descriptor that a peer has passed; it is closed elsewhere if that may take long."""
+
+    __slots__ = ()
+
+    def _close(self) -> None:
+        if self.fault() is None and (self._size <= _QUICK or is_behind()):
+            os.close(self._fd)
+        else:
+            do_elsewhere(partial(os.close, self._fd))
+
+
 class Attached(bytes):
     """A packet that came with descriptors.
 
-    :ivar files: what came with it.
-    :ivar is_cut: whether there was more than there was room for, which the kernel has closed; or nothing has arrived of
-        what was sent (an LSM).
+    :ivar files: the descriptors.
+    :ivar is_cut: whether descriptors are missing: there were more than fit, or a security module removed them.
+    :ivar memory: an object that the packet's handler makes of the files; the packets of a bundle share it.
     """
 
     files: tuple[Memfd, ...]
     is_cut: bool
+    memory: Any = None
 
     @classmethod
     def of(cls, packet: bytes, descriptors: Iterable[int], is_cut: bool) -> Self:
-        """Return a packet with its descriptors, which it owns from now on."""
+        """Return a packet that owns these descriptors; those past the second are closed."""
         attached = cls(packet)
-        attached.files = tuple(map(Memfd, descriptors))
-        attached.is_cut = is_cut
+        files = tuple(map(_Received, descriptors))
+        attached.files = files[:_MOST]
+        attached.is_cut = is_cut or len(files) > _MOST
         return attached
+
+    def parts(self) -> list[bytes]:
+        """Take apart a bundle that came with one descriptor, or lost it; each ``FMSG`` in it refers to that one.
+
+        :returns: the packets of the bundle; only the packet itself if it is no bundle, has bad framing, came with
+            several descriptors, or has no ``FMSG``.
+        """
+        is_good = not self.files if self.is_cut else len(self.files) == 1
+        parts = unbundle([bytes(self)]) if is_good else []
+        if not any(part.startswith(_FMSG) for part in parts):
+            return [self]
+        return [self._with_same(part) if part.startswith(_FMSG) else part for part in parts]
+
+    def _with_same(self, packet: bytes) -> Self:
+        part = type(self)(packet)
+        part.__dict__ = self.__dict__  # so all of them share what the handler makes of the memory
+        return part
+
+
+class InMemory(bytes):
+    """A message whose payload is in sealed memory, as an end sends it: these bytes are its packet up to the payload.
+
+    So its key is found where it always is. Its length is that of the message with its payload, so queues and limits
+    need not know what it is.
+
+    :ivar memfd: the memory.
+    :ivar offset: the first byte of the payload in it.
+    :ivar length: the bytes of the payload.
+    :ivar packet: the ``FMSG`` that goes with the descriptor.
+    """
+
+    __slots__ = ()  # two subclasses of bytes with attributes have no common subclass, so only those of this one have
+
+    memfd: Memfd
+    offset: int
+    length: int
+    packet: bytes
+
+    @classmethod
+    def of(cls, key: bytes, memfd: Memfd, offset: int, length: int) -> Self:
+        """Return a message."""
+        message = cls(b"MSG %b\0" % key)
+        packet = build_range(key, offset, length)
+        message.__dict__.update(memfd=memfd, offset=offset, length=length, packet=packet)
+        return message
+
+    def __len__(self) -> int:
+        return bytes.__len__(self) + self.length
+
+    def plain(self) -> bytes:
+        """Return the message with a copy of its payload.
+
+        :raises OSError: as pread(2).
+        """
+        return b"%b%b" % (bytes(self), self.memfd.read(self.offset, self.length))
+
+
+def join(messages: Sequence[bytes], at: int, limit: int) -> tuple[bytes, int]:
+    """Return the packet that sends the message in memory at an index, and those behind it in the same memory.
+
+    :param limit: bytes in a bundle; 0 if a packet has one message.
+    :returns: the packet, and the number of messages in it.
+    """
+    first = messages[at]
+    assert isinstance(first, InMemory)
+    same = []
+    for message in islice(messages, at, at + _MOST_JOINED if limit else at + 1):
+        if not isinstance(message, InMemory) or message.memfd is not first.memfd:
+            break
+        same.append(message.packet)
+    (packet, *_), (count, *_) = pack(same, limit, 1)
+    return packet, count

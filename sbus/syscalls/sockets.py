@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import socket
 import struct
 import sys
@@ -22,9 +23,11 @@ __all__ = [
     "SEND_NOW",
     "TOO_MANY_GROUPS",
     "TRUNC",
+    "discard_and_close",
     "discard_input",
     "grow_send_buffer",
     "is_unix",
+    "least_charge",
     "make_send_room",
     "max_sendable",
     "overflow_ids",
@@ -162,6 +165,15 @@ def unread_bytes(sock: socket.socket) -> int:
         return 0
 
 
+@functools.cache
+def least_charge() -> int:
+    """Return the least memory, in bytes, that the kernel charges for a packet that has not been read."""
+    ours, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, peer:
+        ours.send(b"\0", SEND_NOW)
+        return unread_bytes(ours) or 1
+
+
 def make_send_room(sock: socket.socket) -> bool:
     """Raise a full send buffer above what it holds, so that one more small packet fits.
 
@@ -195,6 +207,12 @@ def discard_input(sock: socket.socket, limit: int) -> int:
         except OSError:
             return count
     return limit
+
+
+def discard_and_close(sock: socket.socket, limit: int) -> None:
+    """Discard what waits in a socket, as `discard_input` does, and close it."""
+    discard_input(sock, limit)
+    sock.close()
 
 
 def pass_descriptors(sock: socket.socket, wanted: bool) -> None:

@@ -24,7 +24,7 @@ from sbus.journal.schema import COLUMN_NAMES, Kind
 from sbus.lake.checkpoint import Checkpoint
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from tests.spark.lakes import archived, files, recorded
+from tests.support.archived import archived, files, recorded
 from tests.support.journals import Clock
 
 MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
@@ -200,7 +200,7 @@ def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_pat
     happened: list[object] = []
     with (
         mock.patch.object(Checkpoint, "sync", lambda _, batch: happened.append(batch)),
-        mock.patch("sbus.spark.jobs.archive.advance", lambda _, *report, **lake: happened.append((report, lake))),
+        mock.patch("sbus.lake.reports.advance", lambda _, *report, **lake: happened.append((report, lake))),
     ):
         begin([journal.directory], lake)
     assert happened == [0, (("archive", 3), {"identity": lake.identity()})]
@@ -223,7 +223,7 @@ def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_jo
 
     The report is repeated until it succeeds, even without new rows.
     """
-    monkeypatch.setattr("sbus.spark.jobs.archive._RETRY_INTERVAL", 0.0)
+    monkeypatch.setattr("sbus.lake.reports._RETRY_INTERVAL", 0.0)
     journal = new_journal()
     journal.append(messages(10))
     journal.sync()
@@ -339,7 +339,7 @@ def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_pat
     assert sorted(row.seq for row in rows.collect()) == [2, 3, 4, 5]
     assert ["hour=01" in name or "hour=02" in name for name in rows.inputFiles()] == [True, True]
     assert lake.read(spark, datetime(2027, 1, 1)).count() == 0
-    with pytest.raises(LakeError, match="it is empty: run sbus spark archive"):
+    with pytest.raises(LakeError, match="it is empty: run sbus archive"):
         Lake(tmp_path / "nowhere").read(spark)
 
 

@@ -20,8 +20,8 @@ from sbus.journal.consumers import consumers
 from sbus.journal.reader import JournalReader
 from sbus.journal.writer import JournalWriter
 from tests.integration.recorder.test_recorder import Recorder
-from tests.spark.lakes import archived, recorded
 from tests.support import servers as conftest
+from tests.support.archived import archived, recorded
 from tests.support.disks import filled, mounted
 from tests.support.harness import Bus
 from tests.support.waiting import wait_until

@@ -16,14 +16,15 @@ import pytest
 from click.testing import CliRunner
 
 from sbus.cli.main import cli
-from sbus.cli.spark.job import Job, stop_on_signals
+from sbus.cli.spark.job import Job
+from sbus.cli.stopping import stop_on_signals
 from sbus.journal.consumers import consumers
 from sbus.journal.reader import JournalReader
 from sbus.journal.writer import JournalWriter
 from sbus.lake.checkpoint import Checkpoint
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from tests.spark.lakes import archived, files, recorded
+from tests.support.archived import archived, files, recorded
 
 SEED = int(os.environ.get("SBUS_KILLS_SEED", "1"))
 LIVES = int(os.environ.get("SBUS_KILLS", "2"))

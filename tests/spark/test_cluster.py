@@ -14,7 +14,7 @@ import pyspark
 import pytest
 
 from tests.spark.clusters import TIMEOUT, bare_python, wait_for_log
-from tests.spark.lakes import archived, files, recorded
+from tests.support.archived import archived, files, recorded
 
 
 class Cluster(NamedTuple):

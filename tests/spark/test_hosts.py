@@ -16,8 +16,8 @@ pytest.importorskip("nats", reason="no nats-py: pip install 'sbusd[nats]'")
 
 from tests.integration.docs.test_docs import page
 from tests.spark import test_tutorial
-from tests.spark.lakes import archived
 from tests.spark.test_tutorial import Shell, has_rows, until
+from tests.support.archived import archived
 from tests.support.nats import free_ports, nats_server
 
 HOSTS = ("berlin", "lyon", "paris")

@@ -16,10 +16,13 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
 from sbus.journal.schema import COLUMN_NAMES
-from sbus.lake.maintenance import compact
+from sbus.lake.archive import Archive as NativeArchive
+from sbus.lake.cube import update
+from sbus.lake.maintenance import by_hour, compact, forget
+from sbus.lake.plain import PlainTable
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from tests.spark.lakes import archived, recorded
+from tests.support.archived import archived, recorded
 from tests.support.journals import Clock
 from tests.support.objects import object_storage
 
@@ -126,3 +129,27 @@ def test_a_reader_that_was_planned_before_compaction(spark, journal, tmp_path):
     lake.table.vacuum(0)
     assert by_spark(frame) == by_seq(recorded(journal.directory))
     assert Path(lake.location).exists()
+
+
+@pytest.mark.slow
+def test_spark_reads_a_lake_as_it_is(spark, journal, tmp_path):
+    """Spark's own reader of Parquet finds each row once by the directory and by patterns, after all that is done to a
+    lake; the table of readers in ``tests/unit/lake/test_readers.py`` has the other programs.
+    """
+    table = PlainTable(tmp_path / "lake")
+    with NativeArchive([journal.directory], table, max_rows=40) as job:
+        while not job.wait():
+            pass
+    expected = [row["seq"] for row in by_seq(recorded(journal.directory))]
+    for change in (
+        lambda: None,
+        lambda: table.pin(table.files()),
+        lambda: compact(table),
+        lambda: forget(table, b"no"),
+    ):
+        change()
+        update(table, dict(by_hour(table.files())))
+        for way in ("", "/*/*/*.parquet"):
+            assert sorted(row.seq for row in spark.read.parquet(f"{table.location}{way}").collect()) == expected
+        found = spark.read.option("recursiveFileLookup", True).option("pathGlobFilter", "*.parquet")
+        assert sorted(row.seq for row in found.parquet(table.location).collect()) == expected

@@ -10,13 +10,12 @@ import pytest
 
 from sbus.errors import LakeError
 from sbus.journal.writer import JournalWriter
-from sbus.lake.hourly import hourly
 from sbus.lake.maintenance import compact, forget
 from sbus.lake.opening import open_table
+from sbus.report import JournalRows, LakeRows, measure
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.jobs.tables import load_rows
-from sbus.spark.report import measure_counted
 from tests.support.journals import Clock
 from tests.support.lakes import rows_of
 
@@ -53,11 +52,8 @@ def test_characters_stand_for_themselves(spark, tmp_path: Path, format: str) -> 
     assert lake.read(spark).count() == 10
     assert load_rows(spark, journals=[str(home / "journal")]).count() == 10
     assert spark.read.format("sbus").load(str(home / "journal")).count() == 10
-    with hourly(lake.table, *WEEK) as counts:
-        assert counts is not None
-        figures = measure_counted(counts, start=WEEK[0], end=WEEK[1])
-    assert figures is not None
-    assert figures.totals.messages == 10
+    for source in (LakeRows(lake.table), JournalRows([str(home / "journal")])):
+        assert measure(source, start=WEEK[0], end=WEEK[1]).totals.messages == 10
     table = open_table(str(home / "lake"))
     compact(table)
     forget(table, b"plant/1")

@@ -16,8 +16,10 @@ from click.testing import CliRunner
 from sbus.cli.main import cli
 from sbus.client.blocking import connect
 from sbus.errors import UsageError
+from sbus.journal.digests import Digest
 from sbus.journal.schema import Kind
-from sbus.spark.jobs.replay import _CHUNK_MESSAGES, Replay, replay
+from sbus.replay import Replay
+from sbus.spark.jobs.replay import replay
 from sbus.spark.jobs.tables import key_matches, load_rows
 from sbus.testing.servers import RunningBus, running_bus
 
@@ -91,11 +93,14 @@ def test_all_messages_in_order_byte_for_byte(spark: Any, bus: RunningBus, new_jo
 
 @pytest.mark.slow
 def test_rhythm_and_pattern(spark: Any, bus: RunningBus, new_journal: Any, tmp_path: Any) -> None:
-    """Only matching messages are published, none before it is due, and delays do not add up."""
+    """Only matching messages are published, none before it is due, and delays do not add up; digests count."""
     clock = _Clock()
     journal = new_journal(clock=clock)
     for number in range(40):
         journal.append([(b"a/b", b"%d" % number), (b"other", b"")])
+        if not number:
+            journal.append_digest(b"a/b", Digest(5_000_000, "ab" * 32))
+            journal.append_digest(b"other", Digest(5_000_000, "ab" * 32))
         clock.now += 100_000
     journal.close()
     rows = load_rows(spark, journals=[str(tmp_path / "journal")]).where(key_matches("a/"))
@@ -106,6 +111,7 @@ def test_rhythm_and_pattern(spark: Any, bus: RunningBus, new_journal: Any, tmp_p
     thread.join()
     assert found == [(b"again/a/b", b"%d" % number) for number in range(40)]
     assert done.span == 39 * 100_000
+    assert (done.total, done.digests, done.gap_count) == (40, 1, 0)
     assert done.seconds >= 39 * 0.1 / 4
     # Were waits added up, 40 of them would each make it later; the last one is due 975 ms after the first.
     assert done.late_sum >= 0
@@ -126,7 +132,6 @@ def test_it_ends_early_in_order(spark: Any, bus: RunningBus) -> None:
     assert not done.is_complete
     assert done.messages == 1
     assert done.total == 1000
-    assert _CHUNK_MESSAGES > 1
 
 
 def test_nothing_to_replay_is_an_error(spark: Any, bus: RunningBus) -> None:

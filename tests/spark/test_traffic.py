@@ -16,6 +16,8 @@ from sbus.cli import tables as spark_output
 from sbus.cli.main import cli
 from sbus.cli.tables import open_writer
 from sbus.errors import UsageError
+from sbus.journal.digests import Digest
+from sbus.journal.schema import MESSAGES
 from sbus.spark.jobs.traffic import traffic
 
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) * 1_000_000
@@ -34,9 +36,9 @@ def by_hand(rows: list[Row], window: float, depth: int) -> dict[tuple[int, str |
     lost: dict[int, int] = defaultdict(int)
     for time, kind, key, size in rows:
         start = (NOON + time) // length * length - NOON
-        gaps[start] += kind != "message"
+        gaps[start] += kind not in MESSAGES
         lost[start] += size if kind == "lost" else 0
-        if kind == "message":
+        if kind in MESSAGES:
             prefix = "/".join(key.split("/")[:depth])
             sizes[start, prefix].append(size)
             keys[start, prefix].add(key)
@@ -76,11 +78,16 @@ def receipt(messages: int) -> bytes:
     return b"%d 70 90 queue-full" % messages if messages else b"? ? ? reconnect"
 
 
+def payload(kind: str, size: int) -> bytes:
+    """The payload of a row."""
+    return receipt(size) if kind == "lost" else Digest(size, "ab" * 32).pack() if kind == "digest" else bytes(size)
+
+
 def as_frame(spark, rows: list[Row]):
     from pyspark.sql import functions as F
 
     frame = spark.createDataFrame(
-        [(NOON + time, kind, key, receipt(size) if kind == "lost" else bytes(size)) for time, kind, key, size in rows],
+        [(NOON + time, kind, key, payload(kind, size)) for time, kind, key, size in rows],
         "micros long, kind string, key string, payload binary",
     )
     return frame.withColumn("time", F.timestamp_micros("micros"))
@@ -93,6 +100,7 @@ def test_windows_and_prefixes_are_counted(spark):
         (59 * SECOND + 999_999, "message", "a/b/d", 5),
         (60 * SECOND, "message", "a/b/c", 0),
         (61 * SECOND, "message", "a", 7),
+        (61 * SECOND, "digest", "a/b/e", 6_220_800),
         (62 * SECOND, "message", "", 1),
         (63 * SECOND, "message", "/x", 1),
         (64 * SECOND, "reconnect", "", 20),

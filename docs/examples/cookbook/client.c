@@ -3,14 +3,18 @@
  *   cc -std=c11 -Wall -o client client.c
  *   ./client sub /run/sbus.sock 'sensors/' [COUNT]    print messages, and exit after COUNT of them
  *   ./client pub /run/sbus.sock sensors/door open     publish one message
+ *   ./client file /run/sbus.sock camera/1 frame.raw   publish a file in sealed memory, without copies on the bus
  *   ./client whoami /run/sbus.sock                    print the prefix of our secret keys
  */
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE
 
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -18,6 +22,7 @@
 #define LONGEST 409600 /* bytes in the longest packet of a bus with default limits */
 
 static char packet[LONGEST + 1];
+static int memory = -1; /* the descriptor that came with the packet, if one did */
 
 static void fail(const char *what)
 {
@@ -79,12 +84,21 @@ static void bus_send(int bus, const char *verb, const char *key, const void *pay
 /* Receive one packet, and return its length. A NUL is appended, so that the packet can be printed. */
 static size_t bus_receive(int bus)
 {
-	ssize_t length = recv(bus, packet, LONGEST, 0);
+	union { char bytes[CMSG_SPACE(sizeof(int))]; struct cmsghdr aligned; } control;
+	struct iovec part = {packet, LONGEST};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+	ssize_t length = recvmsg(bus, &message, MSG_CMSG_CLOEXEC);
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
 
 	if (length < 0)
-		fail("recv");
+		fail("recvmsg");
+	if (memory >= 0)
+		close(memory);
+	memory = -1;
+	if (length > 0 && header && header->cmsg_type == SCM_RIGHTS)
+		memcpy(&memory, CMSG_DATA(header), sizeof(memory));
 	if (length == 0) {
-		fprintf(stderr, "the bus has closed the connection\n");
+		fprintf(stderr, "the bus has closed the connection; its log says why\n");
 		exit(1);
 	}
 	packet[length] = '\0';
@@ -103,22 +117,81 @@ static const char *bus_whoami(int bus)
 	return packet + strlen(reply) + 1;
 }
 
+/* Ask for large messages in sealed memory. A bus without them does not answer that, only the whoami behind it. */
+static int bus_takes_payloads(int bus)
+{
+	int takes = 0;
+
+	bus_send(bus, "CMSG", "payload/on", NULL, 0);
+	bus_send(bus, "CMSG", "!/cred/whoami", NULL, 0);
+	do {
+		bus_receive(bus);
+		takes |= !strcmp(packet, "CMSG payload/on");
+	} while (strcmp(packet, "CMSG !/cred/whoami")); /* left unread, it would pass for the reply to a later whoami */
+	return takes;
+}
+
+/* Publish a file as one message: copy it into a memfd, seal that, and send its descriptor. */
+static void bus_publish_file(int bus, const char *key, const char *path)
+{
+	int file = open(path, O_RDONLY | O_CLOEXEC), copy = memfd_create(key, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	union { char bytes[CMSG_SPACE(sizeof(int))]; struct cmsghdr aligned; } control = {{0}};
+	struct iovec part = {packet, 0};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+	ssize_t count;
+	long long size = 0;
+
+	if (file < 0 || copy < 0)
+		fail(path);
+	while ((count = sendfile(copy, file, NULL, 1 << 30)) > 0)
+		size += count;
+	if (count < 0 || fcntl(copy, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) < 0)
+		fail(path);
+	part.iov_len = (size_t)snprintf(packet, LONGEST, "FMSG %s%c0 %lld", key, '\0', size);
+	*CMSG_FIRSTHDR(&message) = (struct cmsghdr){CMSG_LEN(sizeof(copy)), SOL_SOCKET, SCM_RIGHTS};
+	memcpy(CMSG_DATA(CMSG_FIRSTHDR(&message)), &copy, sizeof(copy));
+	if (sendmsg(bus, &message, MSG_NOSIGNAL) < 0)
+		fail("sendmsg");
+	bus_whoami(bus); /* a bus that refused the message would end the connection */
+}
+
+/* Print a payload in sealed memory; `range` is its "<offset> <length>". The bus has checked memory and range. */
+static void print_range(const char *range)
+{
+	long long offset, length;
+	char *map;
+
+	if (memory < 0 || sscanf(range, "%lld %lld", &offset, &length) != 2)
+		return; /* a security module has removed the descriptor */
+	map = mmap(NULL, (size_t)(offset + length), PROT_READ, MAP_PRIVATE, memory, 0);
+	if (map == MAP_FAILED)
+		fail("mmap");
+	fwrite(map + offset, 1, (size_t)length, stdout);
+	munmap(map, (size_t)(offset + length));
+}
+
 int main(int argc, char **argv)
 {
 	if (argc >= 4 && !strcmp(argv[1], "sub")) {
 		int bus = bus_connect(argv[2]);
 		long count = argc > 4 ? atol(argv[4]) : -1;
 
+		bus_takes_payloads(bus); /* otherwise large messages come as far as they fit a packet */
 		bus_send(bus, "SUB", argv[3], NULL, 0);
 		fprintf(stderr, "subscribed as %s\n", bus_whoami(bus));
 		while (count) {
 			size_t length = bus_receive(bus);
 			size_t head = strlen(packet) + 1; /* "MSG <key>" and the NUL */
 
-			if (strncmp(packet, "MSG ", 4) || head > length)
+			int is_large = !strncmp(packet, "FMSG ", 5);
+
+			if ((strncmp(packet, "MSG ", 4) && !is_large) || head > length)
 				continue; /* a control message */
-			printf("%s: ", packet + 4);
-			fwrite(packet + head, 1, length - head, stdout); /* it may contain NULs */
+			printf("%s: ", packet + 4 + is_large);
+			if (is_large)
+				print_range(packet + head);
+			else
+				fwrite(packet + head, 1, length - head, stdout); /* it may contain NULs */
 			putchar('\n');
 			fflush(stdout);
 			count--;
@@ -129,10 +202,20 @@ int main(int argc, char **argv)
 		bus_send(bus_connect(argv[2]), "MSG", argv[3], argv[4], strlen(argv[4]));
 		return 0;
 	}
+	if (argc == 5 && !strcmp(argv[1], "file")) {
+		int bus = bus_connect(argv[2]);
+
+		if (!bus_takes_payloads(bus)) {
+			fprintf(stderr, "%s: this bus takes no payloads in sealed memory\n", argv[2]);
+			return 1;
+		}
+		bus_publish_file(bus, argv[3], argv[4]);
+		return 0;
+	}
 	if (argc == 3 && !strcmp(argv[1], "whoami")) {
 		puts(bus_whoami(bus_connect(argv[2])));
 		return 0;
 	}
-	fprintf(stderr, "usage: %s sub ADDRESS PATTERN [COUNT] | pub ADDRESS KEY PAYLOAD | whoami ADDRESS\n", argv[0]);
+	fprintf(stderr, "usage: %s sub ADDRESS PATTERN [COUNT] | pub ADDRESS KEY PAYLOAD | file ADDRESS KEY FILE | whoami ADDRESS\n", argv[0]);
 	return 2;
 }

@@ -20,7 +20,7 @@ from sbus.client.losses import parse_lost
 from sbus.client.senders import kind_of
 from sbus.journal import clock
 from sbus.journal.reader import JournalReader, read
-from sbus.journal.schema import GAPS, Kind
+from sbus.journal.schema import GAPS, MESSAGES, Kind
 from sbus.journal.senders import TYPES
 from sbus.protocol.keys import matches_open
 
@@ -147,7 +147,7 @@ class Rows:
                 if self._needs_sender:
                     columns.append(_senders(batch))
                 for row in starmap(_Row, zip(*columns, strict=True)):
-                    if self._is_in_time(row.time) and (row.kind != Kind.MESSAGE or self._matches(row.key)):
+                    if self._is_in_time(row.time) and (row.kind not in MESSAGES or self._matches(row.key)):
                         yield row
 
     def _is_in_time(self, time: int) -> bool:
@@ -164,18 +164,22 @@ class Rows:
         return known
 
     def _format(self, row: _Row) -> bytes:
-        is_message = row.kind == Kind.MESSAGE
         sender = row.sender or self._unknown
-        message = (kind_of(sender) if sender and is_message else Message)(row.key, row.payload)
+        message = (kind_of(sender) if sender and row.kind in MESSAGES else Message)(row.key, row.payload)
         received = ReceivedMessage(row.seq, row.time, message)
         if self._json:
-            fields = (
-                json_fields(received) if is_message else {"time": clock.to_seconds(row.time), "details": _details(row)}
-            )
+            fields: dict[str, object] = {"time": clock.to_seconds(row.time)}
+            if row.kind in MESSAGES:
+                fields = json_fields(received)
+            if row.kind != Kind.MESSAGE:
+                fields.pop("payload", None)
+                fields.pop("encoding", None)
+                fields["details"] = _details(row)
             return json.dumps({"seq": row.seq, "kind": row.kind} | fields).encode() + b"\n"
-        if is_message:
+        if row.kind == Kind.MESSAGE:
             return self._print_message(received)
-        return f"# {row.kind} {clock.format_local(row.time)} {escape(row.payload)}\n".encode()
+        key = f"{escape(row.key)} " if row.key else ""
+        return f"# {row.kind} {clock.format_local(row.time)} {key}{escape(row.payload)}\n".encode()
 
 
 def _senders(batch: pa.RecordBatch) -> list[bytes]:

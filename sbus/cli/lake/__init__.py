@@ -1,4 +1,4 @@
-"""``sbus lake``: look after the lakes that ``sbus spark archive`` writes, without Spark."""
+"""``sbus lake``: look after the lakes that ``sbus archive`` writes, without Spark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Examples:
 """,
 )
 def lake() -> None:
-    """List, check, compact and prune the lakes that sbus spark archive writes.
+    """List, check, compact and prune the lakes that sbus archive writes.
 
     The archive and readers may be running. Spark is not needed, only the extra "recorder", or
     "delta" for a lake in Delta's format: pip install 'sbusd[delta]'.

@@ -74,8 +74,12 @@ def prune(location: str, state: str | None, keep_days: float) -> None:
     metavar="PATTERN",
     help="Key, or a pattern of keys, to remove the messages of.",
 )
-def forget(location: str, state: str | None, key: bytes) -> None:
+@click.pass_context
+def forget(ctx: click.Context, location: str, state: str | None, key: bytes) -> None:
     """Remove the messages whose key matches PATTERN, and the files that had them.
+
+    The exit status is 0 if no file of the lake has such a message any more, and 1 if some files could
+    not be touched, because an archive is working on them: run the command again.
 
     Journals and copies of the lake still have these messages, and so has a query that is running,
     until its process ends.
@@ -89,6 +93,8 @@ def forget(location: str, state: str | None, key: bytes) -> None:
     progress.clear()
     click.echo(f"removed {pluralize(done.dropped, 'message')} from {pluralize(done.hours, 'hour')}", err=True)
     _warn_of_left(done.left)
+    if done.left:
+        ctx.exit(1)
 
 
 @click.command(short_help="Delete replaced files early.")

@@ -22,6 +22,7 @@ class _Day(TypedDict):
     files: int
     rows: int
     bytes: int
+    rows_ahead: int
     compact_hours: int
 
 
@@ -31,22 +32,25 @@ class _Day(TypedDict):
 def ls(location: str, state: str | None, output_json: bool) -> None:
     """List the days of a lake (UTC) with their hours, files, rows and bytes.
 
-    An hour is compact if it is one file, or files of which at most one is small.
+    An hour is compact if it is one file, or files of which at most one is small. Days that begin
+    more than an hour from now are marked: the clock of a recorder was wrong, or this machine's is.
     """
     table = open_lake(location, state)
     from sbus.lake.maintenance import by_hour
     from sbus.lake.merge import Limits
-    from sbus.lake.table import open_parquet
+    from sbus.lake.table import Hour, open_parquet
 
     cells = [["date", "hours", "compact", "files", "rows", "bytes"]]
-    total = 0
+    total = ahead = 0
+    latest = Hour.of(clock.to_datetime(clock.now() + clock.HOUR))
     for date, group in itertools.groupby(by_hour(table.files()), lambda each: each[0].date):
         hours = [files for _, files in group]
-        rows = 0
+        rows = rows_ahead = 0
         for file in itertools.chain(*hours):
             try:
                 with open_parquet(table, file) as parquet:
                     rows += parquet.metadata.num_rows
+                    rows_ahead += parquet.metadata.num_rows if file.hour > latest else 0
             except FileNotFoundError:
                 pass  # compaction has just replaced it
         day: _Day = {
@@ -55,17 +59,25 @@ def ls(location: str, state: str | None, output_json: bool) -> None:
             "files": sum(map(len, hours)),
             "rows": rows,
             "bytes": sum(file.size for files in hours for file in files),
+            "rows_ahead": rows_ahead,
             "compact_hours": sum(sum(file.size < Limits().min_bytes for file in files) <= 1 for files in hours),
         }
         total += rows
+        ahead += rows_ahead
         if output_json:
             click.echo(json.dumps(day))
         else:
-            cells.append([date, *(str(day[key]) for key in ("hours", "compact_hours", "files", "rows", "bytes"))])
+            numbers = day["hours"], day["compact_hours"], day["files"], day["rows"], day["bytes"]
+            cells.append([f"{date} (ahead)" if rows_ahead else date, *map(str, numbers)])
     if not output_json:
         click.echo(f"{table.location}: format {table.format}, {pluralize(total, 'row')}")
         if len(cells) > 1:
             click.echo("\n".join(format_table(cells, "<>")))
+        if ahead:
+            click.echo(
+                f"{pluralize(ahead, 'row')} ahead of this machine's clock, by an hour or more: the clock of a recorder "
+                "was wrong, or this one is"
+            )
 
 
 @click.command(short_help="Check that every row is there once.")

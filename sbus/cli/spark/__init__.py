@@ -27,7 +27,6 @@ _MODULES = {
 Examples:
   sbus spark archive --journal=/var/lib/sbus/journal --lake=/srv/lake --once
   sbus spark traffic --lake=/srv/lake --window=5m --depth=2
-  sbus spark report --lake=/srv/lake --last=24h --output=report.html
   sbus spark replay --lake=/srv/lake --pattern='plant/' --speed=10
 """,
 )

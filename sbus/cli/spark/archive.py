@@ -1,19 +1,14 @@
-"""``sbus spark archive``: copy journals into a lake, once or continuously."""
+"""``sbus spark archive``: copy journals into a lake, once or continuously, on Spark."""
 
 from __future__ import annotations
 
-import errno
-import os
-import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sbus.cli.output import Progress, describe_os_error, pluralize
-from sbus.cli.spark.job import Job, StopRequest, job_options, pass_job, stop_on_signals
-from sbus.cli.spark.metrics import ArchiveMetrics
-from sbus.cli.types import COUNT, Duration, Mode, Size
-from sbus.errors import JournalMissing, SparkError, StorageError
+from sbus.cli.archiving import Choices, archive_options, run
+from sbus.cli.job_metrics import ArchiveMetrics
+from sbus.cli.spark.job import Job, job_options, pass_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,179 +17,48 @@ if TYPE_CHECKING:
 
 __all__ = ["archive"]
 
-_POLL_INTERVAL = 0.25
-"""Seconds between two looks at the job's progress."""
-_MIN_RETRY = 1.0
-"""Seconds until the first try after a failure."""
-_MAX_RETRY = 300.0
-"""Seconds until the next try after many."""
-
 
 @click.command(
-    short_help="Copy journals into a lake of Parquet files, or a Delta table.",
+    short_help="Copy journals into a lake, on a cluster.",
     epilog="""\
 \b
 Examples:
+  sbus spark archive --master=spark://host:7077 --journal='/shared/journals/*' --lake=/shared/lake
   sbus spark archive --journal=/var/lib/sbus/journal --lake=/srv/lake --once
-  sbus spark archive --journal='/shared/journals/*' --lake=/srv/lake --every=1m
-  sbus spark archive --journal=/var/lib/sbus/journal --lake=s3://bucket/lake
 """,
 )
-@click.option("--once", is_flag=True, help="Archive the rows that are there, and exit.")
-@click.option(
-    "--every",
-    type=Duration(),
-    metavar="TIME",
-    default="10s",
-    show_default=True,
-    help="Time from one batch to the next, such as 500ms, 10s or 1m.",
-)
-@click.option(
-    "--max-rows",
-    type=COUNT,
-    metavar="N",
-    help="Maximum number of rows in a batch; with as many waiting it starts before its time.  [default: 10000000]",
-)
-@click.option(
-    "--max-bytes",
-    type=Size(1),
-    metavar="SIZE",
-    help="About the maximum size of a batch in the journals, such as 512M; likewise.",
-)
-@click.option(
-    "--consumer",
-    metavar="NAME",
-    help="Name under which the journals keep the archive's position; each lake of a journal needs its own.  "
-    "[default: archive]",
-)
-@click.option(
-    "--allow-loss",
-    is_flag=True,
-    help="Continue if journals or rows were deleted before they were archived, or are damaged.",
-)
-@click.option(
-    "--format",
-    "table_format",
-    type=click.Choice(["parquet", "delta"]),
-    help="Table format of a new lake.  [default: parquet; of a URL, delta]",
-)
-@click.option(
-    "--mode",
-    "-m",
-    type=Mode(),
-    metavar="MODE",
-    help="Permissions of new files of the lake, octal, such as 0640; users who may read them may enter the directories."
-    "  [default: as the lake has them; of a new one, 0600]",
-)
-@click.option("--no-compact", is_flag=True, help="Leave the small files of closed hours to sbus lake compact.")
-@click.option("--no-retry", is_flag=True, help="Exit at the first failure, as with --once.")
+@archive_options
 @job_options
 @pass_job
-def archive(
-    job: Job,
-    once: bool,
-    every: float,
-    max_rows: int | None,
-    max_bytes: int | None,
-    consumer: str | None,
-    allow_loss: bool,
-    table_format: str | None,
-    mode: int | None,
-    no_compact: bool,
-    no_retry: bool,
-) -> None:
-    """Copy the rows of journals into a lake, and continue with new ones.
+def archive(job: Job, /, **options: Any) -> None:
+    """Copy the rows of journals into a lake, and continue with new ones, on Spark.
 
-    Every row gets there exactly once, even if the command is killed: run it again, and it resumes
-    where it stopped. The lake is a directory of Parquet files by date and hour (UTC), or a Delta
-    table, which can be in object storage. Once rows are safely in the lake, the recorder may delete
-    them from the journal (--keep-bytes, --keep-days). Closed hours are merged into few large files.
+    This is "sbus archive" for a cluster: one machine needs no Spark for it. Both write the same lakes,
+    and either resumes where the other stopped.
 
     If Spark or the storage fails, for example on a full disk, or a journal was moved away, the command
     says so, and tries again after 1 s, 2 s, and so on up to 5 minutes.
 
     Ctrl-C finishes the current batch and exits; a second Ctrl-C exits at once.
     """
-    journals, directory = job.need_journals(), job.need_lake()
+    choices = Choices(**options)
+    journals, location = job.need_journals(), job.need_lake()
     metrics = ArchiveMetrics(job.metrics_file, job.labels())
     with job.session("archive") as spark:
-        from sbus.spark.jobs.archive import CONSUMER, MAX_ROWS, Archive
+        from sbus.spark.jobs.archive import Archive
         from sbus.spark.jobs.lake import Lake
 
         def new_archive() -> Archive:
-            return Archive(
-                spark,
-                journals,
-                Lake(directory, format=table_format, state=job.state, mode=mode),
-                every=None if once else every,
-                max_rows=max_rows or MAX_ROWS,
-                max_bytes=max_bytes,
-                consumer=consumer or CONSUMER,
-                fail_on_data_loss=not allow_loss,
-                compacts=not no_compact,
-            )
+            lake = Lake(location, format=choices.table_format, state=job.state, mode=choices.mode)
+            return Archive(spark, journals, lake, **choices.settings())
 
-        total = _Total()
-        backoff = _Backoff()
-        progress = Progress()
-        has_run = False
-        with stop_on_signals() as stop:
-            while True:
-                running: Archive | None = None
-                try:
-                    running = new_archive()
-                    with running:
-                        has_run = True
-                        _run(running, stop, total, progress, metrics)
-                    break
-                except (SparkError, StorageError, JournalMissing, OSError) as e:
-                    # A service manager often signals all processes of a service, so Spark may be gone before this one.
-                    if stop.is_made:
-                        break
-                    if once or no_retry or not has_run or not _is_alive(spark):
-                        raise
-                    progress.clear()
-                    seconds = backoff.next(did_work=running is not None and running.batches > 0)
-                    metrics.retries += 1
-                    click.echo(f"sbus: {_with_remedy(e, directory)}; trying again in {seconds:.0f} s", err=True)
-                    metrics.update(running, is_up=False, now=True)
-                    _wait(seconds, stop)
-                    if stop.is_made:
-                        break
-                    if running is not None:
-                        metrics.carry(running)
-                finally:
-                    progress.clear()
-                    if running is not None:
-                        total.add(running)
-        if once and running is not None and running.upkeep is not None and not stop.is_made:
-            running.upkeep.run()
-        metrics.update(running, is_up=False, now=True)
-    click.echo(total.text(), err=True)
-
-
-def _with_remedy(error: Exception, lake: str) -> str:
-    """Return the text of a failure after which the archive tries again."""
-    text = describe_os_error(error) if isinstance(error, OSError) else str(error)
-    if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
-        text = f"{text}: make room for the lake ({lake}) and for Spark's temporary files (spark.local.dir)"
-    return text
-
-
-def _run(running: Archive, stop: StopRequest, total: _Total, progress: Progress, metrics: ArchiveMetrics) -> None:
-    """Wait until the archive ends, or a signal has asked it to."""
-    while not running.wait(_POLL_INTERVAL):
-        if stop.is_due(is_busy=running.is_busy, done=running.batches):
-            break
-        progress.show(total.text(running))
-        metrics.update(running)
-
-
-def _wait(seconds: float, stop: StopRequest) -> None:
-    """Wait, but not longer than until a signal."""
-    until = time.monotonic() + seconds
-    while not stop.is_made and (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, _POLL_INTERVAL))
+        run(
+            new_archive,
+            choices,
+            metrics,
+            room=f"the lake ({location}) and for Spark's temporary files (spark.local.dir)",
+            is_alive=lambda: _is_alive(spark),
+        )
 
 
 def _is_alive(spark: SparkSession) -> bool:
@@ -203,45 +67,3 @@ def _is_alive(spark: SparkSession) -> bool:
         return not spark.sparkContext._jsc.sc().isStopped()
     except Exception:
         return False
-
-
-class _Backoff:
-    """How long to wait after a failure: longer each time, until something worked."""
-
-    def __init__(self) -> None:
-        self._seconds = _MIN_RETRY
-
-    def next(self, *, did_work: bool) -> float:
-        """Return the seconds until the next try.
-
-        :param did_work: whether a batch was done since the last failure.
-        """
-        if did_work:
-            self._seconds = _MIN_RETRY
-        seconds = self._seconds
-        self._seconds = min(_MAX_RETRY, 2 * seconds)
-        return seconds
-
-
-class _Total:
-    """What all archives of this command have done."""
-
-    def __init__(self) -> None:
-        self._rows = self._batches = 0
-        self._start = time.monotonic()
-
-    def add(self, ended: Archive) -> None:
-        """Add an archive that has ended."""
-        self._rows += ended.rows
-        self._batches += ended.batches
-
-    def text(self, running: Archive | None = None) -> str:
-        """Return the progress in words, with an archive that runs."""
-        rows, batches = self._rows, self._batches
-        if running is not None:
-            rows, batches = rows + running.rows, batches + running.batches
-        seconds = time.monotonic() - self._start
-        return (
-            f"archived {pluralize(rows, 'row')} in {pluralize(batches, 'batch')}, {seconds:.0f} s "
-            f"({rows / max(seconds, 1e-3):,.0f} rows/s)"
-        )

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from sbus.cli.output import has_colors
-from sbus.cli.spark.job import Job, job_options, pass_job, stop_on_signals
+from sbus.cli.spark.job import Job, job_options, pass_job
+from sbus.cli.stopping import stop_on_signals
 from sbus.cli.types import Duration
 from sbus.errors import UsageError
 

@@ -1,10 +1,9 @@
-"""Jobs of ``sbus spark``: common options, the Spark session, and how they stop."""
+"""Jobs of ``sbus spark``: common options, and the Spark session."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,15 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sbus.cli.job_metrics import JobMetrics
 from sbus.cli.output import Progress
-from sbus.cli.spark.metrics import JobMetrics
 from sbus.distribution import needs
 from sbus.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Job", "StopRequest", "job_options", "pass_job", "show_tasks", "stop_on_signals"]
+__all__ = ["Job", "job_options", "pass_job", "show_tasks"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -204,51 +203,3 @@ def show_tasks(spark: SparkSession) -> Iterator[None]:
     finally:
         is_over.set()
         watcher.join()
-
-
-class StopRequest:
-    """Whether a signal has asked this process to stop.
-
-    :ivar is_made: true from the first signal on.
-    """
-
-    def __init__(self) -> None:
-        self.is_made = False
-        self._batches_done = 0
-
-    def is_due(self, *, is_busy: bool, done: int) -> bool:
-        """Return whether to stop now, between two batches.
-
-        That is when no batch is running, or when the batch that ran at the request is done.
-
-        Call this regularly from the start on. Under load one batch follows another at once, and a caller hardly ever
-        sees a moment between two of them; therefore it counts.
-
-        :param is_busy: whether a batch is running.
-        :param done: batches done so far.
-        """
-        if not self.is_made:
-            self._batches_done = done
-            return False
-        return not is_busy or done > self._batches_done
-
-
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Make SIGINT and SIGTERM request an orderly stop.
-
-    A second signal stops at once (KeyboardInterrupt).
-    """
-    stop = StopRequest()
-
-    def on_signal(*_: object) -> None:
-        if stop.is_made:
-            raise KeyboardInterrupt
-        stop.is_made = True
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

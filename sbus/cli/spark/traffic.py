@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from sbus.cli.output import Progress
-from sbus.cli.spark.job import Job, job_options, pass_job, show_tasks, stop_on_signals
+from sbus.cli.spark.job import Job, job_options, pass_job, show_tasks
+from sbus.cli.stopping import stop_on_signals
 from sbus.cli.tables import Row, Writer, open_writer
 from sbus.cli.types import Duration, Time
 from sbus.errors import UsageError

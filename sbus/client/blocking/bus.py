@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Self, Unpack
 
 from sbus.client.api import Inbox
+from sbus.client.batches import BlockingPayloadBatch, PayloadBatch
 from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
 from sbus.client.blocking.waiting import deadline_in
@@ -29,11 +30,14 @@ from sbus.client.core import Message, as_bytes
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
+from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
 from sbus.syscalls.sockets import DONTWAIT, PEEK
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
 
+_IN_PLACE = 1 << 15
+"""Bytes of a payload from which on it is sent from where it is: the copy of 64 KiB into a packet takes 2 µs."""
 Socket = socket.socket  # inside `Bus`, the property `socket` hides the module
 
 
@@ -43,7 +47,7 @@ def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Key
     :param address: path or abstract address of the bus; by default the result of
         `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, payloads, on_control.
     :raises sbus.errors.ConnectError: with the reason and the remedy.
     """
     bus = Bus(address, ConnectOptions(**options))
@@ -65,7 +69,7 @@ class Bus(BlockingConnection[Subscription]):
 
     # --- sending -----------------------------------------------------------------------------
 
-    def publish(self, key: bytes | str, payload: bytes = b"", *, flags: int = 0, timeout: float | None = None) -> None:
+    def publish(self, key: bytes | str, payload: Buffer = b"", *, flags: int = 0, timeout: float | None = None) -> None:
         """Publish a message; return when it has been handed to the kernel.
 
         :param flags: flags of send(2); with ``MSG_DONTWAIT``, a full socket raises `BlockingIOError`.
@@ -75,6 +79,9 @@ class Bus(BlockingConnection[Subscription]):
         :raises sbus.errors.TimedOut: if the socket stayed full; the message is then not sent.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
+        is_ordinary = not flags and timeout is None
+        if type(payload) is bytes and len(payload) >= _IN_PLACE and is_ordinary and self._send_in_place(key, payload):
+            return
         try:
             packet = self.core.publish(key, payload)
         except PacketTooLong:
@@ -85,13 +92,40 @@ class Bus(BlockingConnection[Subscription]):
         else:
             self._send_all([packet])
 
-    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
+    def _send_in_place(self, key: bytes | str, payload: bytes) -> bool:
+        """Send a message from where its payload is; return whether that is done, or else left to the ordinary way."""
+        head = self.core.publish(key, b"")
+        if len(head) + len(payload) > self.core.longest_plain:
+            return False
+        while True:
+            if self._outbox:
+                self._drain(self._limit)
+            sock = self._connected(self._limit)
+            if sock is None:
+                return False
+            if self._send(sock, [head], rest=payload):
+                return True
+            if sock is self._sock:
+                self._wait_writable(sock, self._limit)
+
+    def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> None:
         messages = list(messages)
         try:
             packets = self.core.publish_many(messages)
         except PacketTooLong:
             packets = self._run(self._longer(lambda: self.core.publish_many(messages)), None)
         self._send_all(packets)
+
+    def payloads(self) -> BlockingPayloadBatch:
+        """Begin a batch of large messages (:doc:`/payloads`); the end of ``with``, or its ``send``, sends it."""
+        if self._error is not None:
+            raise self._error
+        return BlockingPayloadBatch(self.core, self._send_batch)
+
+    def _send_batch(self, batch: PayloadBatch[None]) -> None:
+        if self.core.payloads.is_open:
+            self._run(self._fence(), None)
+        self._send_all(batch.packets())
 
     # --- receiving ---------------------------------------------------------------------------
 

@@ -61,15 +61,17 @@ from sbus.client.connecting import (
 )
 from sbus.client.core import Batch
 from sbus.client.denials import Denial
-from sbus.client.inlet import Inlet
+from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
-from sbus.client.outbox import Outbox, read_limit, send_limit, send_some
+from sbus.client.outbox import NO_ROOM, Outbox, read_limit, send_limit, send_some
+from sbus.client.payload_outbox import PayloadOutbox, PayloadSender
+from sbus.client.payloads import Outgoing
 from sbus.errors import ConnectError, Disconnected, NotAllowed, PacketTooLong, TimedOut, UsageError
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
 from sbus.protocol.notices import DENIED, LOST, SENDER
-from sbus.protocol.packets import CMSG, MSG, build
+from sbus.protocol.packets import CMSG, FMSG, MSG, build
 from sbus.routing.runs import total_size
 from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, grow_send_buffer, max_sendable
 
@@ -80,12 +82,12 @@ Args = TypeVarTuple("Args")
 
 _BUNDLE_REPLY = build(CMSG, BUNDLE_ON, b"")
 """The beginning of the server's reply to ``bundle/on``."""
-_MESSAGE = MSG + b" "
 _RECEIPT = build(CMSG, LOST, b"")
 _SENDER = build(CMSG, SENDER)
 """The beginning of a sender, and of the answer to ``sender/on``."""
-_DENIED = build(CMSG, DENIED, _MESSAGE)
-"""The beginning of the denial of a message."""
+_MESSAGES = (MSG + b" ", FMSG + b" ")
+_KEPT = (*_MESSAGES, _RECEIPT, _SENDER, *(build(CMSG, DENIED, verb) for verb in _MESSAGES))
+"""The beginnings of packets that stay valid when the connection is lost."""
 _PACKET_OVERHEAD = 512
 """Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
 _CLOSE_LOOK = 0.1
@@ -109,11 +111,13 @@ class BlockingConnection(ClientApi[Sub]):
         self.core = options.new_core(
             self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
-        self._reader = Inlet(self.core, options.receive_size)
+        self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
+        self._send_some = PayloadSender(self.core, self._payload_dropped).send if options.payloads else send_some
         self._batch = Batch([])  # what was received; a callback that reads on continues it
         self._callback_errors: deque[Exception] = deque()
         self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
-        self._outbox = Outbox()  # what to send before any message
+        # What to send before any message:
+        self._outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
         self._outbox.extend(self.core.resync_packets())
         self._deadline: float | None = None  # of the round trip under way
         self._limit: float | None = None  # of the block of `limit` under way
@@ -169,7 +173,7 @@ class BlockingConnection(ClientApi[Sub]):
             if self._outbox:
                 self._drain(self._limit)
             sock = self._connected(self._limit)
-            if sock is None:
+            if sock is None or self._is_unsettled():
                 self._outbox.extend_within(packets[position:], self._options.reconnect_buffer)
                 return
             if self._expects_bundle_reply and len(packets) > 1:
@@ -188,7 +192,7 @@ class BlockingConnection(ClientApi[Sub]):
             while True:
                 self._drain(deadline)
                 sock = self._connected(deadline)
-                if sock is None:
+                if sock is None or self._is_unsettled():
                     raise Disconnected("not connected at present")
                 if self._send(sock, [packet], flags):
                     return
@@ -206,6 +210,8 @@ class BlockingConnection(ClientApi[Sub]):
             if sock is None:
                 return
             taken = self._outbox.take(send_limit(self.core.bundle_limit))
+            if not taken:
+                return  # the rest waits for the server's word about payloads
             try:
                 sent = self._send(sock, taken)
             except PacketTooLong:
@@ -217,16 +223,20 @@ class BlockingConnection(ClientApi[Sub]):
             if not sent:
                 self._wait_writable(sock, deadline)
 
-    def _send(self, sock: socket.socket, packets: list[bytes], flags: int = 0) -> int:
+    def _send(self, sock: socket.socket, packets: list[bytes], flags: int = 0, rest: bytes | None = None) -> int:
         """Send what the socket takes of a batch, and return the number of packets.
 
         It is also 0 if the connection is lost.
 
+        :param rest: what follows in the same packet, if there is but one.
         :raises sbus.errors.PacketTooLong: if the first packet does not fit the socket's buffer.
         """
         try:
-            if not flags:
-                return send_some(sock, packets, self.core.bundle_limit) if packets else 0
+            if rest is not None:
+                sock.sendmsg((packets[0], rest), (), SEND_NOW)
+                return 1
+            if not flags or isinstance(packets[0], Outgoing):
+                return self._send_some(sock, packets, self.core.bundle_limit) if packets else 0
             sock.send(packets[0], flags | SEND_NOW)
             return 1
         except BlockingIOError:
@@ -236,10 +246,11 @@ class BlockingConnection(ClientApi[Sub]):
                 raise self._error from None  # closed in another thread
             if e.errno in (errno.EPIPE, errno.ECONNRESET):
                 self._connection_lost(describe_loss(e), self._read_rest(sock))
-            elif e.errno in (errno.ENOBUFS, errno.ENOMEM):
+            elif e.errno in NO_ROOM:
                 time.sleep(_MEMORY_RETRY)
             elif e.errno == errno.EMSGSIZE:
-                raise PacketTooLong(f"{len(packets[0])} bytes do not fit the socket's send buffer (SO_SNDBUF)") from e
+                size = len(packets[0]) + len(rest or b"")
+                raise PacketTooLong(f"{size} bytes do not fit the socket's send buffer (SO_SNDBUF)") from e
             else:
                 raise
             return 0
@@ -481,6 +492,13 @@ class BlockingConnection(ClientApi[Sub]):
                     raise
             time.sleep(pause)
 
+    def _is_unsettled(self) -> bool:
+        """Return whether a callback runs before it is known if the new server takes payloads."""
+        return self._reconnecting and not self.core.payloads.is_settled
+
+    def _payload_dropped(self, error: PacketTooLong) -> None:
+        raise error
+
     def _make_room(self, size: int) -> None:
         self._reader.make_room(size)
         if self._sock is not None and size > self.core.max_packet:
@@ -532,7 +550,7 @@ class BlockingConnection(ClientApi[Sub]):
         # Messages stay valid, and so do receipts, senders, and denials of messages; replies belong to the waiters that
         # fail below, and a refused subscription is refused again.
         rest = self._batch.take() + self.core.extensions.mark_start(rest)
-        self._batch = Batch([packet for packet in rest if packet.startswith((_MESSAGE, _RECEIPT, _SENDER, _DENIED))])
+        self._batch = Batch([packet for packet in rest if packet.startswith(_KEPT)])
         waiters = self._forget_connection()
         self._outbox.restart(self.core.resync_packets())
         for waiter in waiters:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
 from twisted.internet import defer, error
@@ -22,10 +23,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.api import Inbox
+from sbus.client.batches import AsyncPayloadBatch
 from sbus.client.connecting import Backoff, backlog_full, describe_connect_error, find_address, is_absent
 from sbus.client.core import Message, as_bytes
 from sbus.client.inlet import FIRST_READS
 from sbus.client.options import ConnectOptions, Keywords
+from sbus.client.payload_outbox import PayloadSender
+from sbus.client.payloads import Buffer
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, WatchQueue
 from sbus.client.tx.producer import Producer, ProducerAdapter
@@ -88,7 +92,7 @@ def connect(
     :param address: path or abstract address of the bus, or an endpoint, or the string of one (``seqpacket:PATH``); by
         default the result of `sbus.client.connecting.find_address`.
     :param options: the fields of `sbus.client.options.ConnectOptions`: dialect, max_packet, bundles, timeout,
-        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, on_control.
+        reconnect, reconnect_buffer, on_gap, on_lost, on_denied, sender, payloads, on_control.
     :returns: a Deferred that fires with the bus, or fails with `sbus.errors.ConnectError`, which contains the reason
         and the remedy.
     """
@@ -131,12 +135,13 @@ class Bus(Session[Subscription]):
         self._pause: defer.Deferred[Any] | None = None  # of `_reconnect_loop`
         self._receive_size = options.receive_size
         self._first_left = 0  # batches that are read into the largest buffers, as in `sbus.client.inlet`
+        self._bundles_itself = False  # the transport cannot: a bundle of large messages needs a descriptor
         self._end_waiters: list[defer.Deferred[None]] = []
         self._producer: ProducerAdapter | None = None
 
     # --- what users call (documented in `ClientApi`) -----------------------------------------
 
-    def publish(self, key: bytes | str, payload: bytes = b"") -> defer.Deferred[None]:
+    def publish(self, key: bytes | str, payload: Buffer = b"") -> defer.Deferred[None]:
         self._check_open()
         try:
             packets = [self.core.publish(key, payload)]
@@ -144,7 +149,7 @@ class Bus(Session[Subscription]):
             return self._publish_longer(lambda: [self.core.publish(key, payload)])
         return self._publish(packets)
 
-    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> defer.Deferred[None]:
+    def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> defer.Deferred[None]:
         self._check_open()
         messages = list(messages)
         try:
@@ -161,6 +166,14 @@ class Bus(Session[Subscription]):
         waiter = DoneWaiter(lambda: self.outbox.cancel(pending))
         pending = self.outbox.wait(waiter, len(packets))
         return waiter.deferred
+
+    def payloads(self) -> AsyncPayloadBatch:
+        """Begin a batch of large messages (:doc:`/payloads`).
+
+        The end of ``async with`` sends it, or its ``send``, which returns a Deferred.
+        """
+        self._check_open()
+        return AsyncPayloadBatch(self.core, lambda batch: defer.Deferred.fromCoroutine(self._send_batch(batch)))
 
     def _publish_longer(self, build: Callable[[], list[bytes]]) -> defer.Deferred[None]:
         """Publish what is too long for all that is known, once the server's limit is known.
@@ -296,6 +309,10 @@ class Bus(Session[Subscription]):
         self._receive_size = self._options.receive_size
         self._first_left = FIRST_READS
         transport.limit_packets(LONGEST_PACKET)
+        self._bundles_itself = self._options.payloads and transport.pass_payloads(True)
+        if self._bundles_itself:
+            sender = PayloadSender(self.core, self._payload_dropped)
+            transport.send_by(partial(sender.send_all, sock))
         self.core.connected(max_sendable(sock))
         self._set_reading(not self._above_high_water)
 
@@ -308,7 +325,7 @@ class Bus(Session[Subscription]):
             self._first_left = 0 if self.core.has_limit else self._first_left - 1
             if not self._first_left:
                 transport.limit_packets(self._receive_size)
-        if transport is not None and self.core.bundle_limit and not had_bundles:
+        if transport is not None and self.core.bundle_limit and not had_bundles and not self._bundles_itself:
             transport.start_bundling(self.core.bundle_limit)
             transport.flush()
 
@@ -383,7 +400,7 @@ class Bus(Session[Subscription]):
 
     async def _open(self) -> None:
         try:
-            self._pause = connecting = self._endpoint.connect(BusFactory(self))
+            self._pause = connecting = self._endpoint.connect(BusFactory(self, payloads=self._options.payloads))
             await connecting
         except error.TimeoutError as e:
             raise ConnectError(backlog_full(self.address)) from e

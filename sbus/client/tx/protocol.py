@@ -13,6 +13,7 @@ from zope.interface import classImplements, implementer
 from sbus.client.connecting import SERVER_CLOSED
 from sbus.client.core import Waiter
 from sbus.client.outbox import Outbox
+from sbus.client.payloads import open_attached
 from sbus.flood.interfaces import IPacketQueue
 from sbus.seqpacket.interfaces import IPacketReceiver
 from sbus.seqpacket.transport import PacketTransport
@@ -100,14 +101,24 @@ class BusProtocol:
             waiter.set_result(b"")
 
 
+class PayloadProtocol(BusProtocol):
+    """One connection of a `sbus.client.tx.Bus` that takes messages in sealed memory."""
+
+    def packetsReceived(self, packets: list[bytes]) -> int:
+        """See `BusProtocol.packetsReceived`."""
+        super().packetsReceived(open_attached(packets))
+        return len(packets)
+
+
 class BusFactory(Factory):
     """Makes the connections of one `sbus.client.tx.Bus`, one after the other."""
 
     noisy = False
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, payloads: bool) -> None:
         self._session = session
+        self._kind = PayloadProtocol if payloads else BusProtocol
 
     def buildProtocol(self, addr: IAddress | None) -> BusProtocol:  # type: ignore[override]  # not a `Protocol`
         """Return a protocol for a new connection (`IProtocolFactory`)."""
-        return BusProtocol(self._session)
+        return self._kind(self._session)

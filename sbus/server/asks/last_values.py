@@ -304,6 +304,15 @@ class LastValues:
             store.remove(excess, len(value.packet), value.uid)
             self._replaced += len(value.packet) + VALUE_OVERHEAD
 
+    def forget(self, key: bytes) -> None:
+        """Keep no value of a key, as the newest one is in sealed memory and too long to be kept."""
+        value = self._values.pop(key, None)
+        if value is not None:
+            before = self.memory
+            value.store.remove(key, len(value.packet), value.uid)
+            self._replaced += len(value.packet) + VALUE_OVERHEAD
+            self._charge(self.memory - before)
+
     def _recount(self) -> None:
         """Charge what the snapshots hold now; disconnect the clients of users that have no memory for it."""
         self._recounted = self._replaced

@@ -91,6 +91,8 @@ def _payloads(client: ReceivingHalf, key: bytes) -> bool:
 
 def _set_payloads(client: ReceivingHalf, key: bytes) -> None:
     wanted = key == controls.PAYLOAD_ON
+    if not wanted:
+        client.registry.flush()  # flood control decides about payloads while it still looks for them
     client.settings = replace(client.settings, payloads=wanted)
     client.configure_queue()
     client.answer(build(CMSG, key, b"%d %d" % (LEAST_PAYLOAD, client.registry.limits.max_payload) if wanted else b""))

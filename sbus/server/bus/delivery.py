@@ -41,12 +41,14 @@ from sbus.fair import Scheduler
 from sbus.flood import PROGRAM, Loss, NamedRun, Outcome, Run, SendQueue, Signature, State, sign_from
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
+from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.route import Route
 from sbus.routing.runs import total_size
 from sbus.seqpacket.interfaces import IPacketTransport
 from sbus.server.asks.last_values import LastValues
 from sbus.server.bus.backpressure import Backpressure
-from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS, Posting, account_of
+from sbus.server.bus.payloads import PayloadPosting, without
+from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS, account_of
 from sbus.server.bus.unrouted import is_unrouted
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import ICredentials, Publisher, Receiver
@@ -59,13 +61,14 @@ _OPEN = State.OPEN
 _DEAF = State.DEAF
 
 
-class Delivery(Posting):
+class Delivery(PayloadPosting):
     """Delivers messages to their receivers, and acts on what became of them.
 
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
     :param scheduler: whose turn it is.
     :param muted: receivers that get nothing any more, although routes contain them.
+    :param max_packet: bytes in the longest packet.
     :ivar uncounted: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
     :ivar served: the receivers that the last run was handed to at once.
     :ivar touched: the receivers that `flush` has to see.
@@ -75,16 +78,10 @@ class Delivery(Posting):
         "_backpressure",
         "_blocking",
         "_count",
-        "_counters",
         "_events",
         "_flushing",
-        "_keeper",
         "_most_at_once",
-        "_muted",
-        "_publisher",
         "served",
-        "touched",
-        "uncounted",
     )
 
     def __init__(
@@ -95,20 +92,15 @@ class Delivery(Posting):
         backpressure: Backpressure,
         scheduler: Scheduler,
         muted: Set[Receiver] = frozenset(),
+        max_packet: int = DEFAULT_MAX_PACKET,
     ) -> None:
-        super().__init__(credentials, scheduler)
-        self._counters = counters
+        super().__init__(credentials, scheduler, counters, muted, max_packet)
         self._count = counters.tally.add
         self._events = events
         self._backpressure = backpressure
-        self.uncounted: Set[Receiver] = frozenset()
-        self.touched: list[Receiver] = []
-        self._publisher: Publisher | None = None
         self._blocking: set[Receiver] = set()
         self._flushing = False
-        self._keeper: LastValues | None = None
         self._most_at_once = 0 if events.delivered else AT_ONCE
-        self._muted = muted
         self.served = 0
 
     def set_keeper(self, keeper: LastValues) -> None:
@@ -140,7 +132,7 @@ class Delivery(Posting):
             self.flush()
         if self.scheduler.is_busy or len(route.receivers) > AT_ONCE:
             return self._deliver_by_user(packets, route, publisher, at_once, has_echo)
-        receivers = route.receivers if has_echo else _without(route.receivers, publisher)
+        receivers = route.receivers if has_echo else without(route.receivers, publisher)
         count = len(packets)
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
             return self._deliver_halves(packets, route, publisher, has_echo)
@@ -149,9 +141,9 @@ class Delivery(Posting):
         if not copies or ((self.uncounted or self._muted) and is_unrouted(receivers, self.uncounted, self._muted)):
             self._counters.unrouted += count
         if weight and weight * copies > AT_ONCE_KIB:  # nobody else is active, so there is room in every mailbox
-            now, later = self._split(packets, route, publisher)
+            now, later = self._split(total_size(packets), route, publisher)
             self._post(later, packets, publisher, has_echo)
-            receivers = tuple(now) if has_echo else _without(now, publisher)
+            receivers = tuple(now) if has_echo else without(now, publisher)
         self.hand(packets, receivers, publisher, at_once)
         return count
 
@@ -164,16 +156,16 @@ class Delivery(Posting):
         has_echo: bool,
     ) -> int:
         """As `deliver`, group by group."""
-        now, later = self._split(packets, route, publisher)
+        now, later = self._split(total_size(packets), route, publisher)
         if publisher is not None:
             for group in later:
                 if group.user is publisher.user and not self._has_mail_room(group, packets, account_of(publisher)):
                     return 0
-        receivers = tuple(now) if has_echo else _without(now, publisher)
+        receivers = tuple(now) if has_echo else without(now, publisher)
         count = len(packets)
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
             return self._deliver_halves(packets, route, publisher, has_echo)
-        everybody = route.receivers if has_echo else _without(route.receivers, publisher)
+        everybody = route.receivers if has_echo else without(route.receivers, publisher)
         self._count(packets, len(everybody))
         if is_unrouted(everybody, self.uncounted, self._muted):
             self._counters.unrouted += count
@@ -438,7 +430,7 @@ class Delivery(Posting):
         if queue.state is not _OPEN:
             if queue.has_share(run.user, run):
                 self._admit(receiver, queue, Run(run.leading) if queue.keeps(run) else run, publisher)
-            elif (outcome := queue.lose_share(Run(run.leading))) is not None:
+            elif (outcome := queue.lose_run(Run(run.leading), LossReason.SHARE)) is not None:
                 self._act(receiver, outcome, publisher)
             return publisher is not None and receiver.user is not publisher.user
         if not queue.pending:
@@ -549,10 +541,6 @@ class Delivery(Posting):
     def _failed(self, receiver: Receiver) -> None:
         self.log.failure("Error in sending to client {number}", number=getattr(receiver, "number", 0))
         receiver.close(CloseReason.SERVER_ERROR)
-
-
-def _without(receivers: Sequence[Receiver], publisher: object) -> tuple[Receiver, ...]:
-    return tuple(receiver for receiver in receivers if receiver is not publisher)
 
 
 def _signature(publisher: Publisher | None) -> Signature:

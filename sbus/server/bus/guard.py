@@ -35,7 +35,7 @@ from twisted.internet.task import deferLater
 from sbus.errors import CloseReason, UsageError, ViolationReason
 from sbus.policy.rules import ALLOWED, Verdict
 from sbus.protocol.keys import CURRENT
-from sbus.protocol.packets import MSG, SUB
+from sbus.protocol.packets import FMSG, MSG, SUB
 from sbus.routing.route import Route
 from sbus.server.asks.interest import Interest
 from sbus.server.bus.denials import tell
@@ -126,27 +126,44 @@ class Guard:
             known = self._verdict(client.rights, packet[4 : packet.index(0)], route)
         return known is ALLOWED
 
-    def check_publication(self, client: Client, key: bytes, payload: bytes, route: Route[Receiver]) -> None:
+    @property
+    def asks_payload(self) -> bool:
+        """Whether an observer has to see the payload of each message."""
+        return bool(self._events.published)
+
+    def check_payloads(self, client: Client, key: bytes) -> None:
+        """Judge whether a client may publish payloads in sealed memory.
+
+        :raises Refusal: if it may not.
+        """
+        verdict = client.rights.payloads()
+        if verdict is not ALLOWED:
+            self._check(client, key, verdict, FMSG)
+
+    def check_publication(
+        self, client: Client, key: bytes, payload: bytes | None, route: Route[Receiver], verb: bytes = MSG
+    ) -> None:
         """Judge one message, and notify observers of it.
 
+        :param payload: None if it is too long to be looked at.
         :raises Refusal: if the client may not publish it.
         """
         verdict = self._verdict(client.rights, key, route)
         if verdict is not ALLOWED:
-            self._check(client, key, verdict)
+            self._check(client, key, verdict, verb)
         if self._events.published:
             dialect = self._router.dialect
             for notify in self._events.published:
                 notify(client, redact(dialect, key), None if dialect.is_secret(key) else payload)
 
-    def _check(self, client: Client, key: bytes, verdict: Verdict) -> None:
+    def _check(self, client: Client, key: bytes, verdict: Verdict, verb: bytes) -> None:
         if verdict.is_allowed:
             for notify in self._events.audited:
-                notify(client, MSG, redact(self._router.dialect, key), verdict, 1)
+                notify(client, verb, redact(self._router.dialect, key), verdict, 1)
         elif self.permissions.enforces(verdict):
             raise Refusal(ViolationReason.REFUSED_PUBLICATION, verdict)
         else:
-            self.count(client, MSG, key, verdict, False)
+            self.count(client, verb, key, verdict, False)
 
     def _verdict(self, rights: Rights, key: bytes, route: Route[Receiver]) -> Verdict:
         if rights.publishes_all:
@@ -186,9 +203,9 @@ class Guard:
     def deny(self, client: Client, verb: bytes, key: bytes, verdict: Verdict) -> bool:
         """Count a refusal, and tell the client if it has asked; return whether it has.
 
-        :param verb: the verb of the packet; one that is not ``MSG`` has tried to subscribe.
+        :param verb: the verb of the packet; one that is not ``MSG`` or ``FMSG`` has tried to subscribe.
         """
-        verb = MSG if verb == MSG else SUB
+        verb = verb if verb in (MSG, FMSG) else SUB
         self.count(client, verb, key, verdict, True)
         if client.settings.denied:
             tell(client, verb, key, verdict.rule, True)

@@ -33,7 +33,7 @@ from twisted.logger import Logger
 
 from sbus.errors import CloseReason
 from sbus.fair import Entry, Lines, Scheduler
-from sbus.flood import NamedRun, Signature, sign_from
+from sbus.flood import NamedRun, PayloadMessage, Signature, sign_from
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
@@ -92,6 +92,12 @@ class Post(ABC):
         """Put a run into the queues of receivers that have asked for senders."""
 
     @abstractmethod
+    def hand_payload(
+        self, message: PayloadMessage, receivers: tuple[Receiver, ...], publisher: Publisher | None
+    ) -> None:
+        """Put a message with a payload in sealed memory into the receivers' queues."""
+
+    @abstractmethod
     def flush(self) -> None:
         """Send the messages that were handed over."""
 
@@ -106,6 +112,7 @@ class Mail:
     :param group: the receivers, all of one user.
     :param skip: a publisher without echo, which does not get its own messages.
     :param waiter: a publisher that is paused until the entry is done.
+    :param payload: the only message, if its payload is in sealed memory.
     """
 
     __slots__ = (
@@ -119,12 +126,21 @@ class Mail:
         "_took",
         "group",
         "packets",
+        "payload",
         "skip",
         "waiter",
     )
 
-    def __init__(self, post: Post, group: Group[Receiver], skip: Receiver | None, waiter: Publisher | None) -> None:
+    def __init__(
+        self,
+        post: Post,
+        group: Group[Receiver],
+        skip: Receiver | None,
+        waiter: Publisher | None,
+        payload: PayloadMessage | None = None,
+    ) -> None:
         self.group = group
+        self.payload = payload
         self.packets: list[bytes] = []
         self.skip = skip
         self.waiter = waiter
@@ -146,6 +162,7 @@ class Mail:
             self.group is group
             and not self._at
             and self.waiter is None
+            and self.payload is None
             and self.skip is skip
             and len(self.packets) + messages <= JOINED
         )
@@ -185,9 +202,12 @@ class Mail:
             if self.skip in some:
                 some = tuple(receiver for receiver in some if receiver is not self.skip)
             post.number = self._number
-            if askers:
-                some = self._hand_named(some, askers)
-            post.hand(packets, some, self.waiter, True, self._packed)
+            if self.payload is not None:
+                post.hand_payload(self.payload, some, self.waiter)
+            else:
+                if askers:
+                    some = self._hand_named(some, askers)
+                post.hand(packets, some, self.waiter, True, self._packed)
             post.flush()
             post.number = None
             now = clock()

@@ -13,7 +13,7 @@ from itertools import islice
 from twisted.logger import Logger
 
 from sbus.fair import Scheduler
-from sbus.flood import PROGRAM
+from sbus.flood import PROGRAM, PayloadMessage
 from sbus.routing.route import Group, Route
 from sbus.routing.runs import total_size
 from sbus.server.bus.mail import Gap, Letter, Mail, Post
@@ -52,20 +52,26 @@ class Posting(Post):
         """Return whether `deliver` would handle a message of this publisher."""
         if not self.scheduler.is_busy:
             return True
-        _, later = self._split([packet], route, publisher)
+        _, later = self._split(self._copied(packet), route, publisher)
         return all(
             group.user is not publisher.user or self._has_mail_room(group, [packet], account_of(publisher))
             for group in later
         )
 
+    def _copied(self, packet: bytes) -> int:
+        """Return the bytes of a copy of a message."""
+        return len(packet)
+
     def _split(
-        self, packets: list[bytes], route: Route[Receiver], publisher: Publisher | None
+        self, size: int, route: Route[Receiver], publisher: Publisher | None
     ) -> tuple[list[Receiver], list[Group[Receiver]]]:
-        """Return the receivers that get a run at once, and the groups that get it by mail."""
+        """Return the receivers that get a run at once, and the groups that get it by mail.
+
+        :param size: the bytes of a copy of the run.
+        """
         now: list[Receiver] = []
         later: list[Group[Receiver]] = []
         own = None if publisher is None else publisher.user
-        size = total_size(packets)
         for group in route.groups:
             receivers, user = group.receivers, group.user
             if user is not None:
@@ -88,9 +94,17 @@ class Posting(Post):
         return bool(lines.has_room(account, work, total_size(packets), after_gap))
 
     def _post(
-        self, groups: list[Group[Receiver]], packets: list[bytes], publisher: Publisher | None, has_echo: bool
+        self,
+        groups: list[Group[Receiver]],
+        packets: list[bytes],
+        publisher: Publisher | None,
+        has_echo: bool,
+        payload: PayloadMessage | None = None,
     ) -> None:
-        """Put a run into the mail of these groups' users; a group without room there loses it."""
+        """Put a run into the mail of these groups' users; a group without room there loses it.
+
+        :param payload: the only message of the run, if its payload is in sealed memory.
+        """
         size, count = total_size(packets), len(packets)
         if publisher is None:
             sender = account = None
@@ -102,7 +116,9 @@ class Posting(Post):
             lines = group.user.lines
             last = lines.mail[-1] if lines.mail else None
             gap = last if isinstance(last, Gap) and last.takes() else None
-            if lines is not sender and not self._has_mail_room(group, packets, account, gap is not None):
+            kept = None if payload is None else payload.held(group.user)
+            has_room = lines is sender or self._has_mail_room(group, packets, account, gap is not None)
+            if not has_room or (payload is not None and kept is None):
                 if gap is None:
                     gap = Gap(self, lines)
                     self.scheduler.append(lines, gap)
@@ -110,10 +126,10 @@ class Posting(Post):
                 continue
             waiter = publisher if self._may_be_blocked(publisher, group) else None
             skip = publisher if lines is sender and not has_echo else None
-            if waiter is not None or type(last) is not Mail or not last.takes(group, skip, count):  # type: ignore[arg-type]
-                last = Mail(self, group, skip, waiter)  # type: ignore[arg-type]
+            if kept is not None or waiter is not None or type(last) is not Mail or not last.takes(group, skip, count):  # type: ignore[arg-type]
+                last = Mail(self, group, skip, waiter, kept)  # type: ignore[arg-type]
                 self.scheduler.append(lines, last)
-            last.add(packets, size, account, signature)
+            last.add(packets if kept is None else [kept], size, account, signature)
             if waiter is not None:
                 waiter.wait_for_mail()
 

@@ -37,18 +37,18 @@ from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from sbus.errors import CloseReason, Violation
+from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.policy.rules import ALLOWED
 from sbus.protocol.bundles import MAGIC, unbundle
 from sbus.protocol.controls import LAST
 from sbus.protocol.notices import bye
-from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, parse
+from sbus.protocol.packets import CMSG, FMSG, MSG, SUB, UNSUB, parse
 from sbus.routing.cache import LONGEST_KEY
 from sbus.routing.route import Route
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
 from sbus.seqpacket.send_buffer import START
-from sbus.server.bus import choices
+from sbus.server.bus import choices, payload_checks
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.bus.pace import Pace
 from sbus.server.bus.receiving import NOBODY, ReceivingHalf
@@ -58,6 +58,7 @@ from sbus.server.core.interfaces import Receiver, Rights
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.permissions import verdict_of
 from sbus.syscalls.batch import BATCH
+from sbus.syscalls.memfd import Attached
 
 __all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "LONG_RUN", "MAX_RUN", "MIN_READ", "BusProtocol"]
 
@@ -79,6 +80,7 @@ DISCARDED = 262_144
 """Packets of clients to discard at most if all are disconnected at once, about: a tenth of a second."""
 MIN_DISCARDED = 64
 """Packets to discard of each client at least, however many there are."""
+_PAYLOAD = FMSG + b" "
 
 
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
@@ -371,9 +373,10 @@ class BusProtocol(ReceivingHalf):
                         at += count
                         is_over = clock() >= until
                         continue
-                if self.settings.bundles and packets[at][:4] == MAGIC:  # read before the client asked for bundles
-                    parts = unbundle(packets[at : at + 1])
-                    if parts[0] is not packets[at]:
+                if self.settings.bundles and packets[at][:4] == MAGIC:  # read before the client asked, or with memory
+                    packet = packets[at]
+                    parts = packet.parts() if type(packet) is Attached else unbundle([packet])
+                    if parts[0] is not packet:
                         packets[at : at + 1] = parts
                         total = min(len(packets), last)
                         end = min(start + MAX_RUN, total)
@@ -552,6 +555,8 @@ class BusProtocol(ReceivingHalf):
         """
         verb = key = b""
         try:
+            if type(packet) is Attached and not packet.startswith(_PAYLOAD):
+                raise Violation(ViolationReason.BAD_DESCRIPTORS)
             verb, key, payload = parse(packet)
             if verb == MSG:
                 return self._publish(packet, key, payload)
@@ -562,6 +567,12 @@ class BusProtocol(ReceivingHalf):
             elif verb == UNSUB:
                 self.registry.unsubscribe(self, key)
                 self._pay_routing()
+            elif verb == FMSG:
+                is_done = payload_checks.publish(self, packet, key, payload)
+                self._pay_routing()
+                if not is_done:
+                    self._wait_for_room()
+                return is_done
             else:
                 choices.handle(self, key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
         except Violation as violation:

@@ -63,7 +63,7 @@ from sbus.server.bus.subscriptions import Subscriptions
 from sbus.server.core.closed_clients import ClosedClient, ClosedClients
 from sbus.server.core.components import FloodControls
 from sbus.server.core.counters import Counters
-from sbus.server.core.interfaces import Client, Deliver, ICredentials, MessageTap, Receiver
+from sbus.server.core.interfaces import Client, Deliver, DeliverPayload, ICredentials, MessageTap, Receiver
 from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Events, redact
@@ -145,9 +145,8 @@ class SubscriptionRegistry(Service):
         self.counters = Counters()
         self.closed = ClosedClients()
         account, cache_bytes = self.limits.memory_account()
-        self.users = Users(
-            self.limits.total_queue_bytes, dialect.separator, account, Shares(self.limits, account.user_limit)
-        )
+        shares = Shares(self.limits, account.user_limit)
+        self.users = Users(self.limits.total_queue_bytes, dialect.separator, account, shares, self.limits.user_payloads)
         self.scheduler = Scheduler(clock)
         self._clock = clock
         self._departures = Departures(
@@ -166,8 +165,9 @@ class SubscriptionRegistry(Service):
         self.admission = Admission(self.limits, self.users)
         self._router = Router(dialect, self.scheduler, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
+        longest, muted = self.limits.max_packet, self._router.muted
         self.delivery = Delivery(
-            self.counters, self._events, credentials, self._backpressure, self.scheduler, self._router.muted
+            self.counters, self._events, credentials, self._backpressure, self.scheduler, muted, longest
         )
         self.clients = self._members.clients
         self.memory = MemoryGuard(
@@ -249,6 +249,7 @@ class SubscriptionRegistry(Service):
         self.route = self._router.route
         self.attached: dict[str, Callable[[], bool]] = {}
         self.deliver: Deliver = self.delivery.deliver
+        self.deliver_payload: DeliverPayload = self.delivery.deliver_payload
         self.fast_path = not self.guard.asks_always and not self._events.published
 
     @property
@@ -264,13 +265,13 @@ class SubscriptionRegistry(Service):
     def open_tap(self, tap: MessageTap) -> Deliver:
         """Put a tap into the way of all messages; return what delivers them behind it."""
         self._events.dropped = (*self._events.dropped, tap.dropped)
-        self.deliver = tap.deliver
+        self.deliver, self.deliver_payload = tap.deliver, tap.deliver_payload
         return self.delivery.deliver
 
     def close_tap(self, tap: MessageTap) -> None:
         """Take a tap out of the way again."""
         self._events.dropped = tuple(each for each in self._events.dropped if each != tap.dropped)
-        self.deliver = self.delivery.deliver
+        self.deliver, self.deliver_payload = self.delivery.deliver, self.delivery.deliver_payload
 
     # --- clients come and go -----------------------------------------------------------------
 

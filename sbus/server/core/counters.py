@@ -29,6 +29,9 @@ class Counters:
     :ivar dropped: of the routed copies, the ones that flood control dropped or that were left for a lost receiver.
     :ivar dropped_bytes: the bytes of these.
     :ivar dropped_by: the same, by cause.
+    :ivar payloads: of the published messages, the ones whose payload was in sealed memory.
+    :ivar payload_bytes: the bytes of these payloads.
+    :ivar payloads_missing: payloads that have arrived without their memory.
     :ivar conflated: of those copies, the ones that a newer message replaced (``blocking/soft/latest``).
     :ivar violations: packets that broke the protocol.
     :ivar violations_by: the same, by the rule.
@@ -48,6 +51,9 @@ class Counters:
     dropped: int = 0
     dropped_bytes: int = 0
     dropped_by: dict[LossReason, int] = field(default_factory=lambda: dict.fromkeys(LossReason, 0))
+    payloads: int = 0
+    payload_bytes: int = 0
+    payloads_missing: int = 0
     conflated: int = 0
     violations: int = 0
     violations_by: dict[ViolationReason, int] = field(default_factory=lambda: dict.fromkeys(ViolationReason, 0))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from zope.interface import Attribute, Interface
 
 from sbus.errors import CloseReason, Violation
-from sbus.flood import ClientSettings, Naming, Outcome, SendQueue, Signature, UserShare
+from sbus.flood import ClientSettings, Naming, Outcome, PayloadMessage, SendQueue, Signature, UserShare
 from sbus.policy.rules import Identity, Verdict
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.routing.route import Route
@@ -19,6 +19,7 @@ from sbus.server.core.users import User
 __all__ = [
     "Client",
     "Deliver",
+    "DeliverPayload",
     "Holder",
     "ICredentials",
     "ICredentialsPolicy",
@@ -41,6 +42,9 @@ class Rights(Protocol):
     @property
     def rates(self) -> tuple[float, ...]:
         """Messages a second, each of all clients of one user that have this rate; empty for any number."""
+
+    def payloads(self) -> Verdict:
+        """Return whether they may publish payloads in sealed memory."""
 
     def publication(self, zone: Any) -> Verdict:
         """Return whether they may publish the keys of a zone."""
@@ -270,12 +274,24 @@ class Deliver(Protocol):
     ) -> int: ...
 
 
+class DeliverPayload(Protocol):
+    """Delivers a message with a payload in sealed memory, as `sbus.server.bus.payloads.PayloadPosting` does."""
+
+    def __call__(
+        self, message: PayloadMessage, route: Route[Receiver], publisher: Publisher | None, has_echo: bool, /
+    ) -> int: ...
+
+
 class MessageTap(Protocol):
     """What is put into the way of all messages, to look at them (`sbus.server.ops.tap`)."""
 
     @property
     def deliver(self) -> Deliver:
         """What delivers a run in place of the bus, and notes it."""
+
+    @property
+    def deliver_payload(self) -> DeliverPayload:
+        """The same for a payload in sealed memory."""
 
     def dropped(self, receiver: Receiver, messages: int, size: int) -> None:
         """Note that messages were dropped for a receiver (`IObserver.dropped`)."""

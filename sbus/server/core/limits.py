@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 from sbus.errors import UsageError
-from sbus.flood import MemoryAccount, QueueLimits
+from sbus.flood import USER_PAYLOADS, MemoryAccount, QueueLimits
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.protocol.patterns import pattern_cost
 from sbus.server.core.listeners import parse_user
@@ -45,8 +45,8 @@ class Limits:
     :ivar user_clients_of: by UID, the connections of users who may have another number of them.
     :ivar user_accepts: connections of one user that are accepted in a second, and five times that at once.
     :ivar user_patterns: patterns of all clients of one user together.
-    :ivar user_payloads: memory files of payloads that one user has published and that wait for receivers; root and the
-        server's user have this limit too, since descriptors are few.
+    :ivar user_payloads: memfds with large messages of one publisher's user that wait in queues; root and the
+        server's user have this limit too, because descriptors are few.
     :ivar max_patterns: different patterns of one client.
     :ivar max_pattern_bytes: the cost of one client's patterns together, by `pattern_cost`.
     :ivar max_match_steps: steps that the wildcards of one user can add to the look-up of a key, by
@@ -67,7 +67,7 @@ class Limits:
     user_clients_of: Mapping[int, int] = field(default_factory=dict, hash=False)
     user_accepts: int = 200
     user_patterns: int = 32_768
-    user_payloads: int = 64
+    user_payloads: int = USER_PAYLOADS
     max_patterns: int = 16_384
     max_pattern_bytes: int = 1 << 20
     max_match_steps: int = 1024

@@ -71,6 +71,9 @@ class _Free:
     publishes_all = True
     rates = ()
 
+    def payloads(self) -> Verdict:
+        return ALLOWED
+
     def publication(self, zone: Any) -> Verdict:
         return ALLOWED
 
@@ -91,6 +94,9 @@ class _PeerRights:
     publishes_all = False
     rates = ()
 
+    def payloads(self) -> Verdict:
+        return ALLOWED
+
     def publication(self, zone: bytes) -> Verdict:
         return ALLOWED if self.credentials.mayPublish(self.peer, zone) else _PLUGIN
 
@@ -109,6 +115,9 @@ class _Both:
     @property
     def rates(self) -> tuple[float, ...]:
         return self.policy.rates
+
+    def payloads(self) -> Verdict:
+        return self.policy.payloads()
 
     def publication(self, zone: tuple[Any, bytes]) -> Verdict:
         verdict = self.plugin.publication(zone[1])  # first: it is in force also where the policy only observes

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sbus.fair import Lines
 from sbus.fair.lines import MOST_BYTES
-from sbus.flood import UNLIMITED, MemoryAccount, SharedBudget, UserShare
+from sbus.flood import UNLIMITED, USER_PAYLOADS, MemoryAccount, PayloadShare, SharedBudget, UserShare
 from sbus.routing.cost import MatchCost
 from sbus.server.core.denied import Denied
 from sbus.server.core.limits import Limits
@@ -119,6 +120,7 @@ class Users:
     :param separator: the byte between two segments of a pattern.
     :param memory: the account of the memory of all users.
     :param shares: the limits of each user; by default those of `Limits`.
+    :param payloads: memfds with large messages of one publisher's user that may wait.
     :ivar shares: the limits of each user.
     :ivar denied: what users were not allowed to do.
     :ivar connections: open connections of all users, those that are about to be refused included.
@@ -130,8 +132,11 @@ class Users:
         separator: bytes = b"/",
         memory: MemoryAccount | None = None,
         shares: Shares | None = None,
+        payloads: int = USER_PAYLOADS,
     ) -> None:
-        self.budget = SharedBudget(limit, memory)
+        self.budget = SharedBudget(limit, memory, payloads)
+        # A user who leaves and comes back must not have other payloads wait meanwhile.
+        self._payloads: WeakValueDictionary[int, PayloadShare] = WeakValueDictionary()
         self.shares = shares or Shares(Limits(), self.budget.memory.user_limit)
         self.denied = Denied()
         self.connections = 0
@@ -164,6 +169,7 @@ class Users:
         user = self._users.get(uid)
         if user is None:
             user = self._users[uid] = User(uid, self.budget, self._separator, self.shares.of(uid))
+            user.payloads = self._payloads.setdefault(uid, user.payloads)
             self.budget.memory.users = len(self._users)
         user.connections += 1
         self.connections += 1

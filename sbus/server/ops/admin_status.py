@@ -53,6 +53,7 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
         "queue_bytes": budget.bytes,
         "queue_largest_bytes": largest,
         "queue_limit_bytes": budget.limit,
+        "payload_files": budget.payload_files,
         "memory_bytes": budget.memory.held,
         "memory_limit_bytes": budget.memory.limit,
         "limits_per_user": {
@@ -64,6 +65,7 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
             },
             "accepts_per_second": registry.limits.user_accepts,
             "patterns": registry.limits.user_patterns,
+            "payload_files": registry.limits.user_payloads,
             "match_steps": registry.limits.max_match_steps,
             "memory_bytes": budget.memory.user_limit,
         },

@@ -161,6 +161,16 @@ class Metrics:
             "Copies that a newer message of the same key replaced (blocking/soft/latest). No loss.",
             counters.conflated,
         )
+        yield counter("sbus_payloads", "Published messages whose payload was in sealed memory.", counters.payloads)
+        yield counter(
+            "sbus_payload_bytes", "Bytes of these payloads, which the server has not copied.", counters.payload_bytes
+        )
+        yield counter(
+            "sbus_payloads_missing",
+            "Payloads that have arrived without their memory: the server had no free descriptor (see process_max_fds), "
+            "or a security module of the kernel did not pass it.",
+            counters.payloads_missing,
+        )
         if registry.last_values is not None:
             yield gauge("sbus_last_values", "Messages that are kept (--last-value).", len(registry.last_values))
 
@@ -195,6 +205,11 @@ class Metrics:
             "sbus_publishers_held_seconds",
             "Time that publishers were blocked, summed over all of them. A rate of 1: one is blocked all the time.",
             self._rising("held", backpressure.held_seconds),
+        )
+        yield gauge(
+            "sbus_payload_files",
+            "Memory files of payloads that wait. If it stays high, sbus clients --sort=queue shows for whom.",
+            budget.payload_files,
         )
         memory = budget.memory
         yield gauge(

@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from sbus.flood import PROGRAM, Signature
+from sbus.flood import PROGRAM, PayloadMessage, Signature
 from sbus.routing.route import Route
-from sbus.server.core.interfaces import Deliver, Publisher, Receiver
+from sbus.server.core.interfaces import Deliver, DeliverPayload, Publisher, Receiver
 
 __all__ = ["BURST", "MOST_LOSSES", "MOST_RUNS", "SHARE", "Run", "Source", "Tap", "Viewer", "source_of"]
 
@@ -103,6 +103,8 @@ class _Span(NamedTuple):
 class _Delivery(Protocol):
     @property
     def number(self) -> int | None: ...
+    @property
+    def deliver_payload(self) -> DeliverPayload: ...
     def handled(self) -> int: ...
 
 
@@ -168,6 +170,32 @@ class Tap:
         assert deliver is not None
         reported = len(self._losses)
         done = deliver(packets, route, publisher, at_once, has_echo)
+        self._note(packets, done, route, publisher, has_echo, reported)
+        return done
+
+    def deliver_payload(
+        self, message: PayloadMessage, route: Route[Receiver], publisher: Publisher | None, has_echo: bool, /
+    ) -> int:
+        """See `sbus.server.bus.payloads.PayloadPosting.deliver_payload`; viewers see the length, and no payload."""
+        reported = len(self._losses)
+        done = self._registry.delivery.deliver_payload(message, route, publisher, has_echo)
+        self._note([message], done, route, publisher, has_echo, reported)
+        return done
+
+    def _note(
+        self,
+        packets: list[bytes],
+        done: int,
+        route: Route[Receiver],
+        publisher: Publisher | None,
+        has_echo: bool,
+        reported: int,
+    ) -> None:
+        """Note a run that was delivered.
+
+        :param done: the messages, from the front, that were dealt with.
+        :param reported: the losses that were reported before.
+        """
         receivers = route.receivers if has_echo else _without(route.receivers, publisher)
         first = self.seen
         self.seen += done
@@ -193,7 +221,6 @@ class Tap:
             for viewer in self._viewers:
                 viewer.note(run)
             self._left -= self._clock() - now
-        return done
 
     def dropped(self, receiver: Receiver, messages: int, size: int) -> None:
         """Note that messages were dropped for a receiver (`IObserver.dropped`)."""

@@ -202,8 +202,8 @@ class Options(CommandLine):
             "user-payloads",
             None,
             _DEFAULTS.user_payloads,
-            "Payloads of one user, root included, that may wait for receivers, counted as memory files",
-            amount("user-payloads", "memory files"),
+            "Memfds (memory files) with large messages of one user, root included, that may wait in queues",
+            amount("user-payloads", "memfds"),
         ],
         [
             "max-patterns",

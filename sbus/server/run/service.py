@@ -227,13 +227,12 @@ class BusService(MultiService):
         limits = _LoggedLimits(asdict(self.registry.limits))
         self.log.info(
             "sbus listens on {address} ({dialect} dialect, {io}); limits: packet {limits.max_packet} B, "
-            "payload {limits.max_payload} B, "
             "{limits.max_clients} clients, {limits.max_patterns} patterns or {limits.max_pattern_bytes} B of them a "
             "client; a user {limits.user_clients} clients{of_some}, {limits.user_accepts} connections a second, "
             "{limits.user_patterns} patterns, {limits.max_match_steps} match steps, {limits.user_payloads} payloads, "
-            "memory {user_memory} B; queue "
-            "{limits.queue_messages} messages or {limits.queue_bytes} B, all queues {limits.total_queue_bytes} B, "
-            "memory {memory} B, block time-out {limits.block_timeout} s",
+            "memory {user_memory} B; queue {limits.queue_messages} messages or {limits.queue_bytes} B, all queues "
+            "{limits.total_queue_bytes} B, memory {memory} B, block time-out {limits.block_timeout} s, payload "
+            "{limits.max_payload} B",
             address=address,
             dialect=self.registry.dialect.name,
             io="compiled batches" if COMPILED else "plain Python",

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbus.journal.schema import Kind
+from sbus.journal.digests import is_message
+from sbus.journal.schema import MESSAGES
 from sbus.journal.summary import Summary
 from sbus.protocol.keys import Dialect, matches_open
 
@@ -63,7 +64,7 @@ class RowFilter:
     @property
     def kinds(self) -> frozenset[str] | None:
         """The kinds of rows that can be selected; None: all."""
-        return None if self.gaps else frozenset({str(Kind.MESSAGE)})
+        return None if self.gaps else MESSAGES
 
     @property
     def can_skip_segments(self) -> bool:
@@ -72,8 +73,8 @@ class RowFilter:
 
     def may_select(self, summary: Summary) -> bool:
         """Return whether a closed segment can have selected rows, by its kinds and keys."""
-        kinds = summary.kinds if self.gaps else [kind for kind in summary.kinds if kind == Kind.MESSAGE]
-        if list(kinds) != [Kind.MESSAGE]:
+        kinds = summary.kinds.keys() if self.gaps else summary.kinds.keys() & MESSAGES
+        if not kinds or kinds - MESSAGES:
             return bool(kinds)
         if summary.keys is not None:
             return self.matches_any(summary.keys)
@@ -127,7 +128,7 @@ class RowFilter:
     def _message_mask(self, batch: pa.RecordBatch) -> pa.Array:
         """Select the messages that match the pattern, and the gaps if requested."""
         kinds = _encoded(batch.column("kind"))
-        messages = pc.equal(kinds.dictionary, str(Kind.MESSAGE)).take(kinds.indices)
+        messages = is_message(kinds.dictionary).take(kinds.indices)
         if self.pattern is None:
             return messages
         keys = _encoded(batch.column("key"))

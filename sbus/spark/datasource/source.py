@@ -24,10 +24,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from sbus.journal.snapshot import open_journals
 from sbus.spark.datasource.catalog import recall, remember, table_options
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
 from sbus.spark.datasource.scan import JournalPartition, Scan, described
-from sbus.spark.datasource.snapshot import open_journals
 from sbus.spark.datasource.stream import SbusStreamReader
 from sbus.spark.datasource.writer import SbusStreamWriter, SbusWriter
 

@@ -21,12 +21,12 @@ from sbus.client.core import Message
 from sbus.daemon.launcher import twistd_command
 from sbus.errors import ConnectError, Disconnected, SbusError, TimedOut
 from sbus.journal.reader import JournalReader
+from sbus.report import LakeRows, Report, measure, render
 from sbus.spark.demo import alerts
 from sbus.spark.demo.plant import LIMIT, SITES
 from sbus.spark.demo.processes import Process, python, running
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from sbus.spark.report import Report, measure, render
 from sbus.syscalls.socket_directory import fits_socket, new_socket_directory
 
 __all__ = ["Outcome", "run"]
@@ -151,7 +151,7 @@ def _evaluate(spark: SparkSession, outcome: Outcome, journal: Path, start: float
     say("archive", f"{archive.rows:,} rows are in a lake of Parquet files: {lake.location}")
     # Both halves are days unless the alert took longer.
     half, until = (datetime.fromtimestamp(at, UTC) for at in ((start + end) / 2, end))
-    outcome.figures = measure(lake.read(spark), start=half, end=until)
+    outcome.figures = measure(LakeRows(lake.table), start=half, end=until)
     outcome.report = outcome.directory / "report.html"
     page = render(outcome.figures, source=os.fspath(lake.location), title="A day of a plant")
     outcome.report.write_text(page, "utf-8")

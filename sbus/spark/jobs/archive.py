@@ -23,9 +23,7 @@ repeatedly; each call notes the batches that are done by now and reports them to
 ``consumers/<name>.json``. Nothing depends on when that happens: a report that is late only delays retention. A report
 that fails, because the journal cannot be written, is tried again every 10 seconds.
 
-A consumer's name belongs to one lake, by the ID in ``_sbus/lake.json``. A second lake under that name is refused before
-its first batch: its reports would let retention delete rows that the first one lacks. If the file of the consumer
-cannot be read, the job starts all the same; its reports fail until it can be, and are refused then.
+A consumer's name belongs to one lake (`sbus.lake.reports`).
 
 At the start the last batch that is done is synced before anything is reported, because the process before may have
 ended between the mark and the sync.
@@ -35,11 +33,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import logging
-import math
-import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 from py4j.protocol import Py4JError
@@ -47,29 +41,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sbus.journal.clock import HOUR
-from sbus.journal.consumers import advance, check_consumer
 from sbus.journal.reader import JournalReader
-from sbus.lake.checkpoint import Checkpoint, Offsets
-from sbus.spark.datasource.snapshot import open_journals
+from sbus.journal.snapshot import open_journals
+from sbus.lake.checkpoint import Checkpoint
+from sbus.lake.reports import CONSUMER, Reports
+from sbus.lake.upkeep import Upkeep
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.jobs.paths import url
-from sbus.spark.jobs.upkeep import Upkeep
 from sbus.spark.runtime.errors import translate_errors
 
 __all__ = ["CONSUMER", "MAX_ROWS", "Archive"]
 
-CONSUMER = "archive"
-"""The name of the archive as a consumer of journals, by default."""
 MAX_ROWS = 10_000_000
 """Rows in the largest batch, by default."""
 
-_RETRY_INTERVAL = 10.0
-"""Seconds until a report to a journal that could not be written is repeated."""
-
 _LOOK_INTERVAL = 1.0
 """Seconds after which the source looks whether a batch is full before its time."""
-
-_log = logging.getLogger("sbus.spark")
 
 
 class Archive:
@@ -85,7 +72,7 @@ class Archive:
     :param consumer: the name under which the job reports to the journals; each lake of a journal needs its own.
     :param fail_on_data_loss: whether the job fails if rows were deleted before they are archived, or are damaged; else
         it goes on, and a row of the kind ``damaged`` stands in place of damaged ones.
-    :param compacts: whether to compact closed hours meanwhile (`sbus.spark.jobs.upkeep`).
+    :param compacts: whether to compact closed hours meanwhile (`sbus.lake.upkeep`).
     :ivar rows: rows that are in the lake since the start.
     :ivar batches: the batches that they came in.
     """
@@ -115,13 +102,10 @@ class Archive:
         self._consumer = consumer
         self._fail_on_data_loss = fail_on_data_loss
         self._checkpoint = Checkpoint(lake.checkpoint)
-        self._identity = ""
         self._writing = lake.locked()
         self._query: StreamingQuery | None = None
         self._done = -1
-        self._reported: Offsets = {}
-        self._unwritable: set[str] = set()  # directories of journals, each logged once
-        self._retry_at = math.inf
+        self._reports: Reports | None = None
 
     def start(self) -> None:
         """Start the query.
@@ -132,16 +116,15 @@ class Archive:
         journals = open_journals(self._journals)
         self._writing.__enter__()
         try:
-            self._identity = self._lake.identity()
-            for journal in journals.values():
-                with contextlib.suppress(OSError):  # the report below fails too: it warns, and is repeated
-                    check_consumer(journal.directory, self._consumer, self._identity, self._lake.location)
+            self._checkpoint = Checkpoint(self._lake.checkpoint)  # the lock may have moved it
+            self._reports = Reports(self._consumer, self._lake.identity(), self._lake.location)
+            self._reports.check(journals)
             self._checkpoint.repair()
             self._done = self._checkpoint.last_done()
             if self._done >= 0:
                 # Spark does not sync its files, and the report below lets retention delete rows.
                 self._checkpoint.sync(self._done)
-            self._report(journals, self._checkpoint.offsets(self._done))
+            self._reports.send(journals, self._checkpoint.offsets(self._done))
             reader = (
                 self._spark.readStream.format("sbus")
                 .option("journal", "\n".join(self._journals))
@@ -240,7 +223,7 @@ class Archive:
     def _note_done_batches(self) -> None:
         """Count the finished batches, sync their marks, and report them to the journals."""
         done = self._checkpoint.last_done()
-        if done <= self._done and time.monotonic() < self._retry_at:
+        if self._reports is None or (done <= self._done and not self._reports.is_due):
             return
         if done > self._done:
             self._lake.table.state.adopt_checkpoint()
@@ -253,30 +236,7 @@ class Archive:
             self.batches += rows > 0
             before = offsets
         self._done = done
-        self._report(open_journals(self._journals), before)
-
-    def _report(self, journals: Mapping[str, JournalReader], offsets: Offsets) -> None:
-        """Report to the journals up to which row they are archived."""
-        self._retry_at = math.inf
-        for journal_id, journal in journals.items():
-            next_seq = offsets.get(journal_id, 0)
-            if self._reported.get(journal_id) == next_seq:
-                continue
-            try:
-                advance(journal.directory, self._consumer, next_seq, identity=self._identity)
-            except OSError as e:
-                self._retry_at = time.monotonic() + _RETRY_INTERVAL
-                if journal.directory not in self._unwritable:
-                    self._unwritable.add(journal.directory)
-                    _log.warning(
-                        "%s: the progress of the archive cannot be written there (%s), so retention keeps the rows; "
-                        "check its permissions and the free space",
-                        journal.directory,
-                        os.strerror(e.errno or 0),
-                    )
-            else:
-                self._reported[journal_id] = next_seq
-                self._unwritable.discard(journal.directory)
+        self._reports.send(open_journals(self._journals), before)
 
 
 def _hours(journal: JournalReader, start: int, end: int) -> set[int]:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -73,33 +73,17 @@ class Lake:
         self.table.state.mode = mode
         self.location = self.table.location
         """The directory, or the URL."""
-        self.checkpoint = self.table.state.checkpoint
+
+    @property
+    def checkpoint(self) -> Path:
         """The checkpoint of the job, written by Spark."""
-        self._staging = self.table.state.staging
+        return self.table.state.checkpoint
 
     # --- writing ------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the lake for writing, and remove the staged files of an interrupted job.
-
-        :raises sbus.errors.LakeError: if another process holds the lock, or the checkpoint is missing.
-        :raises OSError: if the lake cannot be written.
-        """
-        state = self.table.state
-        refusal = f"{self.location}: another job writes to this lake: stop it, or name another lake"
-        with state.locked("lock", refusal):
-            state.make_directories(self._staging)
-            if not (self.checkpoint / "offsets").exists() and self.table.files():
-                raise LakeError(
-                    f"{self.location}: it has rows, but nothing says from where ({self.checkpoint} is missing): "
-                    "restore that from a copy, or name another lake"
-                )
-            for left in self._staging.iterdir():
-                shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
-            state.apply_mode()
-            state.make_checkpoint()
-            yield
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Lock the lake for writing (`sbus.lake.table.Table.writing`)."""
+        return self.table.writing()
 
     def identity(self) -> str:
         """Return the ID of the lake, 32 hexadecimal digits; it is made when it is first asked for.
@@ -118,7 +102,7 @@ class Lake:
         :param batch: the number of the batch; batches with higher numbers are removed.
         :param writers: the number of tasks that write; each writes different hours.
         """
-        staged = self._staging / f"{batch:010}-{uuid.uuid4().hex}"
+        staged = self.table.state.staging / f"{batch:010}-{uuid.uuid4().hex}"
         us = F.unix_micros("time")
         placed = rows.select(
             *COLUMN_NAMES,
@@ -176,7 +160,7 @@ class Lake:
                 continue  # compaction has just replaced it
         else:
             raise LakeError(f"{self.location}: its files change faster than they can be listed: try again")
-        raise LakeError(f"{self.location}: there is no lake, or it is empty: run sbus spark archive first")
+        raise LakeError(f"{self.location}: there is no lake, or it is empty: run sbus archive first")
 
     def _load(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
         """Read files of the lake; Spark itself cannot reach object storage without jars that are not on PyPI."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -11,12 +11,12 @@ from pyspark.sql import functions as F
 
 from sbus.errors import UsageError
 from sbus.journal.clock import format_utc, from_datetime
-from sbus.journal.keytext import as_text, from_text, printable
-from sbus.protocol.keys import CURRENT, Dialect, OpenPattern
-from sbus.protocol.recorded import check_recorded
+from sbus.journal.keytext import as_text
+from sbus.protocol.keys import CURRENT, Dialect
+from sbus.report.keys import checked_pattern
 from sbus.spark.jobs.lake import Lake
 
-__all__ = ["key_filter", "key_matches", "load_rows"]
+__all__ = ["key_matches", "load_rows"]
 
 
 def load_rows(
@@ -56,7 +56,7 @@ def key_matches(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = 
     :raises sbus.errors.UsageError: if the pattern is invalid, selects secrets, which are never recorded, or is not
         UTF-8.
     """
-    pattern = _checked(pattern, dialect)
+    pattern = checked_pattern(pattern, dialect)
     if not pattern:
         return F.lit(True)
     separator = dialect.separator.decode()
@@ -70,30 +70,6 @@ def key_matches(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = 
     if below:
         expression += f"{re.escape(separator)}(?s:.*)"
     return F.col(column).rlike(rf"\A(?:{expression})\z")
-
-
-def key_filter(pattern: bytes | str, dialect: Dialect = CURRENT) -> Callable[[str], bool] | None:
-    """Return the same condition for Python: a function that is called with a key as text; None if every key matches.
-
-    :raises sbus.errors.UsageError: as `key_matches` does.
-    """
-    pattern = _checked(pattern, dialect)
-    if not pattern:
-        return None
-    matches = OpenPattern(pattern, dialect.separator).matches
-    return lambda key: matches(from_text(key))
-
-
-def _checked(pattern: bytes | str, dialect: Dialect) -> bytes:
-    if isinstance(pattern, str):
-        pattern = pattern.encode("utf-8", "surrogateescape")
-    check_recorded(pattern, dialect)
-    try:
-        pattern.decode()
-    except UnicodeDecodeError:
-        # Such a pattern could end inside a character, and the text of a matching key need not begin with its text.
-        raise UsageError(f"the pattern {printable(as_text(pattern))} is not text (UTF-8): use one that is") from None
-    return pattern
 
 
 def _quoted(literal: str) -> str:

@@ -8,6 +8,7 @@ from pyspark.sql import functions as F
 from sbus.errors import UsageError
 from sbus.journal.clock import from_seconds
 from sbus.journal.schema import Kind
+from sbus.spark.rows import is_message, payload_size
 
 __all__ = ["traffic"]
 
@@ -47,16 +48,15 @@ def traffic(rows: DataFrame, *, window: float = 60.0, depth: int = 1, watermark:
     length = f"{from_seconds(window)} microseconds"
     if watermark is not None:
         rows = rows.withWatermark("time", f"{from_seconds(watermark)} microseconds")
-    is_message = F.col("kind") == Kind.MESSAGE.value
     prefix = F.substring_index("key", "/", depth) if depth else F.lit("")
-    size = F.when(is_message, F.length("payload"))
+    size = F.when(is_message(), payload_size())
     dropped = F.substring_index(F.col("payload").cast("string"), " ", 1).try_cast("bigint")
-    by_prefix = rows.groupBy(F.window("time", length), F.when(is_message, prefix).alias("prefix")).agg(
+    by_prefix = rows.groupBy(F.window("time", length), F.when(is_message(), prefix).alias("prefix")).agg(
         F.count(size).alias("messages"),
         F.sum(size).alias("bytes"),
         F.approx_count_distinct("key", _KEY_COUNT_DEVIATION).alias("keys"),
         F.percentile_approx(size, _PERCENTILES, _PERCENTILE_ACCURACY).alias("sizes"),
-        F.count_if(~F.col("kind").isin(Kind.MESSAGE.value, Kind.CLOCK.value)).alias("gaps"),
+        F.count_if(~is_message() & (F.col("kind") != Kind.CLOCK.value)).alias("gaps"),
         F.sum(F.when(F.col("kind") == Kind.LOST.value, dropped)).alias("lost"),
     )
     # A gap belongs to no key, so each prefix of its window reports it.

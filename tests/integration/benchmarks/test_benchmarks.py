@@ -501,6 +501,19 @@ def test_clients_are_measured(tmp_path: Path) -> None:
     assert (tmp_path / "again" / "python.inc").read_bytes() == (tmp_path / "python.inc").read_bytes()
 
 
+def test_large_messages_are_measured() -> None:
+    """There is a line for each case and library, with no message wrong; a library that is missing is left out."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "payloads.py"), "--rounds", "1", "--seconds", "0.01"]
+    done = subprocess.run(
+        [*command, "--only", "sbus copied", "--cases", "64k-1,1m-8"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    _, small, large = done.stdout.splitlines()
+    assert small.startswith("64 KiB 1→1       sbus copied")
+    assert large.startswith("1 MiB 1→8        sbus copied")
+    assert all(line.endswith("late or wrong 0") for line in (small, large))
+
+
 def test_command_without_compiler(tmp_path: Path) -> None:
     """Servers that cannot be measured are left out with a note, without an error."""
     done = bench("--only", "redis,yardstick", "--workloads", "1-1", "--out", tmp_path, CC=str(tmp_path / "none"))

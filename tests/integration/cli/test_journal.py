@@ -17,10 +17,12 @@ from click.testing import CliRunner
 
 from sbus.cli.main import cli
 from sbus.journal.consumers import advance
+from sbus.journal.digests import Digest
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.schema import Kind
 from sbus.journal.senders import Senders
+from sbus.journal.summary import read_summary
 from sbus.journal.writer import JournalWriter
 from tests.support.journals import Clock
 
@@ -152,6 +154,49 @@ class TestSenders:
     def test_raw(self, published):
         """Raw output has no place for it."""
         assert "--sender is not for --raw" in sbus("cat", "--raw", "--sender", published, status=2)
+
+
+class TestDigests:
+    """Messages of which the journal has no payload."""
+
+    @pytest.fixture
+    def digested(self, tmp_path):
+        with JournalWriter.open(tmp_path, clock=Clock(BEGIN)) as journal:
+            journal.append([(b"camera/1", b"whole")])
+            sender = Senders(pa.array([b"17 !/cred/100/1000/42"], pa.binary()), pa.array([1], pa.int32()))
+            journal.append_digest(b"camera/1", Digest(6_220_800, "ab" * 32), senders=sender)
+            journal.append_digest(b"camera/2", Digest(5_000_000, "cd" * 32))
+        return tmp_path
+
+    def test_text(self, digested):
+        """Each is a line like a gap, with its key; a pattern chooses among them; --gaps, raw and formats have none."""
+        lines = sbus("cat", "--pattern=camera/1", digested).splitlines()
+        assert lines == [
+            "camera/1 whole",
+            f'# digest 2023-11-14T22:13:20.000+00:00 camera/1 {{"length": 6220800, "sha256": "{"ab" * 32}"}}',
+        ]
+        assert len(sbus("cat", digested).splitlines()) == 3
+        assert sbus("cat", "--gaps", digested) == ""
+        assert sbus("cat", "--raw", digested) == "whole"
+        assert sbus("cat", "--format=%k", digested) == "camera/1\n"
+
+    def test_json(self, digested):
+        """As JSON each has its key and publisher, and the object in place of the payload."""
+        _, first, second = map(json.loads, sbus("cat", "--json", digested).splitlines())
+        assert first == {
+            **{"seq": 1, "kind": "digest", "time": 1_700_000_000.0, "key": "camera/1"},
+            "sender": {"number": 17, "gid": 100, "uid": 1000, "pid": 42, "chain": None},
+            "details": {"length": 6_220_800, "sha256": "ab" * 32},
+        }
+        assert "sender" not in second
+
+    def test_others(self, digested):
+        """They are neither gaps nor problems, and the summary has their keys."""
+        (journal,) = map(json.loads, sbus("ls", "--json", digested).splitlines())
+        assert journal["segments"][0]["gaps"] == {}
+        assert sbus("verify", digested).endswith("1 segment, 3 rows: no problems\n")
+        (segment,) = list_segments(str(digested))
+        assert read_summary(segment).keys == [b"camera/1", b"camera/2"]
 
 
 class TestCat:

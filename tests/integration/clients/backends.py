@@ -27,7 +27,9 @@ from sbus.client import aio, blocking, tx
 from sbus.client.core import Message
 from sbus.client.session import Session
 from sbus.errors import Disconnected
-from sbus.syscalls.sockets import LONGEST_PACKET, grow_send_buffer
+from sbus.syscalls.batch import PacketReader
+from sbus.syscalls.memfd import Attached, Memfd
+from sbus.syscalls.sockets import LONGEST_PACKET, grow_send_buffer, send_with
 from tests.support.harness import TIMEOUT, WHOAMI
 
 __all__ = [
@@ -123,6 +125,10 @@ class Client:
 
     async def publish(self, key: bytes | str, payload: bytes = b"", **kwargs: Any) -> None:
         await self.do(self.raw.publish, key, payload, **kwargs)
+
+    async def publish_batch(self, fill: Callable[[Any], None]) -> None:
+        """Fill and send a batch of large messages."""
+        await self.do(self.backend.publish_batch, self.raw, fill)
 
     async def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> None:
         await self.do(self.raw.publish_many, messages)
@@ -291,6 +297,10 @@ class Backend(ABC):
     def subscribe(self, raw: Any, *args: Any, **kwargs: Any) -> Any:
         return raw.subscribe(*args, **kwargs)
 
+    async def publish_batch(self, raw: Any, fill: Callable[[Any], None]) -> None:
+        async with raw.payloads() as batch:
+            fill(batch)
+
     async def get(self, client: Client, subscription: Any) -> Any:
         """Return what ``get`` of a subscription or a watch returns."""
         async with asyncio.timeout(TIMEOUT):
@@ -419,6 +429,10 @@ class BlockingBackend(Backend):
     async def do(self, client: Client, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         assert isinstance(client, _BlockingClient)
         return await client.thread.do(function, *args, **kwargs)
+
+    def publish_batch(self, raw: Any, fill: Callable[[Any], None]) -> Any:
+        with raw.payloads() as batch:
+            fill(batch)
 
     def subscribe(self, raw: Any, pattern: Any, callback: Any = None, **kwargs: Any) -> Any:
         subscription = raw.subscribe(pattern, callback, **kwargs)
@@ -552,6 +566,25 @@ class FakePeer:
     def send(self, *packets: bytes) -> None:
         for packet in packets:
             self._sock.send(packet)
+
+    async def receive_attached(self) -> Attached:
+        """Return the next packet, which comes with descriptors."""
+        packet = await self.receive_any()
+        assert isinstance(packet, Attached), packet
+        return packet
+
+    async def receive_any(self) -> bytes:
+        """Return the next packet, with its descriptors if there are any."""
+        packet: bytes = await _in_thread(self._receive_any)
+        return packet
+
+    def _receive_any(self) -> bytes:
+        self._sock.recv(1, socket.MSG_PEEK)  # waits
+        packets, _ = PacketReader(1 << 20, 1, descriptors=True).read(self._sock)
+        return packets[0] if packets else b""
+
+    def send_attached(self, packet: bytes, memory: Memfd) -> None:
+        assert send_with(self._sock, packet, memory.fileno())
 
     def raise_send_buffer(self) -> None:
         """Be able to send packets of almost a megabyte."""

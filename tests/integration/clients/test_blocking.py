@@ -20,9 +20,10 @@ import sbus
 from sbus.client import blocking, outbox
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
-from sbus.errors import Closed, Disconnected, PacketTooLong, TimedOut
+from sbus.errors import BufferFull, Closed, Disconnected, InvalidKey, PacketTooLong, TimedOut
 from sbus.syscalls import batch
 from sbus.syscalls.polling import is_readable
+from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
 from tests.integration.clients.backends import FakeServer
 from tests.support.harness import TIMEOUT, Bus, Client
 from tests.support.servers import StartBus
@@ -251,6 +252,56 @@ def test_get_many_waits_for_one_and_gives_all(client: blocking.Bus) -> None:
     client.publish_many([("m", b"2"), ("m", b"3")])
     client.fence()
     assert [m.payload for m in client.get_many(0.0)] == [b"2", b"3"]
+
+
+def test_a_large_message_has_the_rules_of_any_other(client: blocking.Bus) -> None:
+    """A large payload is refused for a wrong key and beyond the limit, and leaves behind what waits to be sent."""
+    large = bytes(100_000)
+    with pytest.raises(InvalidKey):
+        client.publish("no\0key", large)
+    with pytest.raises(PacketTooLong, match=str(5 + 1 + LARGEST_SEND_BUFFER)):
+        client.publish("k", bytes(LARGEST_SEND_BUFFER))
+    client._outbox.extend([b"SUB k"])
+    client.publish("k", large)
+    sub = client.subscribe("k")
+    client.publish("k", large[:50_000])
+    assert [len(sub.get(TIMEOUT).payload) for _ in range(2)] == [100_000, 50_000]
+
+
+def test_a_large_message_waits_until_it_fits(client: blocking.Bus, shared: Bus) -> None:
+    """A large message is sent once the socket has room, or is not sent if `limit` ends before."""
+    large = os.urandom(300_000)
+    with sbus.connect(str(shared.address)) as reader:
+        reader.flood_control(soft="block")
+        sub = reader.subscribe("k")
+        reader.fence()
+        sent: list[bytes] = []
+
+        def fill() -> None:
+            while True:
+                client.publish("k", large)
+                sent.append(large)
+
+        with pytest.raises(TimedOut), client.limit(0.1):
+            fill()
+        assert [sub.get(TIMEOUT).payload for _ in sent] == sent
+        client.publish("k", large[::-1])
+        assert sub.get(TIMEOUT).payload == large[::-1]
+
+
+def test_a_large_message_is_kept_until_there_is_a_connection(bus: StartBus) -> None:
+    """Without a connection, a large message waits like any other, and counts with all its bytes."""
+    server = bus()
+    with sbus.connect(str(server.address), reconnect=QUICK, reconnect_buffer=150_000) as client:
+        sub = client.subscribe("k")
+        lose(server, client)
+        client._reconnecting = True  # as within a callback, while the client reconnects
+        client.publish("k", bytes(100_000))
+        with pytest.raises(BufferFull):
+            client.publish("k", bytes(100_000))
+        client._reconnecting = False
+        bus("--reuse")
+        assert len(sub.get(TIMEOUT).payload) == 100_000
 
 
 def test_socket_is_there_for_its_options(client: blocking.Bus) -> None:

@@ -38,6 +38,24 @@ async def test_message_arrives_as_it_was_published(backend: Backend, shared: Bus
     assert [await sub.get() for _ in sent] == sent
 
 
+async def test_large_messages_arrive_in_order(backend: Backend, shared: Bus) -> None:
+    """Large messages among small ones arrive byte for byte, in order, for readers and for callbacks."""
+    one, other = await backend.connect(shared.address), await backend.connect(shared.address)
+    sub = await other.subscribe(b"large/")
+    called: list[tuple[bytes, bytes]] = []
+    await other.subscribe(b"large/b", called.append)
+    await other.fence()
+    sent = [
+        (b"large/" + key, os.urandom(size))
+        for key in (b"a", b"b" * 600, b"b")
+        for size in (200_000, 10, 40_000, 32_768, 0, 300_000, 65_536)
+    ]
+    for key, payload in sent:
+        await one.publish(key, payload)
+    assert [await sub.get() for _ in sent] == sent
+    assert called == sent[-7:]
+
+
 async def test_text_keys_are_utf8(backend: Backend, shared: Bus) -> None:
     """Keys and patterns given as str are encoded as UTF-8; messages have bytes."""
     bus = await backend.connect(shared.address)

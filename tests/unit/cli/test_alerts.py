@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
+from sbus.cli.alerts import Alert, AlertRule, run_alerts
 from sbus.cli.main import cli
-from sbus.cli.spark.alerts import Alert, AlertRule, run_alerts
 from sbus.errors import SbusError
-from tests.unit.spark.reports import hostile_report, new_report
+from tests.unit.report.reports import hostile_report, new_report
 
 UNITS = Path(__file__).parents[3] / "docs/examples/systemd"
 

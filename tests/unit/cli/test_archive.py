@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from sbus.cli import archiving as command
 from sbus.cli.main import cli
-from sbus.cli.spark import archive as command
-from sbus.cli.spark.job import Job, StopRequest
+from sbus.cli.spark.job import Job
+from sbus.cli.stopping import StopRequest
 from sbus.errors import SparkError, StorageError
 from sbus.journal.writer import JournalWriter
 

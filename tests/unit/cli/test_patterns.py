@@ -18,7 +18,7 @@ COMMANDS = [
     ("journal", "cat", "{journal}", "--pattern"),
     ("journal", "tail", "{journal}", "--no-follow", "--pattern"),
     ("lake", "forget", "{lake}", "--key"),
-    ("spark", "report", "--lake={lake}", "--pattern"),
+    ("report", "--lake={lake}", "--output={lake}.html", "--pattern"),
     ("spark", "replay", "--lake={lake}", "--pattern"),
 ]
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sbus.client.api import ClientApi
 from sbus.client.core import Sink
+from sbus.client.payloads import Buffer
 
 __all__ = ["Waiter", "WithoutCalls"]
 
@@ -20,10 +21,13 @@ class WithoutCalls(ClientApi[Sub]):
     def state(self) -> NoReturn:
         raise NotImplementedError
 
-    def publish(self, key: bytes | str, payload: bytes = b"") -> NoReturn:
+    def publish(self, key: bytes | str, payload: Buffer = b"") -> NoReturn:
         raise NotImplementedError
 
-    def publish_many(self, messages: Iterable[tuple[bytes | str, bytes]]) -> NoReturn:
+    def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> NoReturn:
+        raise NotImplementedError
+
+    def payloads(self) -> NoReturn:
         raise NotImplementedError
 
     def whoami(self, timeout: float | None = None) -> NoReturn:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sbus.cli.spark.metrics import JobMetrics
+from sbus.cli.job_metrics import JobMetrics
 from sbus.errors import UsageError
 from sbus.metrics_file import MetricsFile, counter, gauge
 from tests.support.disks import filled, mounted

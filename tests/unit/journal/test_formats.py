@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -40,12 +41,21 @@ EXPECTED = [
     (6.0, "stop", b"", {}),
 ]
 """The rows of the committed journals: seconds after 12:00, kind, key, and payload or details."""
+DIGEST = (
+    *(5.5, "digest", b"camera/1"),
+    {"length": 6_220_800, "sha256": hashlib.sha256(bytes(6_220_800)).hexdigest()},
+)
+"""The row before the last in formats that have this kind."""
 SENDERS = {
     1: (1000, 100, 4242, 17, None),
     2: (1001, 100, 43, 9, "!/cred/0/0/4711"),
     3: (None, None, None, 0, None),
 }
 """The publishers in formats that have them, by row; the bus had named none for the second segment."""
+
+
+def expected(version: int) -> list[tuple[float, str, bytes, object]]:
+    return [*EXPECTED[:-1], *[DIGEST] * (version >= 5), EXPECTED[-1]]
 
 
 def problems_of(directory: Any) -> list[str]:
@@ -61,10 +71,10 @@ class TestCommitted:
 
     def test_rows(self, version: int) -> None:
         """Every row is read with the columns of today and the content that was written."""
-        found = rows(DATA / f"format-{version}")
-        assert [tuple(row) for row in found] == [COLUMN_NAMES] * len(EXPECTED)
-        assert [(row["journal"], row["seq"]) for row in found] == [(ID, seq) for seq in range(len(EXPECTED))]
-        for row, (after, kind, key, content) in zip(found, EXPECTED, strict=True):
+        found, written = rows(DATA / f"format-{version}"), expected(version)
+        assert [tuple(row) for row in found] == [COLUMN_NAMES] * len(written)
+        assert [(row["journal"], row["seq"]) for row in found] == [(ID, seq) for seq in range(len(written))]
+        for row, (after, kind, key, content) in zip(found, written, strict=True):
             assert row["time"] == to_datetime(round((SECOND + after) * 1_000_000))
             assert (row["kind"], row["key"]) == (kind, key)
             assert (row["payload"] if kind == "message" else json.loads(row["payload"])) == content
@@ -78,7 +88,8 @@ class TestCommitted:
         assert consumers(directory) == {"archive": 5}
         first, second = map(read_summary, JournalReader(directory).segments())
         assert (first.rows, first.kinds) == (5, {"start": 1, "message": 3, "reconnect": 1})
-        assert second.keys == ["räume/küche".encode(), b"sensors/attic/temperature"]
+        keys = [b"camera/1"] * (version >= 5)
+        assert second.keys == [*keys, "räume/küche".encode(), b"sensors/attic/temperature"]
         assert problems_of(directory) == []
 
     def test_a_writer_continues(self, version: int, tmp_path: Path) -> None:
@@ -86,7 +97,7 @@ class TestCommitted:
         directory = tmp_path / "journal"
         shutil.copytree(DATA / f"format-{version}", directory)
         with JournalWriter.open(directory) as journal:
-            assert (journal.id, journal.next_seq, journal.ended) == (ID, len(EXPECTED), "stop")
+            assert (journal.id, journal.next_seq, journal.ended) == (ID, len(expected(version)), "stop")
             journal.append([(b"new", b"row")])
         assert read_identity(str(directory)).format is FORMATS[FORMAT]
         assert messages(directory)[-2:] == [(b"", b"{}"), (b"new", b"row")]

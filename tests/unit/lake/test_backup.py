@@ -34,18 +34,20 @@ def test_a_copy_goes_on_where_it_ends(tmp_path, format_):
     if format_ == "delta":
         pytest.importorskip("deltalake", reason="the extra delta is not installed")
     lake, backup = tmp_path / "lake", tmp_path / "backup"
+    backup.mkdir()
     table = open_table(str(lake), format=format_)
     for number in range(3):
         archive(table, number, batch(number))
     compact(table, now=NOW)
     archive(table, 3, batch(3))
-    subprocess.run(["cp", "-a", lake, backup], check=True)
+    subprocess.run(["cp", "-a", lake, f"{lake}.sbus", backup], check=True)
     for number in range(4, 7):
         archive(table, number, batch(number))
     compact(table, now=NOW)
     expected = rows_of(table)
     shutil.rmtree(lake)
-    subprocess.run(["cp", "-a", backup, lake], check=True)
+    shutil.rmtree(f"{lake}.sbus")
+    subprocess.run(["cp", "-a", backup / "lake", backup / "lake.sbus", tmp_path], check=True)
     resume(lake, 6)
     assert rows_of(open_table(str(lake))) == expected
     compact(open_table(str(lake)), now=NOW)

@@ -35,7 +35,7 @@ def lake(tmp_path: Path) -> Path:
 def test_a_lake_is_listed_compacted_and_pruned(lake):
     """Each command says what it has done; ls has a line for each day; history has what was done."""
     assert json.loads(sbus("ls", "--json", lake)) == {
-        "date": "2026-01-31", "hours": 2, "files": 6, "rows": 30, "compact_hours": 0,
+        "date": "2026-01-31", "hours": 2, "files": 6, "rows": 30, "rows_ahead": 0, "compact_hours": 0,
         "bytes": sum(path.stat().st_size for path in lake.glob("date=*/*/*")),
     }  # fmt: skip
     assert "compacted 2 hours: 6 files into 2, 30 rows" in sbus("compact", lake)
@@ -46,11 +46,22 @@ def test_a_lake_is_listed_compacted_and_pruned(lake):
     assert "deleted 6 files" in sbus("vacuum", "--older-than=0s", lake)
 
 
+def test_rows_ahead_of_the_clock_are_marked(lake):
+    """A day that is far in the future is marked, and a sentence says why; other days are not."""
+    assert "(ahead)" not in sbus("ls", lake)
+    archive(PlainTable(lake), 3, [row("one", 30 + n, 24 * 365 * 74) for n in range(2)])
+    listed = sbus("ls", lake)
+    assert "2100-01-13 (ahead)      1        1      1     2" in listed
+    assert "2026-01-31 " in listed
+    assert "2 rows ahead of this machine's clock" in listed
+    assert json.loads(sbus("ls", "--json", lake).splitlines()[-1])["rows_ahead"] == 2
+
+
 def test_forget_and_prune(lake):
     """Both say how many rows are gone, and how many files of a batch in hand they have left."""
     archive(PlainTable(lake), 3, [row("one", 30, 0, "people/jo")], done=False)
-    assert "1 file left, whose batch is not done" in sbus("forget", "--key=people/", lake)
-    (lake / "_sbus/checkpoint/commits/3").write_text("v1\n{}\n")
+    assert "1 file left, whose batch is not done" in sbus("forget", "--key=people/", lake, status=1)
+    (lake.with_name("lake.sbus") / "checkpoint/commits/3").write_text("v1\n{}\n")
     assert "removed 1 message from 1 hour" in sbus("forget", "--key=people/", lake)
     assert "removed 2 hours with 30 rows" in sbus("prune", "--keep-days=0", lake)
 

@@ -152,14 +152,17 @@ def test_old_days_are_pruned(lake):
 def test_a_key_is_forgotten(lake):
     """Messages with the key are in no file any more, the others stay; the history does not name the key."""
     (lake.state.checkpoint / "commits/11").write_text("v1\n{}\n")
+    digest = (*row("one", 903, 0)[:3], "digest", "people/jo", b'{"length": 5000000, "sha256": "abcd"}')
     archive(
-        lake, 12, [row("one", 900, 0, "people/jo", b"private"), row("one", 901, 0, "people/al"), row("one", 902, 1)]
+        lake,
+        12,
+        [row("one", 900, 0, "people/jo", b"private"), row("one", 901, 0, "people/al"), row("one", 902, 1), digest],
     )
     compact(lake, now=NOW)
     before = rows_of(lake)
-    assert forget(lake, b"people/jo").dropped == 1
+    assert forget(lake, b"people/jo").dropped == 2
     assert rows_of(lake) == [each for each in before if each[4] != "people/jo"]
-    for path in Path(lake.location).rglob("*"):
+    for path in (*Path(lake.location).rglob("*"), *lake.state.directory.rglob("*")):
         assert not path.is_file() or b"people/jo" not in path.read_bytes()
     assert forget(lake, b"people/").dropped == 1
     assert forget(lake, b"people/").dropped == 0
@@ -231,7 +234,8 @@ def test_kill_9_at_every_file_operation(tmp_path, name, step):
     was_killed = True
     while was_killed:
         directory = tmp_path / str(operations)
-        shutil.copytree(base.location, directory)
+        for suffix in ("", ".sbus"):
+            shutil.copytree(f"{base.location}{suffix}", f"{directory}{suffix}")
         table = PlainTable(directory)
         was_killed = in_child(lambda table=table: work(table), operations)  # type: ignore[arg-type, misc]
         found = rows_of(table)
@@ -240,9 +244,11 @@ def test_kill_9_at_every_file_operation(tmp_path, name, step):
         work(table)
         assert rows_of(table) == after
         table.vacuum(0)
-        kept = [path for path in directory.rglob("*.parquet") if path.name != "deleted.parquet"]
+        places = directory, table.state.directory
+        kept = [path for each in places for path in each.rglob("*.parquet") if path.name != "deleted.parquet"]
         assert len(kept) == len(table.files())
-        shutil.rmtree(directory)
+        for place in places:
+            shutil.rmtree(place)
         operations += step
     assert operations > 20
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from sbus.journal.clock import from_datetime
+from sbus.journal.digests import Digest
 from sbus.lake.cube import clean, update
 from sbus.lake.maintenance import by_hour, compact, forget
 from sbus.lake.plain import PlainTable
@@ -48,6 +50,17 @@ def test_counts_are_those_of_the_rows(lake):
         for each in messages:
             assert any(s <= len(each[5]) <= s * 1.032 for s in sizes)
             assert len(each[5]) > 63 or len(each[5]) in sizes
+
+
+def test_a_digest_counts_as_what_was_sent(tmp_path):
+    """A message of which the lake has only a digest counts with its full length, and is kept by no count as a gap."""
+    table = PlainTable(tmp_path / "lake")
+    digest = (*row("a", 1, 0)[:3], "digest", "a/b", Digest(6_220_800, "ab" * 32).pack())
+    archive(table, 0, [row("a", 0, 0), digest, *(row("a", 2 + n, 0) for n in range(20)), row("b", 0, 0)])
+    ((counts, kept),) = update(table, hours(table)).values()
+    assert pc.sum(pq.read_table(counts)["bytes"]).as_py() == 22 + 6_220_800
+    assert pc.sum(pq.read_table(counts)["n"]).as_py() == 23
+    assert "digest" not in pq.read_table(kept)["kind"].to_pylist()
 
 
 def test_gaps_and_their_neighbours_are_kept(lake):

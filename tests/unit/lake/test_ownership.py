@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from sbus.lake.cube import update
 from sbus.lake.maintenance import by_hour, compact, forget, prune
 from sbus.lake.opening import open_table
+from sbus.lake.place import Place
 from sbus.lake.state import State
 from sbus.lake.table import Table
 from tests.support.acls import acl, acl_of, set_acl, with_acls
@@ -32,8 +33,9 @@ _INTERVAL = 5
 
 def entries(lake: Path) -> Iterator[Path]:
     """All that is in a lake, and the lake itself."""
-    yield lake
-    yield from lake.rglob("*")
+    for directory in (lake, lake.with_name(f"{lake.name}.sbus")):
+        yield directory
+        yield from directory.rglob("*")
 
 
 def fill(lake: Path, format: str, batches: range = range(2)) -> Table:
@@ -152,7 +154,7 @@ def test_rewriting_keeps_the_permissions_of_files(tmp_path: Path, format: str) -
 )
 def test_permissions_of_a_new_lake(tmp_path: Path, prepare: int | None, mode: int | None, directories: int) -> None:
     """A lake is its owner's alone, unless a mode is asked for or its directory was made for a group only."""
-    state = State(tmp_path / "lake" / "_sbus")
+    state = State(Place(tmp_path / "lake"))
     if prepare is not None:
         (tmp_path / "lake").mkdir()
         (tmp_path / "lake").chmod(prepare)
@@ -175,7 +177,7 @@ def test_a_mode_for_a_lake_that_is_there(tmp_path: Path) -> None:
     for file in table.files():
         mode = stat.S_IMODE((lake / file.name).stat().st_mode)
         assert mode == (0o600 if file.name in before else 0o640)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (lake, lake / "_sbus")] == [0o750, 0o750]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (lake, table.state.directory)] == [0o750, 0o750]
 
 
 def test_a_snapshot_of_another_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +197,7 @@ def test_a_snapshot_of_another_user_stays(tmp_path: Path, monkeypatch: pytest.Mo
 @as_root
 def test_the_checkpoint_of_an_archive_by_root_belongs_to_the_owner(tmp_path: Path) -> None:
     """What Spark has written there as root goes to the owner of the lake."""
-    state = State(tmp_path / "lake" / "_sbus")
+    state = State(Place(tmp_path / "lake"))
     tmp_path.joinpath("lake").mkdir(0o700)
     os.chown(tmp_path / "lake", USER, GROUP)
     state.make_checkpoint()

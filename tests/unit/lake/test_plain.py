@@ -70,7 +70,7 @@ def killed_after(operations: int) -> Iterator[list[int]]:
 def put(lake: Lake, number: int, batch: Batch) -> None:
     """Write a batch as Spark would, and commit it."""
     (lake.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)  # Spark writes down first what it is about to do
-    staged = Path(tempfile.mkdtemp(dir=Path(lake.location) / "_sbus/staging"))
+    staged = Path(tempfile.mkdtemp(dir=lake.table.state.staging))
     for hour, text in batch.items():
         path = staged / hour / "part-00000-0123.c000.zstd.parquet"
         path.parent.mkdir(parents=True)
@@ -84,7 +84,7 @@ def content(lake: Lake) -> dict[str, str]:
     return {
         str(path.relative_to(Path(lake.location))): path.read_text()
         for path in Path(lake.location).rglob("*")
-        if path.is_file() and "_sbus" not in path.parts
+        if path.is_file()
     }
 
 
@@ -120,7 +120,7 @@ def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, bac
         with lake.locked():
             put(lake, number, batch)
     assert content(lake) == expected(kept + second)
-    assert not list((Path(lake.location) / "_sbus/staging").iterdir())
+    assert not list(lake.table.state.staging.iterdir())
     shutil.rmtree(directory)
 
 
@@ -149,7 +149,7 @@ def test_lists_of_files_do_not_pile_up(tmp_path):
     with lake.locked():
         for number in range(103):
             put(lake, number, {HOURS[0]: str(number)})
-    assert len(list((Path(lake.location) / "_sbus/batches").iterdir())) == 100
+    assert len(list((lake.table.state.directory / "batches").iterdir())) == 100
     assert len(content(lake)) == 103
 
 
@@ -200,6 +200,7 @@ def test_the_identity_goes_with_the_lake(tmp_path: Path) -> None:
         first = lake.identity()
         assert lake.identity() == first
     (tmp_path / "lake").rename(tmp_path / "moved")
+    (tmp_path / "lake.sbus").rename(tmp_path / "moved.sbus")
     with Lake(tmp_path / "moved").locked(), Lake(tmp_path / "other").locked():
         assert Lake(tmp_path / "moved").identity() == first
         assert Lake(tmp_path / "other").identity() != first

@@ -70,6 +70,19 @@ def test_an_explanation_names_what_came_near(tmp_path: Path) -> None:
     ]
 
 
+def test_an_explanation_names_the_rule_against_payloads(tmp_path: Path) -> None:
+    """The error of a refused large message sends the administrator here, though its key may be published."""
+    judge = policy(tmp_path, "[[rule]]", 'name = "small"', "payload = false")
+    verdict, reasons = explain(judge, HOST, "publish", b"a")
+    assert verdict.is_allowed
+    assert [(each.decides, each.rule, each.field) for each in reasons] == [
+        (True, "default", "default"),
+        (False, "small", "payload"),
+    ]
+    _, reasons = explain(judge, HOST, "subscribe", b"a")
+    assert [each.rule for each in reasons] == ["default"]
+
+
 def test_a_denial_names_the_keys_that_it_shares(tmp_path: Path) -> None:
     """Without them nobody sees why a wide pattern is refused; allows that a deny overrules are named, too."""
     judge = policy(tmp_path, "[[rule]]", 'name = "no"', 'subscribe = [""]', 'deny_subscribe = ["a/*/c"]')

@@ -50,6 +50,22 @@ def test_without_a_bundle_nothing_is_copied(twin):
     assert twin.unbundle(packets) is packets
 
 
+def test_a_large_packet_stays_plain(twin):
+    """A large packet goes by itself, and the packets before and behind it in bundles."""
+    large, longest = bytes(bundles.LARGE), bytes(bundles.LARGE - 1)
+    packets = [b"a", longest, large, large, b"b", b"c"]
+    expected = [bundle(b"a", longest), large, large, bundle(b"b", b"c")]
+    assert twin.pack(packets, 65_536, 64) == (expected, [2, 1, 1, 2])
+
+
+def test_enough_packets_leave_the_other_bundles_whole(twin):
+    """A bundle that begins behind `enough` packets stays as it is; the one before it is taken out whole."""
+    packets = [bundle(b"MSG a\0", b"MSG b\0"), b"MSG c\0", bundle(b"MSG d\0")]
+    assert twin.unbundle(packets, 1) == [b"MSG a\0", b"MSG b\0", *packets[1:]]
+    assert twin.unbundle(packets, 3) == [b"MSG a\0", b"MSG b\0", *packets[1:]]
+    assert twin.unbundle(packets, 4)[-1] == b"MSG d\0"
+
+
 @pytest.mark.parametrize("off", [b"CMSG bundle/off", b"CMSG bundle/off\0", b"CMSG bundle/off\0for good"])
 def test_behind_the_end_of_bundles_there_are_none(twin, off):
     """``bundle/off`` does not affect its own bundle; a bundle behind it stays as it is."""
@@ -110,6 +126,29 @@ def test_packs_up_to_the_limit(twin):
     assert twin.pack([a], 1000, 9) == ([a], [1])
     assert twin.pack([], 1000, 9) == ([], [])
     assert twin.pack([b"x" * 2000, a, b], 1000, 9) == ([b"x" * 2000, both], [1, 2])
+
+
+class Long(bytes):
+    """A packet that is longer than its bytes, as a message with a payload in sealed memory."""
+
+    def __len__(self) -> int:
+        return bytes.__len__(self) + 1
+
+
+def test_a_packet_that_is_longer_than_its_bytes_stays_alone(twin):
+    """No bundle takes it; it ends the bundle before it."""
+    long = Long(b"long")
+    bundles, counts = twin.pack([b"a", b"b", long, long, b"c", b"d"], 1000, 64)
+    assert counts == [2, 1, 1, 2]
+    assert bundles[1] is bundles[2] is long
+
+
+def test_a_bundle_that_is_not_exactly_bytes_stays_whole(twin):
+    """It came with a descriptor, to which its packets refer."""
+    (bundle,), _ = twin.pack([b"a", b"b"], 1000, 64)
+    attached = type("Attached", (bytes,), {})(bundle)
+    assert twin.unbundle([attached]) == [attached]
+    assert twin.unbundle([bundle, attached]) == [b"a", b"b", attached]
 
 
 def test_packs_no_more_than_it_is_to(twin):

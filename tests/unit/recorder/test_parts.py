@@ -70,6 +70,7 @@ def test_options_become_settings() -> None:
     assert settings_of(
         *("--pattern=a/", "-p", "b/*", "--pattern=a/", "--soft=block", "--hard=block", "--max-lag=2s", "--order=stack"),
         *("--batch-rows=5", "--batch-bytes=6", "--batch-time=250ms", "--sync=0", "--buffer-bytes=7", "--max-packet=99"),
+        *("--max-payload=10",),
         *("--segment-bytes=8", "--segment-age=2h", "--keep-bytes=9", "--keep-days=1.5", "--force", "--mode=0640"),
     ) == Settings(
         patterns=(b"a/", b"b/*"),
@@ -83,6 +84,7 @@ def test_options_become_settings() -> None:
         buffer_bytes=7,
         max_lag=2.0,
         max_packet=99,
+        max_payload=10,
         segment_bytes=8,
         segment_age=7200.0,
         keep_bytes=9,
@@ -109,6 +111,7 @@ def test_options_become_settings() -> None:
         ("--segment-age=10ms", "of 1 seconds or more"),
         ("--batch-rows=0", "a number of messages above 0"),
         ("--batch-bytes=2147483648", "at most 1073741824"),
+        ("--max-payload=2147483648", "at most 1073741824"),
         ("--buffer-bytes=1000", "raise --buffer-bytes or lower --batch-bytes"),
         ("--keep-days=0", "a number of days above 0"),
         ("--mode=0440", "the owner must be able to read and write"),
@@ -160,7 +163,7 @@ def sent() -> list[Batch]:
     return []
 
 
-def make(clock: Clock, sent: list[Batch], **limits: Any) -> BatchBuffer:
+def make(clock: Clock, sent: list[Any], **limits: Any) -> BatchBuffer:
     limits = {"rows": 4, "size": 100, "seconds": 0.1, **limits}
     return BatchBuffer(clock, sent.append, **limits, now=lambda: round(clock.seconds() * 1e6))
 

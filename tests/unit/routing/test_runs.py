@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from sbus.client.core import Message
 from sbus.flood.backlogs import Reply
+from sbus.protocol.packets import Split
 from sbus.routing.runs import _build_messages, _next_messages, _next_run, _Tally, _total_size
+from sbus.syscalls.memfd import Attached
 
 try:
     compiled_runs = importlib.import_module("sbus.routing._runs")
@@ -75,6 +77,14 @@ def test_a_run_ends_before_anything_else(next_run, other):
     assert next_run(packets, 2, 3, routes) == (("a",), 3)
 
 
+def test_a_run_ends_before_a_packet_with_descriptors(next_run):
+    """What is not exactly bytes came with descriptors, or is a stand-in: the caller has to look at it."""
+    routes = {b"1": ("a",)}
+    packets = [m(b"1"), Attached.of(m(b"1"), (), False), m(b"1")]
+    assert next_run(packets, 0, 3, routes) == (("a",), 1)
+    assert next_run(packets, 1, 3, routes) == (None, 1)
+
+
 def test_the_empty_key_is_a_key(next_run):
     """A message with an empty key has the route of the empty key."""
     assert next_run([b"MSG \0", b"MSG \0x"], 0, 2, {b"": ("a",)}) == (("a",), 2)
@@ -84,6 +94,15 @@ def test_the_empty_key_is_a_key(next_run):
 def next_messages(request):
     """Each of the twins in turn."""
     return _next_messages if request.param == "plain" else compiled_messages
+
+
+def test_messages_in_two_parts(next_messages):
+    """The payload of a message that was received in two parts is not copied."""
+    route, payload = ("a",), b"payload"
+    packets = [Split.of(b"MSG 1\0", payload), m(b"1"), Split.of(b"MSG 1\0", b"")]
+    found, messages = next_messages(packets, 0, 3, {b"1": route}, Message)
+    assert (found, messages) == (route, [(b"1", payload), (b"1", b"payload\0"), (b"1", b"")])
+    assert messages[0].payload is payload
 
 
 def test_messages_of_one_way(next_messages):
@@ -217,6 +236,31 @@ def test_total_size(total_size):
     assert total_size([b"", b"12", Reply(b"345")]) == 5
     with pytest.raises(TypeError):
         total_size([b"12", 5])
+
+
+class Long(bytes):
+    """A packet that is longer than its bytes, as a message with a payload in sealed memory."""
+
+    def __len__(self) -> int:
+        return 1000
+
+
+@pytest.mark.parametrize("twin", ["plain", pytest.param("compiled", marks=needs_compiled)])
+def test_a_packet_has_the_length_that_it_says(twin):
+    """Sizes are those of `len`; a look for a type finds its subclasses; the newest of a key may be any."""
+    plain = importlib.import_module("sbus.routing.runs")
+    runs = plain if twin == "plain" else compiled_runs
+    name = "_" if twin == "plain" else ""
+    long, packets = Long(b"MSG k\0"), [Reply(b"reply"), b"MSG k\0abc"]
+    assert getattr(runs, f"{name}total_size")([*packets, long]) == 1014
+    assert getattr(runs, f"{name}shortest")([long]) == 1000
+    assert getattr(runs, f"{name}find_type")([b"", *packets, long], bytes, 1) == 1
+    assert getattr(runs, f"{name}find_type")([*packets, Attached(b""), type("Sub", (Long,), {})(b"")], Long, 0) == 3
+    assert getattr(runs, f"{name}newest")([packets[1], long]) == [long]
+    tally = getattr(runs, f"{name}Tally")()
+    assert tally.add([Long(b""), Long(b""), Long(b"")] * 100, 2) == 0
+    tally.no_copy([long])
+    assert (tally.messages, tally.size, tally.copies, tally.copied_size) == (300, 300_000, 599, 599_000)
 
 
 @pytest.mark.parametrize("kind", [_Tally, pytest.param(compiled_tally, marks=needs_compiled)])

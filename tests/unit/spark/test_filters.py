@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.journal.clock import from_datetime, to_datetime
-from sbus.journal.schema import KINDS, Kind
+from sbus.journal.schema import KINDS, MESSAGES, Kind
 from sbus.journal.summary import Summary
 from sbus.protocol.keys import CURRENT, EARLY, matches
 from sbus.spark.datasource.filters import RowFilter
@@ -44,7 +44,7 @@ ROWS = st.fixed_dictionaries(
         "key": st.sampled_from(KEYS),
         "payload": st.sampled_from([b"", b"p", b"q"]),
     }
-).map(lambda row: row if row["kind"] == "message" else {**row, "key": b""})
+).map(lambda row: row if row["kind"] in MESSAGES else {**row, "key": b""})
 
 FILTERS = st.builds(
     new_filter,
@@ -62,7 +62,7 @@ def is_selected(row: dict[str, Any], rows: RowFilter) -> bool:
         return False
     if rows.until is not None and from_datetime(time) >= rows.until:
         return False
-    if row["kind"] != "message":
+    if row["kind"] not in MESSAGES:
         return rows.gaps
     return rows.pattern is None or matches(rows.pattern, row["key"])
 
@@ -70,7 +70,7 @@ def is_selected(row: dict[str, Any], rows: RowFilter) -> bool:
 def summary(rows: list[dict[str, Any]], *, with_keys: bool) -> Summary:
     """The summary of a segment with these rows, with all of its keys or only the least and the greatest."""
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
-    keys = sorted({row["key"] for row in rows if row["kind"] == "message"})
+    keys = sorted({row["key"] for row in rows if row["kind"] in MESSAGES})
     counts = {str(kind): sum(row["kind"] == kind for row in rows) for kind in kinds}
     ends = (keys[0], keys[-1]) if keys else (None, None)
     return Summary(0, len(rows), 0, 0, 0, counts, keys if with_keys else None, *ends)
@@ -94,7 +94,7 @@ def test_no_segment_with_a_selected_row_is_skipped(rows: list[dict[str, Any]], q
         assert query.kinds is None or row["kind"] in query.kinds
         assert query.since is None or query.since <= from_datetime(row["time"])
         assert query.max_time is None or from_datetime(row["time"]) <= query.max_time
-        if row["kind"] == "message":
+        if row["kind"] in MESSAGES:
             assert query.matches_any([b"nothing", row["key"]])
             assert query.may_match_between(row["key"], row["key"])
             assert query.may_match_between(b"", row["key"])
@@ -126,7 +126,7 @@ def test_limits_in_time():
 def test_skipping_by_kind():
     """Without gaps only messages are selected, and a segment that has none is skipped."""
     assert new_filter().kinds is None
-    assert new_filter(gaps=False).kinds == frozenset({"message"})
+    assert new_filter(gaps=False).kinds == frozenset({"message", "digest"})
     gap = {"kind": str(Kind.START), "key": b""}
     assert not new_filter(gaps=False).may_select(summary([gap], with_keys=True))
     assert new_filter(b"a", gaps=True).may_select(summary([gap], with_keys=True))

@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, LongType, StructType
 
+from sbus.journal import resizing
+from sbus.journal.resizing import resized
 from sbus.journal.schema import decode, encode
 from sbus.journal.senders import split
+from sbus.journal.snapshot import Snapshot
 from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource import scan
 from sbus.spark.datasource.options import ReadOptions, StreamOptions
-from sbus.spark.datasource.scan import JournalPartition, Scan, resized, schema
-from sbus.spark.datasource.snapshot import Snapshot
+from sbus.spark.datasource.scan import JournalPartition, Scan, schema
 from sbus.spark.datasource.source import SbusReader
 from sbus.spark.datasource.stream import SbusStreamReader
 from tests.support.journals import NewJournal
@@ -28,7 +30,8 @@ MIB = 1 << 20
 
 def sizes(monkeypatch: pytest.MonkeyPatch, **values: int) -> None:
     for name, value in values.items():
-        monkeypatch.setattr(scan, f"_{name.upper()}", value)
+        module = resizing if "batch" in name else scan
+        monkeypatch.setattr(module, f"_{name.upper()}", value)
 
 
 def rows_of(lengths: list[int], first_seq: int, journal: str = "j") -> pa.RecordBatch:

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from sbus.errors import JournalError
+from sbus.journal.following import share
 from sbus.journal.layout import list_segments
 from sbus.journal.schema import Kind
 from sbus.journal.segment import remove_segment
+from sbus.journal.snapshot import Snapshot
 from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource.options import StreamOptions
 from sbus.spark.datasource.scan import schema
-from sbus.spark.datasource.snapshot import Snapshot
-from sbus.spark.datasource.stream import SbusStreamReader, share
+from sbus.spark.datasource.stream import SbusStreamReader
 from tests.support.examples import examples
 from tests.support.journals import NewJournal
 
@@ -182,7 +183,7 @@ def test_limits(new_journal: NewJournal):
 def test_a_batch_starts_by_time_rows_or_bytes(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
     """With a delay, a batch waits for it, unless as many rows or bytes are there as it may have."""
     now = [100.0]
-    monkeypatch.setattr("sbus.spark.datasource.stream.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sbus.journal.following.time.monotonic", lambda: now[0])
     journal = new_journal()
     for limit in ({"maxRowsPerTrigger": "15"}, {"maxBytesPerTrigger": "1000"}):
         reader = stream(journal, maxTriggerDelay="60s", **limit)
@@ -305,7 +306,7 @@ def test_a_directory_that_has_not_changed_is_not_listed_again(new_journal: NewJo
 
 def test_a_directory_that_has_just_changed_is_listed_again(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
     """A directory that changed within the last second is listed again, because its time stamp may not show a change."""
-    monkeypatch.setattr("sbus.spark.datasource.snapshot._SETTLE_NS", 10**12)
+    monkeypatch.setattr("sbus.journal.snapshot._SETTLE_NS", 10**12)
     journal = new_journal()
     record(journal, 1)
     first = Snapshot(journal.directory)

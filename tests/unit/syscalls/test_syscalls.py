@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbus.protocol.keys import PeerCredentials
-from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.protocol.packets import DEFAULT_MAX_PACKET, Split
 from sbus.syscalls import batch as chosen
 from sbus.syscalls import sockets
 from sbus.syscalls.batch import BATCH
@@ -103,9 +103,9 @@ def test_read_never_waits(helper, pair, blocking):
 
 
 def test_a_read_of_large_packets_ends_early(helper, pair):
-    """After a batch of large packets a read gets so many bytes and a few packets more; nothing is lost or reordered."""
+    """After a batch of large packets a read gets an eighth of its bytes; nothing is lost or reordered."""
     ours, theirs = pair
-    reader = helper.PacketReader(1_500, read_bytes=10_000)
+    reader = helper.PacketReader(1_500, read_bytes=32_000)
     reads: list[list[bytes]] = []
     for _ in range(2):
         packets = [bytes([at]) * 1_500 for at in range(20)]
@@ -117,24 +117,77 @@ def test_a_read_of_large_packets_ends_early(helper, pair):
             reads.append(reader.read(ours)[0])
             found += reads[-1]
         assert found == packets
-    assert len(reads) > 1
-    assert all(7 <= len(read) <= 7 + 3 for read in reads[:-1])
+    assert [len(read) for read in reads] == [3] * 6 + [2]  # 3 have more than 4,000 bytes
     for _ in range(64):
         theirs.send(b"small")
     assert reader.read(ours) == ([b"small"] * 64, False)  # in several calls of the kernel
 
 
-def test_a_large_packet_that_was_read_alone(helper, pair):
-    """After a large packet that was read alone, a batch ends a few packets after the bytes of a read."""
+def test_a_read_of_large_bundles_ends_early(helper, pair):
+    """Bundles hold small messages: a read of them gets all its bytes, and a few packets more."""
     ours, theirs = pair
     reader = helper.PacketReader(1_500, read_bytes=10_000)
+    packets = [b"BNDL" + bytes([at]) * 1_496 for at in range(20)]
+    for packet in packets:
+        theirs.send(packet)
+    found = reader.read(ours)[0]  # by the compiled twin all of them, by the other one those of 10,000 bytes
+    for packet in packets[: len(found)]:
+        theirs.send(packet)
+    assert 7 <= len(reader.read(ours)[0]) <= 7 + 3
+
+
+def test_large_and_small_packets_in_turn(helper, pair):
+    """Large packets among small ones, empty and oversized ones come whole, in order, also in later reads."""
+    ours, theirs = pair
+    reader = helper.PacketReader(2_000, read_bytes=32_000)
+    packets = [b"a", b"b" * 1_500, b"c" * 2_000, b"d", b"e" * 1_000, b"f" * 999, b"g"]
+    for _ in range(3):
+        for packet in [*packets[:3], b"x" * 2_001, *packets[3:]]:
+            theirs.send(packet)
+        found: list[bytes] = []
+        while len(found) < len(packets) + 1:
+            found += reader.read(ours)[0]
+        assert found == [*packets[:3], b"", *packets[3:]]
+    theirs.send(b"h" * 1_500)
+    theirs.close()
+    assert reader.read(ours) == ([b"h" * 1_500], True)
+
+
+def test_a_large_packet_that_was_read_alone(helper, pair):
+    """After a large packet that was read alone, a read gets an eighth of its bytes."""
+    ours, theirs = pair
+    reader = helper.PacketReader(1_500, read_bytes=32_000)
     packets = [bytes([at]) * 1_500 for at in range(20)]
     for packet in packets:
         theirs.send(packet)
-    assert reader.read(ours, 1) == (packets[:1], False)
-    found, ended = reader.read(ours)
-    assert 7 <= len(found) <= 7 + 3
-    assert (found, ended) == (packets[1 : 1 + len(found)], False)
+    assert [reader.read(ours, 1)[0] for _ in range(2)] == [packets[:1], packets[1:2]]
+    assert reader.read(ours) == (packets[2:5], False)
+
+
+def test_large_messages_in_two_parts(helper, pair):
+    """A reader that splits has each large message whole, or in two parts of which the first ends with the key."""
+    ours, theirs = pair
+    reader = helper.PacketReader(2_000, read_bytes=32_000, splits=True)
+    small, payload = b"MSG key\0small", bytes(1_500)
+    packets = [
+        b"MSG key\0" + payload,
+        small,
+        b"MSG " + b"k" * 600 + b"\0" + payload[:1_000],
+        b"MSG " + payload.replace(b"\0", b"n"),
+        b"CMSG key\0" + payload,
+        b"MSG \0" + payload,
+    ]
+    for _ in range(2):
+        for packet in packets:
+            theirs.send(packet)
+        found: list[bytes] = []
+        while len(found) < len(packets):
+            found += reader.read(ours)[0]
+        assert [packet.whole() if isinstance(packet, Split) else packet for packet in found] == packets
+        assert list(map(len, found)) == list(map(len, packets))
+        assert {packet[:] for packet in found if isinstance(packet, Split)} <= {b"MSG key\0", b"MSG \0"}
+    if helper.__name__.endswith("_batch"):
+        assert type(found[0]) is Split
 
 
 @pytest.mark.parametrize("limit", [1, 63, 64, 65, 1000])

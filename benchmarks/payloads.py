@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Measure large messages from Python: sbus by copying and in sealed memory, beside zenoh and iceoryx2.
+
+    pip install 'sbusd[bench-payloads]'
+    python benchmarks/payloads.py [--rounds 5] [--seconds 1] [--only "sbus payloads,zenoh"] [--cases camera]
+
+One process publishes and others receive, each written as its library recommends (``payload_programs.py``). A receiver
+touches every page of a message, and a publisher is never more than 8 messages ahead of one. The libraries take turns in
+each round; the figures are medians of the rounds, and a ratio is the median of the ratios within each round. The camera
+publishes images of 1920 × 1080 × 3 bytes, 30 a second, to three receivers; an image is late if it is published more
+than 1/30 s after its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.attacks.kernel import cpu
+from benchmarks.links import daemon
+from benchmarks.payload_programs import LIBRARIES
+from benchmarks.receipts import connect
+
+_PROGRAM = str(Path(__file__).with_name("payload_programs.py"))
+_MODULES = {"zenoh": "zenoh", "iceoryx2": "iceoryx2"}
+_BASE = "sbus payloads"
+_ROOM = ("--queue-bytes=100000000", "--total-queue-bytes=1000000000")
+"""Room for the messages under way of any case, also where they are copied."""
+_KI = 1024
+
+
+class Case(NamedTuple):
+    """What is sent.
+
+    :ivar size: bytes of a payload.
+    :ivar rate: messages a second; 0: as many as possible.
+    """
+
+    title: str
+    size: int
+    receivers: int
+    rate: float = 0.0
+
+
+CASES = {
+    "64k-1": Case("64 KiB 1→1", 64 * _KI, 1),
+    "1m-1": Case("1 MiB 1→1", _KI * _KI, 1),
+    "1m-8": Case("1 MiB 1→8", _KI * _KI, 8),
+    "camera": Case("camera 30/s 1→3", 1920 * 1080 * 3, 3, 30.0),
+}
+_SPEED = {"64k-1": 10_000, "1m-1": 1_000, "1m-8": 400, "camera": 30}
+"""Messages that make about a second."""
+
+Figures = dict[str, float]
+
+
+@contextmanager
+def _address(library: str) -> Iterator[tuple[str, int]]:
+    """Yield an address, and the PID of the server at it; 0 without one."""
+    with tempfile.TemporaryDirectory() as directory:
+        address = f"{directory}/socket"
+        if not library.startswith("sbus"):
+            yield address, 0
+            return
+        with daemon(f"--socket={address}", *_ROOM) as server:
+            connect(address).close()
+            yield address, server.pid
+
+
+def measure(library: str, case: Case, count: int) -> Figures:
+    """Send a number of messages.
+
+    :returns: messages a second, messages that were lost or late, and the CPU time for a message, in µs, of the
+        publisher, the server and one receiver; of the camera, in percent of a processor.
+    """
+    with _address(library) as (address, server), ExitStack() as stack:
+        environment = {**os.environ, "RECEIVERS": str(case.receivers)}
+
+        def start(side: str, *pipes: int) -> subprocess.Popen[str]:
+            words = [library, side, address, case.size, count, case.rate, *pipes]
+            process = subprocess.Popen(
+                [sys.executable, _PROGRAM, *map(str, words)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                pass_fds=pipes,
+                env=environment,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        acknowledged, receivers = [], []
+        pipes = [os.pipe() for _ in range(case.receivers)]
+        publisher = start("publish", *(reading for reading, _ in pipes))
+        for reading, writing in pipes:
+            receivers.append(start("receive", writing))
+            os.close(writing)
+            acknowledged.append(reading)
+        for reading in acknowledged:
+            os.close(reading)
+        for receiver in receivers:
+            if _line(receiver) != "ready":
+                raise SystemExit(f"{library}: a receiver has failed")
+        time.sleep(0.5)  # zenoh and iceoryx2 have no answer that says when a publisher knows a receiver
+        assert publisher.stdin is not None
+        print(file=publisher.stdin, flush=True)
+        _line(publisher)
+        before = cpu(server) if server else 0.0
+        sent = json.loads(_line(publisher))
+        served = cpu(server) - before if server else 0.0
+        got = [json.loads(_line(receiver)) for receiver in receivers]
+    scale = 100 / sent["seconds"] if case.rate else 1e6 / count
+    return {
+        "rate": count / sent["seconds"],
+        "lost": sum(one["wrong"] for one in got) + sent["late"],
+        "publisher": sent["cpu"] * scale,
+        "server": served * scale,
+        "receiver": statistics.median(one["cpu"] for one in got) * scale,
+    }
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def _huge() -> str:
+    """Return the kernel's setting that decides most about the price of new shared memory."""
+    try:
+        setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").read_text()
+    except OSError:
+        return "unknown"
+    return setting.partition("[")[2].partition("]")[0]
+
+
+def _print(case: Case, library: str, rounds: Sequence[Figures], base: Sequence[Figures]) -> None:
+    median = {name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]}
+    ratio = statistics.median(mine["rate"] / its["rate"] for mine, its in zip(base, rounds, strict=True)) if base else 0
+    unit = "%" if case.rate else "µs"
+    print(
+        f"{case.title:16} {library:14} {median['rate']:9,.0f}/s  {f'×{ratio:.2f}' if ratio else '':7}"
+        f" publisher {median['publisher']:7.1f} {unit}  server {median['server']:7.1f} {unit}"
+        f"  receiver {median['receiver']:7.1f} {unit}  late or wrong {sum(one['lost'] for one in rounds):.0f}",
+        flush=True,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="about the length of a run")
+    parser.add_argument("--only", default=",".join(LIBRARIES), help="libraries, separated by commas")
+    parser.add_argument("--cases", default=",".join(CASES), help="cases, separated by commas")
+    options = parser.parse_args(arguments)
+    libraries = []
+    for library in options.only.split(","):
+        if importlib.util.find_spec(_MODULES.get(library, "sbus")) is None:
+            print(f"{library} is not installed: pip install 'sbusd[bench-payloads]'", file=sys.stderr)
+        else:
+            libraries.append(library)
+    found: dict[tuple[str, str], list[Figures]] = {}
+    for number in range(options.rounds):
+        for name in options.cases.split(","):
+            by = number % len(libraries)
+            for library in [*libraries[by:], *libraries[:by]]:
+                figures = measure(library, CASES[name], max(16, round(options.seconds * _SPEED[name])))
+                found.setdefault((name, library), []).append(figures)
+    print(f"medians of {options.rounds}; ×: the rate of {_BASE} to this one's; huge pages of shared memory: {_huge()}")
+    for name in options.cases.split(","):
+        for library in libraries:
+            _print(CASES[name], library, found[name, library], found.get((name, _BASE), []))
+
+
+if __name__ == "__main__":
+    main()

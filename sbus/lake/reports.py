@@ -1,0 +1,85 @@
+"""Report to journals how far an archive has taken them, so that retention may delete these rows."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+
+from sbus.journal.consumers import advance, check_consumer
+from sbus.journal.following import Offset
+from sbus.journal.reader import JournalReader
+
+__all__ = ["CONSUMER", "Reports"]
+
+CONSUMER = "archive"
+"""The name of the archive as a consumer of journals, by default."""
+
+_RETRY_INTERVAL = 10.0
+"""Seconds until a report to a journal that could not be written is repeated."""
+
+_log = logging.getLogger("sbus.lake")
+
+
+class Reports:
+    """The reports of one archive.
+
+    A consumer's name belongs to one lake, by the lake's ID. Another lake under that name is refused before its first
+    batch: its reports would let retention delete rows that the first one lacks. If the file of the consumer cannot be
+    read, the archive goes on; its reports fail until it can be, and are refused then.
+
+    :param consumer: the name under which the archive reports.
+    :param identity: the ID of the lake.
+    :param location: the lake, for errors.
+    """
+
+    def __init__(self, consumer: str, identity: str, location: str) -> None:
+        self._consumer = consumer
+        self._identity = identity
+        self._location = location
+        self._reported: Offset = {}
+        self._unwritable: set[str] = set()  # directories of journals, each logged once
+        self._retry_at = math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a report that failed should be repeated now."""
+        return time.monotonic() >= self._retry_at
+
+    def check(self, journals: Mapping[str, JournalReader]) -> None:
+        """Check that no other lake has the name.
+
+        :raises sbus.errors.JournalError: if one has.
+        """
+        for journal in journals.values():
+            with contextlib.suppress(OSError):  # the report fails too: it warns, and is repeated
+                check_consumer(journal.directory, self._consumer, self._identity, self._location)
+
+    def send(self, journals: Mapping[str, JournalReader], offset: Offset) -> None:
+        """Report to the journals that all rows before an offset are safe.
+
+        :raises sbus.errors.JournalError: if another lake has taken the name meanwhile.
+        """
+        self._retry_at = math.inf
+        for journal_id, journal in journals.items():
+            next_seq = offset.get(journal_id, 0)
+            if self._reported.get(journal_id) == next_seq:
+                continue
+            try:
+                advance(journal.directory, self._consumer, next_seq, identity=self._identity)
+            except OSError as e:
+                self._retry_at = time.monotonic() + _RETRY_INTERVAL
+                if journal.directory not in self._unwritable:
+                    self._unwritable.add(journal.directory)
+                    _log.warning(
+                        "%s: the progress of the archive cannot be written there (%s), so retention keeps the rows; "
+                        "check its permissions and the free space",
+                        journal.directory,
+                        os.strerror(e.errno or 0),
+                    )
+            else:
+                self._reported[journal_id] = next_seq
+                self._unwritable.discard(journal.directory)

@@ -1,0 +1,166 @@
+"""Write rows of journals to Parquet files by hour, with bounded memory.
+
+Theory of operation
+-------------------
+
+Each journal yields its rows in order, cut at the hours. `stage` takes the pieces of all journals hour by hour, so a
+file has the rows of one journal after the other, sorted, and few files are open at a time.
+
+1. *Cut.* A batch of rows within one hour, as nearly all are, is one piece. Another is cut where the hour changes.
+2. *Merge.* The journal whose next piece has the earliest hour comes next. So an hour is complete before the next one
+   begins, unless a clock was set back.
+3. *Write.* Pieces of an hour wait until they have `Limits.group_bytes`, and become a row group. A file ends at
+   `Limits.max_bytes`, and the hour goes on in another one. If more than `_MAX_OPEN` hours are open, because of clocks
+   that were set, the one that was not used for longest is ended; its hour may get another file.
+
+Memory is bounded by a row group for each open hour, and a batch for each journal.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sbus.journal.clock import HOUR
+from sbus.journal.keytext import as_text_array
+from sbus.lake.encoding import create, new_writer
+from sbus.lake.merge import Limits
+from sbus.lake.table import Hour
+
+__all__ = ["LIMITS", "stage"]
+
+LIMITS = Limits(group_bytes=32 << 20)
+"""Smaller row groups than those of compaction, which merges these files: half the memory, and files 1 % larger."""
+
+_MAX_OPEN = 4
+"""Hours that are open at a time: those of journals whose clocks differ. Each costs a row group of memory."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def stage(directory: Path, journals: Sequence[Iterable[pa.RecordBatch]], limits: Limits = LIMITS) -> None:
+    """Write rows to files in subdirectories ``date=…/hour=…``.
+
+    :param directory: an empty directory of this process.
+    :param journals: the rows of each journal, in order, with the columns of a journal.
+    :raises OSError: if a file cannot be written, as on a full disk.
+    """
+    pieces = [_by_hour(rows) for rows in journals]
+    waiting = [(hour, number, rows) for number, each in enumerate(pieces) for hour, rows in itertools.islice(each, 1)]
+    heapq.heapify(waiting)
+    hours: OrderedDict[int, _HourWriter] = OrderedDict()
+    begun: dict[int, int] = {}
+    try:
+        while waiting:
+            hour, number, rows = waiting[0]
+            if hour not in hours:
+                if len(hours) == _MAX_OPEN:
+                    _, oldest = hours.popitem(last=False)
+                    oldest.finish()
+                hours[hour] = _HourWriter(directory, hour, begun, limits)
+            hours.move_to_end(hour)
+            hours[hour].write(rows)
+            following = next(pieces[number], None)
+            if following is None:
+                heapq.heappop(waiting)
+            else:
+                heapq.heapreplace(waiting, (following[0], number, following[1]))
+        for writer in hours.values():
+            writer.finish()
+    finally:
+        for writer in hours.values():
+            writer.close()
+
+
+def _by_hour(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield pieces of one hour each, with its number since the epoch."""
+    for rows in batches:
+        times = rows.column("time").cast(pa.int64())
+        extent = pc.min_max(times)
+        first, last = extent["min"].as_py() // HOUR, extent["max"].as_py() // HOUR
+        if first == last:
+            yield first, rows
+            continue
+        hours = pc.run_end_encode(pc.floor_temporal(rows.column("time"), unit="hour").cast(pa.int64()))
+        start = 0
+        for micros, end in zip(hours.values.to_pylist(), hours.run_ends.to_pylist(), strict=True):
+            yield micros // HOUR, rows.slice(start, end - start)
+            start = end
+
+
+class _HourWriter:
+    """Writes the rows of an hour to one file after another.
+
+    :param hour: its number since the epoch.
+    :param begun: the files that were begun of each hour.
+    """
+
+    def __init__(self, directory: Path, hour: int, begun: dict[int, int], limits: Limits) -> None:
+        self._directory = directory / Hour.of(_EPOCH + timedelta(hours=hour)).directory
+        self._hour = hour
+        self._begun = begun
+        self._limits = limits
+        self._waiting: list[pa.RecordBatch] = []
+        self._filled = 0
+        self._file: pa.NativeFile | None = None
+        self._writer: pq.ParquetWriter | None = None
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._waiting.append(rows)
+        self._filled += rows.nbytes
+        if self._filled >= self._limits.group_bytes:
+            self._flush()
+            assert self._file is not None
+            if self._file.tell() >= self._limits.max_bytes:
+                self._end_file()
+
+    def finish(self) -> None:
+        if self._waiting:
+            self._flush()
+        self._end_file()
+
+    def close(self) -> None:
+        """Close what an error has left open."""
+        if self._file is not None:
+            self._file.close()
+
+    def _flush(self) -> None:
+        rows = _as_stored(self._waiting)
+        self._waiting, self._filled = [], 0
+        if self._writer is None:
+            self._begin_file(rows.schema)
+        assert self._writer is not None
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+
+    def _begin_file(self, schema: pa.Schema) -> None:
+        number = self._begun.get(self._hour, 0)
+        self._begun[self._hour] = number + 1
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._file = create(self._directory / f"part-{number:05}.parquet")
+        # After a clock was set back, an earlier journal may come again.
+        self._writer = new_writer(self._file, schema, is_sorted=False)
+
+    def _end_file(self) -> None:
+        if self._writer is not None and self._file is not None:
+            self._writer.close()
+            self._file.close()
+        self._writer = self._file = None
+
+
+def _as_stored(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """Return rows of journals with the columns of a lake: keys as text, and all columns nullable, as Spark has them."""
+    columns: dict[str, pa.ChunkedArray] = {}
+    for name in batches[0].schema.names:
+        column = pa.chunked_array([batch.column(name) for batch in batches])
+        if name == "key":
+            column = pa.chunked_array([as_text_array(chunk) for chunk in column.chunks])
+        columns[name] = column
+    return pa.table(columns).unify_dictionaries()

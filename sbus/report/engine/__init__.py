@@ -1,0 +1,1 @@
+"""From the rows of journals or a lake to the figures of a report, computed by DuckDB."""

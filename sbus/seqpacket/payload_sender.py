@@ -1,0 +1,154 @@
+"""Sending packets with descriptors, and bounding the descriptors that a peer leaves unread.
+
+Theory of operation
+-------------------
+
+In the transport of a peer that has asked for payloads, a `PayloadSender` replaces `sbus.syscalls.batch.send_packets`.
+It sends each `sbus.flood.PayloadMessage` as an ``FMSG`` with its descriptor, and all other packets as usual. A batch
+can end early for three reasons. To the queue each looks like a full socket, so it keeps the rest.
+
+====================  ==============================================================================================
+reason                when sending goes on
+====================  ==============================================================================================
+the socket is full    when it is writable, as usual
+`MOST` are unread     when the peer has read some. The socket may be writable all the time, so the multiplexer watches
+                      for *changes* (`Multiplexer.watch_reads`)
+``ETOOMANYREFS``      with the bytes, if they fit a packet; else after 50 ms. The server's user has as many
+                      descriptors under way as it may open: those who do not read may hold all of them
+``EMFILE``            after 50 ms: the first of such waits opens a few descriptors
+====================  ==============================================================================================
+
+The kernel does not report how many descriptors a peer has not read. It reports the memory of the unread packets
+(SIOCOUTQ), and each packet takes at least `least_charge` bytes. Memory divided by `least_charge` is therefore an upper
+bound. The sender asks for it once in `MOST` descriptors.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+
+from sbus.flood import PayloadMessage
+from sbus.routing.runs import find_type
+from sbus.seqpacket.multiplexer import Multiplexer
+from sbus.syscalls.batch import BATCH, send_packets
+from sbus.syscalls.memfd import join
+from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
+
+__all__ = ["MOST", "PayloadSender"]
+
+MOST = 16
+"""Descriptors that a peer may leave unread. Those of all receivers together count against the server's limit of open
+files: without a bound, 15 receivers that did not read used up a limit of 20,000 (278 descriptors fit a socket)."""
+_FEW = MOST // 2
+"""Unread descriptors at which sending goes on: each wait costs several system calls, so it should be worth it."""
+
+
+class PayloadSender:
+    """Sends the packets of one socket, large messages with their descriptors.
+
+    :param max_packet: bytes in the longest plain message.
+    :param fit: raises the send buffer to hold a packet of a size in bytes; returns whether the buffer has grown.
+    :ivar is_wanted: whether the peer takes descriptors; else it gets large messages as plain ones.
+    :ivar bundle_limit: bytes in the longest bundle of large messages in one memfd; 0 for no bundles.
+    :ivar is_waiting: whether the sender waits for the peer to read.
+    """
+
+    __slots__ = (
+        "_fit",
+        "_in_flight",
+        "_max_packet",
+        "_multiplexer",
+        "_sock",
+        "bundle_limit",
+        "is_waiting",
+        "is_wanted",
+    )
+
+    def __init__(
+        self, sock: socket.socket, multiplexer: Multiplexer, max_packet: int, fit: Callable[[int], bool]
+    ) -> None:
+        self._sock = sock
+        self._multiplexer = multiplexer
+        self._max_packet = max_packet
+        self._fit = fit
+        self._in_flight = 0  # an upper bound
+        self.is_wanted = True
+        self.bundle_limit = 0
+        self.is_waiting = False
+
+    def send(self, packets: list[bytes]) -> int:
+        """Send packets, as `sbus.syscalls.batch.send_packets` does, but not only one batch."""
+        sent, total = 0, len(packets)
+        while sent < total:
+            at = find_type(packets, PayloadMessage, sent)
+            part = packets[sent : at if at >= 0 else total]
+            try:
+                done = send_packets(self._sock, part) if part else self._send_payload(packets, at)
+            except OSError:
+                if sent:
+                    break
+                raise
+            sent += done
+            if done < min(len(part), BATCH) or not done:
+                break
+        return sent
+
+    def _send_payload(self, packets: list[bytes], at: int) -> int:
+        """Send the large message at an index, and in one bundle those behind it in the same memory.
+
+        :returns: the number of messages that were sent.
+        :raises OSError: as sendmsg(2), but not EAGAIN; and as `_may_send`.
+        """
+        message = packets[at]
+        assert isinstance(message, PayloadMessage)
+        if not self.is_wanted:
+            if len(message) > self._max_packet:
+                raise OSError(errno.EMSGSIZE, "the payload is longer than a packet")
+            return self._send_plain(message)
+        if not self._may_send():
+            return 0
+        packet, count = join(packets, at, self.bundle_limit)
+        try:
+            if not self._send_with(packet, message.memfd.fileno()):
+                return 0
+        except OSError as e:
+            if e.errno != errno.ETOOMANYREFS or len(message) > self._max_packet:
+                raise
+            return self._send_plain(message)
+        self._in_flight += 1
+        return count
+
+    def _send_plain(self, message: PayloadMessage) -> int:
+        return send_packets(self._sock, [message.plain()])
+
+    def _send_with(self, packet: bytes, descriptor: int) -> bool:
+        try:
+            return send_with(self._sock, packet, descriptor)
+        except OSError as e:
+            if e.errno != errno.EMSGSIZE or not self._fit(len(packet)):
+                raise
+            return send_with(self._sock, packet, descriptor)
+
+    def _may_send(self) -> bool:
+        """Return whether the peer has read enough for one more descriptor; if not, wait until it has.
+
+        :raises OSError: EMFILE, if the server has no descriptor left to find out, or to wait.
+        """
+        if self._in_flight >= MOST:
+            self._in_flight = min(self._in_flight, unread_bytes(self._sock) // least_charge())
+            if self._in_flight > (_FEW if self.is_waiting else MOST - 1):
+                if not self.is_waiting:
+                    self._multiplexer.watch_reads(self._sock.fileno())
+                    self.is_waiting = True
+                self._in_flight = MOST  # so that the next call asks the kernel again
+                return False
+        self.stop_waiting()
+        return True
+
+    def stop_waiting(self) -> None:
+        """Stop waiting for the peer to read."""
+        if self.is_waiting:
+            self.is_waiting = False
+            self._multiplexer.unwatch_reads(self._sock.fileno())

@@ -1,1 +1,0 @@
-"""From rows to the figures of a report, computed by Spark."""

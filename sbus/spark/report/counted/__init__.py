@@ -1,1 +1,0 @@
-"""From the counts of hours to the figures of a report, computed by DuckDB."""

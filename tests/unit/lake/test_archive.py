@@ -1,0 +1,384 @@
+"""The archive without Spark: each row of the journals gets into the lake once, in its hour, whatever fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sbus.errors import JournalError, LakeError
+from sbus.journal.consumers import consumers
+from sbus.journal.index import read_index
+from sbus.journal.layout import list_segments
+from sbus.journal.reader import JournalReader, read
+from sbus.journal.retention import retain
+from sbus.journal.schema import COLUMN_NAMES, Kind
+from sbus.lake import plain
+from sbus.lake.archive import Archive
+from sbus.lake.check import check
+from sbus.lake.checkpoint import KEPT, Checkpoint
+from sbus.lake.maintenance import compact
+from sbus.lake.merge import Limits
+from sbus.lake.opening import open_table
+from sbus.lake.staging import stage
+from sbus.lake.table import Hour, Table
+from tests.support.archived import archived, files, recorded
+from tests.support.journals import Clock, NewJournal
+from tests.support.waiting import wait_until
+
+MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
+HOUR = 3_600_000_000
+
+
+def messages(count: int) -> list[tuple[bytes, bytes]]:
+    """Different messages, with keys and payloads that are not text."""
+    return [(b"a/\xff/%d" % number, bytes((number % 256,)) * (number % 7)) for number in range(count)]
+
+
+def put_away(journals: Any, lake: Path, **how: Any) -> Archive:
+    """Archive the rows that are there now."""
+    with Archive([str(getattr(each, "directory", each)) for each in journals], open_table(str(lake)), **how) as job:
+        while not job.wait():
+            pass
+    return job
+
+
+@contextmanager
+def failing(name: str, after: int) -> Iterator[None]:
+    """Let a file operation of the lake fail after some that succeed."""
+    left, real = [after], getattr(plain, name)
+
+    def run(*args: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.EIO, "the disk is broken")
+        real(*args)
+
+    with mock.patch.object(plain, name, run):
+        yield
+
+
+def test_every_row_gets_into_the_directory_of_its_hour(new_journal: NewJournal, tmp_path: Path) -> None:
+    """Messages and gaps are archived; the last microsecond of a day is in another hour than the next one.
+
+    Numbers and times are stored as differences, and payloads that repeat have a dictionary.
+    """
+    journal = new_journal(clock=Clock(MIDNIGHT - HOUR))
+    journal.append_gap(Kind.START, {"patterns": [""]})
+    journal.append(messages(1000))
+    journal.append_lost(b"70 7000 70 queue-full")
+    journal.append([(b"last", b""), (b"first", b"")], [MIDNIGHT - 1, MIDNIGHT])
+    journal.sync()
+    lake = tmp_path / "lake"
+    done = put_away([journal], lake)
+    assert archived(lake) == recorded(journal.directory)
+    assert [str(path.parent.relative_to(lake)) for path in files(lake)] == [
+        "date=2026-01-30/hour=23",
+        "date=2026-01-31/hour=00",
+    ]
+    assert (done.rows, done.batches) == (1004, 1)
+    group = pq.ParquetFile(files(lake)[0]).metadata.row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    for name in ("seq", "time"):
+        assert "DELTA_BINARY_PACKED" in columns[name].encodings
+    assert columns["payload"].has_dictionary_page
+    assert group.column(0).statistics.min == journal.id
+
+
+def test_a_later_run_takes_what_is_new(new_journal: NewJournal, tmp_path: Path) -> None:
+    """A restarted job archives the new rows of known and new journals. It reports to the journals what is safe. Rows
+    that were deleted before they were archived are an error.
+    """
+    lake = tmp_path / "lake"
+    one, two = new_journal("one", clock=Clock(MIDNIGHT)), new_journal("two", clock=Clock(MIDNIGHT + HOUR // 2))
+    one.append(messages(10))
+    one.sync()
+    put_away([tmp_path / "o*"], lake)
+    assert consumers(one.directory) == {"archive": 10}
+    one.append(messages(5))
+    one.sync()
+    two.append(messages(20))
+    two.sync()
+    put_away([one, two], lake, consumer="other")
+    assert archived(lake) == recorded(one.directory, two.directory)
+    assert consumers(one.directory) == {"archive": 10, "other": 15}
+    for _ in range(2):
+        one.append(messages(3))
+        one.roll()
+    retain(one.directory, keep_bytes=1, force=True)
+    with pytest.raises(JournalError, match=r"rows 15 to 17 of the journal in .* are deleted"):
+        put_away([one, two], lake)
+    put_away([one, two], lake, fail_on_data_loss=False)
+    assert {row["seq"] for row in archived(lake) if row["journal"] == one.id} == {*range(15), *range(18, 21)}
+
+
+@pytest.mark.parametrize("name", ["_move", "_sync"])
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_batch_that_failed_half_way_is_done_again(
+    new_journal: NewJournal, tmp_path: Path, name: str, after: int
+) -> None:
+    """It has the same rows, whatever is recorded meanwhile, and replaces its files that are in the lake already."""
+    journal = new_journal(clock=(clock := Clock(MIDNIGHT)))
+    for _ in range(3):
+        journal.append(messages(10))
+        clock.time += HOUR
+    journal.sync()
+    lake = tmp_path / "lake"
+    with failing(name, after), pytest.raises(OSError, match="broken"):
+        put_away([journal], lake)
+    # The job is known as one that needs all rows, so that nothing is deleted.
+    assert consumers(journal.directory) == {"archive": 0}
+    assert not list((tmp_path / "lake.sbus/staging").iterdir())
+    journal.append(messages(7))
+    journal.sync()
+    done = put_away([journal], lake)
+    assert archived(lake) == recorded(journal.directory)
+    assert (done.rows, done.batches) == (37, 2)
+
+
+def test_checkpoint_files_torn_by_a_power_cut_are_planned_again(new_journal: NewJournal, tmp_path: Path) -> None:
+    """If the newest files of the checkpoint are empty or incomplete, no row is lost, and none is there twice."""
+    journal, lake = new_journal(), tmp_path / "lake"
+    journal.append(messages(60))
+    journal.sync()
+    put_away([journal], lake, max_rows=20)
+    directory = open_table(str(lake)).state.checkpoint
+    last = Checkpoint(directory).last_done()
+    (directory / "commits" / str(last)).write_bytes(b"")
+    (directory / "offsets" / str(last)).write_bytes(b"v1\n{")
+    (directory / "commits" / str(last - 1)).unlink()
+    journal.append(messages(40))
+    journal.sync()
+    put_away([journal], lake, max_rows=25)
+    assert archived(lake) == recorded(journal.directory)
+    (directory / "offsets" / str(Checkpoint(directory).last_done())).unlink()
+    for path in (directory / "offsets").iterdir():
+        path.unlink()
+    put_away([journal], lake)  # repair has removed the marks without plans, and the lake replaces its files
+    assert archived(lake) == recorded(journal.directory)
+
+
+def test_what_was_done_is_on_the_disk_before_it_is_reported(
+    new_journal: NewJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan, the files and the mark of a batch are synced, in this order, before the journal learns of it."""
+    journal, lake = new_journal(), tmp_path / "lake"
+    journal.append(messages(3))
+    journal.sync()
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    put_away([journal], lake)
+    names = [os.path.relpath(path, tmp_path) for path in synced]
+    (file,) = files(lake)
+    order = [
+        names.index("lake.sbus/checkpoint/offsets/1.tmp"),
+        next(at for at, name in enumerate(names) if name.endswith("part-00000.parquet")),
+        names.index(str(file.parent.relative_to(tmp_path))),
+        names.index("lake.sbus/checkpoint/commits/1.tmp"),
+        len(names) - 1 - names[::-1].index("journal/consumers/archive.json.tmp"),
+    ]
+    assert order == sorted(order)
+
+
+def test_old_batches_are_forgotten(new_journal: NewJournal, tmp_path: Path) -> None:
+    """The checkpoint keeps as many batches as Spark does."""
+    journal, lake = new_journal(), tmp_path / "lake"
+    journal.append(messages(KEPT + 5))
+    journal.sync()
+    put_away([journal], lake, max_rows=1)
+    state = open_table(str(lake)).state
+    for log in ("offsets", "commits"):
+        assert len(list((state.checkpoint / log).iterdir())) == KEPT
+    assert len(list((state.directory / "batches").iterdir())) == KEPT
+
+
+def test_a_damaged_batch_does_not_stop_the_archive(new_journal: NewJournal, tmp_path: Path) -> None:
+    """64 damaged bytes end the job, and cost their batch alone if loss is allowed; a row in the lake counts it."""
+    journal = new_journal(clock=Clock(MIDNIGHT))
+    for _ in range(3):
+        journal.append(messages(10))
+    journal.roll()
+    (segment,) = list_segments(journal.directory)
+    batch = read_index(segment).batches[1]
+    with open(segment.path(), "r+b") as file:
+        file.seek((batch.start + batch.end) // 2)
+        file.write(b"\xa5" * 64)
+    lake = tmp_path / "lake"
+    with pytest.raises(JournalError, match=r"10 rows from 10.*sbus journal repair"):
+        put_away([journal], lake)
+    for _ in range(2):
+        put_away([journal], lake, fail_on_data_loss=False)
+        rows = archived(lake)
+        assert [row["seq"] for row in rows] == [*range(11), *range(20, 30)]
+        assert [json.loads(row["payload"])["rows"] for row in rows if row["kind"] == "damaged"] == [10]
+    assert consumers(journal.directory) == {"archive": 30}
+
+
+def test_another_lake_under_the_same_name(new_journal: NewJournal, tmp_path: Path) -> None:
+    """A second lake under the first one's consumer name is refused before it takes a row; under another it is not."""
+    journal = new_journal()
+    journal.append(messages(3))
+    journal.sync()
+    put_away([journal], tmp_path / "one")
+    with pytest.raises(JournalError, match=r"the consumer 'archive' is another lake.*two: .*--consumer=NAME"):
+        put_away([journal], tmp_path / "two")
+    assert not files(tmp_path / "two")
+    put_away([journal], tmp_path / "two", consumer="two")
+    assert archived(tmp_path / "two") == recorded(journal.directory)
+
+
+def test_a_checkpoint_without_its_last_offset(new_journal: NewJournal, tmp_path: Path) -> None:
+    """It could not say where to go on, so it is refused instead of archiving everything again."""
+    journal, lake = new_journal(), tmp_path / "lake"
+    journal.append(messages(3))
+    journal.sync()
+    put_away([journal], lake)
+    checkpoint = open_table(str(lake)).state.checkpoint
+    (checkpoint / "offsets/1").rename(checkpoint / "offsets/2")
+    (checkpoint / "offsets/2").write_text((checkpoint / "offsets/0").read_text())
+    with pytest.raises(LakeError, match="batch 1 is done, but its offset is missing"):
+        put_away([journal], lake)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_an_archive_by_root_leaves_the_lake_to_its_owner(new_journal: NewJournal, tmp_path: Path) -> None:
+    """All that root's archive writes for a lake of another user, also beside it, belongs to that user."""
+    journal, lake = new_journal(clock=Clock(MIDNIGHT)), tmp_path / "lake"
+    journal.append(messages(10))
+    journal.sync()
+    lake.mkdir(0o750)
+    for path in (lake, Path(journal.directory)):
+        os.chown(path, 12345, 12346)
+    put_away([journal], lake)
+    beside = tmp_path / "lake.sbus"
+    consumed = Path(journal.directory) / "consumers"
+    for path in (lake, *lake.rglob("*"), beside, *beside.rglob("*"), *consumed.rglob("*")):
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346), path
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files(lake)} == {0o640}
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def source(journal: Any) -> Iterator[pa.RecordBatch]:
+    reader = JournalReader(journal.directory)
+    for part in reader.plan(reader.start(), reader.end()):
+        yield from read(part, COLUMN_NAMES)
+
+
+@pytest.mark.parametrize("format_", ["parquet", "delta"])
+def test_several_files_of_an_hour_and_batch(new_journal: NewJournal, tmp_path: Path, format_: str) -> None:
+    """A batch with too many rows of an hour for one file has several; committed again with fewer, it has those. They
+    are compacted as all others.
+    """
+    if format_ == "delta":
+        pytest.importorskip("deltalake", reason="the extra delta is not installed")
+    journal, lake = new_journal(clock=Clock(MIDNIGHT)), tmp_path / "lake"
+    for _ in range(30):
+        journal.append(messages(100))
+    journal.sync()
+    table: Table = open_table(str(lake), format=format_)
+    small, large = Limits(max_bytes=1, group_bytes=40_000), Limits()
+    with table.writing():
+        checkpoint = Checkpoint(table.state.checkpoint)
+        checkpoint.plan(0, {journal.id: 3000}, 0o600)
+        for limits in (small, large, small) if format_ == "parquet" else (small,):
+            staged = table.state.staging / "batch"
+            stage(staged, [source(journal)], limits)
+            table.commit(0, staged)
+            assert (len(table.files()) > 3) == (limits is small)
+            assert archived(lake) == recorded(journal.directory)
+        checkpoint.mark(0, 0o600)
+    assert {file.batch for file in table.files()} == {0 if format_ == "parquet" else None}
+    compact(table)
+    assert len(table.files()) == 1
+    assert list(check(table))[-1].problems == []
+
+
+def test_journals_take_turns_by_hours(new_journal: NewJournal, tmp_path: Path) -> None:
+    """Rows of many journals and hours: each hour is one file, sorted by journal and number. A clock that was set back
+    gives an hour rows after it was ended, and then another file.
+    """
+    clock = Clock(MIDNIGHT)
+    journals = sorted((new_journal(str(number), clock=clock) for number in range(5)), key=lambda each: each.id)
+    for _ in range(7):
+        for journal in journals:
+            journal.append(messages(10))
+        clock.time += HOUR
+    for journal in journals:
+        journal.sync()
+    staged = tmp_path / "staged"
+    stage(staged, [source(journal) for journal in journals])
+    assert len(files(staged)) == 7
+    for path in files(staged):
+        found = [(row["journal"], row["seq"]) for row in pq.read_table(path, partitioning=None).to_pylist()]
+        assert found == sorted(found)
+        assert len(found) == 50
+    clock.time = MIDNIGHT
+    journals[0].append(messages(10))
+    journals[0].sync()
+    shutil.rmtree(staged)
+    stage(staged, [source(journals[0])])
+    assert len(files(staged)) == 8
+    assert (
+        sum(pq.read_metadata(path).num_rows for path in staged.glob("*/hour=00/*")) == 21
+    )  # and the step of the clock
+
+
+def test_an_hour_before_1970(new_journal: NewJournal, tmp_path: Path) -> None:
+    """A clock that was wrong by decades: the hour is the one that the time is in."""
+    journal = new_journal(clock=Clock(0))
+    journal.append([(b"k", b"")] * 2, [HOUR - 1, HOUR])
+    journal.sync()
+    stage(tmp_path / "staged", [source(journal)])
+    assert [path.parent.name for path in files(tmp_path / "staged")] == ["hour=00", "hour=01"]
+    assert Hour.parse("date=1970-01-01/hour=01").start.timestamp() == 3600
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def test_it_follows_a_journal_until_a_signal(new_journal: NewJournal, tmp_path: Path) -> None:
+    """New rows get into the lake without another start; SIGTERM ends it with status 0, and its metrics are there."""
+    journal, lake = new_journal(), tmp_path / "lake"
+    command = [
+        *(sys.executable, "-m", "sbus.cli", "archive", f"--journal={journal.directory}", f"--lake={lake}"),
+        *("--every=10ms", f"--metrics-file={tmp_path}/metrics"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            for count in (5, 7):
+                journal.append(messages(count))
+                journal.sync()
+                wait_until(lambda: consumers(journal.directory).get("archive"), lambda at: at == journal.next_seq)
+            process.send_signal(signal.SIGTERM)
+            _, text = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "archived 12 rows in" in text
+    assert archived(lake) == recorded(journal.directory)
+    figures = (tmp_path / "metrics").read_text()
+    assert f'sbus_archive_rows_total{{lake="{lake}"}} 12.0' in figures
+    assert f'sbus_archive_lag_rows{{lake="{lake}"}} 0.0' in figures

@@ -1,0 +1,47 @@
+"""The file of a report: written as a whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sbus.cli.main import cli
+from sbus.cli.report import check_writable, write
+from sbus.errors import StorageError
+from tests.support.disks import filled, mounted
+
+
+def test_a_report_on_a_full_disk(tmp_path: Path) -> None:
+    """The page from before stays, nothing half-written does, and the error says what to do."""
+    with mounted(tmp_path / "disk", "64k") as disk:
+        page = str(disk / "report.html")
+        write(page, "before")
+        with filled(disk), pytest.raises(StorageError, match=r"No space left on device: make room there.*--output"):
+            write(page, "after" * 10_000)
+        assert Path(page).read_text() == "before"
+        check_writable(page)
+        assert Path(page).read_text() == "before"
+        assert os.listdir(disk) == ["report.html"]
+        write(page, "after")
+        assert Path(page).read_text() == "after"
+    with pytest.raises(StorageError, match="No such file or directory: name another"):
+        check_writable(str(tmp_path / "none" / "report.html"))
+
+
+def test_the_former_name_says_what_took_its_place(new_journal, tmp_path: Path) -> None:
+    """``sbus spark report`` makes the same page for one more release, also with options that were for Spark."""
+    journal = new_journal()
+    journal.append([(b"a/b", b"")])
+    journal.close()
+    page = str(tmp_path / "page.html")
+    arguments = [f"--journal={tmp_path / 'journal'}", "report", "--last=1h", f"--output={page}", "--master=local[2]"]
+    result = CliRunner().invoke(cli, ["spark", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "will be gone in the next release: use sbus report" in result.output
+    assert "1 message of 1 key" in result.output
+    assert os.path.exists(page)
+    result = CliRunner().invoke(cli, ["report", "--lake=x", f"--journal={tmp_path / 'journal'}"])
+    assert (result.exit_code, "use either --lake=DIR or --journal=DIR" in result.output) == (2, True)
