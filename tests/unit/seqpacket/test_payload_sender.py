@@ -200,7 +200,7 @@ def test_too_many_descriptors_and_no_packet_is_long_enough(world: World, too_man
     """ETOOMANYREFS is nobody's fault: the transport tries again after 50 ms."""
     size = 1 << 20
     peer = connect(world)
-    world.transports[0].write(PayloadMessage.of(b"k", shared(size), 0, size, PROGRAM))
+    world.transports[0].write(PayloadMessage.published(b"k", shared(size), 0, size, PROGRAM))
     world.settle()
     assert take(peer) is None
     world.reactor.rightNow += 0.05
