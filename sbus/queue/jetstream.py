@@ -27,7 +27,7 @@ from twisted.internet.threads import deferToThread
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
-from sbus.errors import QueueError
+from sbus.errors import QueueError, SbusError
 from sbus.queue.jobs import PENDING, Changes, Job, JobQueue, Row, Rules, State, to_row
 from sbus.queue.service import Put, QueueService
 from sbus.queue.store import KNOWN_SECONDS, Store
@@ -291,10 +291,11 @@ class JetStore(Store):
                 message = await self._js.get_msg(self._stream, seq, f"{self._stream}.dead", next=True)
             except NotFoundError:
                 return rows
-            row, payload = _parse(message.seq or 0, message.data or b"")
-            rows.append(row)
-            self._held[row[0]] = _Held(message.seq or 0, "", payload)
             seq = (message.seq or 0) + 1
+            with suppress(ValueError):  # another program's
+                row, payload = _parse(seq - 1, message.data or b"")
+                rows.append(row)
+                self._held[row[0]] = _Held(seq - 1, "", payload)
 
     def counts(self) -> tuple[int, int]:
         """Return how many jobs no service has, and how many are dead."""
@@ -378,7 +379,8 @@ class JetQueueService(QueueService):
             problem = f"longer than {store.max_payload:,} bytes, max_payload of nats-server"
             self._log.error("queue {name}: a job was refused: {problem}", name=self.settings.name, problem=problem)
             if put.request is not None:
-                self._connected(self._intake).fail(put.request, problem)
+                with suppress(SbusError):
+                    self._connected(self._intake).fail(put.request, problem)
         if new:
             numbers: dict[int, tuple[int, bool]] = {}
             await self._on_disk(lambda: store.put(new, numbers))
