@@ -22,6 +22,7 @@
      │   └─ JournalMissing   there is none in the directory: perhaps for now
      ├─ LakeError            a lake cannot be read or written (the text has the path and the remedy)
      │   └─ StorageError     the storage of a lake cannot be reached, or refuses to be written: perhaps for now
+     ├─ QueueError           the store of a queue cannot be used (the text has the path and the remedy)
      ├─ SparkError           a Spark job failed
      ├─ TimedOut             something did not happen in time; also a TimeoutError
      ├─ NobodyListens        nobody subscribes to the key of a request, so no reply will come
@@ -57,6 +58,7 @@ __all__ = [
     "PatternWarning",
     "PluginError",
     "PolicyError",
+    "QueueError",
     "RequestFailed",
     "SbusError",
     "SparkError",
@@ -251,6 +253,13 @@ class StorageError(LakeError):
     """The storage of a lake cannot be reached, or cannot be written.
 
     It may be so only for now; the archive tries again.
+    """
+
+
+class QueueError(SbusError):
+    """The store of a queue cannot be used.
+
+    The text gives the path, the cause and the remedy.
     """
 
 

@@ -36,6 +36,7 @@ _MODULES = {
     "request": "sbus.cli.request",
     "reply": "sbus.cli.reply",
     "serve": "sbus.cli.serve",
+    "queue": "sbus.cli.queue",
     "record": "sbus.cli.record",
     "whoami": "sbus.cli.whoami",
     "ping": "sbus.cli.ping",

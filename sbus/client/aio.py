@@ -185,6 +185,18 @@ class Bus(Session[Subscription]):
     async def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> bytes:
         return await self._run(self._request(key, payload), timeout)
 
+    async def enqueue(
+        self,
+        queue: str,
+        key: bytes | str,
+        payload: bytes = b"",
+        *,
+        id: bytes | str | None = None,
+        delay: float = 0.0,
+        timeout: float | None = 10.0,
+    ) -> int:
+        return await self._run(self._enqueue(queue, key, payload, id, delay), timeout)
+
     async def answer_proofs(self) -> Subscription:
         return await self._answer_proofs()
 

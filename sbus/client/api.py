@@ -47,17 +47,19 @@ import os
 import sys
 import time
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from sbus.client.batches import PayloadBatch
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
 from sbus.client.denials import Denial, DenialLog
+from sbus.client.dispatch import AwaitableWaiter, Result
 from sbus.client.identity import check_name
 from sbus.client.losses import PAYLOAD, Lost
 from sbus.client.payloads import Buffer
 from sbus.client.questions import CallingWaiter
+from sbus.client.queues import QueueCalls, WorkCore, build_put, queue_key
 from sbus.client.responding import Handler, Request, Responder, reply_key
 from sbus.client.watches import Watch
 from sbus.errors import NobodyListens, NotAllowed, PacketTooLong, PatternWarning, RequestFailed, UsageError, Violation
@@ -76,10 +78,7 @@ from sbus.protocol.controls import (
 __all__ = ["LOGGER", "ClientApi", "Inbox", "Request", "State", "inbox_key"]
 
 Sub = TypeVar("Sub", bound=Sink)
-T = TypeVar("T")
 State: TypeAlias = Literal["connected", "reconnecting", "closed"]
-Result: TypeAlias = T | Awaitable[T]
-"""What a call returns: the value itself (blocking), a coroutine (asyncio) or a Deferred (Twisted)."""
 
 LOGGER = "sbus.client"
 """The name of the logger (`logging`) of the blocking and the asyncio client."""
@@ -93,10 +92,6 @@ _MAX_ERROR = 1000
 """Characters of an error's text that are sent to the requester."""
 _LOSS_LOG_INTERVAL = 10.0
 """Seconds between two log lines about packets that were too long."""
-
-
-class AwaitableWaiter(Waiter, Awaitable[bytes], Protocol):
-    """A waiter that a coroutine of the backend can await."""
 
 
 class Inbox(NamedTuple, Generic[Sub]):
@@ -118,7 +113,7 @@ def _fail_if_none(count: bytes, key: bytes | str, waiter: Waiter) -> None:
         waiter.set_exception(NobodyListens(f"nobody subscribes to '{name}': start the program that answers"))
 
 
-class ClientApi(ABC, Generic[Sub]):
+class ClientApi(QueueCalls, Generic[Sub]):
     """The calls that the three clients share.
 
     A call that needs a round trip, or that may wait for the socket, returns its result in the library's own way: the
@@ -128,6 +123,7 @@ class ClientApi(ABC, Generic[Sub]):
     core: ClientCore
 
     def __init__(self) -> None:
+        self.works: list[WorkCore] = []
         self._me: bytes | None = None
         self._requests: dict[bytes, Waiter] = {}
         self._name_changes = 0
@@ -426,6 +422,10 @@ class ClientApi(ABC, Generic[Sub]):
         if reply[:1] != b"+":
             raise RequestFailed(bytes(reply[1:]).decode(errors="replace"))
         return reply[1:]
+
+    async def _enqueue(self, queue: str, key: bytes | str, payload: bytes, id: bytes | str | None, delay: float) -> int:
+        put = build_put(payload, id, delay)
+        return int(await self._request(queue_key(queue, b"put/") + as_bytes(key), put))
 
     async def _observed_name(self) -> bytes:
         """Return this client's name, as `_own_name` does; it is asked for again only when it has changed."""

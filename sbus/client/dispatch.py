@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from sbus.client.payloads import Missing
 from sbus.errors import Violation
@@ -19,7 +19,11 @@ from sbus.routing.trie import PatternIndex
 if TYPE_CHECKING:
     from sbus.client.identity import Sender
 
-__all__ = ["Batch", "Dispatcher", "Message", "Sink", "Waiter"]
+__all__ = ["AwaitableWaiter", "Batch", "Dispatcher", "Message", "Result", "Sink", "Waiter"]
+
+T = TypeVar("T")
+Result: TypeAlias = T | Awaitable[T]
+"""What a call returns: the value itself (blocking), a coroutine (asyncio) or a Deferred (Twisted)."""
 
 _MAX_SHOWN = 200
 """Bytes of a payload that are shown: they fit two lines of a terminal."""
@@ -67,6 +71,10 @@ class Waiter(Protocol):
 
     def set_exception(self, error: Exception) -> None:
         """Complete with an error."""
+
+
+class AwaitableWaiter(Waiter, Awaitable[bytes], Protocol):
+    """A waiter that a coroutine of the backend can await."""
 
 
 class Sink(Protocol):

@@ -52,6 +52,7 @@ from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
 from sbus.client.payload_outbox import PayloadOutbox
+from sbus.client.queues import Work
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
@@ -185,6 +186,10 @@ class Session(ClientApi[Sub]):
             subscription.require_sender()
         self.send(self.core.subscribe(pattern, subscription, last=last, sender=sender))
         return subscription
+
+    def work(self, queue: str, credit: int = 1) -> Work:
+        self._check_open()
+        return Work(self, queue, credit)
 
     def _start(self, watch: W) -> W:
         """Have the server report to a new watch, and return it."""
@@ -405,6 +410,7 @@ class Session(ClientApi[Sub]):
 
     async def _finish(self) -> None:
         """Send the outbox, then end."""
+        self._close_works()
         if self._error is None and self.is_connected() and len(self.outbox):
             self._closing = True
             try:
@@ -417,6 +423,7 @@ class Session(ClientApi[Sub]):
 
     def close_now(self) -> None:
         """End without sending the outbox."""
+        self._close_works()
         self._end(Closed("the connection to the bus was closed here"))
 
     def forked(self, error: Forked) -> None:
@@ -443,4 +450,5 @@ class Session(ClientApi[Sub]):
             subscription.end(error)
         for watch in self.core.extensions.watches.all():
             watch.end(error)
+        self._end_works(error)
         self._on_end(error)

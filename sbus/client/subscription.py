@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, Self
 
-from sbus.client.api import AwaitableWaiter
-from sbus.client.core import Message
+from sbus.client.dispatch import AwaitableWaiter, Message
 from sbus.client.losses import LossMark, Lost, MessageQueue
 from sbus.client.watches import Watch
 from sbus.errors import Closed, NotAllowed

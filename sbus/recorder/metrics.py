@@ -1,4 +1,4 @@
-"""Metrics of a recorder: a file for Prometheus's textfile collector, replaced every few seconds."""
+"""Metrics of a recorder."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client.core import Metric
-from twisted.internet.interfaces import IDelayedCall
-from twisted.logger import Logger
 
-from sbus.daemon.service import Service
+from sbus.daemon.metrics import MetricsWriter
 from sbus.metrics_file import MetricsFile, counter, gauge
 from sbus.recorder.service import RecorderService
 
-__all__ = ["INTERVAL", "RecorderMetrics", "families"]
-
-INTERVAL = 10.0
-"""Seconds between two files."""
+__all__ = ["families", "writer"]
 
 
 def families(recorder: RecorderService, is_up: bool = True) -> Iterator[Metric]:
@@ -50,43 +45,11 @@ def families(recorder: RecorderService, is_up: bool = True) -> Iterator[Metric]:
     )
 
 
-class RecorderMetrics(Service):
-    """Writes the metrics of a recorder while it runs, and once more at the end.
+def writer(reactor: Any, recorder: RecorderService, path: str) -> MetricsWriter:
+    """Return the service that writes the metrics of a recorder.
 
-    :param reactor: an `IReactorTime`.
     :param path: where the file is.
     :raises sbus.errors.UsageError: if the file cannot be there.
     """
-
-    _log = Logger(namespace="sbus.recorder")
-
-    def __init__(self, reactor: Any, recorder: RecorderService, path: str) -> None:
-        self._reactor = reactor
-        self._recorder = recorder
-        self._file = MetricsFile(path, {"journal": recorder.directory})
-        self._timer: IDelayedCall | None = None
-        self._has_failed = False
-
-    def startService(self) -> None:
-        """Write the first file at once."""
-        super().startService()
-        self._write()
-
-    def stopService(self) -> None:
-        """Write the last file, which says that the recorder is down."""
-        super().stopService()
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._write()
-
-    def _write(self) -> None:
-        if self.running:
-            self._timer = self._reactor.callLater(INTERVAL, self._write)
-        try:
-            self._file.write(families(self._recorder, bool(self.running)))
-        except OSError as e:
-            if not self._has_failed:
-                self._log.error("{problem}", problem=self._file.problem(e))
-            self._has_failed = True
-        else:
-            self._has_failed = False
+    file = MetricsFile(path, {"journal": recorder.directory})
+    return MetricsWriter(reactor, file, lambda is_up: families(recorder, is_up))

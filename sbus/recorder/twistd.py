@@ -276,9 +276,9 @@ def makeService(options: Options) -> IService:
         StdinWatcher(reactor, process.stop).setServiceParent(services)
     recorder.setServiceParent(services)
     if options["metrics-file"] is not None:
-        from sbus.recorder.metrics import RecorderMetrics  # imports prometheus_client
+        from sbus.recorder.metrics import writer  # imports prometheus_client
 
-        RecorderMetrics(reactor, recorder, options["metrics-file"]).setServiceParent(services)
+        writer(reactor, recorder, options["metrics-file"]).setServiceParent(services)
     return services
 
 

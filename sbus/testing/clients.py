@@ -15,9 +15,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from sbus.client.api import AwaitableWaiter
 from sbus.client.core import Message
 from sbus.client.denials import Denial, error_of
+from sbus.client.dispatch import AwaitableWaiter
 from sbus.errors import Closed, TimedOut
 from sbus.protocol.packets import SUB
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from twisted.internet import defer
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from sbus.errors import SbusError
 from sbus.web.admin import Admin, AdminError
 from sbus.web.names import Programs, user_name
 
@@ -34,6 +36,8 @@ POLL = 1.0
 """Seconds between two looks at the status."""
 CLIENTS_POLL = 2.0
 """Seconds between two looks at the clients."""
+QUEUES_POLL = 2.0
+"""Seconds between two looks at the queues."""
 RETRY = 5.0
 """Seconds to wait after a failure."""
 HISTORY = 301
@@ -85,9 +89,12 @@ class Overview:
 
     _log = Logger(namespace="sbus.web")
 
-    def __init__(self, reactor: IReactorTime, admin: Admin) -> None:
+    def __init__(
+        self, reactor: IReactorTime, admin: Admin, ask_queues: Callable[[], Awaitable[list[Any]]] | None = None
+    ) -> None:
         self._reactor = reactor
         self._admin = admin
+        self._ask_queues = ask_queues
         self._views: set[View] = set()
         self._latest: dict[object, _Latest] = {}
         self._number = 0
@@ -148,6 +155,7 @@ class Overview:
             ("clients", view.clients),
             ("talk", None if view.depth is None else ("talk", view.depth)),
             ("unrouted", None if view.depth is None else ("unrouted", view.depth)),
+            ("queues", None if view.depth is None else "queues"),
         ):
             latest = self._latest.get(question)
             if question is not None and latest is not None and view.seen.get(question) != latest.number:
@@ -164,6 +172,8 @@ class Overview:
                 wanted.add(view.clients)
             if view.depth is not None:
                 wanted.add(_Events(view.depth))
+                if self._ask_queues is not None:
+                    wanted.add("queues")
         return wanted
 
     def _soon(self, question: object, delay: float = 0) -> None:
@@ -184,6 +194,10 @@ class Overview:
                 self._sample(await self._admin.ask("/v1/status"))
                 delay = POLL
                 self._problem(200, "")
+            elif question == "queues":
+                assert self._ask_queues is not None
+                self._note(question, await self._ask_queues())
+                delay = QUEUES_POLL
             elif isinstance(question, ClientsView):
                 answer = await self._admin.ask("/v1/clients", {"sort": question.sort, "limit": str(question.limit)})
                 self._programs.add_to(answer["clients"])
@@ -200,6 +214,8 @@ class Overview:
         except AdminError as problem:
             if question == "status" or problem.status not in (0, 403):
                 self._problem(problem.status, problem.detail)
+        except SbusError:
+            self._latest.pop(question, None)  # the bus is away, or does not answer this
         except defer.CancelledError:
             raise
         except Exception:

@@ -21,6 +21,7 @@ from sbus.web.guard import Guard
 from sbus.web.names import user_name
 from sbus.web.overview import ClientsView, Overview, View
 from sbus.web.payloads import decode
+from sbus.web.queues import ask_queues
 from sbus.web.site import PageRequest, PageSite
 from sbus.web.stream import PageStream
 from sbus.web.taps import BusAddress, Tap
@@ -56,7 +57,7 @@ class WebService(Service):
         self._address = address
         self._admin = admin
         self._uid = uid
-        self._overview = Overview(IReactorTime(reactor), admin)
+        self._overview = Overview(IReactorTime(reactor), admin, self._ask_queues)
         self._streams: set[PageStream] = set()
         self._bus: Bus | None = None
         self._refused: dict[bytes, NotAllowed] = {}  # what the bus has refused to publish, until its page is told
@@ -93,6 +94,9 @@ class WebService(Service):
         :raises sbus.errors.ConnectError: if there is no bus.
         """
         self._bus = await self._address.connect(cast(IReactorTime, self._reactor), on_denied=self._denied)
+
+    async def _ask_queues(self) -> list[dict[str, Any]]:
+        return [] if self._bus is None else await ask_queues(self._reactor, self._bus)
 
     def _denied(self, denial: Denial) -> None:
         self._refused[denial.key] = error_of(denial)

@@ -177,6 +177,7 @@ def _import_all() -> None:
 
     import sbus.cli.main
     import sbus.link.twistd
+    import sbus.queue.twistd
     import sbus.recorder.twistd
     import sbus.server.run.sbusd
     import sbus.server.run.service

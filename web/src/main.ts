@@ -7,6 +7,7 @@ import { DeniedTable } from "./denied";
 import { byId, setText } from "./dom";
 import type { Encoding } from "./format";
 import { PublishForm } from "./publish";
+import { showQueues } from "./queues";
 import { Rates } from "./rates";
 import { Stream, takeToken, type State } from "./server";
 import { StatusLine, ratesBetween } from "./status";
@@ -102,6 +103,7 @@ function onEvent<K extends keyof Events>(name: K, value: Events[K]): void {
       unrouted.add(found);
       unrouted.draw();
     },
+    queues: showQueues,
     bus: (bus) => {
       busProblem = bus.problem || (bus.state === "connected" ? "" : "The bus does not answer; the page goes on when it does.");
       problem();

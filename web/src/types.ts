@@ -106,6 +106,13 @@ export interface Keys {
   more: number;
 }
 
+export interface Queue {
+  queue: string;
+  jobs: Record<"ready" | "waiting" | "delayed" | "out" | "dead", number>;
+  workers: number;
+  problem: string;
+}
+
 export interface Events {
   hello: Hello;
   admin: AdminState;
@@ -114,6 +121,7 @@ export interface Events {
   clients: Clients;
   talk: Talk;
   unrouted: Unrouted;
+  queues: Queue[];
   bus: { state: string; problem: string };
   tail: Tail;
   keys: Keys;

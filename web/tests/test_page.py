@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from sbus.client.blocking import connect
 from sbus.testing import RunningBus
+from tests.support.queues import QueueProcess
 
 OpenPage = Callable[..., Page]
 AXE = Path(__file__).parent.parent / "node_modules" / "axe-core" / "axe.min.js"
@@ -182,6 +183,29 @@ def test_not_allowed(web: Web, loaded: RunningBus, open_page: OpenPage) -> None:
         cells = page.locator("#denied-table tbody tr").first.locator("td")
         expect(cells).to_have_text([getpass.getuser(), "no-forbidden", "3", re.compile("now|ago")])
     expect(page.get_by_role("region", name="Refusals by user and rule")).to_be_visible()
+
+
+def test_queues(web: Web, loaded: RunningBus, directory: Path, open_page: OpenPage) -> None:
+    """A queue has a row with its jobs by state and its workers while its service runs; else there is no panel."""
+    page = open_page(web.link)
+    wait_for_figure(page, "published", lambda value: value > 0)
+    expect(page.locator("#queues")).to_be_hidden()
+    service = QueueProcess(directory, loaded.address, "--queue=jobs").wait_started()
+    try:
+        with connect(loaded.address) as bus:
+            for _ in range(3):
+                bus.enqueue("jobs", "k")
+            bus.enqueue("jobs", "later", delay=1000)
+            work = iter(bus.work("jobs"))
+            next(work).nack("poison")
+            job = next(work)
+            cells = page.locator("#queues-table tbody tr").first.locator("td")
+            expect(cells).to_have_text(["jobs", "1", "0", "1", "1", "1", "1", "–"])
+            job.ack()
+        expect(page.get_by_role("region", name="Queues and their jobs")).to_be_visible()
+    finally:
+        service.stop()
+    expect(page.locator("#queues")).to_be_hidden()
 
 
 def test_clients(web: Web, loaded: RunningBus, open_page: OpenPage) -> None:

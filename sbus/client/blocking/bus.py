@@ -25,6 +25,7 @@ from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
 from sbus.client.blocking.waiting import deadline_in
 from sbus.client.blocking.watch import Watch
+from sbus.client.blocking.work import Work
 from sbus.client.core import Message, as_bytes
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
@@ -236,6 +237,21 @@ class Bus(BlockingConnection[Subscription]):
     def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> bytes:
         return self._run(self._request(key, payload), timeout)
 
+    def enqueue(
+        self,
+        queue: str,
+        key: bytes | str,
+        payload: bytes = b"",
+        *,
+        id: bytes | str | None = None,
+        delay: float = 0.0,
+        timeout: float | None = 10.0,
+    ) -> int:
+        return self._run(self._enqueue(queue, key, payload, id, delay), timeout)
+
+    def work(self, queue: str, credit: int = 1) -> Work:
+        return Work(self, queue, credit)
+
     def answer_proofs(self) -> Subscription:
         return self._run(self._answer_proofs(), None)
 
@@ -273,6 +289,9 @@ class Bus(BlockingConnection[Subscription]):
 
         Another thread may call it, and a signal handler: a call that waits raises `sbus.errors.Closed` then.
         """
+        if self.works:
+            with self.limit(0.0):  # a full socket must not delay the end
+                self._close_works()
         if self._error is None:
             self._error = Closed("the connection to the bus was closed here")
         self._wake_and_detach()

@@ -207,6 +207,18 @@ class Bus(Session[Subscription]):
     def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> defer.Deferred[bytes]:
         return self._run(self._request(key, payload), timeout)
 
+    def enqueue(
+        self,
+        queue: str,
+        key: bytes | str,
+        payload: bytes = b"",
+        *,
+        id: bytes | str | None = None,
+        delay: float = 0.0,
+        timeout: float | None = 10.0,
+    ) -> defer.Deferred[int]:
+        return self._run(self._enqueue(queue, key, payload, id, delay), timeout)
+
     def answer_proofs(self) -> defer.Deferred[Subscription]:
         return self._run(self._answer_proofs(), None)
 

@@ -21,6 +21,7 @@ TWISTD = {
     "sbus": ["sbus", "--socket=own"],
     "sbus-recorder": ["sbus-recorder", "--socket=bus", "--journal=journal"],
     "sbus-link": ["sbus-link", "--socket=bus", "--upstream=nowhere"],
+    "sbus-queue": ["sbus-queue", "--socket=bus", "--directory=.", "--queue=jobs=jobs/"],
     "sbus-nats": ["sbus-nats", "--socket=bus", "--nats=nats://127.0.0.1:1", "--out=out/"],
 }
 """The services of twistd, each with a command line that runs without anything else."""
@@ -120,7 +121,7 @@ def test_a_reactor_with_closed_descriptors(directory: Path) -> None:
     [
         # All daemons share sbus.daemon, so make test has each way with one of them, and each of them with one way.
         pytest.param(name, how, marks=[] if name == "sbus" or how == quick else pytest.mark.slow)
-        for name, quick in zip(TWISTD, ("mv", "mv", "rm", "create"), strict=True)
+        for name, quick in zip(TWISTD, ("mv", "mv", "rm", "mv", "create"), strict=True)
         for how in ("mv", "rm", "create")
     ],
 )

@@ -23,6 +23,7 @@ from sbus.testing import RunningBus
 from tests.integration.docs.test_docs import EXAMPLES, Script, page
 from tests.support import ROOT
 from tests.support.harness import OTHER_USER, TIMEOUT, Client, Process
+from tests.support.queues import QueueProcess, ask
 from tests.support.servers import StartBus
 from tests.support.waiting import wait_until
 
@@ -526,6 +527,45 @@ def test_dispatcher(bus: StartBus, start: Start, directory: Path) -> None:
     workers["bob"].wait_log("^joined$")
     (directory / "three").write_text("three")
     assert output("cookbook/dispatcher.py", "ask", address, directory / "three").startswith("bob ")
+
+
+def test_thumbnails(bus: StartBus, start: Start, spawn: Callable[..., Any], directory: Path) -> None:
+    """Four workers make all thumbnails, also that of a worker that is killed; what is no picture is dead in the end."""
+    address, made = bus().address, directory / "made"
+    made.mkdir()
+    spawn(QueueProcess, directory, address, "--queue=thumbnails,deliveries=2").wait_started()
+    workers = [start("thumbnails.py", "work", address, made) for _ in range(4)]
+    for worker in workers:
+        worker.wait_log("^ready$")
+    picture = b"P6 64 48 255\n" + b"\1\2\3\4\5\6" * (32 * 48)
+    names = [f"{number}.ppm" for number in range(20)]
+    for name in names:
+        (directory / name).write_bytes(picture)
+    os.mkfifo(directory / "slow.ppm")
+    (directory / "bad.ppm").write_text("a text")
+    added = output(
+        "cookbook/thumbnails.py", "add", address, *(directory / each for each in ["slow.ppm", "bad.ppm", *names])
+    )
+    assert added.startswith("1 slow.ppm\n2 bad.ppm\n3 0.ppm\n")
+
+    slow = writer_of(directory / "slow.ppm")
+    (busy,) = [worker for worker in workers if "working on slow.ppm" in worker.log]
+    busy.stop(signal.SIGKILL)
+
+    def write() -> bool:
+        try:
+            return os.write(slow, picture) == len(picture)
+        except BrokenPipeError:
+            return False  # the next worker does not read yet
+
+    wait_until(write)
+    os.close(slow)
+    wait_until(lambda: ask(address, "ls", "thumbnails")["jobs"], lambda jobs: jobs["dead"] == sum(jobs.values()) == 1)
+    small = b"P6 32 24 255\n" + b"\1\2\3" * (32 * 24)
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == dict.fromkeys(["slow.ppm", *names], small)
+    [dead] = ask(address, "peek", "thumbnails", dead=True)
+    assert (dead["key"], dead["tries"]) == ("thumbnails/bad.ppm", 2)
+    assert dead["reason"].startswith("failed: ValueError: not enough values")
 
 
 # --- the tests of users ---------------------------------------------------------------------------

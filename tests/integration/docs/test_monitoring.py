@@ -8,12 +8,16 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sbus.admin.pages import Asked
+from sbus.queue.jobs import JobQueue, Rules
+from sbus.queue.metrics import families as queue_families
+from sbus.queue.service import QueueService
 from sbus.recorder.metrics import families
 from sbus.recorder.pipeline import Counters
 from sbus.recorder.service import RecorderService
@@ -56,7 +60,7 @@ def samples(text: str) -> Samples:
 
 
 def recorded() -> Samples:
-    """Return the figures of a bus that works, and of its recorder."""
+    """Return the figures of a bus that works, of its recorder, and of a queue."""
     bus = Bus(last_values=(LastValueRule(b"kept"),))
     reader, publisher = bus.connect(), bus.connect()
     reader.send(b"SUB k")
@@ -73,6 +77,8 @@ def recorded() -> Samples:
     from sbus.metrics_file import text_of
 
     found |= samples("".join(map(text_of, families(cast(RecorderService, Recorder())))))
+    queue = SimpleNamespace(settings=SimpleNamespace(name="jobs"), problem="", jobs=JobQueue(Rules()))
+    found |= samples("".join(map(text_of, queue_families([cast(QueueService, queue)]))))
     found["up", frozenset({("job", "sbus")})] = 1
     return found
 
@@ -145,6 +151,8 @@ CASES: dict[str, dict[tuple[str, str], float]] = {
     "SbusLinkLosesMessages": {("sbus_link_lost_messages_total", "up"): 1},
     "SbusRecorderBehind": {("sbus_recorder_last_sync_timestamp_seconds", ""): -1000},
     "SbusRecorderLosesMessages": {("sbus_recorder_lost_messages_total", ""): 1},
+    "SbusQueueRefuses": {("sbus_queue_disk_ok", ""): -1},
+    "SbusJobsDie": {("sbus_queue_dead_total", ""): 1},
 }
 """What each alert is about: the figures that have risen in five minutes, by name and label."""
 

@@ -54,6 +54,12 @@ class WithoutCalls(ClientApi[Sub]):
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> NoReturn:
         raise NotImplementedError
 
+    def enqueue(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError
+
+    def work(self, queue: str, credit: int = 1) -> NoReturn:
+        raise NotImplementedError
+
 
 class Waiter:
     """A waiter that records its outcomes."""

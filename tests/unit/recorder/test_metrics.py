@@ -10,7 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.task import Clock
 
-from sbus.recorder.metrics import INTERVAL, RecorderMetrics
+from sbus.daemon.metrics import INTERVAL
+from sbus.recorder.metrics import writer
 from sbus.recorder.pipeline import Counters
 from sbus.recorder.service import RecorderService
 from sbus.recorder.twistd import Options
@@ -35,7 +36,7 @@ def read(path: str) -> dict[str, float]:
 def test_the_file(tmp_path: Path) -> None:
     """The file is there at once, is replaced every ten seconds, and says at the end that the recorder is down."""
     clock, recorder, path = Clock(), FakeRecorder(), str(tmp_path / "recorder.prom")
-    metrics = RecorderMetrics(cast(Any, clock), cast(RecorderService, recorder), path)
+    metrics = writer(cast(Any, clock), cast(RecorderService, recorder), path)
     metrics.startService()
     found = read(path)
     assert (found["sbus_recorder_up"], found["sbus_recorder_rows_total"]) == (1, 3)
@@ -53,7 +54,7 @@ def test_two_recorders(tmp_path: Path) -> None:
     found = []
     for name in ("/one", "/two"):
         path = str(tmp_path / "recorder.prom")
-        RecorderMetrics(cast(Any, Clock()), cast(RecorderService, FakeRecorder(name)), path).startService()
+        writer(cast(Any, Clock()), cast(RecorderService, FakeRecorder(name)), path).startService()
         families = text_string_to_metric_families(Path(path).read_text())
         found.append({(s.name, *s.labels.items()) for family in families for s in family.samples})
     assert found[0]
@@ -64,7 +65,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     """A directory that goes away does not end the recorder; the file is back when the directory is."""
     clock, path = Clock(), str(tmp_path / "there" / "recorder.prom")
     os.mkdir(tmp_path / "there")
-    metrics = RecorderMetrics(cast(Any, clock), cast(RecorderService, FakeRecorder()), path)
+    metrics = writer(cast(Any, clock), cast(RecorderService, FakeRecorder()), path)
     metrics.startService()
     os.unlink(path)
     os.rmdir(tmp_path / "there")

@@ -1,0 +1,143 @@
+"""``sbus queue``: put jobs into queues, look at them, and deal with dead letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from sbus.cli.deadline import Deadline
+from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.output import Nothing, pluralize, printable_text
+from sbus.cli.pub import read_payload
+from sbus.cli.streams import open_input
+from sbus.cli.types import BYTES, SECONDS
+from sbus.client.queues import queue_key
+
+__all__ = ["queue"]
+
+_TIMEOUT = click.option(
+    "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_IDS = click.option("--id", "ids", type=int, multiple=True, metavar="NUMBER", help="Only this job; repeatable.")
+_LIMIT = click.option("--limit", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Jobs to show.")
+
+
+@click.group(
+    short_help="Put jobs into queues, look at them, and deal with dead letters.",
+    epilog="""\
+\b
+Examples:
+  sbus queue put jobs thumbs/1 --file picture.jpg
+  sbus queue ls jobs
+  sbus queue dead jobs
+  sbus queue retry jobs
+""",
+)
+def queue() -> None:
+    """Put jobs into queues, look at them, and deal with dead letters.
+
+    A queue is served by 'twistd sbus-queue'. The status is 3 if none serves it. All but 'put' and 'ls' are for
+    root and the user of the service.
+    """
+
+
+def _command(short_help: str, *options: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a function a command of the group, whose first argument is the queue's name."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        decorated: Any = pass_target(function)
+        for option in (connection_options, _TIMEOUT, *reversed(options), click.argument("name")):
+            decorated = option(decorated)
+        return queue.command(short_help=short_help)(decorated)
+
+    return decorate
+
+
+def _ask(target: Target, name: str, verb: bytes, timeout: float, **what: object) -> Any:
+    with target.connect(timeout=timeout) as bus:
+        asked = {option: value for option, value in what.items() if value != ()}
+        return json.loads(bus.request(queue_key(name, b"admin/" + verb), json.dumps(asked).encode(), timeout))
+
+
+@_command(
+    "Put a job into a queue.",
+    click.argument("key", type=BYTES),
+    click.argument("payload", type=BYTES, required=False),
+    click.option("--file", "-f", type=click.File("rb"), metavar="FILE", help="Read the payload from FILE."),
+    click.option("--id", "id", type=BYTES, metavar="ID", help="Name of the job, against doubles within a day."),
+    click.option("--delay", type=SECONDS, metavar="SECONDS", help="Keep it from workers for SECONDS."),
+)
+def put(target: Target, name: str, key: bytes, payload: bytes | None, file: Any, timeout: float, **how: Any) -> None:
+    """Put a job into queue NAME, and print its number once it is on the disk.
+
+    PAYLOAD may be '-' to read it from standard input.
+    """
+    if payload is not None and file is not None:
+        raise click.UsageError("PAYLOAD and --file exclude each other.")
+    with target.connect(timeout=timeout) as bus:
+        if file is not None or payload == b"-":
+            remedy = "put it into a file, and the file's path into the job"
+            payload = read_payload(open_input(file, Deadline(None)), bus, timeout, remedy)
+        how["delay"] = how["delay"] or 0.0
+        click.echo(bus.enqueue(name, key, payload or b"", timeout=timeout, **how))
+
+
+@_command("Show the jobs of a queue by state, and its workers.", _JSON)
+def ls(target: Target, name: str, as_json: bool, timeout: float) -> None:
+    """Show how many jobs of queue NAME are in which state, and its workers."""
+    found = _ask(target, name, b"ls", timeout)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    click.echo(", ".join(f"{count} {state}" for state, count in found["jobs"].items()))
+    for worker in found["workers"]:
+        click.echo(f"worker {worker['name']}: {worker['jobs']} of {pluralize(worker['credit'], 'job')}")
+    if found["problem"]:
+        click.echo(printable_text(f"the disk refuses: {found['problem']}"))
+
+
+def _show(target: Target, name: str, dead: bool, limit: int, ids: tuple[int], as_json: bool, timeout: float) -> None:
+    jobs = _ask(target, name, b"peek", timeout, dead=dead, limit=limit, ids=ids)
+    for job in jobs:
+        text = f"{job['id']} {job['key']} ({job['bytes']} B, {job['state']}, tries: {job['tries']}): {job['payload']}"
+        click.echo(json.dumps(job) if as_json else printable_text(text))
+        if job["reason"] and not as_json:
+            click.echo(printable_text(f"  {job['reason']}"))
+    if not jobs:
+        raise Nothing(f"queue {name} has no such job")
+
+
+@_command("Show the oldest jobs.", _LIMIT, _IDS, _JSON)
+def peek(target: Target, name: str, **how: Any) -> None:
+    """Show the oldest jobs of queue NAME that no worker has, with the beginnings of their payloads.
+
+    The status is 3 if there is none.
+    """
+    _show(target, name, dead=False, **how)
+
+
+@_command("Show the dead jobs.", _LIMIT, _IDS, _JSON)
+def dead(target: Target, name: str, **how: Any) -> None:
+    """Show the oldest dead jobs of queue NAME, as 'peek' does, with the reasons."""
+    _show(target, name, dead=True, **how)
+
+
+@_command("Give dead jobs to workers again.", _IDS)
+def retry(target: Target, name: str, ids: tuple[int], timeout: float) -> None:
+    """Make dead jobs of queue NAME new ones; without --id all."""
+    click.echo(pluralize(_ask(target, name, b"retry", timeout, ids=ids), "job"))
+
+
+@_command(
+    "Delete jobs that no worker has.",
+    click.option("--dead", is_flag=True, help="Delete dead jobs, instead of those that wait."),
+    _IDS,
+    click.confirmation_option("--yes", prompt="Delete these jobs for good?"),
+)
+def drain(target: Target, name: str, dead: bool, ids: tuple[int], timeout: float) -> None:
+    """Delete the jobs of queue NAME that wait; without --id all."""
+    click.echo(pluralize(_ask(target, name, b"drain", timeout, dead=dead, ids=ids), "job"))

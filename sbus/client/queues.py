@@ -1,0 +1,498 @@
+"""Queues, the clients' half: putting jobs into a queue, and working on them.
+
+Theory of operation
+-------------------
+
+The service is a client like this one (`sbus.queue`); its docstring has the table of what is said. A `WorkCore` owns
+three subscriptions: its inbox, a secret key with a random *token* in it; the key that shows the service that it lives;
+and the one on which the service says that it is ready.
+
+*Announcing.* The worker announces itself when it begins, when the service says that it is ready, and when the server
+reports on the service's key, as it does after each reconnect. Each announcement begins a *round* and names the jobs
+that the worker holds. The service takes those back that it lacks; the worker drops deliveries of an earlier round. Its
+latest answers go out again first, as many as it takes jobs at once: more cannot have been lost with the service. So an
+interruption anywhere leaves each job with one worker, without timers.
+
+*Leases.* A job's lease runs while it waits here for the application. So each `WorkCore._next`, and each `Job.renew`,
+renews the jobs that wait, and releases a job whose lease has ended meanwhile: another worker may have it, and the
+service gives nothing to a worker whose lease has ended until it hears from it.
+
+*The end.* A loop that is left, a `close` and the end of the connection release all jobs that have no answer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from sbus.client.dispatch import Message, Result, Waiter
+from sbus.client.identity import Sender
+from sbus.client.watches import Watch
+from sbus.errors import Closed, ConnectionLost, SbusError, UsageError
+
+__all__ = [
+    "ALL_QUEUES",
+    "INBOX",
+    "MOST_CREDIT",
+    "REASONS",
+    "Job",
+    "QueueCalls",
+    "Work",
+    "WorkCore",
+    "build_job",
+    "build_put",
+    "check_queue",
+    "parse_put",
+    "queue_key",
+]
+
+Reason = Literal["released", "failed", "poison"]
+REASONS: tuple[Reason, ...] = ("released", "failed", "poison")
+ALL_QUEUES = b"queue/ls"
+"""The services of all queues answer a request on this key, each for itself."""
+INBOX = b"/sbus/work/"
+"""What stands between a worker's name and its token in the key of its inbox."""
+_LONGEST_ID = 256
+"""Bytes of the longest ID against doubles: the service remembers all IDs of a day."""
+_LONGEST_WHY = 1000
+"""Characters of a reason that are sent."""
+MOST_CREDIT = 4096
+"""Jobs at once: an announcement that names them all fits a packet."""
+_RENEWALS = 3
+"""Jobs that wait here are renewed when this part of their lease is over."""
+
+
+def check_queue(name: str) -> str:
+    """Return the name of a queue.
+
+    :raises UsageError: if no queue can have it.
+    """
+    if not name or len(name) > 64 or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in name):
+        raise UsageError(f"queue {name!r}: a queue's name is 1 to 64 of A-Z a-z 0-9 _ . -")
+    return name
+
+
+def queue_key(name: str, verb: bytes) -> bytes:
+    """Return a key of a queue."""
+    return b"queue/%b/%b" % (check_queue(name).encode(), verb)
+
+
+# --- what publishers say -------------------------------------------------------------------------
+
+
+def build_put(payload: bytes, id: bytes | str | None = None, delay: float = 0.0) -> bytes:
+    """Return the payload of a request that puts a job into a queue.
+
+    :param id: as for `sbus.client.api.ClientApi.enqueue`.
+    :param delay: likewise.
+    :raises UsageError: if the ID is too long, or has a space or a NUL in it.
+    """
+    words = []
+    if id is not None:
+        name = id.encode() if isinstance(id, str) else bytes(id)
+        if not 0 < len(name) <= _LONGEST_ID or b" " in name or b"\0" in name:
+            raise UsageError(f"id={id!r:.80}: give 1 to {_LONGEST_ID} bytes without a space and a NUL")
+        words.append(b"id=" + name)
+    if delay:
+        if not 0 < delay < float("inf"):
+            raise UsageError(f"delay={delay}: give a number of seconds")
+        words.append(b"not-before=%.3f" % (time.time() + delay))
+    return b"%b\0%b" % (b" ".join(words), payload)
+
+
+def parse_put(payload: bytes) -> tuple[bytes, float, bytes]:
+    """Return the ID, the earliest time, and the job's payload in what `build_put` returns.
+
+    :raises UsageError: if it is malformed.
+    """
+    words, nul, rest = payload.partition(b"\0")
+    if not nul:
+        raise UsageError("a put is [id=ID] [not-before=TIME], a NUL, and the job")
+    id, not_before = b"", 0.0
+    for word in words.split():
+        name, _, value = word.partition(b"=")
+        if name == b"id" and 0 < len(value) <= _LONGEST_ID:
+            id = value
+        elif name == b"not-before" and (seconds := _seconds(value)) is not None:
+            not_before = seconds
+        else:
+            raise UsageError(f"{word.decode(errors='replace'):.80}: use id= (1 to {_LONGEST_ID} bytes) or not-before=")
+    return id, not_before, rest
+
+
+def _seconds(text: bytes) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+# --- what the service sends ----------------------------------------------------------------------
+
+
+def build_job(round: int, id: int, tries: int, lease: float, sender: bytes, key: bytes, payload: bytes) -> bytes:
+    """Return the payload of a message with a job for a worker.
+
+    :param sender: the publisher, as in a notice of the bus.
+    """
+    return b"%d %d %d %.17g %b %b\0%b" % (round, id, tries, lease, sender, key, payload)
+
+
+# --- workers -------------------------------------------------------------------------------------
+
+
+class Job:
+    """A job of this worker.
+
+    As a context manager it answers by itself: `ack` at the end of the block, `nack` if the block raises. An exception
+    means *failed*; one that is no `Exception`, such as a cancellation, means *released*.
+
+    A second answer is ignored, and so is one that comes when the job has become another worker's.
+
+    :ivar key: the key that it was published with.
+    :ivar payload: its payload.
+    :ivar id: its number in the queue.
+    :ivar tries: the deliveries so far that count, this one included.
+    :ivar lease: the seconds in which to answer, or to renew.
+    :ivar sender: who published it.
+    """
+
+    __slots__ = ("_renewed", "_work", "id", "key", "lease", "payload", "sender", "tries")
+
+    def __init__(
+        self, work: WorkCore, key: bytes, payload: bytes, id: int, tries: int, lease: float, sender: Sender | None
+    ) -> None:
+        self._work = work
+        self.key = key
+        self.payload = payload
+        self.id = id
+        self.tries = tries
+        self.lease = lease
+        self.sender = sender
+        self._renewed = time.monotonic()
+
+    def ack(self) -> Any:
+        """Report that the job is done: the queue forgets it."""
+        return self._work.publish(self._work.end_job(self, b"ack"))
+
+    def nack(self, reason: Reason = "failed", why: str = "") -> Any:
+        """Give the job back.
+
+        :param reason: ``released``: this worker stops, and the delivery does not count. ``failed``: the queue tries
+            again after a pause of 1 s, which doubles each time up to 5 min. ``poison``: no worker can do it; it becomes
+            a dead letter at once.
+        :param why: the cause, for people.
+        :raises sbus.errors.UsageError: for any other reason.
+        """
+        return self._work.publish(self.nack_words(reason, why))
+
+    def renew(self) -> Any:
+        """Let the lease of this job begin anew, and of those that wait behind it."""
+        self._renewed = time.monotonic()
+        self._work.renew_waiting()
+        return self._work.publish((b"renew", self.word) if self.is_held else None)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the job has no answer yet."""
+        return self._work.jobs.get(self.id) is self
+
+    @property
+    def word(self) -> bytes:
+        """The delivery, on the wire."""
+        return b"%d %d" % (self.id, self.tries)
+
+    def is_over(self, part: float = 1.0) -> bool:
+        """Return whether this part of the lease has passed."""
+        return time.monotonic() - self._renewed > self.lease * part
+
+    def renewed(self) -> None:
+        """Note that the lease begins anew."""
+        self._renewed = time.monotonic()
+
+    def nack_words(self, reason: str, why: str = "") -> tuple[bytes, bytes] | None:
+        """Return what `nack` says; None if the job has an answer."""
+        if reason not in REASONS:
+            raise UsageError(f"nack({reason!r}): use {', '.join(map(repr, REASONS))}")
+        return self._work.end_job(
+            self, b"nack", b" %b %b" % (reason.encode(), why[:_LONGEST_WHY].encode(errors="replace"))
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._work.say(self._work.end_job(self, b"ack"))
+        elif isinstance(error, Exception):
+            self._work.say(self.nack_words("failed", f"{type(error).__name__}: {error}"))
+        else:
+            self._work.say(self.nack_words("released"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"Job({self.id}, key={self.key!r}, tries={self.tries}, {len(self.payload):,} bytes)"
+
+
+class _ServiceWatch(Watch):
+    """Calls a function whenever the server reports a subscriber, also if that is known, and if it does not report."""
+
+    def __init__(self, key: bytes, announce: Callable[[], object]) -> None:
+        super().__init__(key)
+        self._announce = announce
+
+    def update(self, has_subscribers: bool) -> None:
+        super().update(has_subscribers)
+        if has_subscribers:
+            self._announce()
+
+    def end(self, error: Exception) -> None:
+        super().end(error)
+        if isinstance(error, UsageError):
+            self._announce()
+
+
+class WorkCore:
+    """A worker of one queue; see above.
+
+    :param bus: the connection.
+    :param queue: the queue's name.
+    :param credit: the most jobs at once.
+    :ivar jobs: those without an answer, by number.
+    """
+
+    def __init__(self, bus: Any, queue: str, credit: int) -> None:
+        check_queue(queue)
+        if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= MOST_CREDIT:
+            raise UsageError(f"credit={credit!r}: give the number of jobs to take at once, 1 to {MOST_CREDIT}")
+        self._bus = bus
+        self._queue = queue
+        self._credit = credit
+        self._token = os.urandom(16).hex().encode()
+        self._round = 0
+        self.jobs: dict[int, Job] = {}
+        self._waiting: deque[Job] = deque()
+        self._answers: deque[tuple[int, tuple[bytes, bytes]]] = deque(maxlen=credit)
+        self._waiters: list[Waiter] = []
+        self._subscriptions: list[Any] = []
+        self._watch: Watch | None = None
+        self._error: Exception | None = None
+
+    async def _start(self) -> None:
+        """Subscribe, and announce this worker."""
+        bus = self._bus
+        me = b""
+        while not me:
+            try:
+                me = await bus._own_name()
+            except ConnectionLost:
+                if bus.state == "closed":
+                    raise
+        if self._subscriptions:
+            return  # another reader of the same work was faster
+        self._subscriptions = [
+            bus.subscribe(me + INBOX + self._token, self._received),
+            bus.subscribe(queue_key(self._queue, b"worker/") + self._token, _ignore),
+            bus.subscribe(queue_key(self._queue, b"up"), lambda _: self._announce()),
+        ]
+        self._watch = _ServiceWatch(queue_key(self._queue, b"ready"), self._announce)
+        bus.send(bus.core.watch(self._watch))
+        bus.works.append(self)
+
+    def _announce(self) -> None:
+        if self._error is None:
+            self._round += 1
+            for id, answer in tuple(self._answers):
+                if id not in self.jobs:  # else it is here again
+                    self.say(answer)
+            words = [b"%d %d" % (self._round, self._credit)]
+            words += [b"%d:%d" % (job.id, job.tries) for job in self.jobs.values()]
+            self.say((b"ready", b" ".join(words)))
+
+    def _received(self, message: Message) -> None:
+        header, nul, payload = message.payload.partition(b"\0")
+        try:
+            round, id, tries, lease, number, credentials, key = header.split(b" ", 6)
+            job = Job(
+                self, key, payload, int(id), int(tries), float(lease), Sender.parse(b"%b %b" % (number, credentials))
+            )
+            if not nul or int(round) != self._round:
+                return
+        except ValueError:
+            return  # anybody may write to an inbox
+        self.jobs[job.id] = job
+        self._waiting.append(job)
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.set_result(b"")
+
+    async def _next(self) -> Job:
+        """Wait for the next job."""
+        if not self._subscriptions and self._error is None:
+            await self._start()
+        while True:
+            self.renew_waiting()
+            while self._waiting:
+                job = self._waiting.popleft()
+                if job.is_held:
+                    return job
+            if self._error is not None:
+                raise self._error
+            waiter = self._bus.waiter()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+
+    def renew_waiting(self) -> None:
+        """Renew the jobs that wait for the application, and release those whose lease has ended."""
+        for job in tuple(self._waiting):
+            if job.is_held and job.is_over(1 / _RENEWALS):
+                if job.is_over():
+                    self.say(job.nack_words("released"))
+                else:
+                    job.renewed()
+                    self.say((b"renew", job.word))
+
+    def say(self, words: tuple[bytes, bytes] | None) -> None:
+        """Say something to the service, without waiting for the socket; without a connection it sees that itself."""
+        if words is not None:
+            with suppress(SbusError):
+                self._bus.send([self._bus.core.publish(*self._message(words))])
+
+    def end_job(self, job: Job, verb: bytes, rest: bytes = b"") -> tuple[bytes, bytes] | None:
+        """Return the answer to a job; None if it has one."""
+        if not job.is_held:
+            return None
+        del self.jobs[job.id]
+        answer = verb, job.word + rest
+        self._answers.append((job.id, answer))
+        return answer
+
+    def publish(self, words: tuple[bytes, bytes] | None) -> Any:
+        """Say something to the service, in the library's own way; without words, only wait for earlier packets."""
+        return self._bus.publish_many([] if words is None else [self._message(words)])
+
+    def _message(self, words: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        verb, text = words
+        return queue_key(self._queue, verb), b"%b %b" % (self._token, text)
+
+    def close(self) -> None:
+        """Release the jobs that have no answer, and take no more."""
+        if self._error is not None:
+            return
+        if self._watch is not None:
+            # A new round without jobs: those on their way are released, too.
+            self.say((b"ready", b"%d 0" % (self._round + 1)))
+            with suppress(SbusError):
+                self._bus.send(self._bus.core.extensions.unwatch(self._watch))
+        self.end(Closed("the work was closed here"))
+        for subscription in self._subscriptions:
+            subscription.close()
+
+    def end(self, error: Exception) -> None:
+        """Take no more jobs; waiting for one raises `error`."""
+        if self._error is None:
+            self._error = error
+        self.jobs.clear()
+        if self in self._bus.works:
+            self._bus.works.remove(self)
+        self._wake()
+
+
+class Work(WorkCore):
+    """The jobs of one worker: read them with ``async for``, or use it with ``async with`` around that."""
+
+    async def __aiter__(self) -> AsyncIterator[Job]:
+        """Yield jobs until the work or the bus is closed; leaving the loop closes the work."""
+        try:
+            while True:
+                yield await self._next()
+        except Closed:
+            pass
+        finally:
+            self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+def _ignore(message: Message) -> None:
+    """Do nothing: the subscription itself is the message."""
+
+
+# --- the calls of a connection -------------------------------------------------------------------
+
+
+class QueueCalls(ABC):
+    """The calls of a connection that are about queues.
+
+    :ivar works: the workers on this connection.
+    """
+
+    works: list[WorkCore]
+
+    @abstractmethod
+    def enqueue(
+        self,
+        queue: str,
+        key: bytes | str,
+        payload: bytes = b"",
+        *,
+        id: bytes | str | None = None,
+        delay: float = 0.0,
+        timeout: float | None = 10.0,
+    ) -> Result[int]:
+        """Put a job into a queue, and return its number once it is on the disk.
+
+        :param id: any name of the job. A job with the same ID within a day is not put again: the result is the number
+            of the first one, so a call that failed can be repeated.
+        :param delay: seconds until a worker may get it.
+        :raises sbus.errors.NobodyListens: if no service (``twistd sbus-queue``) has this queue.
+        :raises sbus.errors.TimedOut: if the service has not confirmed within `timeout` seconds. The job may be in the
+            queue, or get there: repeat the call with the same `id`.
+        :raises: as `sbus.client.api.ClientApi.request`.
+        """
+
+    @abstractmethod
+    def work(self, queue: str, credit: int = 1) -> object:
+        """Return the jobs of a queue for this worker: loop over them.
+
+        :param credit: the most jobs that the worker has at once.
+        :raises sbus.errors.UsageError: if no queue has such a name, or without credit.
+        :raises sbus.errors.InvalidKey: from the loop, if the server cannot tell this process from others.
+        """
+
+    def _close_works(self) -> None:
+        """Release all jobs, while the connection is there."""
+        for work in list(self.works):
+            work.close()
+
+    def _end_works(self, error: Exception) -> None:
+        """Note the end of the connection."""
+        for work in list(self.works):
+            work.end(error)

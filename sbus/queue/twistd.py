@@ -1,0 +1,195 @@
+"""``twistd sbus-queue``: the command line, and the service that it configures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from twisted.application.service import IService
+from twisted.logger import Logger
+from twisted.python import usage
+
+from sbus.client.connecting import find_address
+from sbus.client.queues import queue_key
+from sbus.daemon.clock import use_monotonic_clock
+from sbus.daemon.options import CommandLine, amount, choice, duration, size
+from sbus.daemon.process import Process
+from sbus.daemon.service import MultiService
+from sbus.daemon.signals import DeferredSignals
+from sbus.distribution import needs
+from sbus.errors import SbusError, UsageError, Violation
+from sbus.protocol.keys import CURRENT, matches_open
+from sbus.protocol.packets import DEFAULT_MAX_PACKET
+from sbus.queue.jobs import Rules
+from sbus.queue.service import QueueService, Settings
+from sbus.queue.store import Store
+from sbus.syscalls.addresses import parse
+
+__all__ = ["Options", "makeService", "parse_queue"]
+
+_PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "store": ("", str),
+    "lease": ("lease", duration("queue=…,lease", 0.1)),
+    "deliveries": ("deliveries", amount("queue=…,deliveries", "deliveries")),
+    "most": ("most", amount("queue=…,most", "jobs")),
+    "ordered": ("is_ordered", lambda text: bool(choice("queue=…,ordered", "key")(text))),
+}
+"""What may stand behind the pattern: each name with the field of `Rules`, and its parser."""
+
+
+def parse_queue(text: str, directory: str | None) -> Settings:
+    """Parse the value of ``--queue``; a comma in the pattern is part of it.
+
+    :param directory: where the stores are that are not named.
+    :raises sbus.errors.UsageError: with the remedy.
+    """
+    given: dict[str, str] = {}
+    rest = text
+    while (name := (split := rest.rpartition(","))[2].partition("=")[0]) in _PARSERS and split[1]:
+        given[name], rest = split[2].partition("=")[2], split[0]
+    name, equals, pattern_text = rest.partition("=")
+    pattern = os.fsencode(pattern_text) if equals else None
+    own = [queue_key(name, verb) for verb in (b"ready", b"put/key", b"worker/" + b"0" * 32)]
+    if pattern is not None:
+        try:
+            is_open = CURRENT.check(pattern) is None
+        except Violation as e:
+            raise UsageError(f"--queue={text}: {e}") from None
+        if not is_open or any(matches_open(pattern, key) for key in own):
+            raise UsageError(f"--queue={text}: the pattern matches the queue's own keys, or secret ones: narrow it")
+    store = given.pop("store", None) or (directory and os.path.join(directory, f"{name}.sqlite"))
+    is_jetstream = str(store).startswith(("nats://", "tls://"))
+    if not store or ("://" in store and not is_jetstream):
+        raise UsageError(f"--queue={text}: no place for its jobs: add store=FILE, or give --directory=DIRECTORY")
+    rules = {_PARSERS[name][0]: _PARSERS[name][1](value) for name, value in given.items()}
+    if is_jetstream and rules.get("is_ordered"):
+        raise UsageError(f"--queue={text}: JetStream gives jobs of a key to many hosts at once: leave out ordered=key")
+    return Settings(name, pattern, store if is_jetstream else os.path.abspath(store), Rules(**rules))
+
+
+def _open_store(settings: Settings) -> Store:
+    if "://" not in settings.store:
+        return Store(settings.store)
+    with needs("nats"):
+        from sbus.queue.jetstream import JetStore
+    return JetStore(settings.store, settings.name, settings.rules.lease)
+
+
+def _make_queue(reactor: Any, address: str, settings: Settings, fail: Callable[[], object], most: int) -> QueueService:
+    if "://" not in settings.store:
+        return QueueService(reactor, address, settings, fail, most)
+    from sbus.queue.jetstream import JetQueueService
+
+    return JetQueueService(reactor, address, settings, fail, most)
+
+
+class Options(CommandLine):
+    """The options of ``twistd sbus-queue``."""
+
+    command = "sbus-queue"
+    synopsis = "[options]"
+    longdesc = "Give each job to one worker, and keep it on the disk until that worker has done it."
+
+    optParameters = [
+        [
+            "socket",
+            "s",
+            None,
+            "Address of the bus: a path, @NAME or /dev/unix/abstract/HEX [default: $SBUS_SOCKET, else "
+            "$XDG_RUNTIME_DIR/sbus.sock if it exists, else /run/sbus.sock]",
+        ],
+        ["directory", "d", None, "Directory of the stores, NAME.sqlite each [default: $STATE_DIRECTORY]"],
+        ["metrics-file", None, None, "File for Prometheus's textfile collector, written every 10 s [default: none]"],
+        ["max-packet", None, DEFAULT_MAX_PACKET, "Longest packet in bytes, as set on the bus", size("max-packet")],
+    ]
+
+    compData = usage.Completions(multiUse=["queue"])
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self["queue"] = []
+
+    def opt_queue(self, text: str) -> None:
+        """Queue: NAME[=PATTERN][,store=FILE|URL][,lease=30s][,deliveries=5][,most=1000000][,ordered=key]; repeatable"""
+        self["queue"].append(text)
+
+    def postOptions(self) -> None:
+        """Check the options, and make the settings of them.
+
+        :raises sbus.errors.UsageError: if options are missing or wrong.
+        """
+        self["socket"] = find_address(self["socket"])
+        if not parse(self["socket"]).name:
+            raise UsageError(
+                f"--socket={self['socket']}: a client cannot connect to this address: give a path or @NAME"
+            )
+        directory = self["directory"] or os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
+        self.settings = [parse_queue(text, directory) for text in self["queue"]]
+        if not self.settings:
+            raise UsageError("no queue: give --queue=NAME=PATTERN, such as --queue=jobs=jobs/")
+        names = {settings.name for settings in self.settings}
+        stores = {(s.name if "://" in s.store else "", os.path.realpath(s.store)) for s in self.settings}
+        if len(self.settings) > min(len(names), len(stores)):
+            raise UsageError("--queue: two queues have the same name or the same store: give each its own")
+        if self["metrics-file"] is not None:
+            from sbus.metrics_file import MetricsFile
+
+            self["metrics-file"] = MetricsFile(self["metrics-file"], {"bus": self["socket"]})
+
+
+def makeService(options: Options) -> IService:
+    """Make the service that the options configure; see `twisted.application.service.IServiceMaker`.
+
+    The stores are opened and closed once before the process becomes a daemon, so that the operator sees what is wrong.
+
+    :raises SystemExit: with one line, if a store cannot be used.
+    """
+    from twisted.internet import reactor
+
+    use_monotonic_clock(reactor)
+    early = DeferredSignals()
+    try:
+        if options.parent is None or options.parent.get("uid") is None:
+            for settings in options.settings:
+                _open_store(settings).close()
+    except SbusError as e:
+        early.restore()
+        raise SystemExit(f"{options.command}: {e}") from None
+    early.hand_over(reactor)
+    process = Process(pid_file=options.pid_file)
+    queues = [
+        _make_queue(reactor, options["socket"], settings, process.fail, options["max-packet"])
+        for settings in options.settings
+    ]
+    services = _Services()
+    process.setServiceParent(services)
+    for queue in queues:
+        queue.setServiceParent(services)
+
+    def log_counters() -> None:
+        for queue in queues:
+            queue.log_counters()
+
+    process.log_counters = log_counters
+    if options["metrics-file"] is not None:
+        from sbus.daemon.metrics import MetricsWriter
+        from sbus.queue.metrics import families
+
+        MetricsWriter(reactor, options["metrics-file"], lambda is_up: families(queues, is_up)).setServiceParent(
+            services
+        )
+    return services
+
+
+class _Services(MultiService):
+    """All services of the process."""
+
+    _log = Logger(namespace="sbus.queue")
+
+    def startService(self) -> None:
+        try:
+            super().startService()
+        except SbusError as error:
+            self._log.critical("{error}", error=error)  # a daemon's standard error goes nowhere
+            raise SystemExit(f"{Options.command}: {error}") from None

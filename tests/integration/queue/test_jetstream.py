@@ -1,0 +1,152 @@
+"""Queues in JetStream: services on two hosts, here two buses, that share a stream, and what happens when one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sbus
+from tests.integration.clients.backends import Backend
+from tests.integration.queue.conftest import Queued
+from tests.integration.queue.test_queue import working
+from tests.support.harness import Bus
+from tests.support.nats import NatsServer
+from tests.support.queues import QueueProcess, WorkerProcess, ask
+from tests.support.waiting import wait_until
+
+Start = Callable[[str], Queued]
+
+
+@pytest.fixture
+def host(spawn: Callable[..., Any], directory: Path, nats: NatsServer) -> Start:
+    """Start a host: ``host('a')``."""
+
+    def start(name: str) -> Queued:
+        place = directory / name
+        place.mkdir()
+        server = spawn(Bus, place).wait_started()
+        option = f"--queue=jobs=jobs/,lease=1s,deliveries=3,store={nats.url}"
+        return Queued(server, spawn(QueueProcess, place, server.address, option).wait_started())
+
+    return start
+
+
+def ready(server: Queued) -> int:
+    """The jobs that a worker could get."""
+    count: int = ask(server.address, "ls")["jobs"]["ready"]
+    return count
+
+
+async def test_hosts_share_a_queue(native: Backend, host: Start) -> None:
+    """A job of one host goes to a worker on another one, with its author; an ID is known on both."""
+    a, b = host("a"), host("b")
+    publisher, client = await native.connect(a.address), await native.connect(b.address)
+    other = await native.connect(b.address)
+    assert await publisher.do(publisher.raw.enqueue, "jobs", "k y", b"\0x", id="x") == 1
+    assert await other.do(other.raw.enqueue, "jobs", "k y", b"\0x", id="x") == 1
+    async with working(client) as worker:
+        job = await worker.next()
+        assert (job.id, job.key, job.payload, job.tries) == (1, b"k y", b"\0x", 1)
+        assert job.sender.pid == os.getpid()
+        await worker.do(job.ack)
+    assert (ready(a), ready(b)) == (0, 0)
+
+
+async def test_a_host_that_ends(native: Backend, host: Start) -> None:
+    """When its service is killed, its jobs are with another host after the lease, and the delivery counts."""
+    a, b = host("a"), host("b")
+    client = await native.connect(a.address)
+    killed = WorkerProcess(b.address, "jobs")
+    await client.do(client.raw.enqueue, "jobs", "k", b"x")
+    assert await asyncio.to_thread(killed.next_job) == 1
+    b.service.kill(signal.SIGKILL)
+    b.service.wait()
+    async with working(client) as worker:
+        job = await worker.next()
+        assert (job.id, job.payload, job.tries) == (1, b"x", 2)
+        await worker.do(job.ack)
+    killed.kill()
+
+
+async def test_a_service_keeps_its_jobs(native: Backend, host: Start) -> None:
+    """A job that is renewed stays with its worker when nats-server's own time has ended, and so does a delayed one."""
+    a, b = host("a"), host("b")
+    mine, other = await native.connect(a.address), await native.connect(b.address)
+    await mine.do(mine.raw.enqueue, "jobs", "long")
+    async with working(mine) as worker, working(other) as idle:
+        job = await worker.next()
+        await mine.do(mine.raw.enqueue, "jobs", "late", delay=3)
+        waiting = asyncio.ensure_future(idle.next())
+        while not waiting.done():
+            await worker.do(job.renew)
+            await asyncio.wait((waiting,), timeout=0.3)
+        assert (await waiting).key == b"late"
+        assert (await waiting).tries == 1
+        await worker.do(job.ack)
+        await idle.do((await waiting).ack)
+    assert ask(a.address, "ls")["events"].get("stale", 0) == 0
+
+
+async def test_dead_letters_are_everywhere(native: Backend, host: Start) -> None:
+    """Each host shows the dead jobs of all; one that is retried goes to any host, and is dead no more."""
+    a, b = host("a"), host("b")
+    client, other = await native.connect(a.address), await native.connect(b.address)
+    dead = await client.subscribe("queue/jobs/dead/")
+    for _ in range(2):
+        await client.do(client.raw.enqueue, "jobs", "k", b"x")
+    async with working(client, 2) as worker:
+        for _ in range(2):
+            await worker.do((await worker.next()).nack, "poison", "no\npicture")
+        assert await dead.get() == (b"queue/jobs/dead/k", b"1 1 poison: no\npicture\0x")
+    shown = ask(b.address, "peek", dead=True)
+    assert [(each["id"], each["reason"], each["payload"]) for each in shown] == [
+        (1, "poison: no\npicture", "x"),
+        (2, "poison: no\npicture", "x"),
+    ]
+    assert ask(b.address, "retry", ids=[1]) == 1
+    assert [each["id"] for each in ask(a.address, "peek", dead=True)] == [2]
+    async with working(other) as worker:
+        job = await worker.next()
+        assert (job.id, job.tries) == (1, 1)
+        await worker.do(job.ack)
+    assert ask(a.address, "drain", dead=True) == 1
+    assert ask(b.address, "peek", dead=True) == []
+
+
+def test_a_server_that_is_away_holds_publishers_back(host: Start, nats: NatsServer, spawn: Any) -> None:
+    """Jobs that were published meanwhile are all there when nats-server is back; none is there twice."""
+    a = host("a")
+    publisher = a.bus.client()
+    publisher.msg(b"jobs/k", b"0")
+    publisher.sync()
+    wait_until(lambda: ready(a), lambda count: count == 1)
+    nats.kill_now()
+    for number in range(1, 1000):
+        publisher.msg(b"jobs/k", b"%d" % number)
+    publisher.sync()
+    a.service.wait_log("cannot write: .*: publishers wait")
+    spawn(nats.again).wait_started()
+    a.service.wait_log("the disk takes jobs again")
+    payloads: list[int] = []
+    with sbus.connect(str(a.address)) as client:
+        for job in client.work("jobs", 100):
+            payloads.append(int(job.payload))
+            job.ack()
+            if len(payloads) == 1000:
+                break
+    assert payloads == list(range(1000))
+    assert a.service.stop() == 0
+
+
+def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:
+    """Without nats-server the start ends with one line."""
+    refused = spawn(QueueProcess, directory, bus().address, "--queue=jobs,store=nats://me:secret@127.0.0.1:1")
+    assert refused.wait() == 1
+    assert "nats://127.0.0.1:1: TimeoutError: is nats-server up, with JetStream?" in refused.log
+    assert refused.log.count("\n") == 1

@@ -1,0 +1,426 @@
+"""Queues over a real bus, with a real service: what publishers, workers and operators see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sbus
+from sbus.errors import NobodyListens, RequestFailed, UsageError
+from tests.integration.clients.backends import Backend, Client
+from tests.integration.queue.conftest import Queued
+from tests.support.disks import filled, mounted
+from tests.support.harness import OTHER_USER, TIMEOUT, is_held_back
+from tests.support.queues import QueueProcess, WorkerProcess, ask
+from tests.support.waiting import wait_until
+
+Start = Callable[..., Queued]
+both = pytest.mark.parametrize("store", ["sqlite", "jetstream"], indirect=True)
+"""What is promised with each store."""
+
+
+class Worker:
+    """A worker of one of the libraries."""
+
+    def __init__(self, client: Client, iterator: Any) -> None:
+        self._client = client
+        self._iterator = iterator
+
+    async def next(self) -> Any:
+        """The next job."""
+        async with asyncio.timeout(TIMEOUT):
+            return await self._client.do(self._client.backend.advance, self._iterator)
+
+    async def do(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call a job's method, and wait until the bus has it."""
+        await self._client.do(call, *args, **kwargs)
+        await self._client.fence()
+
+
+@asynccontextmanager
+async def working(client: Client, credit: int = 1) -> AsyncIterator[Worker]:
+    """Work on the queue ``jobs`` for the block."""
+    work = await client.do(client.raw.work, "jobs", credit=credit)
+    iterator = await client.do(client.backend.iterate, work)
+    yield Worker(client, iterator)
+    await client.do(work.close)
+
+
+def counts(queued: Queued) -> dict[str, int]:
+    """The jobs that are in the queue, by state."""
+    found: dict[str, int] = ask(queued.address, "ls")["jobs"]
+    return {state: count for state, count in found.items() if count}
+
+
+async def until_counts(queued: Queued, wanted: dict[str, int]) -> None:
+    """Wait until the queue has these jobs."""
+    await asyncio.to_thread(wait_until, lambda: counts(queued), lambda found: found == wanted)
+
+
+@both
+async def test_life_of_a_job(backend: Backend, queued: Start) -> None:
+    """A job that was put is given to a worker, with its sender, and is gone when that has acknowledged it."""
+    server = queued()
+    publisher, client = await backend.connect(server.address), await backend.connect(server.address)
+    assert await publisher.do(publisher.raw.enqueue, "jobs", "thumbs/1", b"a picture\0") == 1
+    await publisher.publish("jobs/plain", b"a message")
+    await publisher.fence()
+    async with working(client, 2) as worker:
+        job, plain = await worker.next(), await worker.next()
+        assert (job.key, job.payload, job.id, job.tries, job.lease) == (b"thumbs/1", b"a picture\0", 1, 1, 30.0)
+        assert job.sender.pid == os.getpid()
+        assert (plain.key, plain.payload) == (b"jobs/plain", b"a message")
+        assert counts(server) == {"out": 2}
+        await worker.do(job.ack)
+        await worker.do(job.nack, "failed")  # a second answer is ignored
+        assert counts(server) == {"out": 1}
+    await until_counts(server, {"ready": 1})
+
+
+async def test_nobody_has_the_queue(backend: Backend, shared: Any) -> None:
+    """Without a service a job is refused at once; names and options that cannot be are refused here."""
+    client = await backend.connect(shared.address)
+    with pytest.raises(NobodyListens):
+        await client.do(client.raw.enqueue, "jobs", "k")
+    for call in (
+        lambda: client.do(client.raw.enqueue, "a/b", "k"),
+        lambda: client.do(client.raw.enqueue, "jobs", "k", id="a b"),
+        lambda: client.do(client.raw.enqueue, "jobs", "k", delay=-1),
+        lambda: client.do(client.raw.work, "jobs", credit=0),
+    ):
+        with pytest.raises(UsageError):
+            await call()
+
+
+@both
+async def test_doubles_and_delays(backend: Backend, queued: Start) -> None:
+    """A second job with an ID is not put; a delayed one waits for its time."""
+    server = queued()
+    client = await backend.connect(server.address)
+    enqueue = client.raw.enqueue
+    assert [await client.do(enqueue, "jobs", "k", id="x"), await client.do(enqueue, "jobs", "k", id="x")] == [1, 1]
+    start = time.time()
+    await client.do(enqueue, "jobs", "late", delay=0.3)
+    async with working(client) as worker:
+        await worker.do((await worker.next()).ack)
+        assert (await worker.next()).key == b"late"
+        assert time.time() - start >= 0.3
+    server.service.kill(signal.SIGKILL)
+    server.service.wait()
+
+
+@both
+async def test_block_answers(backend: Backend, queued: Start, store: str) -> None:
+    """A job as a context manager is acknowledged at the end, and has failed if the block raises."""
+    server = queued("=jobs/,deliveries=1")
+    client = await backend.connect(server.address)
+    dead = await client.subscribe("queue/jobs/dead/")
+    for _ in range(2):
+        await client.do(client.raw.enqueue, "jobs", "k", b"\0x")
+
+    def fail(job: Any) -> None:
+        with job:
+            raise ValueError("no such picture")
+
+    def succeed(job: Any) -> None:
+        with job:
+            pass
+
+    async with working(client) as worker:
+        await worker.do(succeed, await worker.next())
+        job = await worker.next()
+        with pytest.raises(ValueError, match="no such picture"):
+            await worker.do(fail, job)
+        letter = await dead.get()
+    assert letter == (b"queue/jobs/dead/k", b"2 1 failed: ValueError: no such picture\0\0x")
+    assert counts(server) == {"dead": 1}
+    [shown] = ask(server.address, "peek", dead=True)
+    assert (shown["id"], shown["reason"]) == (2, "failed: ValueError: no such picture")
+    assert ask(server.address, "retry", ids=[2]) == 1
+    assert counts(server) == {"ready": 1}
+    assert ask(server.address, "drain") == (0 if store else 1)  # JetStream has it, and no service
+
+
+@both
+async def test_cancelled_worker_releases(native: Backend, queued: Start, store: str) -> None:
+    """A worker that is cancelled gives back the job in hand and those that wait behind it, uncounted."""
+    server = queued()
+    client, other = await native.connect(server.address), await native.connect(server.address)
+    for _ in range(3):
+        await client.do(client.raw.enqueue, "jobs", "k")
+    begun = asyncio.Event()
+
+    async def run() -> None:
+        async for job in client.raw.work("jobs", credit=3):
+            async with job:
+                begun.set()
+                await asyncio.Event().wait()
+
+    task = asyncio.create_task(run())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del task
+    async with working(other, 3) as worker:
+        jobs = [await worker.next() for _ in range(3)]
+    if store:  # they went back to JetStream, and behind one another
+        jobs.sort(key=lambda job: job.id)
+    assert [(job.id, job.tries) for job in jobs] == [(1, 1), (2, 1), (3, 1)]
+
+
+@both
+async def test_killed_worker(native: Backend, queued: Start) -> None:
+    """The job of a worker that was killed is with another one within 50 ms."""
+    server = queued("=jobs/,deliveries=9")
+    client = await native.connect(server.address)
+    times = []
+    async with working(client) as worker:
+        for _ in range(5):
+            await client.do(client.raw.enqueue, "jobs", "k")
+            mine = await worker.next()
+            killed = WorkerProcess(server.address, "jobs")
+            await client.do(client.raw.enqueue, "jobs", "k")
+            number = await asyncio.to_thread(killed.next_job)
+            assert number != mine.id
+            await worker.do(mine.ack)
+            start = time.perf_counter()
+            killed.kill()
+            job = await worker.next()
+            times.append(time.perf_counter() - start)
+            assert (job.id, job.tries) == (number, 2)
+            await worker.do(job.ack)
+    print("a killed worker's job was with another one after", [f"{1000 * each:.1f} ms" for each in times])
+    assert sorted(times)[2] < 0.05
+
+
+async def test_worker_that_is_killed_while_there_is_no_service(native: Backend, queued: Start, spawn: Any) -> None:
+    """The next service finds that the process is gone, and does not wait for the lease."""
+    server = queued()
+    client = await native.connect(server.address)
+    killed = WorkerProcess(server.address, "jobs")
+    await client.do(client.raw.enqueue, "jobs", "k")
+    await asyncio.to_thread(killed.next_job)
+    server.service.kill(signal.SIGKILL)
+    server.service.wait()
+    killed.kill()
+    spawn(server.service.again).wait_started()
+    async with working(client) as worker:
+        assert (await worker.next()).tries == 2
+
+
+@both
+async def test_closed_connection_of_a_live_process(native: Backend, queued: Start) -> None:
+    """The bus tells the service that a worker's connection has ended, though its process lives."""
+    server = queued()
+    client, other = await native.connect(server.address), await native.connect(server.address)
+    await client.do(client.raw.enqueue, "jobs", "k")
+    async with working(client) as worker:
+        await worker.next()
+        client.raw.works.clear()  # it says nothing
+        await client.close()
+    async with working(other) as worker:
+        assert (await worker.next()).tries == 2
+
+
+@pytest.mark.parametrize("answer", ["before", "after"])
+async def test_killed_service(native: Backend, queued: Start, spawn: Any, answer: str) -> None:
+    """A job outlives the service, with the worker that holds it, and an answer meanwhile is not lost."""
+    server = queued()
+    client, other = await native.connect(server.address), await native.connect(server.address)
+    await client.do(client.raw.enqueue, "jobs", "k")
+    async with working(client) as mine, working(other):
+        job = await mine.next()
+        server.service.kill(signal.SIGKILL)
+        server.service.wait()
+        if answer == "before":
+            await mine.do(job.ack)
+        again = spawn(server.service.again).wait_started()
+        if answer == "after":
+            assert counts(server) == {"out": 1}
+            await mine.do(job.ack)
+        await until_counts(server, {})
+        assert ask(server.address, "ls")["events"].keys() <= {"acked", "stale"}
+        again.stop()
+
+
+@both
+async def test_killed_bus(native: Backend, queued: Start, spawn: Any, bus: Any, directory: Path) -> None:
+    """Workers and the service find each other again; a worker keeps the job that it holds."""
+    server = queued()
+    client = await native.connect(server.address, reconnect=True)
+    for _ in range(2):
+        await client.do(client.raw.enqueue, "jobs", "k")
+    async with working(client, 2) as worker:
+        first, second = await worker.next(), await worker.next()
+        server.bus.kill(signal.SIGKILL)
+        server.bus.wait()
+        bus()
+        await client.settle()
+        await asyncio.to_thread(wait_until, lambda: _has_service(server.address))
+        await worker.do(first.ack)
+        await until_counts(server, {"out": 1})
+        assert second.is_held
+        await client.do(client.raw.enqueue, "jobs", "new")
+        assert (await worker.next()).key == b"new"
+
+
+def _has_service(address: Any) -> bool:
+    """Return whether both connections of the service are there."""
+    with sbus.connect(str(address)) as client:
+        return all(client.has_subscribers(f"queue/jobs/{verb}") for verb in ("put/k", "ready"))
+
+
+def test_full_disk_holds_publishers_back(bus: Any, spawn: Any, directory: Path) -> None:
+    """While the disk is full, publishers wait."""
+    with mounted(directory / "disk", "8m") as disk:
+        server = bus()
+        service = spawn(QueueProcess, disk, server.address, "--queue=jobs=jobs/").wait_started()
+        publisher, bystander = server.client(), server.client()
+        with filled(disk):
+            assert is_held_back(publisher, bystander, b"MSG jobs/k\0" + bytes(100_000))
+            service.wait_log("cannot write: database or disk is full: publishers wait")
+        service.wait_log("the disk takes jobs again")
+        service.kill(signal.SIGKILL)
+        service.wait()
+
+
+def test_full_disk_loses_nothing(bus: Any, spawn: Any, directory: Path) -> None:
+    """Jobs that were published while the disk was full are all there when it has room, in order."""
+    with mounted(directory / "disk", "64m") as disk:
+        server = bus()
+        service = spawn(QueueProcess, disk, server.address, "--queue=jobs=jobs/").wait_started()
+        publisher = server.client()
+        with filled(disk):
+            for number in range(2000):
+                publisher.msg(b"jobs/k", b"%d" % number + bytes(10_000))
+            publisher.sync()
+            service.wait_log("cannot write: database or disk is full: publishers wait")
+        wait_until(lambda: ask(server.address, "ls")["jobs"]["ready"], lambda count: count == 2000)
+        assert service.stop() == 0
+        service = spawn(service.again).wait_started()
+        with sbus.connect(str(server.address)) as worker:
+            payloads = [int(job.payload.rstrip(b"\0")) for job in islice(worker.work("jobs", 2000), 2000)]
+        assert payloads == list(range(2000))
+        service.stop()
+
+
+def test_a_user_has_a_bounded_number_of_jobs(queued: Start, as_root: None) -> None:
+    """A user who has too many jobs is refused, with the remedy, and others are not."""
+    server = queued("=jobs/,most=2")
+    os.chmod(server.address, 0o777)
+    stranger = server.bus.client(user=OTHER_USER)
+    for number in range(3):
+        stranger.msg(b"jobs/%d" % number)
+    server.service.wait_log(r"has 2 jobs: its messages are dropped: start workers, or raise most=")
+    with sbus.connect(str(server.address)) as client:
+        assert [client.enqueue("jobs", "k", id=id) for id in ("x", "y", "x")] == [3, 4, 3]
+        with pytest.raises(RequestFailed, match="the queue has 2 jobs of this user: start workers"):
+            client.enqueue("jobs", "k", id="z")
+    assert ask(server.address, "drain", ids=[3]) == 1
+    with sbus.connect(str(server.address)) as client:
+        assert client.enqueue("jobs", "k", id="z") == 5
+
+
+@both
+def test_stop_takes_what_is_queued(queued: Start, spawn: Any) -> None:
+    """A service that stops has on its disk what the bus had for it, and ends with status 0."""
+    server = queued("=jobs/", "--metrics-file=metrics")
+    publisher = server.bus.client()
+    for number in range(3000):
+        publisher.msg(b"jobs/k", b"%d" % number)
+    publisher.sync()
+    assert server.service.stop() == 0
+    spawn(server.service.again).wait_started()
+    assert counts(server) == {"ready": 3000}
+
+
+def test_metrics(queued: Start, directory: Path) -> None:
+    """The file has the jobs by state and what has happened, for each queue."""
+    server = queued("=jobs/", "--metrics-file=metrics")
+    with sbus.connect(str(server.address)) as client:
+        client.enqueue("jobs", "k")
+    server.service.stop()
+    lines = (directory / "metrics").read_text().splitlines()
+    labels = f'{{bus="{server.address}",queue="jobs"}}'
+    assert f"sbus_queue_jobs_ready{labels} 1.0" in lines
+    assert f"sbus_queue_put_total{labels} 1.0" in lines
+    assert f'sbus_queue_up{{bus="{server.address}"}} 0.0' in lines
+
+
+def run(server: Queued, *words: str) -> tuple[int, str]:
+    """Run ``sbus queue``; return the exit status and all output."""
+    command = [sys.executable, "-m", "sbus", "queue", *words, f"--socket={server.address}"]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT)
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_command(queued: Start, directory: Path) -> None:
+    """The command puts jobs, shows them, retries dead ones and deletes them; its exit statuses are those of sbus."""
+    server = queued()
+    (directory / "file").write_bytes(b"from a file")
+    assert run(server, "put", "jobs", "k", "text", "--id=x") == (0, "1\n")
+    assert run(server, "put", "jobs", "k", "text", "--id=x") == (0, "1\n")
+    assert run(server, "put", "jobs", "late", f"--file={directory}/file", "--delay=1000") == (0, "2\n")
+    assert run(server, "ls", "jobs") == (0, "0 waiting, 1 ready, 1 delayed, 0 out, 0 dead\n")
+    status, output = run(server, "peek", "jobs", "--json")
+    assert status == 0
+    first, second = (json.loads(line) for line in output.splitlines())
+    assert (first["payload"], second["state"], second["payload"]) == ("text", "delayed", "from a file")
+    assert run(server, "dead", "jobs") == (3, "sbus: queue jobs has no such job\n")
+    with sbus.connect(str(server.address)) as client:
+        for job in client.work("jobs"):
+            job.nack("poison", "no picture\x1b[2J")
+            break
+    assert run(server, "dead", "jobs") == (
+        0,
+        "1 k (4 B, dead, tries: 1): text\n  poison: no picture\\x1b[2J\n",
+    )
+    assert run(server, "retry", "jobs", "--id=1") == (0, "1 job\n")
+    assert run(server, "drain", "jobs", "--yes") == (0, "2 jobs\n")
+    assert json.loads(run(server, "ls", "jobs", "--json")[1])["jobs"]["ready"] == 0
+    status, output = run(server, "ls", "none")
+    assert (status, "nobody subscribes" in output) == (3, True)
+    assert run(server, "ls", "a/b")[0] == 2
+
+
+def test_only_the_operator_looks(queued: Start, as_root: None) -> None:
+    """Other users see how many jobs there are, and nothing of them."""
+    server = queued("=jobs/")
+    os.chmod(server.address, 0o777)
+    stranger = server.bus.client(user=OTHER_USER)
+    inbox = stranger.credentials + b"/sbus/reply/1"
+    stranger.sub(inbox)
+    for verb, answer in ((b"ls", b'+{"queue": "jobs"'), (b"peek", b"-only root, and the user of the service")):
+        stranger.msg(b"queue/jobs/admin/" + verb, inbox + b"\0")
+        assert stranger.recv().startswith(b"MSG " + inbox + b"\0" + answer)
+
+
+def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:
+    """A second service on a store, and a store that is none, end the start with one line."""
+    server = bus()
+    spawn(QueueProcess, directory, server.address, "--queue=jobs").wait_started()
+    (directory / "text").write_text("no database" * 1000)
+    for option, text in (
+        ("--queue=jobs", "jobs.sqlite: another service has this store open: stop it"),
+        (f"--queue=jobs,store={directory}/text", "not a store of a queue: name another file"),
+        ("--queue=a=b,lease=x", "give a time"),
+        ("--queue=a=", "the pattern matches the queue's own keys"),
+        ("--queue=a/b", "a queue's name is"),
+    ):
+        refused = spawn(QueueProcess, directory, server.address, option)
+        assert refused.wait() == 1
+        assert text in refused.log
+        assert refused.log.count("\n") == 1

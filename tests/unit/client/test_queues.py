@@ -1,0 +1,176 @@
+"""What publishers and workers say to a queue's service, on the wire."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbus.client.core import ClientCore, Message
+from sbus.client.queues import Job, WorkCore, build_job, build_put, check_queue, parse_put
+from sbus.errors import UsageError
+
+
+class FakeBus:
+    """The part of a connection that a worker uses; nothing waits.
+
+    :ivar said: what was sent, without the token.
+    """
+
+    state = "connected"
+
+    def __init__(self) -> None:
+        self.core = ClientCore()
+        self.works: list[WorkCore] = []
+        self.said: list[bytes] = []
+        self.callbacks: dict[bytes, Any] = {}
+
+    async def _own_name(self) -> bytes:
+        return b"!/cred/1/2/3"
+
+    def subscribe(self, pattern: bytes, callback: Any) -> Any:
+        self.callbacks[pattern] = callback
+        return type("Subscription", (), {"close": lambda self: None})()
+
+    def send(self, packets: list[bytes]) -> None:
+        for packet in packets:
+            if packet.startswith(b"MSG "):
+                key, _, payload = packet[4:].partition(b"\0")
+                self.said.append(key.rpartition(b"/")[2] + b" " + payload.partition(b" ")[2])
+
+    def take(self) -> list[bytes]:
+        said, self.said = self.said, []
+        return said
+
+
+@pytest.fixture
+def bus() -> FakeBus:
+    return FakeBus()
+
+
+def started(bus: FakeBus, credit: int = 2) -> WorkCore:
+    """A worker that has subscribed."""
+    work = WorkCore(bus, "jobs", credit)
+    with pytest.raises(StopIteration):
+        work._start().send(None)
+    return work
+
+
+def deliver(bus: FakeBus, round: int, id: int, tries: int = 1, lease: float = 30.0) -> None:
+    """Have a job arrive."""
+    [inbox] = [key for key in bus.callbacks if key.startswith(b"!/cred/1/2/3/sbus/work/")]
+    bus.callbacks[inbox](Message(inbox, build_job(round, id, tries, lease, b"7 !/cred/4/5/6", b"a key", b"\0x")))
+
+
+def next_job(work: WorkCore) -> Job:
+    try:
+        work._next().send(None)
+    except StopIteration as result:
+        job: Job = result.value
+        return job
+    raise AssertionError("there is no job")
+
+
+@given(
+    st.binary(),
+    st.none() | st.binary(min_size=1, max_size=256).filter(lambda id: not set(b" \0") & set(id) and id.split() == [id]),
+)
+def test_puts_come_back(payload: bytes, id: bytes | None) -> None:
+    """What a put says is read as it was meant, whatever the payload is."""
+    assert parse_put(build_put(payload, id)) == (id or b"", 0.0, payload)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"id=a", b"id=\0", b"id=" + bytes([65]) * 257 + b"\0", b"not-before=nan\0", b"x\0"]
+)
+def test_malformed_puts(text: bytes) -> None:
+    """A malformed put is refused."""
+    with pytest.raises(UsageError):
+        parse_put(text)
+
+
+@pytest.mark.parametrize("delay", [-1.0, math.inf, math.nan])
+def test_impossible_delays(delay: float) -> None:
+    """A delay is a number of seconds."""
+    with pytest.raises(UsageError, match="give a number of seconds"):
+        build_put(b"", delay=delay)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a" * 65, "ä", "a b", "*"])
+def test_names_of_queues(name: str) -> None:
+    """A queue's name is one plain segment of a key."""
+    with pytest.raises(UsageError, match="a queue's name is"):
+        check_queue(name)
+
+
+def test_rounds(bus: FakeBus) -> None:
+    """Each announcement names what the worker holds; deliveries of an earlier round are dropped."""
+    work = started(bus)
+    work._announce()
+    deliver(bus, 1, 5)
+    job = next_job(work)
+    assert (job.key, job.payload, str(job.sender)) == (b"a key", b"\0x", "!/cred/4/5/6")
+    bus.callbacks[b"queue/jobs/up"](Message(b"queue/jobs/up", b""))
+    assert bus.take() == [b"ready 1 2", b"ready 2 2 5:1"]
+    deliver(bus, 1, 6)
+    assert list(work.jobs) == [5]
+
+
+def test_answers_are_repeated(bus: FakeBus) -> None:
+    """An announcement repeats the latest answers, but not for a job that is here again."""
+    work = started(bus)
+    work._announce()
+    for id in (1, 2):
+        deliver(bus, 1, id)
+        with next_job(work):
+            pass
+    deliver(bus, 1, 1, tries=2)
+    bus.take()
+    work._announce()
+    assert bus.take() == [b"ack 2 1", b"ready 2 2 1:2"]
+
+
+def test_what_blocks_say(bus: FakeBus) -> None:
+    """An exception means failed, a cancellation released; the end of the work takes all back with a new round."""
+    work = started(bus, 3)
+    work._announce()
+    for id in (1, 2, 3):
+        deliver(bus, 1, id)
+    bus.take()
+    for error in (ValueError("bad"), KeyboardInterrupt()):
+        with pytest.raises(type(error)), next_job(work):
+            raise error
+    with pytest.raises(UsageError, match=r"nack\('why'\): use 'released', 'failed', 'poison'"):
+        next_job(work).nack("why")  # type: ignore[arg-type]
+    work.close()
+    assert bus.take() == [b"nack 1 1 failed ValueError: bad", b"nack 2 1 released ", b"ready 2 0"]
+    assert bus.works == []
+
+
+def test_leases_of_jobs_that_wait(bus: FakeBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that waits behind a slow one is renewed; one whose lease has ended is released."""
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    work = started(bus, 3)
+    work._announce()
+    deliver(bus, 1, 1)
+    deliver(bus, 1, 2, lease=100.0)
+    deliver(bus, 1, 3, lease=10.0)
+    next_job(work)
+    bus.take()
+    now = 50.0
+    assert next_job(work).id == 2
+    assert bus.take() == [b"renew 2 1", b"nack 3 1 released "]
+    assert list(work.jobs) == [1, 2]
+
+
+def test_strangers_in_the_inbox(bus: FakeBus) -> None:
+    """What is no job is ignored: anybody may write to an inbox."""
+    work = started(bus)
+    [inbox] = [key for key in bus.callbacks if key.startswith(b"!/cred/1/2/3/sbus/work/")]
+    for text in (b"", b"1 2 3\0", b"a b c d e f g\0"):
+        bus.callbacks[inbox](Message(inbox, text))
+    assert work.jobs == {}

@@ -1,0 +1,400 @@
+"""Which worker gets which job, and when."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sbus.queue.jobs import Changes, Delivery, Job, JobQueue, Row, Rules, State
+
+
+def queue_with(worker_credit: int = 10, **rules: Any) -> JobQueue:
+    """A queue with one worker, ``w``."""
+    queue = JobQueue(Rules(**rules))
+    queue.ready(b"w", 1, worker_credit, {})
+    return queue
+
+
+def ids(deliveries: list[Delivery]) -> list[int]:
+    return [delivery.job.id for delivery in deliveries]
+
+
+def test_credit_bounds_what_a_worker_has() -> None:
+    """A worker gets as many jobs as it has credit, and the next one when it has answered one."""
+    queue = queue_with(2)
+    for _ in range(3):
+        queue.put(b"k", b"")
+    first = queue.advance(0.0)
+    assert ids(first) == [1, 2]
+    queue.ack(first[1].job)
+    assert ids(queue.advance(0.0)) == [3]
+
+
+def test_the_least_busy_worker_gets_the_next_job() -> None:
+    """A job goes to the worker with the fewest, not to each in turn."""
+    queue = JobQueue(Rules())
+    queue.ready(b"a", 1, 10, {})
+    queue.ready(b"b", 1, 10, {})
+    for _ in range(4):
+        queue.put(b"k", b"")
+    for delivery in queue.advance(0.0):
+        if delivery.worker.holder == b"b":
+            queue.ack(delivery.job)
+    for _ in range(2):
+        queue.put(b"k", b"")
+    assert [delivery.worker.holder for delivery in queue.advance(0.0)] == [b"b", b"b"]
+
+
+def test_users_take_turns() -> None:
+    """A user with many jobs does not make another one wait."""
+    queue = queue_with(4)
+    for uid in (1, 1, 1, 1, 2, 3):
+        queue.put(b"k", b"", uid=uid)
+    assert [delivery.job.uid for delivery in queue.advance(0.0)] == [1, 2, 3, 1]
+
+
+def test_failures_pause_longer_each_time() -> None:
+    """The pauses after failures are 1 s, 2 s, 4 s and so on, up to 5 minutes."""
+    queue, now, pauses = queue_with(deliveries=20), 0.0, []
+    job = queue.put(b"k", b"")
+    for _ in range(11):
+        assert ids(queue.advance(now)) == [1]
+        queue.nack(job, "failed", "", now)
+        pauses.append(job.due - now)
+        assert queue.advance(now + pauses[-1] - 0.5) == []
+        now += pauses[-1]
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+
+
+def test_a_job_dies_after_its_deliveries() -> None:
+    """A job that fails as often as it may be delivered is dead, with the last reason; a retry makes it new."""
+    queue = queue_with(deliveries=2)
+    job = queue.put(b"k", b"")
+    for now in (0.0, 1.0):
+        assert ids(queue.advance(now)) == [1]
+        queue.nack(job, "failed", f"at {now}", now)
+    assert (job.state, job.reason, queue.died) == (State.DEAD, "failed: at 1.0", [job])
+    queue.retry(job)
+    assert (ids(queue.advance(2.0)), job.tries) == ([1], 1)
+
+
+def test_released_jobs_do_not_count_and_poison_is_final() -> None:
+    """A released job is as new, at once; a poisonous one is dead at once."""
+    queue = queue_with(deliveries=1)
+    job = queue.put(b"k", b"")
+    for _ in range(3):
+        assert ids(queue.advance(0.0)) == [1]
+        queue.nack(job, "released", "", 0.0)
+    assert ids(queue.advance(0.0)) == [1]
+    queue.nack(job, "poison", "no image", 0.0)
+    assert (job.state, job.reason) == (State.DEAD, "poison: no image")
+
+
+def test_a_lease_ends_unless_it_is_renewed() -> None:
+    """A job whose lease has run out goes out again, and the answer to the former delivery is stale."""
+    queue = queue_with(lease=30.0)
+    job = queue.put(b"k", b"")
+    queue.advance(0.0)
+    queue.renew(job, 20.0)
+    assert queue.advance(49.0) == []
+    assert queue.advance(50.0) == []
+    assert queue.find(b"w", 1, 1) is None
+    assert ids(queue.advance(50.0)) == [1]
+    assert queue.find(b"w", 1, 2) is job
+    assert queue.find(b"another", 1, 2) is None
+
+
+def test_a_worker_that_says_nothing_gets_nothing_more() -> None:
+    """A worker whose lease ran out has no room until it is heard, though it has the fewest jobs then."""
+    queue = queue_with(lease=30.0)
+    queue.put(b"k", b"")
+    queue.advance(0.0)
+    assert queue.advance(30.0) == []
+    queue.ready(b"other", 1, 1, {})
+    assert [(d.worker.holder, d.tries) for d in queue.advance(31.0)] == [(b"other", 2)]
+    queue.put(b"k", b"")
+    assert queue.advance(32.0) == []
+    assert queue.find(b"w", 1, 1) is None
+    assert [d.worker.holder for d in queue.advance(33.0)] == [b"w"]
+
+
+def test_the_third_delivery_goes_alone() -> None:
+    """A job that was out twice waits for a worker without jobs, which gets nothing else beside it."""
+    queue = queue_with(5)
+    for _ in range(2):
+        queue.put(b"bad", b"")
+        queue.advance(0.0)
+        queue.gone(b"w")
+        queue.ready(b"w", 1, 5, {})
+    for _ in range(3):
+        queue.put(b"good", b"")
+    # 1 was out twice, 2 once.
+    first = queue.advance(0.0)
+    assert ids(first) == [1]
+    assert queue.advance(0.0) == []
+    queue.ack(first[0].job)
+    assert ids(queue.advance(0.0)) == [2, 3, 4, 5]
+
+
+def test_a_busy_worker_is_kept_free_for_a_job_that_goes_alone() -> None:
+    """If no worker is idle, one gets nothing more until it is, so that the job's turn comes."""
+    queue = queue_with(2)
+    bad = queue.put(b"bad", b"")
+    for now in (0.0, 1.0):
+        assert ids(queue.advance(now)) == [bad.id]
+        queue.nack(bad, "failed", "", now)
+    for _ in range(3):
+        queue.put(b"good", b"")
+    first, second = (delivery.job for delivery in queue.advance(2.0))
+    queue.ack(first)
+    assert queue.advance(3.0) == []
+    queue.ack(second)
+    assert ids(queue.advance(3.0)) == [bad.id]
+    queue.ack(bad)
+    assert ids(queue.advance(3.0)) == [4]
+
+
+def test_a_new_round_takes_back_what_the_worker_lacks() -> None:
+    """After an interruption a worker keeps the jobs that it holds; the others go out again, uncounted."""
+    queue = queue_with(2)
+    for _ in range(2):
+        queue.put(b"k", b"")
+    queue.advance(0.0)
+    queue.ready(b"w", 2, 2, {1: 1})
+    assert [(d.job.id, d.round, d.tries) for d in queue.advance(0.0)] == [(2, 2, 1)]
+
+
+def test_delivery_that_came_to_nothing() -> None:
+    """A delivery counts no more when the job was given back while the disk wrote."""
+    queue = queue_with()
+    queue.put(b"k", b"")
+    [delivery] = queue.advance(0.0)
+    assert delivery.counts()
+    queue.gone(b"w")
+    assert not delivery.counts()
+
+
+def test_payloads_beyond_the_limit_stay_in_the_store() -> None:
+    """What waits takes a bounded amount of memory for payloads."""
+    queue = JobQueue(Rules())
+    jobs = [queue.put(b"k", bytes(10 << 20)) for _ in range(8)]
+    queue.take_changes()
+    assert [job.payload is None for job in jobs] == [False] * 6 + [True] * 2
+
+
+def test_much_credit_takes_several_turns() -> None:
+    """A turn hands out a bounded number of jobs, whatever a worker asks for."""
+    queue = queue_with(2000)
+    for _ in range(1000):
+        queue.put(b"k", b"")
+    assert [len(queue.advance(0.0)) for _ in range(3)] == [512, 488, 0]
+
+
+KEYS = [b"a", b"b"]
+WORKERS = [b"1", b"2", b"3"]
+
+
+class Machine(RuleBasedStateMachine):
+    """A queue beside a naive model of its promises.
+
+    :ivar disk: what the store has.
+    :ivar hold: for each worker that is connected, the jobs that it has, with the delivery.
+    :ivar open: jobs that were put and not done.
+    """
+
+    @initialize(ordered=st.booleans(), deliveries=st.integers(1, 4))
+    def begin(self, ordered: bool, deliveries: int) -> None:
+        self.chosen = Rules(lease=30.0, deliveries=deliveries, is_ordered=ordered)
+        self.queue = JobQueue(self.chosen)
+        self.now = 1000.0
+        self.disk: dict[int, Row] = {}
+        self.next_id = 1
+        self.hold: dict[bytes, dict[int, int]] = {}
+        self.credit: dict[bytes, int] = {}
+        self.round = 0
+        self.open: set[int] = set()
+        self.prompt: set[int] = set()  # neither delayed nor retried
+        self.begun: set[int] = set()
+
+    # --- what the service does ---
+
+    def save(self) -> Changes:
+        changes = self.queue.take_changes()
+        for row, _ in changes.new:
+            assert row[0] not in self.disk
+            self.disk[row[0]] = row
+        for row in changes.changed:
+            assert row[0] in self.disk
+            self.disk[row[0]] = row
+        for id in changes.gone:
+            del self.disk[id]
+        return changes
+
+    @rule()
+    def turn(self) -> None:
+        before = {uid: self.queue_ready(uid) for uid in (1, 2)}
+        silent = {job.holder for job in self.queue.jobs.values() if job.holder and job.until <= self.now}
+        deliveries = self.queue.advance(self.now)
+        self.save()
+        served: list[int] = []
+        held = {token: sum(self.is_held(token, job) for job in jobs.items()) for token, jobs in self.hold.items()}
+        for delivery in deliveries:
+            job, token = delivery.job, delivery.worker.holder
+            assert delivery.counts()
+            assert token not in silent
+            assert self.credit[token] > held[token]
+            if delivery.tries >= 3:
+                assert not held[token]
+            held[token] += 1
+            assert job.due <= self.now
+            if self.chosen.is_ordered and job.id in self.prompt and job.id not in self.begun:
+                earlier = {id for id in self.prompt & self.open if id < job.id and self.disk[id][1] == job.key}
+                assert all(self.queue.jobs[id].state is State.DEAD for id in earlier)
+            self.begun.add(job.id)
+            self.hold[token][job.id] = delivery.tries
+            if delivery.tries < 3:
+                served.append(job.uid)
+        for uid in (1, 2):  # nobody has two while another one who had some got none
+            if before[uid] and uid not in served:
+                assert served.count(3 - uid) <= 1 or self.chosen.is_ordered
+
+    def is_held(self, token: bytes, delivery: tuple[int, int]) -> bool:
+        """Whether the lease of what a worker has still runs."""
+        job = self.queue.jobs.get(delivery[0])
+        return job is not None and (job.holder, job.tries) == (token, delivery[1])
+
+    def queue_ready(self, uid: int) -> int:
+        return sum(job.state is State.READY and job.uid == uid and job.tries < 2 for job in self.queue.jobs.values())
+
+    @rule(key=st.sampled_from(KEYS), uid=st.sampled_from([1, 2]), delay=st.sampled_from([0.0, 0.0, 5.0]))
+    def put(self, key: bytes, uid: int, delay: float) -> None:
+        job = self.queue.put(key, b"", uid=uid, not_before=self.now + delay if delay else 0.0)
+        assert job.id == self.next_id
+        self.next_id += 1
+        self.open.add(job.id)
+        if not delay:
+            self.prompt.add(job.id)
+
+    @rule(token=st.sampled_from(WORKERS), credit=st.integers(1, 3))
+    def announce(self, token: bytes, credit: int) -> None:
+        self.round += 1
+        self.credit[token] = credit
+        self.queue.ready(token, self.round, credit, self.hold.get(token, {}))
+        self.hold[token] = {id: job.tries for id, job in self.queue.workers[token].jobs.items()}
+
+    @precondition(lambda self: self.hold)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        token = data.draw(st.sampled_from(sorted(self.hold)))
+        self.queue.gone(token)
+        del self.hold[token]
+
+    @precondition(lambda self: any(self.hold.values()))
+    @rule(data=st.data(), what=st.sampled_from(["ack", "released", "failed", "poison", "renew"]))
+    def answer(self, data: st.DataObject, what: str) -> None:
+        token = data.draw(st.sampled_from(sorted(token for token in self.hold if self.hold[token])))
+        id = data.draw(st.sampled_from(sorted(self.hold[token])))
+        tries = self.hold[token][id]
+        job = self.queue.find(token, id, tries)
+        if job is None:  # the lease had run out
+            del self.hold[token][id]
+            return
+        if what == "renew":
+            self.queue.renew(job, self.now)
+            return
+        del self.hold[token][id]
+        if what == "ack":
+            self.queue.ack(job)
+            self.open.remove(id)
+            return
+        self.queue.nack(job, what, "why", self.now)
+        is_dead = what == "poison" or (what == "failed" and tries >= self.chosen.deliveries)
+        assert (job.state is State.DEAD) == is_dead
+        if what == "failed" and not is_dead:
+            assert job.due == self.now + 2.0 ** (tries - 1)
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 31.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: self.queue.find_all(State.DEAD))
+    @rule()
+    def retry(self) -> None:
+        for job in self.queue.find_all(State.DEAD):
+            self.queue.retry(job)
+            self.prompt.discard(job.id)
+
+    @precondition(lambda self: self.queue.find_all(State.READY, State.WAITING, State.DELAYED))
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(self.queue.find_all(State.READY, State.WAITING, State.DELAYED)))
+        self.queue.drain(job)
+        self.open.remove(job.id)
+
+    @rule()
+    def restart(self) -> None:
+        """Start the service again: from the disk, with the same workers, some of which have died meanwhile."""
+        self.save()
+        self.queue = JobQueue(self.chosen, self.disk.values(), self.next_id)
+        for token in list(self.hold):
+            self.announce(token, self.credit[token])
+        assert self.save().new == []
+
+    # --- promises ---
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        queue = self.queue
+        assert set(queue.jobs) == self.open
+        assert queue.owned.total() == len(self.open)
+        states = [job.state for job in queue.jobs.values()]
+        assert all(queue.counts[state] == states.count(state) for state in State if state is not State.GONE)
+        for job in queue.jobs.values():
+            self.check(job)
+
+    def check(self, job: Job) -> None:
+        queue = self.queue
+        holders = [worker for worker in queue.workers.values() if job.id in worker.jobs]
+        assert len(holders) == (job.state is State.OUT)
+        assert bool(job.reason) == (job.state is State.DEAD)
+        assert job.tries <= self.chosen.deliveries
+        if job.state is State.OUT:
+            assert holders[0].holder == job.holder
+            assert queue.next_time() <= job.until < math.inf
+            if job.tries >= 3:
+                assert len(holders[0].jobs) == 1
+        if self.chosen.is_ordered and job.state is State.OUT:
+            under_way = [other for other in queue.jobs.values() if other.key == job.key and other.state is State.OUT]
+            assert under_way == [job]
+        if job.state is State.WAITING:
+            assert self.chosen.is_ordered
+
+    def teardown(self) -> None:
+        """In the end, with workers that do their work, every job is done or dead."""
+        if not hasattr(self, "queue"):
+            return
+        for token in list(self.hold):
+            self.die_now(token)
+        self.announce(b"9", 2)
+        for _ in range(20 * len(self.open) + 20):
+            for job in [job for job in self.queue.jobs.values() if job.state is State.OUT]:
+                self.queue.ack(job)
+                self.open.discard(job.id)
+            self.now += 31.0
+            self.queue.advance(self.now)
+        assert all(job.state is State.DEAD for job in self.queue.jobs.values())
+
+    def die_now(self, token: bytes) -> None:
+        self.queue.gone(token)
+        del self.hold[token]
+
+
+Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestModel = pytest.mark.timeout(120)(Machine.TestCase)
