@@ -17,7 +17,7 @@ from sbus.lake.table import open_parquet
 from tests.support.archived import recorded
 
 SEED = int(os.environ.get("SBUS_KILLS_SEED", "1"))
-KILLS = int(os.environ.get("SBUS_KILLS", "10"))
+KILLS = int(os.environ.get("SBUS_KILLS", "3"))
 """Raise it for a long run by hand."""
 
 

@@ -95,7 +95,12 @@ def test_sub_receipts(option: list[str], expected: str, reported: str) -> None:
         Sbus(None, "-s", address, "sub", "--receipts", "--count=3", *option, "a") as running,
         listener.accept()[0] as peer,
     ):
-        assert [hear(peer) for _ in range(2)] == [b"CMSG receipts/on", b"SUB a"]
+        assert [hear(peer) for _ in range(4)] == [
+            b"CMSG receipts/on",
+            b"CMSG payload/on",
+            b"CMSG !/cred/whoami",
+            b"SUB a",
+        ]
         for packet in PACKETS:
             peer.send(packet)
         assert running.end() == (0, expected.encode(), reported)

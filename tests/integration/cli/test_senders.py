@@ -29,7 +29,7 @@ PACKETS = [
 def answer(listener: socket.socket) -> socket.socket:
     """Accept a client that asks for senders, and send it two messages."""
     peer = listener.accept()[0]
-    assert [hear(peer) for _ in range(3)] == [b"CMSG sender/on", WHOAMI, b"SUB a"]
+    assert [hear(peer) for _ in range(5)] == [b"CMSG sender/on", b"CMSG payload/on", WHOAMI, WHOAMI, b"SUB a"]
     for packet in PACKETS:
         peer.send(packet)
     return peer
@@ -75,7 +75,7 @@ def test_sub_sender_of_a_server_that_does_not_say() -> None:
         Sbus(None, "-s", address, "sub", "--sender", "--reconnect", "a") as running,
         listener.accept()[0] as peer,
     ):
-        assert [hear(peer) for _ in range(3)] == [b"CMSG sender/on", WHOAMI, b"SUB a"]
+        assert [hear(peer) for _ in range(5)] == [b"CMSG sender/on", b"CMSG payload/on", WHOAMI, WHOAMI, b"SUB a"]
         peer.send(WHOAMI + b"\0!/cred/1/2/3")
         status, output, errors = running.end()
     assert (status, output) == (2, b"")

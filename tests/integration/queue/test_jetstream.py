@@ -140,7 +140,7 @@ def test_a_server_that_is_away_holds_publishers_back(host: Start, nats: NatsServ
             job.ack()
             if len(payloads) == 1000:
                 break
-    assert payloads == list(range(1000))
+    assert sorted(payloads) == list(range(1000))  # a pull that failed leaves its jobs for the next one
     assert a.service.stop() == 0
 
 
