@@ -173,9 +173,9 @@ def test_sockets_from_systemd(spawn, directory):
         sock.listen()
         made.append(sock)
     script = (
-        "import os, sys\n"
+        "import fcntl, os, sys\n"
         "fds = list(map(int, sys.argv[1].split(',')))\n"
-        "high = [os.dup2(fd, 100 + i) for i, fd in enumerate(fds)]\n"
+        "high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in fds]\n"
         "for i, fd in enumerate(high): os.dup2(fd, 3 + i); os.close(fd)\n"
         "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='4', LISTEN_FDNAMES=sys.argv[2])\n"
         "os.execv(sys.argv[3], sys.argv[3:])\n"
