@@ -17,7 +17,7 @@ def film(address: str, frames: int) -> None:
     with sbus.connect(address, payloads=True) as bus:
         for number in range(frames):
             frame[:] = number  # here the driver of a camera writes its picture
-            bus.publish("camera/front", frame)
+            bus.publish("camera/front", frame.data)
         bus.fence()
 
 
