@@ -54,10 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--sbus", action="append", metavar="NAME=PYTHON", help="an installation [this one]")
     options = parser.parse_args(argv)
-    pythons = {
-        _RELAY: sys.executable,
-        **dict(each.split("=", 1) for each in options.sbus or [f"sbus={sys.executable}"]),
-    }
+    pythons = {_RELAY: sys.executable}
+    for each in options.sbus or [f"sbus={sys.executable}"]:
+        name, _, python = each.partition("=")
+        pythons[name] = str(Path(python).absolute())  # each server has a directory of its own
     runs: defaultdict[tuple[int, str], list[Run]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="sbus-bench-") as folder:
         for _ in range(options.rounds):
