@@ -32,6 +32,8 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SE
 _NOEXEC_SEAL = 8
 """MFD_NOEXEC_SEAL: the memory can never be executed. Since Linux 6.3, the kernel warns of a memfd without it."""
 _FMSG = FMSG + b" "
+_ATTEMPTS = 5
+"""Attempts to seal memory: in a run of benchmarks/payloads the kernel refused one seal for a page in use."""
 _BLOCK = 512
 """Bytes in a block of stat(2)."""
 _MOST_JOINED = 1024
@@ -83,6 +85,14 @@ class Memfd:
 
         :raises OSError: as fcntl(2); EBUSY while a writable mapping exists.
         """
+        for _ in range(_ATTEMPTS):
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
+                return
+            except OSError as e:
+                # Also while the kernel uses a page for itself; it waits for that a tenth of a second in each attempt.
+                if e.errno != errno.EBUSY:
+                    raise
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
 
     def fault(self) -> str | None:

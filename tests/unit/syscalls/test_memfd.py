@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import mmap
 import os
 import socket
@@ -114,6 +116,22 @@ class TestMemfd:
         with mmap.mmap(memfd.fileno(), 4_096), pytest.raises(OSError, match="busy"):
             memfd.seal()
         memfd.seal()
+
+    def test_a_page_that_the_kernel_uses_delays_sealing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The kernel says EBUSY then, too, and another attempt succeeds."""
+        memfd = Memfd.create()
+        os.write(memfd.fileno(), b"x")
+        real, refusals = fcntl.fcntl, [OSError(errno.EBUSY, "busy")] * 2
+
+        def refuse(fd: int, command: int, argument: int = 0) -> int:
+            if command == fcntl.F_ADD_SEALS and refusals:
+                raise refusals.pop()
+            return real(fd, command, argument)
+
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+        memfd.seal()
+        assert memfd.fault() is None
+        assert not refusals
 
     def test_the_descriptor_is_closed_with_the_last_reference(self) -> None:
         """Nothing is left open."""
