@@ -120,7 +120,7 @@ def _collect(
     new_key_ends, new_payload_ends = [], []
     while at < len(packets) and rows < max_rows and len(keys) + len(payloads) < max_bytes:
         packet, end = packets[at], 0
-        if packet[:4] == MAGIC and (offset or unbundle([packet]) != [packet]):
+        if packet[:4] == MAGIC and (offset or unbundle([bytes(packet)]) != [packet]):
             offset = offset or 4
             end = offset + 4 + int.from_bytes(packet[offset : offset + 4], "little")
             part, offset = packet[offset + 4 : end], 0 if end == len(packet) else end
