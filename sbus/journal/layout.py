@@ -110,11 +110,13 @@ class Identity(NamedTuple):
 
     :ivar id: the ID of the journal, 32 hexadecimal digits.
     :ivar format: the newest format that the journal has segments of.
+    :ivar host: the name of the machine that the journal was begun on; None if the file does not say.
     :ivar fields: the whole object.
     """
 
     id: str
     format: Format
+    host: str | None
     fields: dict[str, Any]
 
 
@@ -134,7 +136,8 @@ def read_identity(directory: str) -> Identity:
     format_ = find_format(fields.get("format"), path)
     if not isinstance(fields.get("id"), str):
         raise JournalError(f"{path}: it has no journal ID: restore it from a copy")
-    return Identity(fields["id"], format_, fields)
+    host = fields.get("host")
+    return Identity(fields["id"], format_, host if isinstance(host, str) and host else None, fields)
 
 
 def read_object(path: str) -> dict[str, Any]:

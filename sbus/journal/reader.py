@@ -73,6 +73,7 @@ class JournalReader:
     :param skip_damaged: whether damage is no error: see `Slice.skip_damaged`.
     :ivar directory: its absolute path.
     :ivar id: the ID of the journal, 32 hexadecimal digits.
+    :ivar host: the name of the machine that it was begun on; None if it does not say.
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, skip_damaged: bool = False) -> None:
@@ -80,7 +81,8 @@ class JournalReader:
         :raises JournalError: if there is no journal, or this package cannot read its format.
         """
         self.directory = os.path.abspath(directory)
-        self.id = read_identity(self.directory).id
+        identity = read_identity(self.directory)
+        self.id, self.host = identity.id, identity.host
         self._skip_damaged = skip_damaged
         self._listed: list[Segment] = []
         self._listed_at = -1  # the mtime of the directory when it was listed, in ns; -1: not to be trusted
@@ -223,7 +225,7 @@ class JournalReader:
         if end_seq > end:
             raise JournalError(f"{self.directory}: row {end_seq - 1} is not there yet: the last one is {end - 1}")
         only = None if kinds is None else frozenset(kinds)
-        whole = Slice(segments[0], self.id, start_seq, end_seq, min_time, max_time, only, self._skip_damaged)
+        whole = Slice(segments[0], self.id, start_seq, end_seq, min_time, max_time, only, self._skip_damaged, self.host)
         slices: list[Slice] = []
         first = bisect.bisect_right(segments, start_seq, key=_first_seq) - 1
         behind = bisect.bisect_left(segments, end_seq, key=_first_seq)

@@ -1,9 +1,10 @@
 """Rows of a journal: columns, kinds, formats on disk, encoding and decoding.
 
 *Columns.* `COLUMNS` is the only list of the columns that readers get. The command line, Spark and the documentation
-take the names and types from there. A segment has the same columns, except those of the publisher: it has one column,
-``sender``, in which a run of messages takes as much space as a single one (`sbus.journal.senders`). The five columns
-are made from it only for a reader that asks for one of them.
+take the names and types from there. A segment has the same columns, except those of the publisher and of the host.
+It has one column, ``sender``, in which a run of messages takes as much space as a single one
+(`sbus.journal.senders`); the five columns are made from it only for a reader that asks for one of them. The host is in
+``journal.json`` alone, because all rows of a journal have the same.
 
 *Bytes.* A segment is an Arrow IPC stream. It begins with a *header*: the schema, the dictionaries of the columns
 ``journal`` and ``kind``, and a batch without rows. The dictionaries never change after the header, so the message of a
@@ -156,6 +157,7 @@ COLUMNS = (
         "of the root bus, or of a bus without a master",
         True,
     ),
+    Column("host", _NAMES, "the name of the machine that the journal was begun on; null if it does not say", True),
 )
 """The columns of a journal, in their order."""
 
@@ -349,7 +351,11 @@ def _constant(index: int, rows: int) -> pa.Array:
 
 
 def decode(
-    data: pa.Buffer, journal_id: str, columns: Sequence[str] | None = None, format_: Format | None = None
+    data: pa.Buffer,
+    journal_id: str,
+    columns: Sequence[str] | None = None,
+    format_: Format | None = None,
+    host: str | None = None,
 ) -> pa.RecordBatch:
     """Decode the message of a batch into the columns of readers.
 
@@ -357,6 +363,7 @@ def decode(
 
     :param columns: the names of the columns to return, in this order; None: all.
     :param format_: the format of the segment; None: the newest.
+    :param host: the host of the journal; None: unknown.
     """
     wanted = schema(journal_id)
     if columns is not None:
@@ -364,20 +371,34 @@ def decode(
     of_sender = [name for name in wanted.names if name in TYPES]
     format_ = format_ or FORMATS[FORMAT]
     if format_.upcast is None:
-        needed = [name for name in wanted.names if name not in TYPES] + [_SENDER.name] * bool(of_sender)
-        rows = format_.decode(data, journal_id, needed)
+        stored = [name for name in wanted.names if name in format_.stored_schema.names] or ["seq"]
+        rows = format_.decode(data, journal_id, stored + [_SENDER.name] * bool(of_sender))
     else:
         rows = format_.decode(data, journal_id)
     while format_.upcast is not None:
         rows = format_.upcast(rows)
         format_ = FORMATS[format_.version + 1]
     made = split(rows.column(_SENDER.name), of_sender) if of_sender else {}
+    if "host" in wanted.names:
+        made["host"] = _named(host, rows.num_rows)
     arrays = [made[name] if name in made else rows.column(name) for name in wanted.names]
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
+def _named(name: str | None, rows: int) -> pa.DictionaryArray:
+    """Return a column that has one name, or null, in all rows."""
+    indices = pa.nulls(rows, pa.int8()) if name is None else _constant(0, rows)
+    return pa.DictionaryArray.from_arrays(indices, pa.array([] if name is None else [name], pa.utf8()))
+
+
 def damaged_row(
-    journal_id: str, first_seq: int, rows: int, time: int, reason: str, columns: Sequence[str] | None = None
+    journal_id: str,
+    first_seq: int,
+    rows: int,
+    time: int,
+    reason: str,
+    columns: Sequence[str] | None = None,
+    host: str | None = None,
 ) -> pa.RecordBatch:
     """Return the row of the kind ``damaged`` that readers get in place of rows that cannot be read.
 
@@ -386,7 +407,8 @@ def damaged_row(
     :param time: the time of the first of them, or of a row before it, in µs since the epoch.
     :param reason: what is wrong, in words.
     :param columns: the names of the columns to return, in this order; None: all.
+    :param host: the host of the journal; None: unknown.
     """
     details = {"rows": rows, "last": first_seq + rows - 1, "reason": reason}
     data = encode(Kind.DAMAGED, first_seq, time, [b""], [json.dumps(details).encode()])
-    return decode(data, journal_id, columns)
+    return decode(data, journal_id, columns, host=host)

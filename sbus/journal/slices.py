@@ -39,6 +39,7 @@ class Slice:
     :ivar kinds: rows of other kinds are left out; None: all kinds.
     :ivar skip_damaged: whether a row of the kind ``damaged`` stands for a batch that cannot be read; else it is an
         error.
+    :ivar host: the host of the journal; None: unknown.
     """
 
     segment: Segment
@@ -49,6 +50,7 @@ class Slice:
     max_time: int | None = None
     kinds: frozenset[str] | None = None
     skip_damaged: bool = False
+    host: str | None = None
 
     def may_need(self, batch: Record) -> bool:
         """Return whether a batch may hold rows of this slice."""
@@ -120,8 +122,9 @@ def _rows_of(
     """Return the rows of a batch that are in the slice."""
     first, end = max(part.start_seq, batch.first_seq), min(part.end_seq, batch.next_seq)
     if batch.kind is Kind.DAMAGED:
-        return damaged_row(part.journal_id, first, end - first, batch.min_time, "damaged on the disk", columns)
-    rows = decode(read_record(path, file, batch), part.journal_id, columns, format_)
+        reason = "damaged on the disk"
+        return damaged_row(part.journal_id, first, end - first, batch.min_time, reason, columns, part.host)
+    rows = decode(read_record(path, file, batch), part.journal_id, columns, format_, part.host)
     return rows.slice(first - batch.first_seq, end - first)
 
 
@@ -134,7 +137,7 @@ def _read_leniently(part: Slice, columns: Sequence[str] | None) -> Iterator[pa.R
 
     def lost(end: int, reason: object) -> Iterator[pa.RecordBatch]:
         if end > next_seq and (part.kinds is None or Kind.DAMAGED in part.kinds):
-            yield damaged_row(part.journal_id, next_seq, end - next_seq, time, str(reason), columns)
+            yield damaged_row(part.journal_id, next_seq, end - next_seq, time, str(reason), columns, part.host)
 
     try:
         index = salvage_index(part.segment, part.journal_id)

@@ -8,7 +8,7 @@ For each closed hour there are two small files in the state of the lake::
     cube/2026-01-31T07-<digest>.counts.parquet    messages by journal, key, payload size and publisher
     cube/2026-01-31T07-<digest>.rows.parquet      the rows that are not messages, and those beside them
 
-The digest covers the names of the hour's files and the columns of the counts. A name always stands for the same rows,
+The digest covers the names of the hour's files and the columns of both. A name always stands for the same rows,
 so counts with the digest of the current files are correct. Others are left over from before a compaction, a ``forget``
 or a new version of sbus, and are removed. The counts are a cache: they can be deleted at any time, and are made again
 when a report needs them. One lock is held while an hour is counted and while counts are removed, so that no process
@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbus.journal.digests import is_message, payload_lengths
-from sbus.journal.schema import Kind
+from sbus.journal.schema import COLUMN_NAMES, Kind
 from sbus.lake.merge import Limits, sorted_rows
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
 from sbus.ownership import replacing
@@ -90,7 +90,7 @@ def clean(table: Table, hours: dict[Hour, list[DataFile]]) -> None:
 
 
 def _base(directory: Path, hour: Hour, files: Sequence[DataFile]) -> str:
-    names = "\n".join([*_KEYS, *sorted(file.name for file in files)])
+    names = "\n".join([*_KEYS, *COLUMN_NAMES, *sorted(file.name for file in files)])
     return str(directory / f"{hour.date}T{hour.hour:02}-{hashlib.sha256(names.encode()).hexdigest()[:32]}")
 
 

@@ -61,8 +61,8 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from sbus.errors import LakeError, StorageError
 from sbus.journal import disk
-from sbus.journal.senders import TYPES
 from sbus.lake.checkpoint import Checkpoint
+from sbus.lake.encoding import LATER
 from sbus.lake.place import Place
 from sbus.lake.state import State
 from sbus.lake.table import DataFile, Event, Hour, Table, staged_files
@@ -81,13 +81,13 @@ _SCHEMA = pa.schema(
         ("payload", pa.binary()),
         ("date", pa.date32()),
         ("hour", pa.int32()),
-        *TYPES.items(),
+        *LATER.items(),
     ]
 )
 _STATISTICS = ("journal", "seq", "time", "kind")
 _OWNER = "sbus.lake"
 """The property of the table that has the ID of the lake."""
-_ADDED = {"sbus": "columns", "note": "of publishers"}
+_ADDED = {"sbus": "columns", "note": "of publishers and hosts"}
 _UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|\\")
 """What the ``deltalake`` package takes for a part of a URL in a path, however it is written."""
 _LAST_CHECKPOINT = "_last_checkpoint"

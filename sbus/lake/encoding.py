@@ -15,17 +15,24 @@ import os
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sbus.journal.senders import TYPES
+from sbus.journal.schema import COLUMNS
 
-__all__ = ["create", "new_writer"]
+__all__ = ["LATER", "create", "new_writer"]
+
+LATER = {
+    column.name: pa.utf8() if pa.types.is_dictionary(column.arrow_type) else column.arrow_type
+    for column in COLUMNS
+    if column.nullable
+}
+"""The columns that files of earlier versions lack, with their types in a lake: those of publishers, and the host."""
 
 LEVEL = 3
 """The level of zstd, that of Spark's files; level 1 takes as long, and its files are as large within 0.5 %."""
 
 _SORTING = (pq.SortingColumn(0), pq.SortingColumn(1))
 _DELTA_ENCODED = ("seq", "time")
-_DICTIONARIES = ("journal", "kind", "key", "payload", *TYPES)
-_STATISTICS = ("journal", "seq", "time", "kind", "key", *TYPES)
+_DICTIONARIES = ("journal", "kind", "key", "payload", *LATER)
+_STATISTICS = ("journal", "seq", "time", "kind", "key", *LATER)
 
 
 def new_writer(file: pa.NativeFile, schema: pa.Schema, *, is_sorted: bool) -> pq.ParquetWriter:

@@ -33,8 +33,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbus.errors import LakeError
-from sbus.journal.senders import TYPES
-from sbus.lake.encoding import create, new_writer
+from sbus.lake.encoding import LATER, create, new_writer
 
 __all__ = ["Limits", "Merged", "iter_rows", "merge", "sorted_rows"]
 
@@ -194,8 +193,8 @@ def _is_sorted(source: Opener, limits: Limits) -> bool:
 def iter_rows(file: pq.ParquetFile, limits: Limits, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file in batches of bounded size.
 
-    Rows of a file without the columns of publishers have nulls there. So files of any age can be merged, and new
-    columns need no rewriting.
+    Columns that a file of an earlier version lacks are null. So files of any age can be merged, and none is written
+    again for a new column.
 
     :param columns: the names of the columns, in the order of a journal; None: all.
     """
@@ -206,7 +205,7 @@ def iter_rows(file: pq.ParquetFile, limits: Limits, columns: Sequence[str] | Non
     rows = max(1, min(_MAX_BATCH_ROWS, int(limits.batch_bytes / per_row)))
     for batch in file.iter_batches(batch_size=rows, columns=columns, use_threads=False):
         if batch.num_rows:
-            for name, type_ in TYPES.items():
+            for name, type_ in LATER.items():
                 if name not in batch.schema.names and (columns is None or name in columns):
                     batch = batch.append_column(name, pa.nulls(batch.num_rows, type_))
             yield batch
@@ -253,7 +252,7 @@ def _spill(file: pq.ParquetFile, path: Path, limits: Limits) -> list[_Run]:
     """Sort the rows of a file in pieces, and return the runs in these."""
     found: list[tuple[str, int, int, int, int]] = []
     schema = file.schema_arrow
-    for name, type_ in TYPES.items():
+    for name, type_ in LATER.items():
         if name not in schema.names:
             schema = schema.append(pa.field(name, type_))
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:

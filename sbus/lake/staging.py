@@ -43,6 +43,9 @@ LIMITS = Limits(group_bytes=32 << 20)
 _MAX_OPEN = 4
 """Hours that are open at a time: those of journals whose clocks differ. Each costs a row group of memory."""
 
+_NAMES = pa.dictionary(pa.int32(), pa.utf8())
+"""A row group may have the rows of more journals than the index of one journal's rows can tell apart, which are 127."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -162,5 +165,7 @@ def _as_stored(batches: Sequence[pa.RecordBatch]) -> pa.Table:
         column = pa.chunked_array([batch.column(name) for batch in batches])
         if name == "key":
             column = pa.chunked_array([as_text_array(chunk) for chunk in column.chunks])
+        elif pa.types.is_dictionary(column.type):
+            column = column.cast(_NAMES)
         columns[name] = column
     return pa.table(columns).unify_dictionaries()

@@ -93,9 +93,9 @@ def test_publishers(spark: SparkSession, new_journal: NewJournal):
     names = pa.array([b"17 !/cred/100/1000/42", b"9 !/cred/0/0/4711/!/cred/100/1001/43"], pa.binary())
     journal.append_columns(values, values, [0], [3], Senders(names, pa.array([2, 3], pa.int32())))
     journal.sync()
-    assert table(spark, journal).columns == ["journal", "seq", "time", "kind", "key", "payload"]
+    assert table(spark, journal).columns == ["journal", "seq", "time", "kind", "key", "payload", "host"]
     frame = table(spark, journal, senders="true")
-    assert frame.columns[6:] == [*TYPES]
+    assert frame.columns[6:] == [*TYPES, "host"]
     assert [tuple(row) for row in frame.orderBy("seq").select(*TYPES).collect()] == [
         (None,) * 5,
         *[(1000, 100, 42, 17, None)] * 2,

@@ -36,11 +36,18 @@ def row(journal: str, seq: int, hour: int, key: str = "a/b", payload: bytes = b"
 
 
 def archive(
-    table: Table, batch: int, rows: Iterable[Row], *, done: bool = True, sender: Sequence[object] | None = None
+    table: Table,
+    batch: int,
+    rows: Iterable[Row],
+    *,
+    done: bool = True,
+    sender: Sequence[object] | None = None,
+    host: str | None = None,
 ) -> None:
     """Do to a lake what the archive does with a batch.
 
     :param sender: who published the rows, in the order of `TYPES`; None: files from before publishers were recorded.
+    :param host: where they were recorded; None: files of a version that did not say that.
     """
     state = table.state
     state.make_directories(state.staging)
@@ -59,6 +66,8 @@ def archive(
         if sender is not None:
             for (name, type_), value in zip(TYPES.items(), sender, strict=True):
                 written = written.append_column(name, pa.array([value] * len(found), type_))
+        if host is not None:
+            written = written.append_column("host", pa.array([host] * len(found)))
         pq.write_table(written, path)
     table.commit(batch, staged)
     if done:

@@ -50,7 +50,7 @@ class ListedRows:
     """
 
     def __init__(self, rows: Sequence[ListedRow], hosts: Mapping[str, str] | None = None, batch: int = 10_000) -> None:
-        self.hosts: Mapping[str, str] = hosts or {}
+        self._hosts = hosts or {}
         self._rows = rows
         self._batch = batch
 
@@ -72,6 +72,7 @@ class ListedRows:
                     "payload": pa.array(payload, pa.binary()),
                     "sender_uid": pa.array(uid, pa.int64()),
                     "sender_number": pa.nulls(len(uid), pa.int64()),
+                    "host": pa.array([self._hosts.get(each) for each in journal], pa.utf8()),
                 }
             )
 

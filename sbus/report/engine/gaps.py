@@ -38,14 +38,18 @@ _ROWS_AT_ONCE = 4096
 
 
 class Journal(NamedTuple):
-    """The time from a journal's first row to its last.
+    """What the rows of a time say of their journal.
 
-    It has the number of the first row, and whether the last one says that the recorder was stopped.
+    :ivar extent: the time from the first of them to the last.
+    :ivar first_seq: the number of the first.
+    :ivar is_stopped: whether the last one says that the recorder was stopped.
+    :ivar host: the host that the newest version of sbus among those that archived them knows; empty: none knows one.
     """
 
     extent: Span
     first_seq: int
     is_stopped: bool
+    host: str = ""
 
 
 class Mark(NamedTuple):
@@ -65,12 +69,14 @@ class Mark(NamedTuple):
 def find_journals(database: Database, whole: Span) -> dict[str, Journal]:
     """Return each journal that has rows in a time, by its ID."""
     found = database.execute(
-        "SELECT journal, min(us), max(us), min(seq), max(2 * seq + (kind = 'stop')::BIGINT) FROM rows "
+        "SELECT journal, min(us), max(us), min(seq), max(2 * seq + (kind = 'stop')::BIGINT), "
+        "coalesce(max(host), '') FROM rows "
         "WHERE us >= ? AND us < ? GROUP BY journal",
         whole,
     )
     return {
-        journal: Journal(Span(first, last), seq, bool(end % 2)) for journal, first, last, seq, end in found.fetchall()
+        journal: Journal(Span(first, last), seq, bool(end % 2), host)
+        for journal, first, last, seq, end, host in found.fetchall()
     }
 
 
@@ -124,7 +130,7 @@ def gaps_of(
             number = details.get("rows", 0)
             reason = f"{number:,} rows" if isinstance(number, int) else ""
         gaps.append(Gap(row.journal, begin, end, row.kind, ended, reason))
-    for journal, (extent, first_seq, is_stopped) in journals.items():
+    for journal, (extent, first_seq, is_stopped, _) in journals.items():
         if is_stopped:
             gaps.append(Gap(journal, extent.end, whole.end, "stop", "", ""))
         elif whole.end - extent.end > tail:

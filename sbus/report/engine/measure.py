@@ -12,7 +12,7 @@ from sbus.journal.clock import HOUR, format_utc, from_datetime, from_seconds
 from sbus.report.engine import store
 from sbus.report.engine.aggregates import Aggregates
 from sbus.report.engine.changes import compare, count_rates
-from sbus.report.engine.gaps import find_gaps, find_journals, find_losses, find_steps, recorded, spans_of
+from sbus.report.engine.gaps import Journal, find_gaps, find_journals, find_losses, find_steps, recorded, spans_of
 from sbus.report.engine.silences import find_silences
 from sbus.report.engine.sources import Extent, Source
 from sbus.report.engine.windows import Windows, windows_of, with_shape
@@ -154,7 +154,7 @@ def _compose(
         histogram,
         [replace(silence, activity=shapes[silence.scope, silence.is_prefix]) for silence in silences],
         silence_count,
-        _recordings(source.hosts, extents, times),
+        _recordings(journals, times),
         gaps,
         changes,
         losses,
@@ -165,13 +165,8 @@ def _compose(
     )
 
 
-def _recordings(
-    hosts: Mapping[str, str], extents: Mapping[str, Span], times: Mapping[str, tuple[int, int]]
-) -> dict[str, Recording]:
-    return {
-        journal: Recording(hosts.get(journal, ""), extent, times[journal][1])
-        for journal, extent in sorted(extents.items())
-    }
+def _recordings(journals: Mapping[str, Journal], times: Mapping[str, tuple[int, int]]) -> dict[str, Recording]:
+    return {name: Recording(found.host, found.extent, times[name][1]) for name, found in sorted(journals.items())}
 
 
 def _lost_share(losses: Sequence[Loss], messages: int) -> float:

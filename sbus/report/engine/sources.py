@@ -6,7 +6,7 @@ must not end with them, so each source says where its plausible rows end, and ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import NamedTuple, Protocol
@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from sbus.errors import JournalError
 from sbus.journal.clock import as_utc, from_datetime, to_datetime
 from sbus.journal.keytext import as_text_array
-from sbus.journal.layout import read_identity
 from sbus.journal.reader import JournalReader, find_journals, read
 from sbus.lake.hourly import Hourly, hourly
 from sbus.lake.maintenance import by_hour
@@ -27,7 +26,7 @@ from sbus.report.spans import Span
 
 __all__ = ["Extent", "JournalRows", "LakeRows", "Source"]
 
-_COLUMNS = ["journal", "seq", "time", "kind", "key", "payload", "sender_uid", "sender_number"]
+_COLUMNS = ["journal", "seq", "time", "kind", "key", "payload", "sender_uid", "sender_number", "host"]
 _HOUR = timedelta(hours=1)
 _BATCH_ROWS = 1 << 16
 """Rows of a batch: as many as those of a lake have."""
@@ -47,12 +46,7 @@ class Extent(NamedTuple):
 
 
 class Source(Protocol):
-    """What a report asks of its rows.
-
-    :ivar hosts: the host of each journal of which it is known, by the ID of the journal.
-    """
-
-    hosts: Mapping[str, str]
+    """What a report asks of its rows."""
 
     def extent(self, latest: int) -> Extent:
         """Return the time of all rows; those after `latest` (µs since the epoch) are ahead of the clock."""
@@ -79,7 +73,6 @@ class JournalRows:
         :raises JournalError: if a journal is missing, or two directories have the same one.
         """
         self._readers: dict[str, JournalReader] = {}
-        self.hosts: Mapping[str, str] = {}
         for directory in find_journals(paths):
             reader = JournalReader(directory)
             other = self._readers.setdefault(reader.id, reader)
@@ -87,8 +80,6 @@ class JournalRows:
                 raise JournalError(
                     f"{other.directory} and {directory} are the same journal ({reader.id}): leave out the copy"
                 )
-            host = read_identity(directory).fields.get("host")
-            self.hosts = {**self.hosts, reader.id: host if isinstance(host, str) else ""}
 
     def extent(self, latest: int) -> Extent:
         return _joined(Extent(*reader.extent(latest)) for reader in self._readers.values())
@@ -107,7 +98,6 @@ class LakeRows:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self.hosts: Mapping[str, str] = {}
 
     def extent(self, latest: int) -> Extent:
         hours = [files for _, files in by_hour(self._table.files())]

@@ -38,7 +38,7 @@ _KEYS_AT_ONCE = 1 << 16
 """Keys that are matched with a pattern at once."""
 
 _TABLES = """
-CREATE TABLE rows (journal VARCHAR, seq BIGINT, us BIGINT, kind VARCHAR, payload BLOB);
+CREATE TABLE rows (journal VARCHAR, host VARCHAR, seq BIGINT, us BIGINT, kind VARCHAR, payload BLOB);
 CREATE TABLE journals (id BIGINT, name VARCHAR);
 CREATE TABLE names (id BIGINT, name VARCHAR);
 CREATE TABLE sent (journal BIGINT, id BIGINT, size BIGINT, publisher BIGINT, now BOOLEAN, number INTEGER,
@@ -158,9 +158,8 @@ def _kept(batch: pa.RecordBatch) -> pa.RecordBatch:
     places = {0, count - 1, *(pc.index(us, ends[name]).as_py() for name in ("min", "max"))}
     places.update(place + 1 for place in inner.to_pylist())
     payload = pc.if_else(is_sent, pa.scalar(None, pa.binary()), batch.column("payload"))
-    return pa.RecordBatch.from_pydict(
-        {"journal": journal, "seq": seq, "us": us, "kind": batch.column("kind"), "payload": payload}
-    ).take(pa.array(sorted(places)))
+    columns = {"journal": journal, "host": batch.column("host"), "seq": seq, "us": us, "kind": batch.column("kind")}
+    return pa.RecordBatch.from_pydict(columns | {"payload": payload}).take(pa.array(sorted(places)))
 
 
 def _messages(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -212,7 +211,7 @@ def load_counts(database: Database, counted: Hourly, windows: Windows) -> None:
     files = "read_parquet($paths, hive_partitioning = false)"
     try:
         database.execute(
-            "INSERT INTO rows SELECT journal, seq, epoch_us(time) AS us, kind, "
+            "INSERT INTO rows SELECT journal, host, seq, epoch_us(time) AS us, kind, "
             f"CASE WHEN kind <> 'message' THEN payload END FROM {files}",
             {"paths": _literal(counted.rows)},
         )

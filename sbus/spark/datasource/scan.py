@@ -61,7 +61,9 @@ def schema(*, raw_keys: bool, senders: bool = True) -> StructType:
     :param senders: whether to include the columns of publishers.
     """
     columns = StructType()
-    for column in COLUMNS if senders else COLUMNS[: -len(TYPES)]:
+    for column in COLUMNS:
+        if column.name in TYPES and not senders:
+            continue
         kind = column.arrow_type.value_type if pa.types.is_dictionary(column.arrow_type) else column.arrow_type
         is_text = column.name == "key" and not raw_keys
         columns = columns.add(column.name, StringType() if is_text else from_arrow_type(kind))

@@ -80,6 +80,7 @@ class TestCommitted:
             assert (row["payload"] if kind == "message" else json.loads(row["payload"])) == content
             known = SENDERS if version >= 4 else {}
             assert tuple(row[name] for name in TYPES) == known.get(row["seq"], (None,) * 5)
+            assert row["host"] == "pump-3"
 
     def test_everything_else(self, version: int) -> None:
         """The identity, summaries, consumers and checksums are those that were written."""
@@ -102,6 +103,19 @@ class TestCommitted:
         assert read_identity(str(directory)).format is FORMATS[FORMAT]
         assert messages(directory)[-2:] == [(b"", b"{}"), (b"new", b"row")]
         assert problems_of(directory) == []
+
+
+@pytest.mark.parametrize("host", [None, "", 7])
+def test_unknown_host(tmp_path: Path, host: object) -> None:
+    """A journal whose ``journal.json`` names no host has nulls in that column, also if only that column is read."""
+    directory = tmp_path / "journal"
+    shutil.copytree(DATA / f"format-{FORMAT}", directory)
+    fields = json.loads((directory / "journal.json").read_text())
+    (directory / "journal.json").write_text(json.dumps({**fields, "host": host}))
+    assert {row["host"] for row in rows(directory)} == {None}
+    reader = JournalReader(directory)
+    found = [batch for part in reader.plan(0, reader.end()) for batch in read(part, ["host"])]
+    assert sum(batch.num_rows for batch in found) == reader.end()
 
 
 class TestNewer:

@@ -27,7 +27,7 @@ from sbus.journal.index import read_index
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.retention import retain
-from sbus.journal.schema import COLUMN_NAMES, Kind
+from sbus.journal.schema import COLUMN_NAMES, Kind, decode, encode
 from sbus.lake import plain
 from sbus.lake.archive import Archive
 from sbus.lake.check import check
@@ -344,6 +344,17 @@ def test_journals_take_turns_by_hours(new_journal: NewJournal, tmp_path: Path) -
     assert (
         sum(pq.read_metadata(path).num_rows for path in staged.glob("*/hour=00/*")) == 21
     )  # and the step of the clock
+
+
+def test_a_fleet(tmp_path: Path) -> None:
+    """An hour may have rows of more journals than fit into a byte, of machines that are known and of others."""
+    journals = [[decode(encode(Kind.MESSAGE, 0, MIDNIGHT, [b"k"], [b""]), f"{number:032x}", host="pump" if number % 2
+                 else None)] for number in range(300)]  # fmt: skip
+    stage(tmp_path / "staged", journals)
+    (path,) = files(tmp_path / "staged")
+    found = pq.read_table(path, partitioning=None)
+    assert found["journal"].to_pylist() == [f"{number:032x}" for number in range(300)]
+    assert found["host"].to_pylist() == [None, "pump"] * 150
 
 
 def test_an_hour_before_1970(new_journal: NewJournal, tmp_path: Path) -> None:

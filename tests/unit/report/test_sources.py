@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+import socket
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -13,10 +13,10 @@ from sbus.errors import JournalError, UsageError
 from sbus.journal.clock import HOUR, MINUTE, SECOND, from_datetime
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.schema import Kind
+from sbus.lake.archive import Archive
 from sbus.lake.plain import PlainTable
 from sbus.report import JournalRows, LakeRows, measure
 from sbus.report.engine.sources import Extent
-from sbus.report.spans import Span
 from tests.support.journals import Clock, NewJournal
 from tests.support.lakes import archive, row
 
@@ -86,17 +86,25 @@ def test_a_journal_and_its_lake_give_the_same_report(new_journal, tmp_path):
     journal.close()
     source = JournalRows([str(tmp_path / "journal")])
     table = PlainTable(tmp_path / "lake")
-    recorded = [each for batch in source.rows(Span(START, LATE)) for each in batch.to_pylist()]
-    names = ("journal", "seq", "time", "kind", "key", "payload")
-    sender = (1000, 100, 42, 17, None)
-    archive(table, 0, [tuple(each[name] for name in names) for each in recorded], sender=sender)
+    with Archive([str(tmp_path / "journal")], table) as job:
+        while not job.wait():
+            pass
     mine, theirs = (measure(each, last=timedelta(hours=2)) for each in (source, LakeRows(table)))
     assert mine.totals.messages == 2 * 121
     assert {key.key for key in mine.top_messages} == {"plant/a", "plant/\\xff"}
-    [recording] = mine.journals.values()
-    assert recording.host
-    unnamed = {journal: replace(found, host="") for journal, found in mine.journals.items()}
-    assert replace(mine, journals=unnamed) == replace(theirs, publishers=[], publisher_count=0)
+    assert [recording.host for recording in mine.journals.values()] == [socket.gethostname()]
+    assert mine == theirs
+
+
+@pytest.mark.parametrize("until", [None, datetime(2026, 1, 31, 2, tzinfo=UTC)], ids=["rows", "counts"])
+def test_hosts_of_older_rows(tmp_path, until):
+    """The host of a journal is that of its newer rows, as those archived by an earlier version do not say it."""
+    table = PlainTable(tmp_path / "lake")
+    archive(table, 0, [row(journal, number, 0) for journal in ("one", "two") for number in range(9)])
+    archive(table, 1, [row("one", number, 1) for number in range(9, 20)], sender=(None,) * 5, host="pump-3")
+    since = until and until - timedelta(hours=2)
+    found = measure(LakeRows(table), start=since, end=until, now=datetime(2026, 2, 1, tzinfo=UTC))
+    assert {journal: found.name_of(journal) for journal in found.journals} == {"one": "pump-3", "two": "journal two"}
 
 
 def test_a_copy_of_a_journal_is_refused(new_journal, tmp_path):
@@ -104,7 +112,9 @@ def test_a_copy_of_a_journal_is_refused(new_journal, tmp_path):
     journal, _ = filled(new_journal)
     journal.close()
     (tmp_path / "copy").symlink_to(tmp_path / "journal")
-    assert JournalRows([str(tmp_path / "journal"), str(tmp_path / "copy")]).hosts.keys() == {journal.id}
+    latest = from_datetime(datetime(2027, 1, 1, tzinfo=UTC))
+    linked = JournalRows([str(tmp_path / "journal"), str(tmp_path / "copy")])
+    assert linked.extent(latest) == JournalRows([str(tmp_path / "journal")]).extent(latest)
     (tmp_path / "copy").unlink()
     shutil.copytree(tmp_path / "journal", tmp_path / "copy")
     with pytest.raises(JournalError, match="leave out the copy"):
