@@ -22,8 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sbus.journal.reader import JournalReader
 from sbus.journal.writer import JournalWriter
+from sbus.lake.job import MAX_ROWS
 from sbus.spark import get_session
-from sbus.spark.jobs.archive import MAX_ROWS, Archive
+from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.jobs.traffic import traffic
 

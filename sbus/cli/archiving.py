@@ -7,15 +7,18 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sbus.cli.job_metrics import AnyArchive, ArchiveMetrics
+from sbus.cli.job_metrics import ArchiveMetrics
 from sbus.cli.output import Progress, describe_os_error, pluralize
 from sbus.cli.stopping import StopRequest, stop_on_signals
 from sbus.cli.types import COUNT, Duration, Mode, Size
 from sbus.errors import JournalMissing, SparkError, StorageError
+
+if TYPE_CHECKING:
+    from sbus.lake.job import ArchiveJob
 
 __all__ = ["Choices", "archive_options", "run"]
 
@@ -118,7 +121,7 @@ def archive_options(command: F) -> F:
 
 
 def run(
-    new_archive: Callable[[], AnyArchive],
+    new_archive: Callable[[], ArchiveJob],
     choices: Choices,
     metrics: ArchiveMetrics,
     *,
@@ -138,7 +141,7 @@ def run(
     has_run = False
     with stop_on_signals() as stop:
         while True:
-            running: AnyArchive | None = None
+            running: ArchiveJob | None = None
             try:
                 running = new_archive()
                 with running:
@@ -179,7 +182,7 @@ def _with_remedy(error: Exception, room: str) -> str:
     return text
 
 
-def _watch(running: AnyArchive, stop: StopRequest, total: _Total, progress: Progress, metrics: ArchiveMetrics) -> None:
+def _watch(running: ArchiveJob, stop: StopRequest, total: _Total, progress: Progress, metrics: ArchiveMetrics) -> None:
     """Wait until the archive ends, or a signal has asked it to."""
     while not running.wait(_POLL_INTERVAL):
         if stop.is_due(is_busy=running.is_busy, done=running.batches):
@@ -220,12 +223,12 @@ class _Total:
         self._rows = self._batches = 0
         self._start = time.monotonic()
 
-    def add(self, ended: AnyArchive) -> None:
+    def add(self, ended: ArchiveJob) -> None:
         """Add an archive that has ended."""
         self._rows += ended.rows
         self._batches += ended.batches
 
-    def text(self, running: AnyArchive | None = None) -> str:
+    def text(self, running: ArchiveJob | None = None) -> str:
         """Return the progress in words, with an archive that runs."""
         rows, batches = self._rows, self._batches
         if running is not None:

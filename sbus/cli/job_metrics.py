@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from sbus.errors import SbusError
 from sbus.metrics_file import MetricsFile, counter, gauge
@@ -14,9 +14,9 @@ from sbus.metrics_file import MetricsFile, counter, gauge
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from sbus.lake.upkeep import Upkeep
+    from sbus.lake.job import ArchiveJob
 
-__all__ = ["AnyArchive", "ArchiveMetrics", "JobMetrics"]
+__all__ = ["ArchiveMetrics", "JobMetrics"]
 
 _WRITE_INTERVAL = 10.0
 """Seconds from one file to the next."""
@@ -48,9 +48,11 @@ class JobMetrics:
         finally:
             # The archive writes a file of its own as long as it runs.
             if self._file is not None and (self._job != "archive" or not ok):
-                _write(self._file, self._figures(ok, time.monotonic() - start))
+                _write(self._file, self.figures(ok, time.monotonic() - start))
 
-    def _figures(self, ok: bool, seconds: float) -> list[Metric]:
+    def figures(self, ok: bool, seconds: float) -> list[Metric]:
+        """Return the figures of a run that has ended just now, well or not, after some seconds."""
+
         def figure(name: str, text: str, value: float) -> Metric:
             return gauge(f"sbus_job_{name}", text, {self._job: value}, "job")
 
@@ -59,26 +61,6 @@ class JobMetrics:
             figure("end_timestamp_seconds", "When the last run ended.", time.time()),
             figure("duration_seconds", "How long it took.", seconds),
         ]
-
-
-class AnyArchive(Protocol):
-    """An archive of either command."""
-
-    rows: int
-    batches: int
-    upkeep: Upkeep | None
-
-    @property
-    def lag(self) -> int: ...
-
-    @property
-    def is_busy(self) -> bool: ...
-
-    def wait(self, seconds: float | None = None) -> bool: ...
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *error: Any) -> None: ...
 
 
 class ArchiveMetrics:
@@ -92,60 +74,66 @@ class ArchiveMetrics:
         self.retries = 0
         self._file = None if path is None else MetricsFile(path, labels)
         self._next = 0.0
-        self._rows = self._batches = self._compactions = self._failures = 0
-        self._last_batch = 0.0
-        self._seen = 0
+        self._rows = self._batches = self._lost = self._compactions = self._failures = 0
+        self._last_batch = self._checked = 0.0
 
-    def update(self, archive: AnyArchive | None, *, is_up: bool = True, now: bool = False) -> None:
+    def update(self, archive: ArchiveJob | None, *, is_up: bool = True, now: bool = False) -> None:
         """Write the file, if it is time.
 
         :param archive: None if it could not even be made.
         :param is_up: whether the archive runs; false between a failure and the next try.
         :param now: write it in any case.
         """
-        if self._file is None:
-            return
-        rows, batches = (0, 0) if archive is None else (archive.rows, archive.batches)
-        if batches > self._seen:
-            self._last_batch, self._seen = time.time(), batches
-        if not now and time.monotonic() < self._next:
+        if self._file is None or (not now and time.monotonic() < self._next):
             return
         self._next = time.monotonic() + _WRITE_INTERVAL
-        upkeep = None if archive is None else archive.upkeep
-        try:
-            lag = -1 if archive is None else archive.lag
-        except (SbusError, OSError):  # a journal or the lake is gone; the archive itself says so
-            lag = -1
-        _write(
-            self._file,
-            [
-                gauge("sbus_archive_up", "1 while the archive runs, 0 while it waits for its next try.", is_up),
-                counter("sbus_archive_rows", "Rows archived since the start.", self._rows + rows),
-                counter("sbus_archive_batches", "Batches that they came in.", self._batches + batches),
-                counter("sbus_archive_retries", "Failures after which the archive tried again.", self.retries),
-                gauge("sbus_archive_lag_rows", "Rows in journals that are not in the lake; -1 if unknown.", lag),
-                gauge("sbus_archive_last_batch_timestamp_seconds", "When the last batch was done.", self._last_batch),
-                counter(
-                    "sbus_archive_compactions",
-                    "Runs of the compaction.",
-                    self._compactions + (upkeep.done if upkeep else 0),
-                ),
-                counter(
-                    "sbus_archive_compaction_failures",
-                    "Compactions that failed; the log says why.",
-                    self._failures + (upkeep.failed if upkeep else 0),
-                ),
-            ],
-        )
+        _write(self._file, self.figures(archive, is_up=is_up))
 
-    def carry(self, archive: AnyArchive) -> None:
+    def figures(self, archive: ArchiveJob | None, *, is_up: bool) -> list[Metric]:
+        """Return the figures; see `update`."""
+        lag = -1
+        rows = batches = lost = compactions = failures = 0
+        if archive is not None:
+            rows, batches, lost = archive.rows, archive.batches, archive.lost
+            if archive.upkeep is not None:
+                compactions, failures = archive.upkeep.done, archive.upkeep.failed
+            with contextlib.suppress(SbusError, OSError):  # a journal or the lake is gone; the archive itself says so
+                lag = archive.lag
+                self._checked = time.time()
+            self._last_batch = archive.done_at or self._last_batch
+        return [
+            gauge("sbus_archive_up", "1 while the archive runs, 0 while it waits for its next try.", is_up),
+            counter("sbus_archive_rows", "Rows archived since the start.", self._rows + rows),
+            counter("sbus_archive_batches", "Batches that they came in.", self._batches + batches),
+            counter("sbus_archive_retries", "Failures after which the archive tried again.", self.retries),
+            counter(
+                "sbus_archive_lost_rows",
+                "Rows that were deleted before they were archived (--allow-loss); see --keep-bytes of the recorder.",
+                self._lost + lost,
+            ),
+            gauge("sbus_archive_lag_rows", "Rows in journals that are not in the lake; -1 if unknown.", lag),
+            gauge("sbus_archive_last_batch_timestamp_seconds", "When the last batch was done.", self._last_batch),
+            gauge(
+                "sbus_archive_checked_timestamp_seconds",
+                "When the archive last compared the lake with the journals. Older than 15 minutes: it does not run.",
+                self._checked,
+            ),
+            counter("sbus_archive_compactions", "Runs of the compaction.", self._compactions + compactions),
+            counter(
+                "sbus_archive_compaction_failures",
+                "Compactions that failed; the log says why.",
+                self._failures + failures,
+            ),
+        ]
+
+    def carry(self, archive: ArchiveJob) -> None:
         """Take over the figures of an archive that has ended, so that its successor counts on."""
         self._rows += archive.rows
         self._batches += archive.batches
+        self._lost += archive.lost
         if archive.upkeep is not None:
             self._compactions += archive.upkeep.done
             self._failures += archive.upkeep.failed
-        self._seen = 0
 
 
 def _write(file: MetricsFile, figures: list[Metric]) -> None:

@@ -62,6 +62,13 @@ class Checkpoint:
         """Return the number of the last batch that is done; -1 before the first."""
         return max(_numbers(self._commits), default=-1)
 
+    def done_at(self, batch: int) -> float:
+        """Return when a batch was done, in seconds since the epoch; 0 if it is not, or is no longer kept."""
+        try:
+            return os.stat(self._commits / str(batch)).st_mtime
+        except FileNotFoundError:
+            return 0.0
+
     def offsets(self, batch: int) -> Offset:
         """Return the offset that a batch reads up to.
 

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sbus.admin.pages import Asked
+from sbus.cli.job_metrics import ArchiveMetrics, JobMetrics
 from sbus.queue.jobs import JobQueue, Rules
 from sbus.queue.metrics import families as queue_families
 from sbus.queue.service import QueueService
@@ -60,7 +61,7 @@ def samples(text: str) -> Samples:
 
 
 def recorded() -> Samples:
-    """Return the figures of a bus that works, of its recorder, and of a queue."""
+    """Return the figures of a bus that works, of its recorder, of a queue, of an archive, and of a job."""
     bus = Bus(last_values=(LastValueRule(b"kept"),))
     reader, publisher = bus.connect(), bus.connect()
     reader.send(b"SUB k")
@@ -79,6 +80,10 @@ def recorded() -> Samples:
     found |= samples("".join(map(text_of, families(cast(RecorderService, Recorder())))))
     queue = SimpleNamespace(settings=SimpleNamespace(name="jobs"), problem="", jobs=JobQueue(Rules()))
     found |= samples("".join(map(text_of, queue_families([cast(QueueService, queue)]))))
+    archive: Any = SimpleNamespace(rows=9, batches=1, lost=0, upkeep=None, lag=100, done_at=NOW - 30)
+    found |= samples("".join(map(text_of, ArchiveMetrics(None, {}).figures(archive, is_up=True))))
+    found["sbus_archive_checked_timestamp_seconds", frozenset()] = NOW - 10
+    found |= samples("".join(map(text_of, JobMetrics("report", None, {}).figures(True, 1.0))))
     found["up", frozenset({("job", "sbus")})] = 1
     return found
 
@@ -116,7 +121,7 @@ class Figures:
 
     def fires(self, expression: str) -> bool:
         """Return whether an expression has a value."""
-        metric = r"([a-z_]{2,})((?:\{[^}]*\})?)"
+        metric = r"(?!and\b)([a-z_]{2,})((?:\{[^}]*\})?)"
         text = re.sub(r"sum by \([^)]*\)|sum", "", expression)
         text = re.sub(
             rf"rate\({metric}\[\d+m\]\)",
@@ -125,7 +130,7 @@ class Figures:
         )
         text = text.replace("time()", repr(NOW))
         text = re.sub(rf"\b{metric}", lambda m: repr(self.total(self.after, m[1], m[2])), text)
-        assert re.fullmatch(r"[-+*/().<>=0-9e ]+", text), text
+        assert re.fullmatch(r"([-+*/().<>=0-9e ]|and)+", text), text
         return bool(eval(text))
 
 
@@ -153,6 +158,12 @@ CASES: dict[str, dict[tuple[str, str], float]] = {
     "SbusRecorderLosesMessages": {("sbus_recorder_lost_messages_total", ""): 1},
     "SbusQueueRefuses": {("sbus_queue_disk_ok", ""): -1},
     "SbusJobsDie": {("sbus_queue_dead_total", ""): 1},
+    "SbusArchiveStopped": {("sbus_archive_checked_timestamp_seconds", ""): -1000},
+    "SbusArchiveBehind": {("sbus_archive_last_batch_timestamp_seconds", ""): -1000},
+    "SbusArchiveTooSlow": {("sbus_archive_lag_rows", ""): 10_000_000},
+    "SbusArchiveLosesRows": {("sbus_archive_lost_rows_total", ""): 1},
+    "SbusArchiveDoesNotCompact": {("sbus_archive_compaction_failures_total", ""): 1},
+    "SbusJobFailed": {("sbus_job_success", "report"): -1},
 }
 """What each alert is about: the figures that have risen in five minutes, by name and label."""
 

@@ -28,9 +28,10 @@ class FakeArchive:
     :param batches: the batches that it has done by then.
     """
 
-    rows = 0
+    rows = lost = 0
     upkeep = None
     lag = 0
+    done_at = 0.0
     is_busy = False
 
     def __init__(self, outcome: Exception | None, batches: int = 0) -> None:

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ import pytest
 from sbus.errors import JournalError, LakeError
 from sbus.journal.consumers import consumers
 from sbus.journal.index import read_index
-from sbus.journal.layout import list_segments
+from sbus.journal.layout import ARROWS, INDEX, SUMMARY, list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.retention import retain
 from sbus.journal.schema import COLUMN_NAMES, Kind, decode, encode
@@ -56,6 +57,13 @@ def put_away(journals: Any, lake: Path, **how: Any) -> Archive:
         while not job.wait():
             pass
     return job
+
+
+def remove(journal: Any, segments: int) -> None:
+    """Delete the oldest segments, whatever consumers have."""
+    for segment in list_segments(journal.directory)[:segments]:
+        for suffix in (SUMMARY, INDEX, ARROWS):
+            os.unlink(segment.path(suffix))
 
 
 @contextmanager
@@ -233,6 +241,24 @@ def test_a_damaged_batch_does_not_stop_the_archive(new_journal: NewJournal, tmp_
         assert [row["seq"] for row in rows] == [*range(11), *range(20, 30)]
         assert [json.loads(row["payload"])["rows"] for row in rows if row["kind"] == "damaged"] == [10]
     assert consumers(journal.directory) == {"archive": 30}
+
+
+def test_rows_that_were_deleted_are_counted(new_journal: NewJournal, tmp_path: Path) -> None:
+    """An archive that may go on without them says how many there were, and counts as archived what the lake has."""
+    journal, lake = new_journal(segment_bytes=1), tmp_path / "lake"
+    journal.append(messages(10))
+    journal.sync()
+    put_away([journal], lake)
+    for _ in range(3):
+        journal.append(messages(10))
+    journal.sync()
+    remove(journal, 3)
+    with pytest.raises(JournalError, match="the rows 10 to 29 of the journal in"):
+        put_away([journal], lake)
+    job = put_away([journal], lake, fail_on_data_loss=False)
+    assert (job.rows, job.lost, job.lag) == (10, 20, 0)
+    assert job.done_at == pytest.approx(time.time(), abs=60)
+    assert len(archived(lake)) == 20
 
 
 def test_another_lake_under_the_same_name(new_journal: NewJournal, tmp_path: Path) -> None:

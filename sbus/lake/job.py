@@ -1,0 +1,162 @@
+"""What an archive does whoever writes its files: its options, its start, and the account of its batches."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from sbus.errors import LakeError
+from sbus.journal.following import Follower, Offset
+from sbus.lake.checkpoint import Checkpoint
+from sbus.lake.reports import CONSUMER, Reports
+from sbus.lake.table import Table
+from sbus.lake.upkeep import Upkeep
+
+__all__ = ["LOOK_INTERVAL", "MAX_ROWS", "ArchiveJob"]
+
+MAX_ROWS = 10_000_000
+"""Rows in the largest batch, by default."""
+
+LOOK_INTERVAL = 1.0
+"""Seconds after which it looks whether a batch is full before its time."""
+
+
+class ArchiveJob(abc.ABC):
+    """An archive of journals: it runs from `start` to `stop`; as a context manager, it does both.
+
+    :param journals: paths and globs.
+    :param table: the lake to write.
+    :param every: seconds from one batch to the next; None: archive the rows that are there at the start, and end.
+    :param max_rows: the largest number of rows in a batch.
+    :param max_bytes: about the largest number of bytes of journals in a batch; None: no limit. A batch starts when it
+        is as large as it may be, or after `every` seconds.
+    :param consumer: the name under which the job reports to the journals; each lake of a journal needs its own.
+    :param fail_on_data_loss: whether the job fails if rows were deleted before they are archived, or are damaged; else
+        it goes on, and a row of the kind ``damaged`` stands in place of damaged ones.
+    :param compacts: whether to compact closed hours meanwhile (`sbus.lake.upkeep`).
+    :ivar rows: rows that are in the lake since the start.
+    :ivar batches: the batches that they came in.
+    :ivar lost: rows that were deleted before they were archived.
+    """
+
+    def __init__(
+        self,
+        journals: Sequence[str],
+        table: Table,
+        *,
+        every: float | None = None,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int | None = None,
+        consumer: str = CONSUMER,
+        fail_on_data_loss: bool = True,
+        compacts: bool = False,
+    ) -> None:
+        self.rows = 0
+        self.batches = 0
+        self.lost = 0
+        self.upkeep = Upkeep(table) if compacts else None
+        self._table = table
+        self._follower = Follower(
+            journals, max_rows=max_rows, max_bytes=max_bytes, max_delay=every, fail_on_data_loss=fail_on_data_loss
+        )
+        self._every = every
+        self._consumer = consumer
+        self._checkpoint = Checkpoint(table.state.checkpoint)
+        self._reports = Reports(consumer, "", table.location)
+        self._resources = contextlib.ExitStack()
+        self._done = -1
+        self._offset: Offset = {}
+
+    def start(self) -> None:
+        """Lock the lake, find where to go on, and begin.
+
+        :raises sbus.errors.SbusError: if a journal is missing, the lake cannot be written, or another lake is the
+            consumer of a journal under this name.
+        """
+        journals = self._follower.journals()
+        with contextlib.ExitStack() as starting:
+            starting.enter_context(self._table.writing())
+            state = self._table.state
+            self._checkpoint = Checkpoint(state.checkpoint)  # the lock may have moved it
+            self._reports = Reports(self._consumer, state.identity(self._table.format), self._table.location)
+            self._reports.check(journals)
+            self._checkpoint.repair()
+            self._done = self._checkpoint.last_done()
+            if self._done >= 0:
+                if not self._checkpoint.is_planned(self._done):
+                    raise LakeError(
+                        f"{self._table.location}: batch {self._done} is done, but its offset is missing in "
+                        f"{state.checkpoint}: restore the checkpoint from a copy"
+                    )
+                # Spark does not sync its files, and the report below lets retention delete rows.
+                self._checkpoint.sync(self._done)
+            self._offset = self._checkpoint.offsets(self._done)
+            self._reports.send(journals, self._offset)
+            self._begin()
+            self._resources = starting.pop_all()
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Begin to archive, from the offset on."""
+
+    @abc.abstractmethod
+    def wait(self, seconds: float | None = None) -> bool:
+        """Let the job work.
+
+        :param seconds: the longest time; None: no limit, or until the next batch.
+        :returns: whether all is done, for an archive that ends.
+        :raises sbus.errors.SbusError: if the job has failed.
+        :raises OSError: if something cannot be written.
+        """
+
+    @property
+    @abc.abstractmethod
+    def is_busy(self) -> bool:
+        """Whether a batch is running."""
+
+    @property
+    def lag(self) -> int:
+        """Rows that are in the journals and not yet in the lake."""
+        journals = self._follower.journals()
+        return sum(
+            max(0, journal.end() - self._offset.get(name, journal.start())) for name, journal in journals.items()
+        )
+
+    @property
+    def done_at(self) -> float:
+        """When the last batch was done, in seconds since the epoch; 0 before the first."""
+        return self._checkpoint.done_at(self._done)
+
+    def stop(self) -> None:
+        """Stop the job; a batch that is not done runs again at the next start."""
+        if self.upkeep is not None:
+            self.upkeep.stop()
+        self._resources.close()
+
+    def _account(self, batch: int, end: Offset) -> None:
+        """Count a batch that is done and synced."""
+        lost = 0
+        for journal_id, journal in self._follower.journals().items():
+            first = self._offset.get(journal_id, journal.start())
+            lost += max(0, min(journal.start(), end.get(journal_id, first)) - first)
+        rows = sum(last - self._offset.get(journal_id, last) for journal_id, last in end.items()) - lost
+        self.lost += lost
+        self.rows += rows
+        self.batches += rows > 0
+        self._done, self._offset = batch, end
+
+    def _report(self) -> None:
+        """Report to the journals what is safe."""
+        self._reports.send(self._follower.journals(), self._offset)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
