@@ -18,6 +18,7 @@ __all__ = [
     "ARROWS",
     "IDENTITY",
     "INDEX",
+    "LATEST",
     "LOCK",
     "SUMMARY",
     "Identity",
@@ -34,6 +35,9 @@ LOCK = "lock"
 """The file that the writer holds with flock(2)."""
 ARROWS, INDEX, SUMMARY = ".arrows", ".idx", ".json"
 """The suffixes of the three files of a segment. Only a closed segment has a summary."""
+
+LATEST = 10**16 - 1
+"""The latest time of a row, in µs since the epoch: names of segments have 16 digits for it. It is in November 2286."""
 
 _BASE = re.compile(r"(\d{16})-(\d{16})(?:-(\d{4,16}))?")
 

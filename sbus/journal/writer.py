@@ -48,13 +48,14 @@ import pyarrow as pa
 
 from sbus.errors import JournalError
 from sbus.journal import disk
-from sbus.journal.clock import from_seconds, now, to_seconds, uptime
+from sbus.journal.clock import SECOND, from_seconds, now, to_seconds, uptime
 from sbus.journal.digests import Digest
 from sbus.journal.index import last_sync
 from sbus.journal.layout import (
     ARROWS,
     IDENTITY,
     INDEX,
+    LATEST,
     SUMMARY,
     Segment,
     is_journal,
@@ -143,7 +144,8 @@ class JournalWriter:
             `sbus.journal.clock` if `clock` is the system's, and else steps forward are not noticed.
         :param warn: called with a sentence about what the operator should know: a torn tail, a clock that went back.
         :raises JournalLocked: if another writer has the journal open.
-        :raises JournalError: if the journal is damaged, or this package cannot read its format.
+        :raises JournalError: if the journal is damaged, this package cannot read its format, or the clock shows a time
+            that a journal has no room for.
         :raises OSError: if it cannot be written; the call may be repeated.
         """
         directory = os.path.abspath(directory)
@@ -168,6 +170,7 @@ class JournalWriter:
 
     def _recover(self) -> None:
         """Find the next row, and close the segments that the last writer left open."""
+        self._check_time(self._times.read())
         if not is_journal(self.directory):
             if list_segments(self.directory):
                 raise JournalError(f"{self.directory}: {IDENTITY} is missing: restore it from a copy")
@@ -253,6 +256,7 @@ class JournalWriter:
         :param times: when they arrived, in µs since the epoch: one time for all, or one for each; None: now. A time
             that is at most 60 s earlier than the one before it is raised to that; more begins a new epoch.
         :raises OSError: if they cannot be written; the journal is then as it was before.
+        :raises JournalError: if a journal has no room for such times; no row was appended.
         :raises ValueError: if they hold 2 GiB or more.
         """
         if messages:
@@ -376,6 +380,8 @@ class JournalWriter:
     ) -> None:
         """Append rows whose times are those that they get."""
         first, last = (rising, rising) if isinstance(rising, int) else (rising[0], rising[-1])
+        self._check_time(first)
+        self._check_time(last)
         data = encode(kind, self.next_seq, rising, keys, payloads, ends, senders)
         if self._segment and (self._segment.size + data.size > self._segment_bytes or self._is_too_old(first)):
             self.roll()
@@ -388,6 +394,13 @@ class JournalWriter:
         self.next_seq = self._segment.next_seq
         self._times.last = last
         self.unsynced_rows += len(keys)
+
+    def _check_time(self, time: int) -> None:
+        if not 0 <= time <= LATEST:
+            raise JournalError(
+                f"{self.directory}: the clock shows a time of {time / SECOND:.0f} s since 1970, and a journal has room "
+                "for those from 1970 to November 2286: set the clock"
+            )
 
     def _is_too_old(self, time: int) -> bool:
         if self._segment is None:

@@ -44,6 +44,7 @@ from twisted.python.failure import Failure
 
 from sbus.client.connecting import Backoff, find_address
 from sbus.client.losses import Lost, format_lost
+from sbus.errors import SbusError
 from sbus.journal import clock
 from sbus.journal.keytext import as_text
 from sbus.journal.schema import Kind
@@ -264,7 +265,10 @@ class Recording:
 
     def failed(self, failure: Failure) -> None:
         """Implement `sbus.recorder.connection.RecordSink`."""
-        self._log.failure("the recorder cannot go on", failure=failure)
+        if failure.check(SbusError):
+            self._log.critical("the recorder cannot go on: {reason}", reason=failure.getErrorMessage())
+        else:
+            self._log.failure("the recorder cannot go on", failure=failure)
         self._on_failure()
 
     # --- jobs for the thread -------------------------------------------------------------------

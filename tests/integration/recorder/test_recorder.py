@@ -380,6 +380,22 @@ def test_a_bug(bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Pa
     assert "Server Shut Down" in process.log
 
 
+def test_a_clock_beyond_2286(
+    bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Path, journal: Path
+) -> None:
+    """A recorder ends with one line that says what is wrong."""
+    bus()
+    program = (
+        "import sys; sys.argv[:] = sys.argv[2:]; import sbus.journal.writer; from sbus.journal import clock; "
+        "clock.now = lambda: 10**16; from twisted.scripts.twistd import run; run()"
+    )
+    before = [sys.executable, "-c", program]
+    process: Recorder = spawn(Recorder, directory, directory / "bus", journal, before=before)
+    assert process.wait() == 1
+    assert "a journal has room for those from 1970 to November 2286: set the clock" in process.log
+    assert "Traceback" not in process.log
+
+
 # --- twistd sbus --record -------------------------------------------------------------------------
 
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sbus.errors import JournalError
 from sbus.journal.clock import DAY, HOUR, SECOND, from_datetime
 from sbus.journal.consumers import advance
-from sbus.journal.layout import list_segments
+from sbus.journal.layout import LATEST, list_segments
 from sbus.journal.reader import JournalReader
 from sbus.journal.retention import retain
 from sbus.journal.verify import verify
@@ -59,6 +60,49 @@ def seen(directory: Path) -> list[tuple[str, int]]:
 
 def check(directory: Path) -> None:
     assert [problem for found in verify(directory, pytest.fail) for problem in found.problems] == []
+
+
+class TestTooFar:
+    """A clock that shows a time for which the names of segments have no room: no reader would find them."""
+
+    REFUSED = r"the clock shows a time of 100000000\d\d s since 1970, and a journal has room for .* 2286: set the clock"
+
+    def test_at_the_start(self, tmp_path: Path) -> None:
+        """No journal is begun."""
+        with pytest.raises(JournalError, match=self.REFUSED):
+            Machine(LATEST + 1).record(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+    @pytest.mark.parametrize("is_set", [False, True], ids=["it gets there", "it is set"])
+    def test_while_recording(self, tmp_path: Path, is_set: bool) -> None:
+        """The last µs is recorded, and no row after it; the journal stays as it is, and goes on with a clock that is
+        right.
+        """
+        machine = Machine(LATEST - SECOND)
+        with machine.record(tmp_path) as journal:
+            put(journal)
+            machine.wait(SECOND)
+            put(journal)
+            if is_set:
+                machine.time += 61 * SECOND
+            else:
+                machine.wait(1)
+            for _ in range(2):
+                with pytest.raises(JournalError, match=self.REFUSED):
+                    put(journal)
+            machine.time = NOON
+            put(journal)
+        assert [time for kind, time in seen(tmp_path) if kind == "message"] == [LATEST - SECOND, LATEST, NOON]
+        check(tmp_path)
+
+    def test_before_1970(self, tmp_path: Path) -> None:
+        """The same at the other end."""
+        machine = Machine()
+        with machine.record(tmp_path) as journal:
+            put(journal)
+            with pytest.raises(JournalError, match="a time of -61 s since 1970"):
+                put(journal, -61 * SECOND)
+        assert seen(tmp_path) == [("message", NOON)]
 
 
 class TestRows:
