@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -170,3 +170,17 @@ def test_what_cannot_be_published(spark: SparkSession, sbus_bus: RunningBus):
     for rows, options, mode, words in wrong:
         with pytest.raises(PySparkException, match=rf"sbus\.errors\.{words}"):
             rows.write.format("sbus").options(**options).mode(mode).save()
+
+
+def test_mistakes_in_sql(spark: SparkSession, new_journal: NewJournal, capfd: pytest.CaptureFixture[str]):
+    """A mistake in SQL is an error of one line without frames of Python, and nothing else is printed."""
+    journal = new_journal()
+    journal.append([(b"k", b"")])
+    journal.sync()
+    spark.read.format("sbus").load(journal.directory).createOrReplaceTempView("right")
+    wrong = f"CREATE TABLE wrong USING sbus OPTIONS (journal '{journal.directory}', patern 'x')"
+    for query, words in (("SELECT nokey FROM right", "nokey"), (wrong, "UsageError: .*did you mean pattern")):
+        with pytest.raises(AnalysisException, match=words) as found:
+            spark.sql(query)
+        assert "Traceback" not in str(found.value)
+    assert capfd.readouterr().err == ""

@@ -17,8 +17,8 @@ from sbus.errors import SbusError, SparkError
 
 __all__ = ["translate", "translate_errors"]
 
-# An exception of this package in a Python worker: Spark puts its traceback into the text.
-_OWN_ERROR = re.compile(r"^(?:\w+(?:\.\w+)*: )*sbus\.errors\.(\w+): (.*)$", re.MULTILINE)
+# An exception of this package in a Python worker: Spark puts its traceback into the text, or its one line.
+_OWN_ERROR = re.compile(r"^(?:\[\w+\] [^:\n]*: )?(?:\w+(?:\.\w+)*: )*sbus\.errors\.(\w+): (.*)$", re.MULTILINE)
 # These wrappers only say that the other language failed; the cause comes further down.
 _NO_WRAPPER = r"(?![\w.]*(?:Py4JJavaError|PythonException): )"
 _TRACEBACK_END = re.compile(

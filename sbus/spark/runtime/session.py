@@ -35,6 +35,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from functools import cache
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from sbus.errors import UsageError
@@ -49,6 +50,9 @@ __all__ = ["get_session", "parse_conf", "register"]
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOG_OPTION = "-Dlog4j2.configurationFile="
 _LOG_CONFIG = os.path.join(os.path.dirname(__file__), "log4j2.properties")
+
+_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""They print each mistake in a query with all frames of Java; the exception that PySpark raises has its text."""
 
 _DEFAULTS = {
     "spark.python.authenticate.socketTimeout": "2min",
@@ -150,4 +154,6 @@ def register(spark: SparkSession) -> SparkSession:
     elif not is_local(str(spark.sparkContext.master)):
         ship(spark.sparkContext)
     spark.dataSource.register(SbusDataSource)
+    for name in _LOGGERS:
+        PySparkLogger.getLogger(name).disabled = True
     return spark
