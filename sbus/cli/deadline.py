@@ -20,10 +20,13 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from sbus.client.blocking import Bus
 from sbus.errors import TimedOut
 from sbus.syscalls.polling import MAX_POLL_MS
+
+if TYPE_CHECKING:
+    from sbus.client.blocking import Bus
 
 __all__ = ["Deadline", "wait_readable"]
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from sbus.errors import SbusError
-from sbus.metrics_file import MetricsFile, counter, gauge
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from sbus.lake.job import ArchiveJob
+    from sbus.metrics_file import MetricsFile
 
 __all__ = ["ArchiveMetrics", "JobMetrics"]
 
@@ -35,7 +35,7 @@ class JobMetrics:
 
     def __init__(self, job: str, path: str | None, labels: Mapping[str, str]) -> None:
         self._job = job
-        self._file = None if path is None else MetricsFile(path, labels)
+        self._file = _open(path, labels)
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
@@ -52,6 +52,8 @@ class JobMetrics:
 
     def figures(self, ok: bool, seconds: float) -> list[Metric]:
         """Return the figures of a run that has ended just now, well or not, after some seconds."""
+
+        from sbus.metrics_file import gauge
 
         def figure(name: str, text: str, value: float) -> Metric:
             return gauge(f"sbus_job_{name}", text, {self._job: value}, "job")
@@ -72,7 +74,7 @@ class ArchiveMetrics:
 
     def __init__(self, path: str | None, labels: Mapping[str, str]) -> None:
         self.retries = 0
-        self._file = None if path is None else MetricsFile(path, labels)
+        self._file = _open(path, labels)
         self._next = 0.0
         self._rows = self._batches = self._lost = self._compactions = self._failures = 0
         self._last_batch = self._checked = 0.0
@@ -91,6 +93,8 @@ class ArchiveMetrics:
 
     def figures(self, archive: ArchiveJob | None, *, is_up: bool) -> list[Metric]:
         """Return the figures; see `update`."""
+        from sbus.metrics_file import counter, gauge
+
         lag = -1
         rows = batches = lost = compactions = failures = 0
         if archive is not None:
@@ -134,6 +138,14 @@ class ArchiveMetrics:
         if archive.upkeep is not None:
             self._compactions += archive.upkeep.done
             self._failures += archive.upkeep.failed
+
+
+def _open(path: str | None, labels: Mapping[str, str]) -> MetricsFile | None:
+    if path is None:
+        return None
+    from sbus.metrics_file import MetricsFile  # imports prometheus_client, which takes as long as a short job
+
+    return MetricsFile(path, labels)
 
 
 def _write(file: MetricsFile, figures: list[Metric]) -> None:

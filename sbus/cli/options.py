@@ -4,36 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from sbus.cli.deadline import Deadline
 from sbus.cli.types import Size
-from sbus.client.blocking import Bus
-from sbus.client.connecting import find_address, is_absent
-from sbus.client.denials import raise_denied
-from sbus.client.options import ConnectOptions
 from sbus.errors import ConnectError, TimedOut
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
+
+if TYPE_CHECKING:
+    from sbus.client.blocking import Bus
 
 __all__ = ["DIALECTS", "Target", "connection_options", "pass_target"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CURRENT, EARLY)}
-
-
-class _CommandBus(Bus):
-    """A connection of a command, whose warnings are lines on standard error like every other."""
-
-    def _warn(self, text: str) -> None:
-        click.echo(f"sbus: {text}", err=True)
-
-    def _advise(self, text: str) -> None:
-        click.echo(f"sbus: {text}", err=True)
 
 
 @dataclass(slots=True)
@@ -51,6 +40,8 @@ class Target:
 
     @property
     def address(self) -> str:
+        from sbus.client.connecting import find_address
+
         return find_address(self.socket)
 
     def connect(self, **settings: Any) -> Bus:
@@ -59,11 +50,9 @@ class Target:
         :param settings: further settings, as for `sbus.client.blocking.connect`; by default a denial is raised.
         :raises sbus.errors.ConnectError: with the reason and the remedy.
         """
-        settings.setdefault("on_denied", raise_denied)
-        options = ConnectOptions(dialect=self.dialect, max_packet=self.max_packet, **settings)
-        bus = _CommandBus(self.address, options)
-        bus._open()
-        return bus
+        from sbus.cli.command_bus import connect  # commands that need no bus begin in half the time
+
+        return connect(self.address, dialect=self.dialect, max_packet=self.max_packet, **settings)
 
     def connect_by(self, deadline: Deadline, **settings: Any) -> Bus:
         """Connect to the bus until a deadline; without one, as long as `connect` tries.
@@ -71,6 +60,8 @@ class Target:
         :raises sbus.errors.ConnectError: with the reason and the remedy.
         :raises sbus.errors.TimedOut: if the server has not accepted the connection in time.
         """
+        from sbus.client.connecting import is_absent
+
         if deadline.left is not None:
             settings["timeout"] = deadline.left
         try:

@@ -87,11 +87,11 @@ for row in traffic(load_rows(spark, lake=lake), window=86400, depth=2).collect()
 
 @pytest.mark.slow
 def test_jobs_bring_the_package_to_the_executors(cluster, new_journal, tmp_path):
-    """Executors without the package archive two journals and measure the lake."""
+    """Executors without the package archive two journals, and share an hour of them; they measure the lake."""
     journals = [new_journal(name, segment_bytes=20_000) for name in ("one", "two")]
     for journal in journals:
         for number in range(10):
-            journal.append([(b"a/%d" % (row % 3), bytes(row % 100)) for row in range(100 + number)])
+            journal.append([(b"a/%d" % (row % 3), bytes(20_000 + row % 100)) for row in range(100 + number)])
         journal.sync()
     lake = tmp_path / "lake"
     done = subprocess.run(
@@ -102,7 +102,7 @@ def test_jobs_bring_the_package_to_the_executors(cluster, new_journal, tmp_path)
     archive, *measured = done.stdout.splitlines()
     assert archive == "2090 1"
     assert archived(lake) == recorded(*(journal.directory for journal in journals))
-    assert 1 <= len(files(lake)) <= 2
+    assert 2 <= len(files(lake)) <= 4  # the test may run at the end of an hour
     messages = dict(line.split() for line in measured)
     assert messages.keys() == {"a/0", "a/1", "a/2"}
     assert sum(map(int, messages.values())) == 2090

@@ -36,6 +36,7 @@ _READ = (
     "senders",
     "dialect",
     "partitionBytes",
+    "parallelism",
     "startingOffsets",
     "payloadFormat",
     "payloadSchema",
@@ -58,6 +59,7 @@ class ReadOptions:
     :ivar senders: whether a read without a schema has the columns of publishers.
     :ivar dialect: the rules by which the pattern matches.
     :ivar partition_bytes: about how many bytes of journals one task reads; None: the scan decides.
+    :ivar parallelism: the tasks that Spark runs at a time; None: as many as this machine has processors.
     :ivar since: leave out the rows before this time (µs since the epoch); None: no limit.
     :ivar until: leave out the rows at or after this time (µs since the epoch); None: no limit.
     :ivar start: where reading starts; of a stream, in a journal that the checkpoint does not know.
@@ -73,6 +75,7 @@ class ReadOptions:
     senders: bool = False
     dialect: Dialect = CURRENT
     partition_bytes: int | None = None
+    parallelism: int | None = None
     since: int | None = None
     until: int | None = None
     start: Positions = FROM_THE_FIRST
@@ -116,6 +119,7 @@ class ReadOptions:
             senders=given.flag("senders", False),
             dialect=dialect,
             partition_bytes=given.number("partitionBytes"),
+            parallelism=given.number("parallelism"),
             since=given.time("since"),
             until=given.time("until"),
             start=given.positions("startingOffsets", EARLIEST),

@@ -162,7 +162,8 @@ class Scan:
         """Return about how many bytes of journals one task reads, out of a total."""
         if self.options.partition_bytes is not None:
             return self.options.partition_bytes
-        return min(_MAX_TASK_BYTES, max(_MIN_TASK_BYTES, total // (4 * (os.cpu_count() or 1))))
+        at_a_time = self.options.parallelism or os.cpu_count() or 1
+        return min(_MAX_TASK_BYTES, max(_MIN_TASK_BYTES, total // (4 * at_a_time)))
 
     # --- on the executors --------------------------------------------------------------------
 

@@ -18,38 +18,21 @@ they cannot leak from one query into another.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sbus.errors import SbusError
 from sbus.journal.snapshot import open_journals
 from sbus.spark.datasource.catalog import recall, remember, table_options
+from sbus.spark.datasource.one_line import in_one_line
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
 from sbus.spark.datasource.scan import JournalPartition, Scan, described
 from sbus.spark.datasource.stream import SbusStreamReader
 from sbus.spark.datasource.writer import SbusStreamWriter, SbusWriter
 
 __all__ = ["SbusDataSource", "SbusReader"]
-
-
-_HIDE = "SPARK_HIDE_TRACEBACK"
-"""The variable that makes Spark's worker send the text of an exception alone."""
-
-
-@contextmanager
-def _in_one_line() -> Iterator[None]:
-    """Let Spark report an error of this package, such as a misspelt option in SQL, without a traceback."""
-    os.environ.pop(_HIDE, None)
-    try:
-        yield
-    except SbusError:
-        os.environ[_HIDE] = "1"
-        raise
 
 
 class SbusDataSource(DataSource):
@@ -60,7 +43,7 @@ class SbusDataSource(DataSource):
         """The name that ``format`` takes, and ``USING`` in SQL."""
         return "sbus"
 
-    @_in_one_line()
+    @in_one_line()
     def schema(self) -> StructType | str:
         """Check the options, and return the columns of a journal, and those of its payloads.
 
@@ -74,12 +57,12 @@ class SbusDataSource(DataSource):
         columns = described(options)
         return columns if table is None else remember(columns, table)
 
-    @_in_one_line()
+    @in_one_line()
     def reader(self, schema: StructType) -> SbusReader:
         """Read journals as a table."""
         return SbusReader(ReadOptions.parse(self._options(schema)), schema)
 
-    @_in_one_line()
+    @in_one_line()
     def streamReader(self, schema: StructType) -> SbusStreamReader:
         """Read journals while they are written."""
         return SbusStreamReader(StreamOptions.parse(self._options(schema)), schema)
@@ -88,12 +71,12 @@ class SbusDataSource(DataSource):
         """Return the options of a read; those of a table in Spark's catalog come first from where it was created."""
         return {**recall(schema), **{name.lower(): value for name, value in self.options.items()}}
 
-    @_in_one_line()
+    @in_one_line()
     def writer(self, schema: StructType, overwrite: bool) -> SbusWriter:
         """Publish a DataFrame."""
         return SbusWriter(WriteOptions.parse(self.options), schema, overwrite)
 
-    @_in_one_line()
+    @in_one_line()
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbusStreamWriter:
         """Publish a stream."""
         return SbusStreamWriter(WriteOptions.parse(self.options), schema, overwrite)
@@ -111,7 +94,7 @@ class SbusReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.scan = Scan(options, schema)
 
-    @_in_one_line()
+    @in_one_line()
     def partitions(self) -> list[JournalPartition]:
         """Plan the tasks."""
         journals = open_journals(self.scan.options.journals).values()

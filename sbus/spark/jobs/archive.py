@@ -31,7 +31,6 @@ ended between the mark and the sync.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 from collections.abc import Sequence
 from typing import Any
@@ -40,12 +39,11 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sbus.journal.clock import HOUR
-from sbus.journal.reader import JournalReader
 from sbus.lake.job import LOOK_INTERVAL, ArchiveJob
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.jobs.paths import url
 from sbus.spark.runtime.errors import translate_errors
+from sbus.spark.runtime.shipping import is_local
 
 __all__ = ["Archive"]
 
@@ -72,6 +70,7 @@ class Archive(ArchiveJob):
             .option("maxRowsPerTrigger", asked.max_rows)
             .option("failOnDataLoss", asked.fail_on_data_loss)
             .option("senders", True)
+            .option("parallelism", self._spark.sparkContext.defaultParallelism)
         )
         if asked.max_bytes is not None:
             reader = reader.option("maxBytesPerTrigger", asked.max_bytes)
@@ -113,24 +112,16 @@ class Archive(ArchiveJob):
 
     def _write(self, rows: DataFrame, batch: int) -> None:
         """Write a batch; Spark calls this in a thread of its own."""
-        self._lake.write(rows, batch, writers=self._writers(batch))
+        self._lake.write(rows, batch, writers=self._writers)
 
-    def _writers(self, batch: int) -> int:
-        """Return the number of tasks to write a batch with.
-
-        Each hour is one file, and a task keeps two cores busy.
-        """
-        most = self._spark.sparkContext.defaultParallelism // 2
-        if most < 2:
-            return 1
-        journals = self._follower.journals()
-        ends, starts = self._checkpoint.offsets(batch), self._checkpoint.offsets(batch - 1)
-        hours: set[int] = set()
-        for journal_id, end in ends.items():
-            start = starts.get(journal_id, end)
-            if start < end and journal_id in journals:
-                hours |= _hours(journals[journal_id], start, end)
-        return max(1, min(most, len(hours)))
+    @property
+    def _writers(self) -> int:
+        """The most tasks that write a batch."""
+        context = self._spark.sparkContext
+        tasks = context.defaultParallelism
+        # A task reads in Python and writes in Java at once, which takes two cores; on a cluster, the operator has
+        # chosen how many a task has.
+        return max(1, tasks // 2) if is_local(str(context.master)) else tasks
 
     def _note_done_batches(self) -> None:
         """Count the finished batches, sync their marks, and report them to the journals."""
@@ -143,12 +134,3 @@ class Archive(ArchiveJob):
         for batch in range(self._done + 1, done + 1):
             self._account(batch, self._checkpoint.offsets(batch) or self._offset)
         self._report()
-
-
-def _hours(journal: JournalReader, start: int, end: int) -> set[int]:
-    """Return the approximate hours of some rows, from the names of their segments."""
-    segments = journal.segments()
-    first = max(0, bisect.bisect_right(segments, start, key=lambda segment: segment.first_seq) - 1)
-    last = bisect.bisect_left(segments, end, key=lambda segment: segment.first_seq)
-    # Not the hours between them: a clock that was wrong once would make that millions.
-    return {segment.first_time // HOUR for segment in segments[first:last]}

@@ -1,11 +1,13 @@
 """The lake as Spark writes and reads it, in any table format.
 
-Spark writes the rows of a batch to a new directory in ``staging``, as one Parquet file for each hour. The table format
-(`sbus.lake.table`) then adds these files to the lake, exactly once. Nothing here knows the layout of a lake.
+Spark writes the rows of a batch to a new directory in ``staging``, as one or several Parquet files for each hour. The
+table format (`sbus.lake.table`) then adds these files to the lake, exactly once. Nothing here knows the layout of a
+lake.
 
-A batch is written by one task unless many hours wait. One task overlaps reading in Python with writing in the JVM, and
-needs no shuffle; the rows come by journal and time, so it has few files open at a time. A lake with rows and
-without a checkpoint is refused: the job could not know which rows are there, and would write them twice.
+Each task reads a part of the batch and writes a file for each hour in that part, so the tasks share an hour as they
+share the rows, without a shuffle. Rows come by journal and time, so a task has few files open at a time. A small batch
+is one part (`sbus.spark.datasource.scan`), and has one file for each hour. A lake with rows and without a checkpoint is
+refused: the job could not know which rows are there, and would write them twice.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ class Lake:
 
         :param rows: with the columns of a journal.
         :param batch: the number of the batch; batches with higher numbers are removed.
-        :param writers: the number of tasks that write; each writes different hours.
+        :param writers: the most tasks that write; each writes a file for each of its hours.
         """
         staged = self.table.state.staging / f"{batch:010}-{uuid.uuid4().hex}"
         us = F.unix_micros("time")
@@ -110,12 +112,7 @@ class Lake:
             F.date_from_unix_date(F.floor(us / DAY).cast("int")).alias("date"),
             F.lpad((F.floor(us / HOUR) % 24).cast("string"), 2, "0").alias("hour"),
         )
-        if writers == 1:
-            # One task overlaps reading in Python with writing in the JVM, without a shuffle or a sort.
-            placed = placed.coalesce(1)
-        else:
-            order = ("date", "hour", "journal", "seq")
-            placed = placed.repartition(writers, "date", "hour").sortWithinPartitions(*order)
+        placed = placed.coalesce(writers)
         with _settings(rows.sparkSession):
             placed.write.partitionBy("date", "hour").option("maxRecordsPerFile", 0).option(
                 "mapreduce.fileoutputcommitter.marksuccessfuljobs", "false"

@@ -24,9 +24,7 @@ def test_an_error_of_ours_stays_what_it_is():
     """The class and the text of an error survive the way through Python workers and Java."""
     error = translate(PySparkException(OURS))
     assert (type(error), str(error)) == (JournalError, "/j/0-0.arrows: it is damaged: restore it from a copy")
-    error = translate(
-        PySparkException("[A_B] Failed to plan: sbus.errors.JournalError: it is gone\n SQLSTATE: 38000")
-    )
+    error = translate(PySparkException("[A_B] Failed to plan: sbus.errors.JournalError: it is gone\n SQLSTATE: 38000"))
     assert (type(error), str(error)) == (JournalError, "it is gone")
 
 

@@ -96,6 +96,8 @@ def test_sizes_of_tasks(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     sizes(monkeypatch, min_task_bytes=1000)
     assert 6 <= len(ranges(planned(journal))) <= 12
+    assert 1 <= len(ranges(planned(journal, parallelism=1))) <= 6
+    assert 14 <= len(ranges(planned(journal, parallelism=4))) <= 24
 
 
 def test_segments_of_usual_size_are_not_opened_to_plan(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
