@@ -3,28 +3,27 @@
 Theory of operation
 -------------------
 
-There are two small files for each batch. Spark writes them for ``sbus spark archive``, and `Checkpoint.plan` and
-`Checkpoint.mark` write the same for ``sbus archive``, so that either goes on where the other was::
+Each batch has two small files. Spark writes them for ``sbus spark archive``, and `Checkpoint.plan` and
+`Checkpoint.mark` for ``sbus archive``, so that either goes on where the other was::
 
     <checkpoint>/offsets/<number>    before the batch runs: the offset that it reads up to
     <checkpoint>/commits/<number>    after the batch has run
     <checkpoint>/metadata            once: the ID of the stream
 
-A batch is *done* when its file in ``commits`` is there. After a crash the first batch without such a file runs again,
-up to the same offset. Spark puts a checksum beside each of its files, ``.<number>.crc``; a file without one is as good.
+A batch is *done* when its file in ``commits`` is there. After a crash the first batch without one runs again, up to the
+same offset. Spark puts a checksum beside each of its files, ``.<number>.crc``; a file without one is as good.
 
-Spark never syncs these files. That is enough for its own purposes, because a batch that is planned again is written
-again. It is not enough here, for two reasons:
+Spark never syncs these files, which is not enough here:
 
 * The archive lets the recorder delete rows that are done. If a power cut then took back the file in ``commits``, Spark
   would ask for rows that are gone. So `Checkpoint.sync` syncs both files and their directories before the archive
   reports a batch to a journal.
-* A power cut can leave a file that is empty or torn, and Spark then refuses to start. `Checkpoint.repair` removes the
-  newest files back to the last one that is whole. Their batches are planned again; the lake replaces their files
-  (`sbus.lake.plain`). A commit without its offsets, and a checksum without its file, go as well: Spark takes them
-  for the work of another stream that writes to the same checkpoint.
+* After a power cut a file can be empty or torn, and Spark refuses to start. `Checkpoint.repair` removes the newest
+  files back to the last whole one. Their batches are planned again, and the lake replaces their files
+  (`sbus.lake.plain`). A commit without its offsets, and a checksum without its file, go as well: Spark takes them for
+  the work of another stream.
 
-Nothing that was reported can be lost in a repair, because it was synced before.
+A repair loses nothing that was reported, because that was synced before.
 """
 
 from __future__ import annotations

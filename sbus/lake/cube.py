@@ -8,11 +8,11 @@ For each closed hour there are two small files in the state of the lake::
     cube/2026-01-31T07-<digest>.counts.parquet    messages by journal, key, payload size and publisher
     cube/2026-01-31T07-<digest>.rows.parquet      the rows that are not messages, and those beside them
 
-The digest covers the names of the hour's files and the columns of both. A name always stands for the same rows,
-so counts with the digest of the current files are correct. Others are left over from before a compaction, a ``forget``
-or a new version of sbus, and are removed. The counts are a cache: they can be deleted at any time, and are made again
-when a report needs them. One lock is held while an hour is counted and while counts are removed, so that no process
-adds counts of rows that ``forget`` has just removed: what it counts later, it finds gone.
+The digest covers the names of the hour's files and the columns of both. A name always stands for the same rows, so
+counts with the digest of the current files are correct. Others are left over from before a compaction, a ``forget`` or
+a new version of sbus, and are removed. The counts are a cache, made again when a report needs them. One lock is held
+while an hour is counted and while counts are removed, so that no process adds counts of rows that ``forget`` has just
+removed: what it counts later, it finds gone.
 
 *Counts* have the number of messages and bytes, and the first and last time, of each key, payload size and publisher.
 Sizes keep six significant bits: up to 63 they are exact, and above that at most 1.6 % too small. A publisher is the

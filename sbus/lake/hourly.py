@@ -11,19 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
-from sbus.journal.clock import as_utc
 from sbus.lake.cube import build, update
 from sbus.lake.maintenance import by_hour, is_closed
 from sbus.lake.table import DataFile, Hour, Table
 
 __all__ = ["Hourly", "hourly"]
-
-_HOUR = timedelta(hours=1)
-_LONGER = 1.05
-"""The factor by which a period is longer at most if one of its ends is not given: that end is the end of a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,38 +36,24 @@ class Hourly:
 
 
 @contextmanager
-def hourly(
-    table: Table, start: datetime | None = None, end: datetime | None = None, last: timedelta = timedelta(days=1)
-) -> Iterator[Hourly | None]:
+def hourly(table: Table, start: datetime, end: datetime) -> Iterator[Hourly | None]:
     """Count the hours of a lake that are not counted yet; yield the counts of all, readable within the block.
 
-    The hours are those of a period, as a report has it, and of the period of the same length before it; or some more.
+    The hours are those of a period, and of the period of the same length before it.
 
-    :param start: the start of the period; None: `last` before its end.
-    :param end: the end of the period (not included); None: the end of the window of the last row.
+    :param start: the start of the period, a full hour of UTC.
+    :param end: its end (not included), likewise.
     :returns: yields None if there are no hours, the lake's state cannot be written, or its files change meanwhile.
     :raises sbus.errors.LakeError: if the lake is damaged.
     """
+    begin = start - (end - start)
     with ExitStack() as stack:
         found = None
         with suppress(OSError):
             work = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-counts-"))
-            found = _count(table, _hours(table, start, end, last), Path(work))
+            hours = {hour: files for hour, files in by_hour(table.files()) if begin <= hour.start < end}
+            found = _count(table, hours, Path(work))
         yield found
-
-
-def _hours(table: Table, start: datetime | None, end: datetime | None, last: timedelta) -> dict[Hour, list[DataFile]]:
-    hours = {hour: files for hour, files in by_hour(table.files()) if end is None or hour.start < as_utc(end)}
-    if not hours:
-        return {}
-    until = max(hours).start + _HOUR if end is None else as_utc(end)
-    length = last if start is None else until - as_utc(start)
-    length *= 1 if start is not None and end is not None else _LONGER
-    try:
-        first = Hour.of(until - 2 * length)
-    except OverflowError:  # before the year 1
-        return hours
-    return {hour: files for hour, files in hours.items() if hour >= first}
 
 
 def _count(table: Table, hours: dict[Hour, list[DataFile]], work: Path) -> Hourly | None:

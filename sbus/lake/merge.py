@@ -17,9 +17,6 @@ The same ``seq`` twice is an error: the lake is damaged, and merging must not hi
 
 Memory is bounded by a chunk, a row group, and one batch of rows for each run that overlaps another one. Those of a
 healthy lake do not overlap.
-
-Why not Spark: this needs no JVM (a second to start, and half a gigabyte), no shuffle and no second copy of the rows;
-PyArrow does it in one process at the speed of the disk, and the process that does it may be killed at any time.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 
 Programs read a lake by its directory or by a pattern such as ``**/*.parquet``, and some take hidden names, too. So the
-state of ``/srv/lake`` is ``/srv/lake.sbus``, on the same file system. In the lake are the files of rows, and the
-*mark*: empty directories, which no program takes for data::
+state of ``/srv/lake`` is ``/srv/lake.sbus``. In the lake are the files of rows, and the *mark*: empty directories,
+which no program takes for data::
 
     /srv/lake/_sbus/<ID of the lake>/    which state belongs to it
     /srv/lake/_sbus/lock/ …              in the place of the locks of earlier versions, which cannot open them
@@ -13,13 +13,13 @@ state of ``/srv/lake`` is ``/srv/lake.sbus``, on the same file system. In the la
 The mark protects the rows. An archive is refused if it finds the mark of another lake, or if the state knows that it
 has marked a lake, and the lake has neither mark nor rows: it would go on in a lake that lacks what is done.
 
-The state stays *inside*, in ``/srv/lake/_sbus``, where it cannot be beside: the directory above may not be written, or
-is on another file system (the lake is a mount point). Readers must then name ``date=*``.
+The state stays *inside*, in ``/srv/lake/_sbus``, if the directory above cannot be written, or is on another file system
+(the lake is a mount point). Readers must then name ``date=*``.
 
-A lake of an earlier version has its state inside, too. The next archive moves it with one rename, under all its locks:
-nobody else works on the lake then, and a crash leaves it at one place or the other. `Place.find` looks at both each
-time, so a process that waited for a lock meanwhile takes the one that was moved. While a query reads a snapshot
-(`sbus.lake.pins`), or if the rename fails, the state stays where it is until the next start.
+A lake of an earlier version has its state inside, too. The next archive moves it with one rename, under all its locks,
+so a crash leaves it at one place or the other. `Place.find` looks at both each time, so a process that waited for a
+lock takes the one that was moved. While a query reads a snapshot (`sbus.lake.pins`), or if the rename fails, the state
+stays where it is until the next start.
 """
 
 from __future__ import annotations

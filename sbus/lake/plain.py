@@ -3,59 +3,36 @@
 Theory of operation
 -------------------
 
-The layout::
+Only the directories say which files are the table, so every change has to be one rename.
+
+*A batch* comes as staged files. `PlainTable.commit` writes its *manifest*: its files, and those in older manifests with
+this number or a higher one. It syncs the files, renames each to its place, and removes the others in the manifest. A
+name depends on the batch, the hour and a number alone. So a batch that comes again replaces its own files, also with
+other rows (after a power cut), a commit can be interrupted after any call, and a reader sees the old file or the new
+one.
+
+*A rewrite* (compaction, ``forget``, ``prune``) builds a new directory of an hour in ``retired``, with new files and
+hard links to those that stay, and exchanges the two with one call. A reader that lists the hour has one or the other
+open. The old one is deleted after `sbus.lake.table.GRACE`. No name is used twice, so a late reader gets an error, and
+no other rows.
+
+*Only settled batches are rewritten*: their mark is synced, so they never come again. ``floor.json`` has the last of
+them; only a checkpoint from a backup brings an earlier one, which is refused.
+
+Rejected: a manifest that readers follow, because other programs would see rows twice; moving files one by one, or two
+renames of directories, because there is a moment with too many rows or too few.
+
+::
 
     <lake>/date=2026-01-31/hour=07/0000000042.parquet    the rows of batch 42 in that hour (UTC)
-    <lake>/date=2026-01-31/hour=07/0000000042-1.parquet  more of them, if they are too many for one file
+    <lake>/date=2026-01-31/hour=07/0000000042-1.parquet  more of them: several tasks, or too many for one file
     <lake>/date=2026-01-31/hour=06/0000000041-0f3c9ab1-000.parquet
                                                          compacted: the rows of batches up to 41
-    <lake>.sbus/batches/0000000042.json                  the manifest of batch 42: its files
+    <lake>.sbus/batches/0000000042.json                  the manifest of batch 42, one of the last hundred
     <lake>.sbus/floor.json                               the last batch that was compacted
     <lake>.sbus/retired/<time>-<id>/                     the directory of an hour as it was before a change
     <lake>.sbus/checkpoint/                              the progress of the archive
     <lake>.sbus/staging/, work/                          files that are being written
-
-There is no list of files but the directories themselves, so every change has to be one rename.
-
-*A batch* comes as files in a directory of ``staging``. Then `PlainTable.commit`:
-
-1. write the manifest: the union of the files of this batch and of all files in older manifests with this number or a
-   higher one;
-2. remove the manifests with higher numbers;
-3. sync the staged files, and rename each to its place;
-4. remove the files that are in the manifest and not in this batch; sync the directories;
-5. if step 4 removed any, write the manifest again, with the files of this batch only.
-
-*A rewrite* (compaction, ``forget``, ``prune``) replaces the directory of an hour. `PlainTable.replace` builds the new
-directory in ``retired``, with the new files and with hard links to the files that stay. It then exchanges the two
-directories with one call (`sbus.lake.exchange`). That call is the change: before it nothing has happened, after it all
-has. The old directory is then where the new one was built, and is deleted after `sbus.lake.table.GRACE`.
-
-Invariants:
-
-* *The name of a batch's file depends on the batch, the hour and a number alone.* A batch that is written again
-  replaces its own files, and a rename is atomic, so a reader sees the old file or the new one and never a part.
-* *Every file of a batch is in a manifest before it is there.* So a batch that comes again with other rows finds the
-  files that it does not have any more, and removes them. A batch comes with other rows only if a power cut took back
-  what Spark had planned, and then it takes all later batches with it, which step 1 covers.
-* *A commit can be interrupted after any call and repeated*, with the same rows or with others. Until step 3 no row of
-  the lake has changed; from there on, repeating it leads to the same files. The tests interrupt it after each call.
-* *Only settled batches are rewritten*: those that are marked as done, with the mark synced. They never come
-  again. ``floor.json`` has the last of them, synced before the exchange; a batch up to there is refused, because only
-  a checkpoint that is older than the lake (from a backup) would bring it.
-* *A listing is one directory.* A reader that lists an hour while it is exchanged has the old directory open or the new
-  one, and gets the names of that. The content of a directory that a reader may have open is not touched before the
-  grace is over. No name of a compacted file is used twice, so a reader that opens an old name late gets an error and
-  no rows of another file.
-* *One writer of each sort*, by the locks of `sbus.lake.state`. ``commit.lock`` keeps a commit and a rewrite apart
-  while the files of an hour change. Both hold it for milliseconds; merging needs no lock but that of maintenance.
-
-At most the last hundred batches can come again, so older manifests are removed. Everything but the rows is beside the
-lake (`sbus.lake.place`), because programs that read the directory, or ``**/*.parquet``, take all that they find.
-
-Rejected: a manifest that readers have to follow, because DuckDB, Polars and pandas would see each row twice; moving
-files one by one, because no order of renames hides the old files at the moment when the new one appears; two renames
-of directories, because the hour would be empty between them.
 """
 
 from __future__ import annotations

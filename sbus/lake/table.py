@@ -3,28 +3,26 @@
 Theory of operation
 -------------------
 
-A lake is rows in Parquet files, each of which belongs to one hour (UTC). A *table format* decides which of these files
-are the table, and how that set changes without a reader ever seeing half of a change. `Table` is all that the rest of
-this package knows of a format; `sbus.lake.plain` and `sbus.lake.delta` implement it. The archive, compaction,
-``check``, ``prune``, ``forget`` and the Spark jobs are written once, against this class.
+A lake is rows in Parquet files, each of one hour (UTC). A *table format* decides which files are the table, and how
+that set changes without a reader ever seeing half of a change. `Table` is all that the rest of this package knows of a
+format; `sbus.lake.plain` and `sbus.lake.delta` implement it. Archives, maintenance and jobs are written once, against
+this class.
 
 Two operations change a table:
 
 * `Table.commit` adds a batch of the archive. It is called again with the same number after a crash, and must then
   leave the rows of that batch in the table once.
-* `Table.replace` puts other files in the place of some. It never changes which rows a reader sees, except for rows
-  that it is asked to drop. It fails without an effect if one of the old files has been replaced in the meantime.
+* `Table.replace` puts other files in the place of some. Of the rows that a reader sees, only those change that it is
+  asked to drop. It fails without an effect if one of the old files has been replaced in the meantime.
 
-A new format needs both, a list of its files at one moment (`Table.files`), and a way to open one (`Table.open`). It has
-to keep these promises:
+A format promises:
 
 1. *Each row once.* A reader that lists the files of an hour gets the old ones or the new ones.
 2. *A listed file stays readable* for at least `GRACE` after it was replaced. A reader that is slower gets an error,
    and never other rows: no name is used twice.
 3. *Durable before reported.* When `commit` or `replace` returns, a power cut cannot take it back.
 
-Two more things are the format's own: `Table.vacuum` deletes what no reader can need any more, and `Table.history` says
-what happened to the table.
+`Table.vacuum` deletes what no reader can need any more, and `Table.history` says what happened to the table.
 """
 
 from __future__ import annotations

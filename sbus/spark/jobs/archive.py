@@ -1,32 +1,23 @@
-"""Archive journals to a lake, exactly once.
+"""Archive journals to a lake on a cluster, exactly once: `sbus.lake.archive` as a streaming query of Spark.
 
 Theory of operation
 -------------------
 
-The job is one streaming query of Spark: the source is `sbus.spark.datasource.stream`, and each batch goes to
-`Lake.write`. Every row gets into the lake exactly once, whatever is killed and whenever. The argument has four steps:
+The source is `sbus.spark.datasource.stream`, and each batch goes to `Lake.write`. The four steps of `sbus.lake.archive`
+hold here, too:
 
-1. *A batch has fixed rows.* Spark writes the offset of a batch to its checkpoint before the batch runs. The source
-   reads exactly the rows between two offsets, and these never change.
-2. *A batch has a fixed place.* The lake names files by the number of the batch. A batch that runs again replaces its
-   own files, and never adds to those of another one.
-3. *A batch is repeated until it is done.* Spark marks it as done only after `Lake.write` has returned, which is after
-   its files are synced. If anything ends in between, the next start runs it again. So no batch is left out, and by
-   step 2 none is there twice.
-4. *Rows are deleted only after they are safe.* A journal learns how far it is archived only after the mark is synced
-   (`Checkpoint.sync`). Until then, retention keeps the rows, and a batch that runs again finds them. If a power cut
-   takes back marks or offsets that were not synced, their batches are planned again, perhaps with other limits; the
-   lake then removes what the old ones had put there.
+1. *A batch has fixed rows.* Spark writes the offset of a batch to its checkpoint before the batch runs.
+2. *A batch has a fixed place.* The lake names files by the number of the batch. Other tasks may divide a batch that
+   runs again differently; it still has the same rows, and replaces all its files.
+3. *A batch is repeated until it is done.* Spark marks it as done after `Lake.write` has returned, which is after its
+   files are synced.
+4. *Rows are deleted only after they are safe.* A journal learns how far it is archived after the mark is synced
+   (`sbus.lake.checkpoint.Checkpoint.sync`). If a power cut takes back marks or offsets that were not synced, their
+   batches are planned again, perhaps with other limits; the lake then removes what the old ones had put there.
 
 What drives it: Spark calls ``_write`` from a thread of its own. The program that runs the job calls `Archive.wait`
-repeatedly; each call notes the batches that are done by now and reports them to the journals, in
-``consumers/<name>.json``. Nothing depends on when that happens: a report that is late only delays retention. A report
-that fails, because the journal cannot be written, is tried again every 10 seconds.
-
-A consumer's name belongs to one lake (`sbus.lake.reports`).
-
-At the start the last batch that is done is synced before anything is reported, because the process before may have
-ended between the mark and the sync.
+repeatedly; each call notes the batches that are done by now and reports them. Nothing depends on when that happens: a
+report that is late only delays retention.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ def test_forgetting(lake: Table) -> None:
 
 def test_counts(lake: Table) -> None:
     """The counts of hours have files of both ages."""
-    with hourly(grown(lake)) as counted:
+    day = datetime(2026, 1, 31, tzinfo=UTC)
+    with hourly(grown(lake), day, day + timedelta(days=1)) as counted:
         assert counted is not None
         tables = [pq.read_table(path).to_pylist() for path in counted.counts]
     assert sum(each["n"] for table in tables for each in table) == 23

@@ -124,7 +124,7 @@ def test_what_is_replaced_meanwhile_is_read_again(lake):
 def test_no_room_is_an_error_with_a_remedy(lake, monkeypatch, tmp_path):
     """A temporary directory that takes no files is named."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with hourly(lake) as counts:
+    with hourly(lake, _SINCE, _UNTIL) as counts:
         assert counts is None
     with pytest.raises(StorageError, match=r"make room in .*missing"):
         measure(LakeRows(lake), start=_SINCE, end=_UNTIL)
