@@ -38,7 +38,8 @@ from sbus.lake.table import Hour
 __all__ = ["LIMITS", "stage"]
 
 LIMITS = Limits(group_bytes=32 << 20)
-"""Smaller row groups than those of compaction, which merges these files: half the memory, and files 1 % larger."""
+"""Smaller row groups than those of compaction, which merges these files. Measured on a million rows of 4,000 keys in
+one hour: a peak of 44 MiB of Arrow instead of 79, and files 1.8 % larger; with 16 MiB 26 MiB, and 7 % larger."""
 
 _MAX_OPEN = 4
 """Hours that are open at a time: those of journals whose clocks differ. Each costs a row group of memory."""
