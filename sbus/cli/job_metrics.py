@@ -102,9 +102,9 @@ class ArchiveMetrics:
             if archive.upkeep is not None:
                 compactions, failures = archive.upkeep.done, archive.upkeep.failed
             with contextlib.suppress(SbusError, OSError):  # a journal or the lake is gone; the archive itself says so
+                self._last_batch = archive.done_at or self._last_batch
                 lag = archive.lag
                 self._checked = time.time()
-            self._last_batch = archive.done_at or self._last_batch
         return [
             gauge("sbus_archive_up", "1 while the archive runs, 0 while it waits for its next try.", is_up),
             counter("sbus_archive_rows", "Rows archived since the start.", self._rows + rows),
