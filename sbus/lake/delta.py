@@ -3,35 +3,24 @@
 Theory of operation
 -------------------
 
-Spark writes the files of a batch to a local directory, as for a lake of plain Parquet. `DeltaLake.commit` moves or
-uploads them, and adds them to the table with one commit to the log, with the ``deltalake`` package. No Spark jar is
-needed, and none of Spark's file systems for object storage.
+`DeltaLake.commit` moves or uploads the staged files of a batch, and adds them to the table with one commit to the log,
+with the ``deltalake`` package.
 
 * *Exactly once.* The commit names the ID of the lake as its application, and the number of the batch as the version of
-  its transaction. A batch whose version the log has is not added again. The log does not accept two commits of one
-  application at a time, so a second writer cannot slip in between.
-* *The plan is durable before the commit is.* Spark's note of what a batch has is synced before the commit. Otherwise a
-  power cut could leave the commit and take the note, the batch would be planned again with more rows, and these would
-  be taken for archived.
+  its transaction. A batch whose version the log has is not added again, and a second writer cannot slip in between.
+* *The plan is durable before the commit is*, or a power cut could leave the commit and take the plan, and other rows
+  would be taken for archived.
 * *Atomic over hours.* A reader sees a batch, or a compaction, in all hours or in none.
-* *Durable.* In a directory, the files are synced, then the file of the commit and the log's directory. An object store
-  acknowledges only what it keeps.
-* *Files never change their name or their content.* Each has a random part in its name. A file that was uploaded for a
-  commit that never came is an orphan; `DeltaLake.vacuum` deletes it when it is a week old.
-* *Rewrites do not overlap.* Compaction, ``prune`` and ``forget`` commit with a transaction of their own,
-  ``<id>/maintenance``, whose version is one more than the last. If two processes, perhaps on two machines, rewrite
-  the same version of the table, the log refuses the second. Neither conflicts with a batch, which only adds files.
+* *Durable.* In a directory, the files are synced, then the commit. An object store acknowledges only what it keeps.
+* *Files never change.* Each has a random part in its name. `DeltaLake.vacuum` deletes a file without a commit when it
+  is a week old.
+* *Rewrites do not overlap.* Each commits a transaction ``<id>/maintenance`` whose version is one more than the last. Of
+  two that rewrite the same version of the table, the log refuses the second. A batch conflicts with neither.
 
-Statistics come from the footers: rows, and the least and greatest journal, ``seq``, ``time`` and kind of each file.
-Keys are left out, so that the log has nothing of a message when ``forget`` is done.
+Statistics come from the footers, without keys, so that the log has nothing of a message after ``forget``.
 
-The state (`sbus.lake.state`) is beside the directory of the table; for a URL it is a local directory. The table has the
-ID of the lake in its properties, so another state cannot write to it.
-
-Credentials are those of the usual environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``,
-``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``, and whatever else the ``deltalake`` package reads. Executors that read files
-get those of the driver: the environment of their processes is as old as the Spark session, and on another machine it is
-another one.
+The state (`sbus.lake.state`) is a local directory. The table names it by the ID of the lake, so another one cannot
+write to it.
 """
 
 from __future__ import annotations
@@ -132,7 +121,7 @@ class DeltaLake(Table):
 
     def __reduce__(self) -> tuple[type[DeltaLake], tuple[str, Path, Mapping[str, str] | None]]:
         credentials = self._credentials
-        if credentials is None and not self._is_local:
+        if credentials is None and not self._is_local:  # the environment of executors is another one
             credentials = {name: value for name, value in os.environ.items() if name.startswith(_CREDENTIALS)}
         return DeltaLake, (self.location, self.state.directory, credentials)  # executors open files
 
