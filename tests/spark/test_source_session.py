@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from sbus.errors import UsageError
 from sbus.spark.runtime.session import get_session, parse_conf, with_defaults
 from sbus.spark.runtime.shipping import is_local, pack
+from tests.support.journals import NewJournal
 
 
 def test_conf():
@@ -93,3 +94,13 @@ def test_the_session_that_is_there(spark: SparkSession):
     assert spark.conf.get(name) == "17"
     spark.conf.unset(name)
     assert spark.sparkContext.master == "local[2]"
+
+
+def test_a_session_that_registers_nothing(spark: SparkSession, new_journal: NewJournal):
+    """Spark finds the data source by itself, so SQL reads a journal in a session that knows nothing of this package."""
+    journal = new_journal()
+    journal.append([(b"a", b""), (b"b", b"")])
+    journal.sync()
+    session = spark.newSession()
+    session.sql(f"CREATE TEMPORARY VIEW mine (key STRING) USING sbus OPTIONS (journal '{journal.directory}')")
+    assert [row.key for row in session.sql("SELECT key FROM mine ORDER BY key").collect()] == ["a", "b"]
