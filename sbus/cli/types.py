@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from sbus.daemon.values import duration, mode, size
+from sbus.daemon.values import duration, mode, moment, size
 from sbus.errors import UsageError
-from sbus.journal import clock
 from sbus.ownership import check_file_mode
 
 __all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Mode", "Size", "SocketPath", "Speed", "Time"]
@@ -128,7 +127,7 @@ class Mode(click.ParamType[int]):
 
 
 class Time(click.ParamType[datetime]):
-    """A date and time in ISO 8601, in UTC unless it names another zone."""
+    """A date and time in ISO 8601, in UTC unless it names another zone, or a time before now such as ``-15m``."""
 
     name = "time"
 
@@ -136,11 +135,9 @@ class Time(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            time = clock.parse(value)
+            return moment(value)
         except ValueError:
-            self.fail(f"{value!r} is not a time: write it as 2026-01-31 or 2026-01-31T12:00:00", param, ctx)
-        try:
-            return clock.as_utc(time)
+            self.fail(f"{value!r} is not a time: write it as 2026-01-31, 2026-01-31T12:00:00 or -15m", param, ctx)
         except OverflowError:
             self.fail(f"{value!r} is not a time: in UTC it is outside the years 1 to 9999", param, ctx)
 

@@ -15,9 +15,9 @@ from typing import NoReturn
 
 from sbus.client.connecting import find_address
 from sbus.client.core import find_dialect
-from sbus.daemon.values import duration
+from sbus.daemon.values import duration, moment
 from sbus.errors import UsageError
-from sbus.journal.clock import from_datetime, parse
+from sbus.journal.clock import from_datetime
 from sbus.journal.keytext import from_text
 from sbus.journal.layout import is_journal
 from sbus.protocol.keys import CURRENT, Dialect
@@ -296,11 +296,11 @@ class _OptionReader:
         value = self.options.get(name.lower(), default)
         try:
             return Positions.parse(value, default)
-        except ValueError:
+        except (ValueError, OverflowError):
             self.refuse(
                 name,
-                f"use {EARLIEST}, {LATEST} or a time such as 2026-01-31T12:00:00Z (by default UTC), or a JSON object "
-                'with a row or a time for each journal, such as {"<journal>": 1000}',
+                f"use {EARLIEST}, {LATEST} or a time such as 2026-01-31T12:00:00Z (by default UTC) or -15m, or a JSON "
+                'object with a row or a time for each journal, such as {"<journal>": 1000}',
             )
 
     def time(self, name: str) -> int | None:
@@ -308,9 +308,9 @@ class _OptionReader:
         if value is None:
             return None
         try:
-            return from_datetime(parse(value))
-        except ValueError:
-            self.refuse(name, "use a time such as 2026-01-31T12:00:00Z (by default UTC)")
+            return from_datetime(moment(value))
+        except (ValueError, OverflowError):
+            self.refuse(name, "use a time such as 2026-01-31T12:00:00Z (by default UTC), or one before now such as -15m")
 
 
 def _journals(line: str) -> list[str]:

@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sbus.daemon.values import moment
 from sbus.errors import JournalError, UsageError
-from sbus.journal.clock import from_datetime, parse
+from sbus.journal.clock import from_datetime
 from sbus.journal.reader import JournalReader
 
 __all__ = ["EARLIEST", "FROM_THE_FIRST", "LATEST", "TO_THE_LAST", "Positions"]
@@ -42,6 +43,7 @@ class Positions:
 
         :param default: `EARLIEST` or `LATEST`, for the journals that a JSON object leaves out.
         :raises ValueError: if the text is no position.
+        :raises OverflowError: if it is a time that is not in the years 1 to 9999.
         """
         if not text.lstrip().startswith("{"):
             return cls(_moment(text))
@@ -102,4 +104,4 @@ TO_THE_LAST = Positions(LATEST)
 
 
 def _moment(text: str) -> str | int:
-    return text.lower() if text.lower() in (EARLIEST, LATEST) else from_datetime(parse(text))
+    return text.lower() if text.lower() in (EARLIEST, LATEST) else from_datetime(moment(text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import click
 import pytest
@@ -48,6 +48,25 @@ def test_times(text: str, time: datetime) -> None:
     """A time is in UTC unless it names a zone."""
     assert Time().convert(text, None, None) == time
     assert Time().convert(time, None, None) is time
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("-90s", 90.0), ("-1.5h", 5400.0), ("-7d", 604_800.0), ("-0s", 0.0)])
+def test_times_before_now(text: str, seconds: float) -> None:
+    """A time may be told by how long ago it was."""
+    before = datetime.now(UTC)
+    time = Time().convert(text, None, None)
+    assert before - timedelta(seconds=seconds, milliseconds=1) <= time <= datetime.now(UTC) - timedelta(seconds=seconds)
+    assert time.tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-1", "-", "-h", "--1h", "- 1h", "+1h", "1h", "-1y", "-999999999d"],
+)
+def test_impossible_times_before_now(text: str) -> None:
+    """A time before now has a sign, a number and a unit, and is in the years 1 to 9999."""
+    with pytest.raises(click.BadParameter, match="is not a time"):
+        Time().convert(text, None, None)
 
 
 @pytest.mark.parametrize("text", ["noon", "2026-02-30", "0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00"])

@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
 from sbus.errors import UsageError
+from sbus.journal.clock import HOUR, now
 from sbus.protocol.keys import EARLY
 from sbus.spark.datasource.catalog import recall, remember, table_options
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
@@ -76,6 +77,18 @@ def test_a_dialect():
 def test_a_starting_time(text: str, microseconds: int):
     """A stream can start at a time in ISO 8601, in UTC unless it has a zone."""
     assert stream(startingOffsets=text).read.start == Positions(microseconds)
+
+
+def test_times_before_now():
+    """A span of time, and where a stream starts, may be told by how long ago that was, as on the command line."""
+    options = read(since="-1h", until="-30m")
+    assert options.since is not None
+    assert options.until is not None
+    assert 0 <= now() - options.since - HOUR < HOUR // 60
+    assert 0 <= now() - options.until - HOUR // 2 < HOUR // 60
+    start = stream(startingOffsets="-1h").read.start.default
+    assert isinstance(start, int)
+    assert 0 <= start - options.since < HOUR // 60
 
 
 def test_positions_of_journals():
@@ -158,6 +171,9 @@ WRONG = [
     (ReadOptions, {"journal": "/j", "partitionbytes": "0"}, "option partitionBytes='0': use a whole number"),
     (ReadOptions, {"journal": "/j", "endingoffsets": '{"a": -3}'}, "use earliest, latest or a time .* JSON object"),
     (ReadOptions, {"journal": "/j", "startingoffsets": '{"a": 1'}, "use earliest, latest or a time .* JSON object"),
+    (ReadOptions, {"journal": "/j", "startingoffsets": "-1"}, "startingOffsets='-1': use earliest, latest or a time"),
+    (ReadOptions, {"journal": "/j", "since": "1h"}, "since='1h': use a time .* or one before now such as -15m"),
+    (ReadOptions, {"journal": "/j", "until": "-9999999d"}, "until='-9999999d': use a time"),
     (ReadOptions, {"journal": "/j", "payloadformat": "xml"}, "payloadFormat='xml': use json, msgpack, text"),
     (ReadOptions, {"journal": "/j", "payloadschema": "a INT"}, "payloadSchema='a INT': this is for payloadFormat json"),
     (ReadOptions, {"journal": "/j", "failondataloss": "false"}, "failOnDataLoss='false': this is for streams"),
