@@ -36,7 +36,10 @@ def replay_options(command: F) -> F:
             help="Publish only messages whose key matches PATTERN.",
         ),
         click.option(
-            "--since", type=Time(), metavar="TIME", help="Skip messages before TIME, such as 2026-01-31T12:00 (UTC) or -1h."
+            "--since",
+            type=Time(),
+            metavar="TIME",
+            help="Skip messages before TIME, such as 2026-01-31T12:00 (UTC) or -1h.",
         ),
         click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME."),
         click.option(

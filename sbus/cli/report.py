@@ -38,7 +38,9 @@ Examples:
   sbus report --lake=/srv/lake --last=1h --alert='silent>10m:mail -s silent ops'
 """,
 )
-@click.option("--since", type=Time(), metavar="TIME", help="Start of the period, such as 2026-01-31T12:00 (UTC) or -7d.")
+@click.option(
+    "--since", type=Time(), metavar="TIME", help="Start of the period, such as 2026-01-31T12:00 (UTC) or -7d."
+)
 @click.option("--until", type=Time(), metavar="TIME", help="End of the period.  [default: the last row]")
 @click.option(
     "--last",

@@ -2,9 +2,9 @@
 
 Retention deletes no row that a consumer still needs.
 
-A *consumer* is a program that moves rows elsewhere, such as ``sbus archive``. It has a name, and a file
-``consumers/NAME.json`` in the directory of the journal, with the number of the first row that it still needs. If rows
-go to a place with an identity, such as a lake, the file has that identity too.
+A *consumer* is a program that moves rows elsewhere, such as ``sbus archive``, or a stream of Spark. It has a name, and
+a file ``consumers/NAME.json`` in the directory of the journal, with the number of the first row that it still needs. If
+rows go to a place with an identity, such as a lake, the file has that identity too. A stream has one in its checkpoint.
 
 Invariants:
 
@@ -30,7 +30,7 @@ from sbus.errors import JournalError, UsageError
 from sbus.journal import disk
 from sbus.journal.layout import read_object
 
-__all__ = ["advance", "check_consumer", "consumers"]
+__all__ = ["advance", "check_consumer", "check_name", "consumers"]
 
 _DIRECTORY = "consumers"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -66,7 +66,7 @@ def _read_next_seq(path: str) -> int:
 def check_consumer(directory: str | os.PathLike[str], name: str, identity: str, place: str = "") -> None:
     """Check that a consumer may use a name.
 
-    :param identity: what the rows go to: the ID of a lake.
+    :param identity: what the rows go to: the ID of a lake or of a stream.
     :param place: where that is, for the error.
     :raises UsageError: if the name has characters that it may not have.
     :raises JournalError: if the name belongs to another identity, with the remedy.
@@ -79,15 +79,24 @@ def check_consumer(directory: str | os.PathLike[str], name: str, identity: str, 
         return
     if isinstance(owner, str) and owner != identity:
         raise JournalError(
-            f"{os.fspath(directory)}: the consumer {name!r} is another lake ({owner}), not {place or identity}: with "
-            "one name, retention would delete rows that one of the two lacks; choose another name (--consumer=NAME), "
-            f"or remove {path} if that lake is gone for good"
+            f"{os.fspath(directory)}: the consumer {name!r} is another lake or stream ({owner}), not "
+            f"{place or identity}: with one name, retention would delete rows that one of the two lacks; choose "
+            f"another name (--consumer=NAME; of a stream, the option consumer), or remove {path} if that one is gone "
+            "for good"
         )
 
 
-def _path(directory: str | os.PathLike[str], name: str) -> str:
+def check_name(name: str) -> None:
+    """Check that a consumer can have a name.
+
+    :raises UsageError: if it has other characters than letters, digits, ``_``, ``-`` and ``.``, or begins with a dot.
+    """
     if not _NAME.fullmatch(name):
         raise UsageError(f"{name!r} is no name for a consumer: use letters, digits, '_', '-' and '.'")
+
+
+def _path(directory: str | os.PathLike[str], name: str) -> str:
+    check_name(name)
     return os.path.join(directory, _DIRECTORY, f"{name}.json")
 
 

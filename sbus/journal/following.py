@@ -142,7 +142,7 @@ class Follower:
         if self.fail_on_data_loss:
             raise JournalError(
                 f"{what}: restore from a copy, or go on without them with failOnDataLoss=false (the archive: "
-                "--allow-loss); to keep rows until they are read, see --keep-bytes and --keep-days of the recorder"
+                "--allow-loss); retention keeps rows until a consumer has read them: name one with the option consumer"
             )
         if what not in self._reported:
             self._reported.add(what)

@@ -13,7 +13,7 @@ table adds them to the lake. Every row gets there exactly once, whatever is kill
 3. *A batch is repeated until it is done.* It is marked as done after its files are synced. If anything ends in between,
    the next start runs it again.
 4. *Rows are deleted only after they are safe.* A journal learns how far it is archived after the mark is synced
-   (`sbus.lake.reports`). Until then, retention keeps the rows.
+   (`sbus.journal.reports`). Until then, retention keeps the rows.
 
 The checkpoint is that of ``sbus spark archive``, which is the same job on a cluster: either goes on where the other
 was, also in the middle of a batch. They share all modules but the one that writes the files; one lock keeps them apart.

@@ -10,12 +10,15 @@ from typing import Self
 
 from sbus.errors import LakeError
 from sbus.journal.following import Follower, Offset
+from sbus.journal.reports import Reports
 from sbus.lake.checkpoint import Checkpoint
-from sbus.lake.reports import CONSUMER, Reports
 from sbus.lake.table import Table
 from sbus.lake.upkeep import Upkeep
 
 __all__ = ["LOOK_INTERVAL", "MAX_ROWS", "ArchiveJob"]
+
+_CONSUMER = "archive"
+"""The name of an archive as a consumer of journals, by default."""
 
 MAX_ROWS = 10_000_000
 """Rows in the largest batch, by default."""
@@ -50,7 +53,7 @@ class ArchiveJob(abc.ABC):
         every: float | None = None,
         max_rows: int = MAX_ROWS,
         max_bytes: int | None = None,
-        consumer: str = CONSUMER,
+        consumer: str = _CONSUMER,
         fail_on_data_loss: bool = True,
         compacts: bool = False,
     ) -> None:

@@ -203,7 +203,7 @@ def test_a_restarted_job_tells_journals_what_is_on_the_disk(new_journal, tmp_pat
     happened: list[object] = []
     with (
         mock.patch.object(Checkpoint, "sync", lambda _, batch: happened.append(batch)),
-        mock.patch("sbus.lake.reports.advance", lambda _, *report, **lake: happened.append((report, lake))),
+        mock.patch("sbus.journal.reports.advance", lambda _, *report, **lake: happened.append((report, lake))),
     ):
         begin([journal.directory], lake)
     assert happened == [0, (("archive", 3), {"identity": lake.identity()})]
@@ -226,7 +226,7 @@ def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_jo
 
     The report is repeated until it succeeds, even without new rows.
     """
-    monkeypatch.setattr("sbus.lake.reports._RETRY_INTERVAL", 0.0)
+    monkeypatch.setattr("sbus.journal.reports._RETRY_INTERVAL", 0.0)
     journal = new_journal()
     journal.append(messages(10))
     journal.sync()

@@ -13,6 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from sbus.journal.consumers import advance, consumers
+from sbus.journal.layout import list_segments
+from sbus.journal.retention import retain
 from sbus.journal.writer import JournalWriter
 from sbus.spark import lag
 from sbus.testing import RunningBus
@@ -121,7 +124,7 @@ def test_following(new_journal: NewJournal, new_query: Callable[..., Query], tmp
     """A running query sees new rows, also in new segments and new journals."""
     first = new_journal("a/journal", segment_bytes=1000)
     record(first, "before")
-    query = new_query(journal=f"{tmp_path}/*/journal", startingOffsets="latest")
+    query = new_query(journal=f"{tmp_path}/*/journal", startingOffsets="latest", consumer="follower")
     running = query.start()
     running.processAllAvailable()
     for i in range(3):
@@ -138,6 +141,45 @@ def test_following(new_journal: NewJournal, new_query: Callable[..., Query], tmp
     progress = running.lastProgress
     assert progress is not None
     assert f'"{second.id}": 2' in str(progress.sources[0].endOffset)
+    # The end of a batch is reported when the next one is planned.
+    assert [consumers(journal.directory) for journal in (first, second)] == [{"follower": 4}, {"follower": 1}]
+
+
+@pytest.mark.slow
+def test_a_consumer(new_journal: NewJournal, new_query: Callable[..., Query]):
+    """Retention waits for a stream that is a consumer, also while it is stopped or its batches fail."""
+    journal = new_journal()
+
+    def add(payload: str) -> None:
+        record(journal, payload)
+        journal.roll()
+
+    def segments() -> int:
+        retain(journal.directory, keep_bytes=0, warn=lambda _: None)
+        return len(list_segments(journal.directory))
+
+    for payload in "abc":
+        add(payload)
+    advance(journal.directory, "other", 3)  # a consumer that does not hold anything
+    query = new_query(journal=journal.directory, gaps="false", consumer="mine")
+
+    def fail(batch: DataFrame, number: int) -> None:
+        assert not batch.count()
+
+    with pytest.raises(PySparkException):
+        query.run(fail)
+    assert consumers(journal.directory)["mine"] == 0
+    everything = len(list_segments(journal.directory))
+    assert segments() == everything
+    assert query.run() == [["a", "b", "c"]]
+    assert consumers(journal.directory)["mine"] == journal.next_seq
+    assert segments() < everything
+    for payload in "de":
+        add(payload)
+    advance(journal.directory, "other", journal.next_seq)
+    assert segments() >= 2
+    assert query.run() == [["d", "e"]]
+    assert segments() == 1
 
 
 # --- publishing ---------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_the_session_that_is_there(spark: SparkSession):
 
 
 def test_a_session_that_registers_nothing(spark: SparkSession, new_journal: NewJournal):
-    """Spark finds the data source by itself, so SQL reaches a journal in a session that knows nothing of this package."""
+    """Spark finds the data source by itself, so SQL reaches a journal in a session that knows nothing of it."""
     session = spark.newSession()
     session.sql(f"CREATE TEMPORARY VIEW mine USING sbus OPTIONS (journal '{new_journal().directory}')")
     assert session.table("mine").columns == ["journal", "seq", "time", "kind", "key", "payload"]

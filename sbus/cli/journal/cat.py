@@ -19,7 +19,9 @@ _SEQ = click.IntRange(min=0)
 
 @click.command(short_help="Print rows.", epilog=ROWS_EPILOG)
 @row_options
-@click.option("--since", type=Time(), metavar="TIME", help="Skip rows before TIME: in UTC unless it names a zone, or ago, such as -15m.")
+@click.option(
+    "--since", type=Time(), metavar="TIME", help="Skip rows before TIME, such as 2026-01-31T12:00 (UTC) or -15m."
+)
 @click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME.")
 @click.option("--from", "first", type=_SEQ, metavar="SEQ", help="Skip rows before the one with this sequence number.")
 @click.option("--to", "last", type=_SEQ, metavar="SEQ", help="Stop after the row with this sequence number.")

@@ -55,7 +55,9 @@ Examples:
     show_default=True,
     help="Key segments in a prefix; 0 measures all keys together.",
 )
-@click.option("--since", type=Time(), metavar="TIME", help="Skip rows before TIME, such as 2026-01-31T12:00 (UTC) or -7d.")
+@click.option(
+    "--since", type=Time(), metavar="TIME", help="Skip rows before TIME, such as 2026-01-31T12:00 (UTC) or -7d."
+)
 @click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME.")
 @click.option("--live", is_flag=True, help="Measure rows as they are recorded, from now on or from --since.")
 @click.option(

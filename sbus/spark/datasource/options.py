@@ -18,6 +18,7 @@ from sbus.client.core import find_dialect
 from sbus.daemon.values import duration, moment
 from sbus.errors import UsageError
 from sbus.journal.clock import from_datetime
+from sbus.journal.consumers import check_name
 from sbus.journal.keytext import from_text
 from sbus.journal.layout import is_journal
 from sbus.protocol.keys import CURRENT, Dialect
@@ -42,7 +43,7 @@ _READ = (
     "payloadSchema",
 )
 _BATCH = ("since", "until", "endingOffsets")
-_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "failOnDataLoss")
+_STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "failOnDataLoss", "consumer")
 _WRITE = ("socket", "dialect", "maxPacket")
 _SPARK_OPTIONS = frozenset({"checkpointlocation"})
 """Options that Spark uses itself and hands on."""
@@ -139,6 +140,7 @@ class StreamOptions:
         damaged.
     :ivar max_delay: the seconds after a batch from which on the next one starts with whatever is there; before that, it
         starts only if it is as large as it may be. None: a batch starts at each trigger that finds rows.
+    :ivar consumer: the name under which retention waits for the stream; None: it does not wait.
     """
 
     read: ReadOptions
@@ -146,6 +148,7 @@ class StreamOptions:
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
     max_delay: float | None = None
+    consumer: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
@@ -161,6 +164,7 @@ class StreamOptions:
             max_bytes=given.number("maxBytesPerTrigger"),
             max_delay=given.duration("maxTriggerDelay"),
             fail_on_data_loss=given.flag("failOnDataLoss", True),
+            consumer=given.consumer(),
         )
 
 
@@ -275,6 +279,15 @@ class _OptionReader:
         except UsageError:
             self.refuse(name, "use a time such as 500ms, 10s or 5m")
 
+    def consumer(self) -> str | None:
+        value = self.options.get("consumer")
+        if value is not None:
+            try:
+                check_name(value)
+            except UsageError as e:
+                self.refuse("consumer", str(e))
+        return value
+
     def dialect(self) -> Dialect:
         try:
             return find_dialect(self.options.get("dialect", CURRENT.name))
@@ -310,7 +323,9 @@ class _OptionReader:
         try:
             return from_datetime(moment(value))
         except (ValueError, OverflowError):
-            self.refuse(name, "use a time such as 2026-01-31T12:00:00Z (by default UTC), or one before now such as -15m")
+            self.refuse(
+                name, "use a time such as 2026-01-31T12:00:00Z (by default UTC), or one before now such as -15m"
+            )
 
 
 def _journals(line: str) -> list[str]:

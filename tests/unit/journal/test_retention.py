@@ -328,7 +328,9 @@ class TestConsumers:
             lambda: check_consumer(journal.directory, "archive", "two", "/srv/two"),
             lambda: advance(journal.directory, "archive", 50, identity="two"),
         ):
-            with pytest.raises(JournalError, match=r"another lake \(one\).*--consumer=NAME.*archive.json if that lake"):
+            with pytest.raises(
+                JournalError, match=r"another lake or stream \(one\).*--consumer=NAME.*archive.json if that one"
+            ):
                 refused()
         check_consumer(journal.directory, "archive", "one")
         check_consumer(journal.directory, "other", "two")

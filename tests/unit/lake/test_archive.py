@@ -267,7 +267,7 @@ def test_another_lake_under_the_same_name(new_journal: NewJournal, tmp_path: Pat
     journal.append(messages(3))
     journal.sync()
     put_away([journal], tmp_path / "one")
-    with pytest.raises(JournalError, match=r"the consumer 'archive' is another lake.*two: .*--consumer=NAME"):
+    with pytest.raises(JournalError, match=r"the consumer 'archive' is another lake or stream.*two: .*--consumer=NAME"):
         put_away([journal], tmp_path / "two")
     assert not files(tmp_path / "two")
     put_away([journal], tmp_path / "two", consumer="two")

@@ -21,9 +21,9 @@ def test_spark_finds_the_source() -> None:
     found.seek(0)
     read = CloudPickleSerializer()
     sources = {}
-    for _ in range(read_int(found)):  # type: ignore[no-untyped-call]
-        name = found.read(read_int(found)).decode()  # type: ignore[no-untyped-call]
-        sources[name] = read._read_with_length(found)  # type: ignore[no-untyped-call]
+    for _ in range(read_int(found)):
+        name = found.read(read_int(found)).decode()
+        sources[name] = read._read_with_length(found)
     assert sources["sbus"] is SbusDataSource
 
 

@@ -1,4 +1,4 @@
-"""Report to journals how far an archive has taken them, so that retention may delete these rows."""
+"""Report to journals how far a consumer has taken them, so that retention may delete these rows."""
 
 from __future__ import annotations
 
@@ -13,27 +13,24 @@ from sbus.journal.consumers import advance, check_consumer
 from sbus.journal.following import Offset
 from sbus.journal.reader import JournalReader
 
-__all__ = ["CONSUMER", "Reports"]
-
-CONSUMER = "archive"
-"""The name of the archive as a consumer of journals, by default."""
+__all__ = ["Reports"]
 
 _RETRY_INTERVAL = 10.0
 """Seconds until a report to a journal that could not be written is repeated."""
 
-_log = logging.getLogger("sbus.lake")
+_log = logging.getLogger("sbus.journal")
 
 
 class Reports:
-    """The reports of one archive.
+    """The reports of one archive, or of one stream.
 
-    A consumer's name belongs to one lake, by the lake's ID. Another lake under that name is refused before its first
-    batch: its reports would let retention delete rows that the first one lacks. If the file of the consumer cannot be
-    read, the archive goes on; its reports fail until it can be, and are refused then.
+    A consumer's name belongs to one lake or stream, by its ID. Another one under that name is refused: its reports
+    would let retention delete rows that the first one lacks. If the file of the consumer cannot be read, the consumer
+    goes on; its reports fail until it can be, and are refused then.
 
-    :param consumer: the name under which the archive reports.
-    :param identity: the ID of the lake.
-    :param location: the lake, for errors.
+    :param consumer: the name under which it reports.
+    :param identity: the ID of the lake or stream.
+    :param location: where that is, for errors.
     """
 
     def __init__(self, consumer: str, identity: str, location: str) -> None:
@@ -50,7 +47,7 @@ class Reports:
         return time.monotonic() >= self._retry_at
 
     def check(self, journals: Mapping[str, JournalReader]) -> None:
-        """Check that no other lake has the name.
+        """Check that no other lake or stream has the name.
 
         :raises sbus.errors.JournalError: if one has.
         """
@@ -61,7 +58,7 @@ class Reports:
     def send(self, journals: Mapping[str, JournalReader], offset: Offset) -> None:
         """Report to the journals that all rows before an offset are safe.
 
-        :raises sbus.errors.JournalError: if another lake has taken the name meanwhile.
+        :raises sbus.errors.JournalError: if another lake or stream has taken the name meanwhile.
         """
         self._retry_at = math.inf
         for journal_id, journal in journals.items():
@@ -75,9 +72,10 @@ class Reports:
                 if journal.directory not in self._unwritable:
                     self._unwritable.add(journal.directory)
                     _log.warning(
-                        "%s: the progress of the archive cannot be written there (%s), so retention keeps the rows; "
-                        "check its permissions and the free space",
+                        "%s: the progress of the consumer %r cannot be written there (%s), so retention keeps the "
+                        "rows; check its permissions and the free space",
                         journal.directory,
+                        self._consumer,
                         os.strerror(e.errno or 0),
                     )
             else:
