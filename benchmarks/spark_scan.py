@@ -29,8 +29,8 @@ from sbus.journal.clock import HOUR, SECOND, format_utc
 from sbus.journal.writer import JournalWriter
 from sbus.spark import get_session
 from sbus.spark.datasource.options import ReadOptions, StreamOptions
+from sbus.spark.datasource.reader import SbusReader
 from sbus.spark.datasource.scan import schema
-from sbus.spark.datasource.source import SbusReader
 from sbus.spark.datasource.stream import SbusStreamReader
 
 BATCH = 10_000

@@ -20,8 +20,8 @@ from sbus.journal.schema import Kind
 from sbus.journal.senders import TYPES, Senders
 from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource.options import ReadOptions
+from sbus.spark.datasource.reader import SbusReader
 from sbus.spark.datasource.scan import schema
-from sbus.spark.datasource.source import SbusReader
 from tests.support.journals import Clock, NewJournal
 from tests.support.journals import rows as rows_of
 

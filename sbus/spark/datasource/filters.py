@@ -1,22 +1,22 @@
 """Select the rows that a read asks for, and skip segments that have none.
 
-A read selects by the options ``pattern``, ``gaps``, ``since`` and ``until``. Rows are filtered in Arrow, before they
-reach Spark. The conditions of a query are not applied here: Spark 4.3 keeps conditions that a source has accepted with
-the result of ``load()``, so two queries on one DataFrame could get each other's rows.
+A read selects by the options ``pattern``, ``gaps``, ``since`` and ``until``, and by the conditions of a query if Spark
+hands them over (`sbus.spark.datasource.reader`). Rows are filtered in Arrow, before they reach Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbus.journal.digests import is_message
-from sbus.journal.schema import MESSAGES
+from sbus.journal.schema import KINDS, MESSAGES
 from sbus.journal.summary import Summary
 from sbus.protocol.keys import Dialect, matches_open
+from sbus.spark.datasource.conditions import Conditions
 
 __all__ = ["RowFilter"]
 
@@ -33,6 +33,7 @@ class RowFilter:
     :ivar dialect: the rules by which the pattern matches.
     :ivar since: select no rows before this time (µs since the epoch); None: no such limit.
     :ivar until: select no rows at or after this time (µs since the epoch); None: no such limit.
+    :ivar conditions: those of the query, beside the above.
     """
 
     pattern: bytes | None
@@ -40,7 +41,21 @@ class RowFilter:
     dialect: Dialect
     since: int | None = None
     until: int | None = None
+    conditions: Conditions = field(default_factory=Conditions)
     _matched: dict[bytes, bool] = field(default_factory=dict)
+
+    def narrowed(self, conditions: Conditions) -> RowFilter:
+        """Return a filter that also leaves out rows for which the conditions of a query do not hold."""
+        least, greatest = conditions.span("time")
+        since = [time for time in (self.since, least) if time is not None]
+        until = [time for time in (self.until, None if greatest is None else greatest + 1) if time is not None]
+        return replace(
+            self,
+            since=max(since, default=None),
+            until=min(until, default=None),
+            conditions=conditions,
+            _matched={},
+        )
 
     @property
     def columns(self) -> list[str]:
@@ -48,11 +63,15 @@ class RowFilter:
         names = []
         if self.since is not None or self.until is not None:
             names.append("time")
-        if self.pattern is not None or not self.gaps:
+        if self.pattern is not None or self.kinds is not None:
             names.append("kind")
-        if self.pattern is not None:
+        if self._selects_keys:
             names.append("key")
         return names
+
+    @property
+    def _selects_keys(self) -> bool:
+        return self.pattern is not None or self.conditions.restrict("key")
 
     # --- segments ----------------------------------------------------------------------------
 
@@ -64,18 +83,26 @@ class RowFilter:
     @property
     def kinds(self) -> frozenset[str] | None:
         """The kinds of rows that can be selected; None: all."""
-        return None if self.gaps else MESSAGES
+        kinds = None if self.gaps else MESSAGES
+        if not self.conditions.restrict("kind"):
+            return kinds
+        return frozenset(str(kind) for kind in KINDS if self.gaps or kind in MESSAGES if self._allows_kind(kind))
+
+    def _allows_kind(self, kind: str) -> bool:
+        return self.conditions.allow("kind", str(kind))
 
     @property
     def can_skip_segments(self) -> bool:
         """Whether the summaries of closed segments can rule some of them out."""
-        return self.pattern is not None or not self.gaps
+        return self._selects_keys or self.kinds is not None
 
     def may_select(self, summary: Summary) -> bool:
         """Return whether a closed segment can have selected rows, by its kinds and keys."""
-        kinds = summary.kinds.keys() if self.gaps else summary.kinds.keys() & MESSAGES
-        if not kinds or kinds - MESSAGES:
-            return bool(kinds)
+        kinds = summary.kinds.keys() if self.kinds is None else summary.kinds.keys() & self.kinds
+        if kinds - MESSAGES and self.conditions.allow_key(b""):  # the key of all rows that are not messages
+            return True
+        if not kinds & MESSAGES:
+            return False
         if summary.keys is not None:
             return self.matches_any(summary.keys)
         if summary.min_key is None or summary.max_key is None:
@@ -83,14 +110,16 @@ class RowFilter:
         return self.may_match_between(summary.min_key, summary.max_key)
 
     def matches_any(self, keys: Sequence[bytes]) -> bool:
-        """Return whether the pattern matches one of these keys."""
-        return bool(pc.any(self._pattern_mask(keys)).as_py()) if keys else False
+        """Return whether messages with one of these keys can be selected."""
+        return any(self._matches(key) and self.conditions.allow_key(key) for key in keys)
 
     def may_match_between(self, min_key: bytes, max_key: bytes) -> bool:
-        """Return whether the pattern can match a key from `min_key` to `max_key`.
+        """Return whether messages with a key from `min_key` to `max_key` can be selected.
 
         The beginning of the pattern decides.
         """
+        if not self.conditions.may_allow_between(min_key, max_key):
+            return False
         if self.pattern is None:
             return True
         literal, star, _ = self.pattern.partition(b"*")
@@ -104,18 +133,22 @@ class RowFilter:
 
         :param batch: with at least the `columns`, in the types of a journal.
         """
-        masks = []
-        if self.since is not None or self.until is not None:
-            masks.append(self._time_mask(batch.column("time")))
-        if self.pattern is not None or not self.gaps:
-            masks.append(self._message_mask(batch))
-        for mask in masks:
+        selected: pa.Array | None = None
+        for mask in self._masks(batch):
             if not mask.true_count:
                 return batch.slice(0, 0)
-        masks = [mask for mask in masks if mask.true_count < len(mask)]
-        if not masks:
-            return batch
-        return batch.filter(masks[0] if len(masks) == 1 else pc.and_(*masks))
+            if mask.true_count < len(mask):
+                selected = mask if selected is None else pc.and_(selected, mask)
+        return batch if selected is None else batch.filter(selected)
+
+    def _masks(self, batch: pa.RecordBatch) -> Iterator[pa.Array]:
+        if self.since is not None or self.until is not None:
+            yield self._time_mask(batch.column("time"))
+        if self.kinds is not None:
+            kinds = _encoded(batch.column("kind"))
+            yield pc.is_in(kinds.dictionary, pa.array(sorted(self.kinds), pa.utf8())).take(kinds.indices)
+        if self._selects_keys:
+            yield self._key_mask(batch)
 
     def _time_mask(self, times: pa.Array) -> pa.Array:
         mask = pa.repeat(pa.scalar(True), len(times))
@@ -125,31 +158,36 @@ class RowFilter:
             mask = pc.and_(mask, pc.less(times, pa.scalar(self.until, times.type)))
         return mask
 
-    def _message_mask(self, batch: pa.RecordBatch) -> pa.Array:
-        """Select the messages that match the pattern, and the gaps if requested."""
-        kinds = _encoded(batch.column("kind"))
-        messages = is_message(kinds.dictionary).take(kinds.indices)
-        if self.pattern is None:
-            return messages
+    def _key_mask(self, batch: pa.RecordBatch) -> pa.Array:
+        """Select the messages that match the pattern, and all other rows; of these, the ones with an allowed key."""
         keys = _encoded(batch.column("key"))
-        matched = pc.and_(messages, self._pattern_mask(keys.dictionary.to_pylist()).take(keys.indices))
-        return pc.or_(matched, pc.invert(messages)) if self.gaps else matched
+        names = keys.dictionary.to_pylist()
+        mask = pa.repeat(pa.scalar(True), len(batch))
+        if self.pattern is not None:
+            kinds = _encoded(batch.column("kind"))
+            messages = is_message(kinds.dictionary).take(kinds.indices)
+            matched = pa.array([self._matches(key) for key in names], pa.bool_())
+            mask = pc.or_(matched.take(keys.indices), pc.invert(messages))
+        if self.conditions.restrict("key"):
+            allowed = pa.array([self.conditions.allow_key(key) for key in names], pa.bool_())
+            mask = pc.and_(mask, allowed.take(keys.indices))
+        return mask
 
-    def _pattern_mask(self, keys: Sequence[bytes]) -> pa.Array:
-        """Match each key by the rules of the bus.
+    def _matches(self, key: bytes) -> bool:
+        """Return whether the pattern matches a key by the rules of the bus.
 
         No pattern for open keys matches a secret one.
         """
-        pattern = self.pattern
-        if pattern is None:
-            return pa.repeat(pa.scalar(True), len(keys))
-        dialect, matched = self.dialect, self._matched
-        if len(matched) > _CACHED_KEYS:
-            matched.clear()
-        for key in keys:
-            if key not in matched:
-                matched[key] = not dialect.is_secret(key) and matches_open(pattern, key, dialect.separator)
-        return pa.array([matched[key] for key in keys], pa.bool_())
+        if self.pattern is None:
+            return True
+        matches = self._matched.get(key)
+        if matches is None:
+            if len(self._matched) >= _CACHED_KEYS:
+                self._matched.clear()
+            separator = self.dialect.separator
+            matches = not self.dialect.is_secret(key) and matches_open(self.pattern, key, separator)
+            self._matched[key] = matches
+        return matches
 
 
 def _encoded(values: pa.Array) -> pa.DictionaryArray:

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
@@ -43,6 +43,7 @@ from sbus.journal.reader import JournalReader, Slice, read
 from sbus.journal.resizing import resized
 from sbus.journal.schema import COLUMNS, Kind
 from sbus.journal.senders import TYPES
+from sbus.spark.datasource.conditions import Conditions
 from sbus.spark.datasource.filters import RowFilter
 from sbus.spark.datasource.options import ReadOptions
 from sbus.spark.datasource.payloads import PROBLEM, VALUE, PayloadParser
@@ -108,6 +109,7 @@ class Scan:
 
     :param options: which rows to read.
     :param columns: which columns to read: all, or some in any order.
+    :ivar limit: the most rows that each task reads; None: no limit.
     :raises sbus.errors.UsageError: if a journal does not have one of the columns.
     """
 
@@ -116,6 +118,11 @@ class Scan:
         self.schema = columns
         self.options = options
         self.filter = RowFilter(options.pattern, options.gaps, options.dialect, options.since, options.until)
+        self.limit: int | None = None
+
+    def narrow(self, filters: Iterable[Filter]) -> None:
+        """Leave out rows for which the conditions of a query do not hold; not all of them need be understood."""
+        self.filter = self.filter.narrowed(Conditions(filters, raw_keys=self.options.raw_keys))
 
     # --- on the driver -----------------------------------------------------------------------
 
@@ -125,7 +132,7 @@ class Scan:
         :param ranges: for each journal the sequence number of the first row, and of the row after the last.
         :raises sbus.errors.JournalError: if rows of a range are gone.
         """
-        ranges = list(ranges)
+        ranges = list(self._narrowed(ranges))
         slices = [piece for one in ranges for piece in self._plan(*one)]
         sizes = {piece.segment: _size(piece.segment) for piece in slices}
         task_bytes = self._task_bytes(sum(sizes.values()))
@@ -145,6 +152,15 @@ class Scan:
         if task:
             partitions.append(JournalPartition(tuple(task)))
         return partitions
+
+    def _narrowed(self, ranges: Iterable[tuple[JournalReader, int, int]]) -> Iterator[tuple[JournalReader, int, int]]:
+        """Yield the ranges without rows that the conditions of a query rule out by their journal or number."""
+        conditions = self.filter.conditions
+        least, greatest = conditions.span("seq")
+        for journal, first, end in ranges:
+            if conditions.allow("journal", journal.id) and conditions.allow("host", journal.host):
+                first = first if least is None else max(first, least)
+                yield journal, first, end if greatest is None else min(end, greatest + 1)
 
     def _plan(self, journal: JournalReader, first: int, end: int, split_bytes: int | None = None) -> list[Slice]:
         rows = self.filter
@@ -181,8 +197,12 @@ class Scan:
         columns = list(dict.fromkeys(wanted)) or ["seq"]
         parser = self._parser() if parsed else None
         types = to_arrow_schema(self.schema, timezone="UTC")
+        left = self.limit
         for batch in resized(batch for piece in partition.slices for batch in read(piece, columns)):
             rows = self.filter.filter(batch)
+            if left is not None:
+                rows = rows.slice(0, left)
+                left -= rows.num_rows
             if rows.num_rows:
                 found: dict[str, pa.Array] = {}
                 if parser is not None:
@@ -190,6 +210,8 @@ class Scan:
                     found[VALUE], found[PROBLEM] = parser.parse(rows.column("payload"), is_message)
                 arrays = [found[name] if name in found else self._converted(name, rows) for name in names]
                 yield pa.RecordBatch.from_arrays(arrays, schema=types)
+            if left == 0:
+                return
 
     def _parser(self) -> PayloadParser:
         format_ = self.options.payload_format

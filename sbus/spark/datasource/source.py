@@ -9,30 +9,25 @@ between two calls; every decision follows from the options, and the state of a s
 
 ``schema`` is called at ``load()``, in a process of its own. It checks the options and opens the journals, so that a
 misspelt option or a missing journal fails there and not in the middle of a query.
-
-A source can take over the conditions of a query (``pushFilters`` of Spark's reader). This one does not: Spark 4.3 keeps
-accepted conditions with what ``load()`` has returned, and a second query on that DataFrame, or the other side of a
-union, silently got the rows of the first. The options ``pattern``, ``since`` and ``until`` belong to the DataFrame, so
-they cannot leak from one query into another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from sbus.journal.snapshot import open_journals
 from sbus.spark.datasource.catalog import recall, remember, table_options
 from sbus.spark.datasource.one_line import in_one_line
 from sbus.spark.datasource.options import ReadOptions, StreamOptions, WriteOptions
-from sbus.spark.datasource.scan import JournalPartition, Scan, described
+from sbus.spark.datasource.reader import SbusReader, reader_class
+from sbus.spark.datasource.scan import described
 from sbus.spark.datasource.stream import SbusStreamReader
 from sbus.spark.datasource.writer import SbusStreamWriter, SbusWriter
 
-__all__ = ["SbusDataSource", "SbusReader"]
+__all__ = ["SbusDataSource"]
 
 
 class SbusDataSource(DataSource):
@@ -60,7 +55,7 @@ class SbusDataSource(DataSource):
     @in_one_line()
     def reader(self, schema: StructType) -> SbusReader:
         """Read journals as a table."""
-        return SbusReader(ReadOptions.parse(self._options(schema)), schema)
+        return reader_class()(ReadOptions.parse(self._options(schema)), schema)
 
     @in_one_line()
     def streamReader(self, schema: StructType) -> SbusStreamReader:
@@ -80,27 +75,3 @@ class SbusDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbusStreamWriter:
         """Publish a stream."""
         return SbusStreamWriter(WriteOptions.parse(self.options), schema, overwrite)
-
-
-class SbusReader(DataSourceReader):
-    """Read journals as a table.
-
-    It has all rows that are safe on the disk when the query is planned.
-
-    :param options: which rows to read.
-    :param schema: which columns to read.
-    """
-
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self.scan = Scan(options, schema)
-
-    @in_one_line()
-    def partitions(self) -> list[JournalPartition]:
-        """Plan the tasks."""
-        journals = open_journals(self.scan.options.journals).values()
-        start, end = self.scan.options.start, self.scan.options.end
-        return self.scan.partitions((journal, start.resolve(journal), end.resolve(journal)) for journal in journals)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a partition."""
-        return self.scan.read(partition)

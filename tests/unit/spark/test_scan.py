@@ -20,8 +20,8 @@ from sbus.journal.snapshot import Snapshot
 from sbus.journal.writer import JournalWriter
 from sbus.spark.datasource import scan
 from sbus.spark.datasource.options import ReadOptions, StreamOptions
+from sbus.spark.datasource.reader import SbusReader
 from sbus.spark.datasource.scan import JournalPartition, Scan, schema
-from sbus.spark.datasource.source import SbusReader
 from sbus.spark.datasource.stream import SbusStreamReader
 from tests.support.journals import NewJournal
 
