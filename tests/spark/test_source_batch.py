@@ -181,13 +181,23 @@ def test_conditions_of_a_query(spark: SparkSession, five: JournalWriter):
 
 @pytest.mark.slow
 def test_filters_of_queries_on_one_table(spark: SparkSession, five: JournalWriter):
-    """Two queries on one DataFrame, or two parts of one query, do not affect each other."""
-    frame = table(spark, five)
+    """Two queries on one DataFrame, or two parts of one query, do not affect each other, whatever Spark hands over."""
+    names = ("spark.sql.python.filterPushdown.enabled", "spark.sql.python.limitPushdown.enabled")
+    before = {name: spark.conf.get(name, "false") for name in names}
     everything = [row["seq"] for row in stored(five)]
-    few = frame.where("seq < 10")
-    assert seqs(few) == everything[:10]
-    assert seqs(frame) == everything
-    assert seqs(few.union(frame.where("seq >= 20"))) == everything[:10] + everything[20:]
+    try:
+        for value in ("false", "true"):
+            for name in names:
+                spark.conf.set(name, value)
+            frame = table(spark, five)
+            few = frame.where("seq < 10")
+            assert seqs(few) == everything[:10]
+            assert frame.limit(5).count() == 5
+            assert seqs(frame) == everything
+            assert seqs(few.union(frame.where("seq >= 20"))) == everything[:10] + everything[20:]
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, str(value))
 
 
 def test_a_span_of_time(spark: SparkSession, five: JournalWriter, tmp_path: Path):
@@ -274,6 +284,9 @@ def test_tables_of_the_catalog(spark: SparkSession, five: JournalWriter):
         assert seqs(spark.table("located")) == whole
         found = spark.sql("SELECT key, count(*) FROM opted GROUP BY key ORDER BY key").collect()
         assert [tuple(row) for row in found] == [(f"hour/{i}", 3) for i in range(5)]
+        narrow = "SELECT count(*) FROM opted WITH (since = '1970-01-01T01:00', until = '1970-01-01T03:00')"
+        assert spark.sql(narrow).collect()[0][0] == 6
+        assert spark.read.option("pattern", "hour/1").table("opted").count() == 3
     finally:
         for name in ("located", "opted"):
             spark.sql(f"DROP TABLE IF EXISTS {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from sbus.journal.layout import list_segments
 from sbus.journal.retention import retain
 from sbus.journal.writer import JournalWriter
 from sbus.spark import lag
+from sbus.spark.runtime import early_worker
 from sbus.testing import RunningBus
 from tests.support.journals import NewJournal
 
@@ -120,6 +122,15 @@ def test_a_batch_that_failed_is_read_again(new_journal: NewJournal, new_query: C
     assert query.batches == {1: ["a", "b"], 2: ["c"]}
 
 
+def commands(word: bytes) -> list[bytes]:
+    """The command lines of the processes that have a word in them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            found.append(path.read_bytes())
+    return [command for command in found if word in command]
+
+
 def test_following(new_journal: NewJournal, new_query: Callable[..., Query], tmp_path: Path):
     """A running query sees new rows, also in new segments and new journals."""
     first = new_journal("a/journal", segment_bytes=1000)
@@ -132,6 +143,10 @@ def test_following(new_journal: NewJournal, new_query: Callable[..., Query], tmp
     second = new_journal("b/journal")
     record(second, "new")
     running.processAllAvailable()  # the new one joins,
+    early = str(Path(early_worker.__file__)).encode()
+    assert any(early in command for command in commands(b"python_streaming_source_runner")), (
+        "Spark starts the worker of a stream in another way than sbus/spark/runtime/early_worker.py expects"
+    )
     running.processAllAvailable()  # and is read
     record(second, "newer")
     running.processAllAvailable()
