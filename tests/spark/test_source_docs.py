@@ -6,6 +6,7 @@ import json
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -81,15 +82,30 @@ def test_python(
 
 def test_sql(spark: SparkSession, journal: JournalWriter):
     """The examples in SQL return the expected rows."""
-    text = (EXAMPLES / "pipeline" / "datasource.sql").read_text()
-    assert "/var/lib/sbus/journal" in text
-    statements = text.replace("/var/lib/sbus/journal", journal.directory).split(";")
     try:
-        results = [[tuple(row) for row in spark.sql(one).collect()] for one in statements if one.strip()]
+        results = results_of(spark, "datasource.sql", journal)
     finally:
         for view in ("bus", "loads"):
             spark.catalog.dropTempView(view)
     assert results == [[], [("hosts/a", 11, 12), ("hosts/b", 10, 30)], [], [("a", 9.0), ("b", 0.5)]]
+
+
+def test_tables(spark: SparkSession, journal: JournalWriter):
+    """The examples of tables return the expected rows: those of a span, and of the last hour none."""
+    try:
+        results = results_of(spark, "tables.sql", journal)
+    finally:
+        for table in ("rows", "recent"):
+            spark.sql(f"DROP TABLE IF EXISTS {table}")
+    assert results == [[], [], [("hosts/a/fan", 1), ("hosts/a/load", 3)], [(0,)]]
+
+
+def results_of(spark: SparkSession, name: str, journal: JournalWriter) -> list[list[tuple[Any, ...]]]:
+    """Run the statements of an example on a journal."""
+    text = (EXAMPLES / "pipeline" / name).read_text()
+    assert "/var/lib/sbus/journal" in text
+    statements = text.replace("/var/lib/sbus/journal", journal.directory).split(";")
+    return [[tuple(row) for row in spark.sql(one).collect()] for one in statements if one.strip()]
 
 
 def test_columns():
