@@ -111,7 +111,7 @@ def test_plans_of_queries_on_one_table(spark: SparkSession) -> None:
     """Spark keeps the plan that follows from conditions with the query, if and only if its readers have `pushLimit`."""
     spark.dataSource.register(leaky_source())
     name = "spark.sql.python.filterPushdown.enabled"
-    before = spark.conf.get(name)
+    before = str(spark.conf.get(name))
     spark.conf.set(name, "true")
     try:
         frame = spark.read.format("leaky").load()

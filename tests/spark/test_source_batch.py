@@ -183,12 +183,12 @@ def test_conditions_of_a_query(spark: SparkSession, five: JournalWriter):
 def test_filters_of_queries_on_one_table(spark: SparkSession, five: JournalWriter):
     """Two queries on one DataFrame, or two parts of one query, do not affect each other, whatever Spark hands over."""
     names = ("spark.sql.python.filterPushdown.enabled", "spark.sql.python.limitPushdown.enabled")
-    before = {name: spark.conf.get(name, "false") for name in names}
+    before = {name: str(spark.conf.get(name, "false")) for name in names}
     everything = [row["seq"] for row in stored(five)]
     try:
-        for value in ("false", "true"):
+        for is_asked in ("false", "true"):
             for name in names:
-                spark.conf.set(name, value)
+                spark.conf.set(name, is_asked)
             frame = table(spark, five)
             few = frame.where("seq < 10")
             assert seqs(few) == everything[:10]
@@ -197,7 +197,7 @@ def test_filters_of_queries_on_one_table(spark: SparkSession, five: JournalWrite
             assert seqs(few.union(frame.where("seq >= 20"))) == everything[:10] + everything[20:]
     finally:
         for name, value in before.items():
-            spark.conf.set(name, str(value))
+            spark.conf.set(name, value)
 
 
 def test_a_span_of_time(spark: SparkSession, five: JournalWriter, tmp_path: Path):

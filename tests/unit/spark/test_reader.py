@@ -170,7 +170,15 @@ def test_when_conditions_are_taken(monkeypatch: pytest.MonkeyPatch):
 def compared(column: str, values: st.SearchStrategy[Any], *others: type[Filter]) -> st.SearchStrategy[Filter]:
     """Conditions on a column."""
     attribute = st.just((column,))
-    kinds = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, *others)
+    kinds: tuple[type[Any], ...] = (
+        EqualTo,
+        EqualNullSafe,
+        GreaterThan,
+        GreaterThanOrEqual,
+        LessThan,
+        LessThanOrEqual,
+        *others,
+    )
     plain = st.one_of(
         *(st.builds(kind, attribute, values) for kind in kinds),
         st.builds(In, attribute, st.lists(values, max_size=3).map(tuple)),
