@@ -19,6 +19,7 @@ from pyspark import util, worker_util
 from pyspark.sql import datasource
 from pyspark.sql.worker import data_source_pushdown_filters, lookup_data_sources
 
+from sbus.spark.datasource.one_line import HIDE
 from sbus.spark.datasource.reader import ASKING, keeps_plans_apart
 
 SPARK = f"pyspark {pyspark.__version__}"
@@ -119,3 +120,9 @@ def test_the_search_for_sources() -> None:
     text = inspect.getsource(lookup_data_sources)
     for name in ('startswith("pyspark_")', "DefaultSource"):
         assert name in text, f"{SPARK}: the search for data sources has changed ({name}): change pyspark_sbus.py"
+
+
+def test_errors_in_one_line() -> None:
+    """A variable makes a worker send the text of an exception alone."""
+    text = inspect.getsource(util)
+    assert f'"{HIDE}"' in text, f"{SPARK}: workers do not read {HIDE}: change sbus/spark/datasource/one_line.py"
