@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,7 @@ from sbus.spark import lag
 from sbus.spark.runtime import early_worker
 from sbus.testing import RunningBus
 from tests.support.journals import NewJournal
+from tests.support.waiting import wait_until
 
 TIMEOUT = 60
 
@@ -195,6 +201,49 @@ def test_a_consumer(new_journal: NewJournal, new_query: Callable[..., Query]):
     assert segments() >= 2
     assert query.run() == [["d", "e"]]
     assert segments() == 1
+
+
+HANGS = """
+import sys, time
+from pathlib import Path
+from sbus.spark import get_session
+
+journal, checkpoint, marker = sys.argv[1:]
+
+def hang(batch, number):
+    if batch.count():
+        Path(marker).touch()
+        time.sleep(3600)
+
+rows = get_session(master="local[1]").readStream.format("sbus").option("consumer", "mine").load(journal)
+writer = rows.writeStream.foreachBatch(hang).option("checkpointLocation", checkpoint)
+writer.trigger(availableNow=True).start().awaitTermination()
+"""
+
+
+@pytest.mark.slow
+def test_a_consumer_that_is_killed(new_journal: NewJournal, new_query: Callable[..., Query], tmp_path: Path):
+    """What a killed stream has not done stays, and it goes on there; with another checkpoint its name is refused."""
+    journal = new_journal()
+    record(journal, "a", "b")
+    journal.roll()
+    record(journal, "c")
+    advance(journal.directory, "other", 3)
+    marker = tmp_path / "marker"
+    command = [sys.executable, "-c", HANGS, journal.directory, str(tmp_path / "checkpoint"), str(marker)]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as killed:
+        try:
+            wait_until(marker.exists, timeout=4 * TIMEOUT)  # a JVM starts
+        finally:
+            os.killpg(killed.pid, signal.SIGKILL)
+    assert consumers(journal.directory) == {"mine": 0, "other": 3}
+    assert retain(journal.directory, keep_bytes=0, warn=lambda _: None) == []
+    query = new_query(journal=journal.directory, gaps="false", consumer="mine")
+    assert query.run() == [["a", "b", "c"]]
+    assert len(retain(journal.directory, keep_bytes=0, warn=lambda _: None)) == 1
+    shutil.rmtree(tmp_path / "checkpoint")
+    with pytest.raises(PySparkException, match=r"JournalError: .*the consumer 'mine' is another lake or stream"):
+        query.run()
 
 
 # --- publishing ---------------------------------------------------------------------------------------------
