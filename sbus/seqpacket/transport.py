@@ -20,8 +20,8 @@ empty packet            ``readConnectionLost`` instead.
 hang-up                 It reads what the peer sent to its end at once, before sockets that are ready later.
 hang-up while paused    The socket leaves the epoll set, which would report it forever. The packets stay in the kernel
                         until the protocol resumes, so no message is lost because its publisher left.
-the kernel has no       It reads again after 50 ms.
-memory
+the kernel has no       It reads again after 50 ms. It also does if the peer's user has passed many descriptors that
+memory                  still have to be closed.
 ======================  ==============================================================================================
 
 Invariants:
@@ -70,6 +70,7 @@ from sbus.seqpacket.sending import MEMORY_RETRY, NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
 from sbus.syscalls.batch import BATCH, PacketReader
 from sbus.syscalls.elsewhere import do_elsewhere, is_overrun
+from sbus.syscalls.memfd import receive_from
 from sbus.syscalls.processes import peer_executable
 from sbus.syscalls.sockets import discard_and_close, pass_descriptors, peer_credentials, peer_groups
 
@@ -246,8 +247,6 @@ class PacketTransport(SendingHalf):
 
     def pass_payloads(self, wanted: bool) -> bool:
         """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
-        if wanted and is_overrun():
-            return False
         pass_descriptors(self._sock, wanted)
         self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
         return super().pass_payloads(wanted)
@@ -293,6 +292,11 @@ class PacketTransport(SendingHalf):
         :param limit: the packets of the first batch; the pacer says how many follow.
         """
         multiplexer, bundle_limit = self._multiplexer, self._bundle_limit
+        if self._payloads is not None:
+            if is_overrun(self.credentials.uid):
+                self._read_later()
+                return
+            receive_from(self.credentials.uid)
         while limit:
             try:
                 packets, ended = self._reader.read(self._sock, limit)
@@ -337,7 +341,7 @@ class PacketTransport(SendingHalf):
         return unbundle(packets, _ENOUGH_UNBUNDLED)
 
     def _read_later(self) -> None:
-        """Read again when the kernel may have memory: the packets wait in the socket."""
+        """Read again in a moment: the packets wait in the socket."""
         if self._read_retry is None:
             self._poll(self._events & ~READ)
             self._read_retry = self._multiplexer.reactor.callLater(MEMORY_RETRY, self._guarded, self._retry_read)
@@ -498,7 +502,7 @@ class PacketTransport(SendingHalf):
         sock = socket.socket(fileno=self._sock.detach())
         with contextlib.suppress(OSError):  # the peer has left
             sock.shutdown(socket.SHUT_RDWR)
-        do_elsewhere(partial(discard_and_close, sock, self._input_limit))
+        do_elsewhere(partial(discard_and_close, sock, self._input_limit), self.credentials.uid)
 
     # --- addresses ---------------------------------------------------------------------------
 

@@ -1,66 +1,85 @@
-"""Closing what a peer has passed to us, in threads of its own: close(2) can wait for as long as the peer likes.
+"""Closing what a peer has passed to us, in other threads: close(2) can wait for as long as the peer likes.
 
 It waits for a TCP socket with SO_LINGER whose other end does not read, and for the program behind a file of FUSE. A
 peer that passes such a descriptor could stop this process for hours. The kernel closes what nobody has received, too:
 the descriptors for which recvmsg(2) had no room, and those in a socket that is closed unread.
+
+Calls wait in *lines*, each with a thread as long as it has calls. The calls of one user wait for each other only.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
-from threading import Thread
 
 __all__ = ["do_elsewhere", "is_behind", "is_overrun"]
 
-_MOST = 16
-"""Threads: so many calls may wait for ever before others wait behind them."""
-_MANY = 1024
-"""Calls that wait, each with a descriptor: a peer must not take all that the process may have (20,000 in our units)."""
-_calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
-_threads: list[Thread] = []
-_idle: list[None] = []  # one for each thread that waits for a call; a destructor may come between any two steps
-os.register_at_fork(after_in_child=_threads.clear)
-os.register_at_fork(after_in_child=_idle.clear)
+_FEW = 16
+"""Calls that wait, beyond which a thread is slower than those who call it."""
+_MANY = 256
+"""Calls of one user that wait, each with a descriptor: the next read brings up to 2,024 more (8 packets of 253), and a
+user must not take all that the process may have (20,000 in our units)."""
 
 
-def do_elsewhere(call: Callable[[], object]) -> None:
+class _Line:
+    """Calls of which each waits for the one before it."""
+
+    __slots__ = ("calls", "is_running")
+
+    def __init__(self) -> None:
+        self.calls: deque[Callable[[], object]] = deque()
+        self.is_running = False
+
+    def run(self) -> None:
+        """Make the calls; return when there is none left."""
+        while True:
+            try:
+                call = self.calls.popleft()
+            except IndexError:
+                self.is_running = False
+                if not self.calls or self.is_running:  # else one came between these two lines, and no other thread
+                    return
+                self.is_running = True
+                continue
+            with contextlib.suppress(OSError):
+                call()
+            del call
+
+
+_lines: dict[int | None, _Line] = {}
+os.register_at_fork(after_in_child=_lines.clear)
+
+
+def do_elsewhere(call: Callable[[], object], user: int | None) -> None:
     """Call something in a thread that nothing waits for; an `OSError` is ignored.
 
-    It may be called by a destructor.
+    It may be called by a destructor, so it takes no lock: at worst, a line has two threads for a while.
+
+    :param user: the user who decides how long it takes; None: nobody does.
     """
-    _calls.put(call)
-    if _idle:
-        with contextlib.suppress(IndexError):  # another thread was faster
-            _idle.pop()
-            return
-    if len(_threads) < _MOST:
-        thread = Thread(target=_work, name="sbus-closer", daemon=True)
+    line = _lines.get(user) or _lines.setdefault(user, _Line())
+    line.calls.append(call)
+    if not line.is_running:
+        line.is_running = True
         try:
-            thread.start()
+            _thread.start_new_thread(line.run, ())
         except RuntimeError:  # the kernel has no thread left, or Python ends
-            return
-        _threads.append(thread)
+            line.is_running = False
 
 
 def is_behind() -> bool:
-    """Return whether calls wait for a thread; what does not take for ever is then better done at once."""
-    return _calls.qsize() > _MOST
+    """Return whether calls that nobody delays wait all the same; the next one is better made at once."""
+    return _waiting(None) > _FEW
 
 
-def is_overrun() -> bool:
-    """Return whether so many calls wait that nobody else should be allowed to pass descriptors."""
-    return _calls.qsize() > _MANY
+def is_overrun(user: int) -> bool:
+    """Return whether so many calls of a user wait that nothing more should be read from it."""
+    return _waiting(user) > _MANY
 
 
-def _work() -> None:
-    while True:
-        _idle.append(None)
-        call = _calls.get()
-        try:
-            call()
-        except OSError:
-            pass
-        del call
+def _waiting(user: int | None) -> int:
+    line = _lines.get(user)
+    return len(line.calls) if line is not None else 0

@@ -1,7 +1,8 @@
-"""Closing in threads of its own what may take long to close."""
+"""Closing in other threads what may take long to close."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ from sbus.syscalls.elsewhere import do_elsewhere, is_behind, is_overrun
 from tests.support.reactors import Recorder
 from tests.support.transports import World
 from tests.support.waiting import wait_until
+
+SLOW, QUICK = -2, -3
+"""Users that do not exist."""
 
 
 @pytest.fixture
@@ -22,30 +26,53 @@ def gate() -> Iterator[threading.Event]:
     wait_until(is_behind, lambda behind: not behind)
 
 
-def test_a_call_that_waits_holds_up_no_other(gate: threading.Event) -> None:
-    """Behind a call that waits, and one that fails, others are done."""
+def test_the_calls_of_one_user_hold_up_nobody_else(gate: threading.Event) -> None:
+    """However many calls of a user wait, those of others are made, in order, and so are those behind a failure."""
+    made: list[int] = []
     done = threading.Event()
 
     def fail() -> None:
         raise OSError
 
-    do_elsewhere(gate.wait)
-    do_elsewhere(fail)
-    do_elsewhere(done.set)
+    for _ in range(100):
+        do_elsewhere(gate.wait, SLOW)
+    do_elsewhere(fail, QUICK)
+    for number in range(100):
+        do_elsewhere(lambda number=number: made.append(number), QUICK)  # type: ignore[misc]
+    do_elsewhere(done.set, QUICK)
     assert done.wait(20)
+    assert made == list(range(100))
+    assert not is_behind()
 
 
-def test_with_too_many_calls_nobody_else_may_pass_descriptors(gate: threading.Event) -> None:
-    """A transport passes no descriptors while more than a thousand calls wait, and does so again afterwards."""
+def test_a_thread_ends_with_its_calls_and_another_one_begins(gate: threading.Event) -> None:
+    """No thread waits for calls that may come."""
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(3):
+        done = threading.Event()
+        do_elsewhere(done.set, QUICK)
+        assert done.wait(20)
+        wait_until(lambda: len(os.listdir("/proc/self/task")), lambda count: count <= before)
+
+
+def test_nothing_is_read_from_a_user_with_many_descriptors_to_close(gate: threading.Event) -> None:
+    """A transport that passes descriptors waits while hundreds of calls of its user wait; others are read as ever."""
     world = World()
-    world.connect(Recorder())
-    (transport,) = world.transports
-    for _ in range(1_100):
-        do_elsewhere(gate.wait)
-    assert is_behind()
-    assert is_overrun()
-    assert not transport.pass_payloads(True)
+    recorders = Recorder(), Recorder()
+    sockets = [world.connect(recorder) for recorder in recorders]
+    passing, _ = world.transports
+    assert passing.pass_payloads(True)
+    user = passing.credentials.uid
+    for _ in range(300):
+        do_elsewhere(gate.wait, user)
+    assert is_overrun(user)
+    for sock in sockets:
+        sock.send(b"packet")
+    world.turn()
+    assert [recorder.packets for recorder in recorders] == [[], [b"packet"]]
     gate.set()
-    wait_until(is_overrun, lambda overrun: not overrun)
-    assert transport.pass_payloads(True)
+    wait_until(lambda: is_overrun(user), lambda overrun: not overrun)
+    world.reactor.advance(0.06)
+    world.turn()
+    assert recorders[0].packets == [b"packet"]
     world.close()

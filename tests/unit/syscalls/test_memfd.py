@@ -176,22 +176,19 @@ class TestReading:
             reader = reader_class(10, read_bytes=64, descriptors=True)  # so packets of 2 bytes count as large
             for most in (1, 64, 64):
                 packets, _ = reader.read(theirs, most)
-                assert all(len(packet.files) in (1, 2) for packet in packets if isinstance(packet, Attached))
+                assert all(len(packet.files) in (1, 2, 3, 4, 5) for packet in packets if isinstance(packet, Attached))
             del packets
         del memfd
         wait_until(open_descriptors, lambda count: count == before)
 
-    def test_too_many_descriptors_are_cut(self, reader_class: type[batch.PacketReader]) -> None:
-        """Two arrive; of three, two arrive and the packet says that it was cut."""
+    def test_all_descriptors_arrive(self, reader_class: type[batch.PacketReader]) -> None:
+        """There is room for as many as one packet can carry: the kernel closes the others, which may take long."""
         with connected() as (ours, theirs):
             memfd = sealed(b"payload")
-            send_descriptors(ours, b"two", *[memfd.fileno()] * 2)
-            send_descriptors(ours, b"three", *[memfd.fileno()] * 3)
-            two, three = reader_class(100, descriptors=True).read(theirs)[0]
-        assert isinstance(two, Attached)
-        assert isinstance(three, Attached)
-        assert (len(two.files), two.is_cut) == (2, False)
-        assert (len(three.files), three.is_cut) == (2, True)
+            send_descriptors(ours, b"all", *[memfd.fileno()] * 253)
+            (packet,) = reader_class(100, descriptors=True).read(theirs)[0]
+        assert isinstance(packet, Attached)
+        assert (len(packet.files), packet.is_cut) == (253, False)
 
     def test_a_reader_for_plain_packets_receives_no_descriptor(self, reader_class: type[batch.PacketReader]) -> None:
         """The packet arrives, and the kernel closes what came with it."""
