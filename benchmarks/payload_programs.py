@@ -1,17 +1,21 @@
 """Publishers and receivers of large messages in Python: sbus, zenoh and iceoryx2, as their documentation recommends.
 
 ``python payload_programs.py LIBRARY publish|receive ADDRESS …`` is one of the two ends; `benchmarks.payloads` starts
-them. A receiver touches every page of each message, and acknowledges messages through a pipe, so that a publisher is at
-most `WINDOW` messages ahead of each receiver, whatever the library does when it is. Each end prints one JSON object.
+them. A receiver reads a byte of every page of each message, and acknowledges messages through a pipe, so that a
+publisher is at most `WINDOW` messages ahead of each receiver, whatever the library does when it is. A message ends with
+its number. Those with the number 0 are probes: the publisher sends them until each receiver has got one, since not every
+library says when a publisher knows all receivers. Each end prints one JSON object.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,10 @@ if __name__ == "__main__":
 
 __all__ = ["LIBRARIES", "WINDOW"]
 
+_NUMBER = 8
+"""Bytes of a message's number."""
+_LONGEST = 120
+"""Seconds after which a program ends: a message was lost."""
 WINDOW = 8
 """Messages that a publisher may be ahead of a receiver: enough to overlap their work, and few enough for caches."""
 WARM = 2 * WINDOW
@@ -30,9 +38,9 @@ _PAGE = 4096
 _BATCH = 8
 """Payloads in a batch of sbus."""
 
-Send = Callable[[int], None]
-"""Publishes a number of messages."""
-Publisher = Callable[[str, bytes, int], AbstractContextManager[Send]]
+Send = Callable[[Iterable[object]], None]
+"""Publishes the content once for each item, at most `_BATCH`: each item changes the content."""
+Publisher = Callable[[str, bytearray, int], AbstractContextManager[Send]]
 """Connects to an address, to publish the content to a number of receivers."""
 Receiver = Callable[[str, int], AbstractContextManager[Iterator[Any]]]
 """Connects to an address, to receive messages of a size; yields the length of each, and a buffer with its end."""
@@ -52,12 +60,12 @@ def _connect(address: str, **options: Any) -> Any:
 
 
 @contextmanager
-def _publish_copied(address: str, content: bytes, receivers: int) -> Iterator[Send]:
-    parts = [content[at : at + _PART] for at in range(0, len(content), _PART)]
+def _publish_copied(address: str, content: bytearray, receivers: int) -> Iterator[Send]:
+    parts = [memoryview(content)[at : at + _PART] for at in range(0, len(content), _PART)]
     with _connect(address) as bus:
 
-        def send(count: int) -> None:
-            for _ in range(count):
+        def send(items: Iterable[object]) -> None:
+            for _ in items:
                 for part in parts:
                     bus.publish(_KEY, part)
 
@@ -84,26 +92,24 @@ def _receive_copied(address: str, size: int) -> Iterator[Iterator[Any]]:
 
 
 @contextmanager
-def _publish_payloads(address: str, content: bytes, receivers: int) -> Iterator[Send]:
+def _publish_payloads(address: str, content: bytearray, receivers: int) -> Iterator[Send]:
     with _connect(address, payloads=True) as bus:
 
-        def send(count: int) -> None:
-            for _ in range(count):
+        def send(items: Iterable[object]) -> None:
+            for _ in items:
                 bus.publish(_KEY, content)
 
         yield send
 
 
 @contextmanager
-def _publish_batches(address: str, content: bytes, receivers: int) -> Iterator[Send]:
+def _publish_batches(address: str, content: bytearray, receivers: int) -> Iterator[Send]:
     with _connect(address, payloads=True) as bus:
 
-        def send(count: int) -> None:
-            while count:
-                with bus.payloads() as batch:
-                    for _ in range(min(count, _BATCH)):
-                        batch.publish(_KEY, content)
-                        count -= 1
+        def send(items: Iterable[object]) -> None:
+            with bus.payloads() as batch:
+                for _ in items:
+                    batch.publish(_KEY, content)
 
         yield send
 
@@ -135,7 +141,7 @@ def _session(address: str, side: str) -> Any:
 
 
 @contextmanager
-def _publish_zenoh(address: str, content: bytes, receivers: int) -> Iterator[Send]:
+def _publish_zenoh(address: str, content: bytearray, receivers: int) -> Iterator[Send]:
     import zenoh
     from zenoh import shm
 
@@ -144,8 +150,8 @@ def _publish_zenoh(address: str, content: bytes, receivers: int) -> Iterator[Sen
     with _session(address, "listen") as session:
         publisher = session.declare_publisher(_KEY, congestion_control=zenoh.CongestionControl.BLOCK)
 
-        def send(count: int) -> None:
-            for _ in range(count):
+        def send(items: Iterable[object]) -> None:
+            for _ in items:
                 buffer = provider.alloc(len(content), policy=policy)
                 buffer[0 : len(content)] = content
                 publisher.put(buffer)
@@ -187,17 +193,18 @@ def _services(address: str, receivers: int) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _publish_iceoryx2(address: str, content: bytes, receivers: int) -> Iterator[Send]:
+def _publish_iceoryx2(address: str, content: bytearray, receivers: int) -> Iterator[Send]:
     import ctypes
 
     samples, events = _services(address, receivers)
     publisher = samples.publisher_builder().initial_max_slice_len(len(content)).create()
     notifier = events.notifier_builder().create()
+    source = (ctypes.c_char * len(content)).from_buffer(content)
 
-    def send(count: int) -> None:
-        for _ in range(count):
+    def send(items: Iterable[object]) -> None:
+        for _ in items:
             sample = publisher.loan_slice_uninit(len(content))
-            ctypes.memmove(sample.payload_ptr, content, len(content))
+            ctypes.memmove(sample.payload_ptr, source, len(content))
             sample.assume_init().send()
             notifier.notify()
 
@@ -234,80 +241,113 @@ LIBRARIES: dict[str, tuple[Publisher, Receiver]] = {
 # --- the two ends ---------------------------------------------------------------------------------
 
 
-class _Acknowledged:
-    """Publishes at most `WINDOW` messages ahead of each receiver."""
+def _content(size: int) -> bytearray:
+    # Not zeros: the pages of a buffer that was never written are all one page.
+    return bytearray((bytes(range(251)) * (size // 251 + 1))[:size])
 
-    def __init__(self, pipes: list[int]) -> None:
+
+class _Publishing:
+    """Publishes numbered messages, at most `WINDOW` ahead of each receiver.
+
+    :param content: what `send` publishes; its end becomes the number.
+    """
+
+    def __init__(self, send: Send, content: bytearray, pipes: list[int]) -> None:
+        self._send = send
+        self._content = content
         self._pipes = pipes
         self._sent, self._received = 0, dict.fromkeys(pipes, 0)
+
+    def _number(self, number: int) -> int:
+        self._content[-_NUMBER:] = number.to_bytes(_NUMBER, "big")
+        return number
+
+    def probe(self) -> None:
+        """Publish probes until each receiver has got one."""
+        missing = set(self._pipes)
+        while missing:
+            self._send(map(self._number, [0]))
+            for pipe in select.select(list(missing), [], [], 0.01)[0]:
+                self._read(pipe)
+                missing.discard(pipe)
 
     def wait(self, most: int) -> None:
         """Wait until each receiver has all messages but `most`."""
         for pipe in self._pipes:
             while self._sent - self._received[pipe] > most:
-                read = os.read(pipe, 4096)
-                if not read:
-                    raise SystemExit("a receiver has ended")
-                self._received[pipe] += len(read)
+                self._read(pipe)
 
-    def send(self, send: Send, count: int) -> None:
+    def _read(self, pipe: int) -> None:
+        read = os.read(pipe, 4096)
+        if not read:
+            raise SystemExit("a receiver has ended")
+        self._received[pipe] += read.count(_GOT)
+
+    def send(self, count: int) -> None:
         while count:
             now = min(count, _BATCH)
             self.wait(max(WINDOW - now, 0))
-            send(now)
+            self._send(map(self._number, range(self._sent + 1, self._sent + 1 + now)))
             self._sent += now
             count -= now
 
 
 def _publish(library: str, address: str, size: int, count: int, rate: float, pipes: list[int]) -> dict[str, Any]:
-    window = _Acknowledged(pipes)
-    # Not zeros: the pages of a buffer that was never written are all one page.
-    content = bytes(range(251)) * (size // 251 + 1)
-    with LIBRARIES[library][0](address, content[:size], len(pipes)) as send:
+    content = _content(size)
+    with LIBRARIES[library][0](address, content, len(pipes)) as send:
         sys.stdin.readline()  # when all receivers are ready
-        window.send(send, WARM)
-        window.wait(0)
+        publishing = _Publishing(send, content, pipes)
+        publishing.probe()
+        publishing.send(WARM)
+        publishing.wait(0)
         began, cpu, late = time.monotonic(), time.process_time(), 0
         print(json.dumps({"begun": began}), flush=True)
         if not rate:
-            window.send(send, count)
+            publishing.send(count)
         for number in range(count if rate else 0):
             due = began + number / rate
             time.sleep(max(0.0, due - time.monotonic()))
-            window.wait(WINDOW - 1)
+            publishing.wait(WINDOW - 1)
             late += time.monotonic() - due > 1 / rate
-            send(1)
-            window._sent += 1
-        window.wait(0)
+            publishing.send(1)
+        publishing.wait(0)
         took, cpu = time.monotonic() - began, time.process_time() - cpu
     return {"seconds": took, "cpu": cpu, "late": late}
 
 
-def _touch(payload: Any) -> None:
-    """Read a byte of every page."""
-    bytes(memoryview(payload)[::_PAGE])
+_GOT, _PROBED = b".", b"?"
+"""What a receiver writes for each message."""
+
+
+def _touch(payload: Any) -> bytes:
+    """Return a byte of every page."""
+    return bytes(memoryview(payload)[::_PAGE])
 
 
 def _receive(library: str, address: str, size: int, count: int, pipe: int) -> dict[str, Any]:
-    number = wrong = 0
+    last = lost = wrong = 0
     cpu = 0.0
+    content = _content(size)
     with LIBRARIES[library][1](address, size) as messages:
         print("ready", flush=True)
         for length, payload in messages:
-            wrong += length != size
-            _touch(payload)
+            number = int.from_bytes(payload[-_NUMBER:], "big")
+            if number:
+                wrong += length != size or _touch(payload) != content[size - len(payload) :: _PAGE]
+                lost += number - last - 1
+                last = number
             del payload
-            number += 1
-            os.write(pipe, b".")
+            os.write(pipe, _GOT if number else _PROBED)
             if number == WARM:
                 cpu = time.process_time()
             if number == WARM + count:
                 break
         cpu = time.process_time() - cpu
-    return {"cpu": cpu, "wrong": wrong}
+    return {"cpu": cpu, "wrong": wrong, "lost": lost}
 
 
 def main(library: str, side: str, address: str, size: int, count: int, rate: float, *pipes: int) -> None:
+    signal.alarm(_LONGEST)
     if side == "publish":
         found = _publish(library, address, size, count, rate, list(pipes))
     else:
