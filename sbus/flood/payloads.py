@@ -17,7 +17,8 @@ begins to wait      a `_Hold` of its memfd for the receiver's user, if there is 
 stops waiting       nothing: the hold ends with the last message that refers to it
 ==================  ===================================================================================================
 
-A memfd counts once for its publisher's user, with its size in bytes, whatever the number of receivers. The receivers of
+A memfd counts once for its publisher's user, with its size in bytes, whatever the number of receivers. One that comes
+with several packets counts with each, as the server then has as many descriptors of it. The receivers of
 one user get at most a part of the memfds and of the bytes: (rest + own) / (n + 1), where n is the number of users whose
 receivers hold some. So a receiver that never reads leaves room for the receivers of all other users.
 
@@ -151,6 +152,18 @@ class PayloadMessage(InMemory, Signed):
     def plain(self) -> Signed:
         """Return the message with a copy of its payload.
 
-        :raises OSError: as pread(2).
+        :raises OSError: as `Memfd.read`.
         """
         return sign(super().plain(), self.mark)
+
+    def copied(self, most: int) -> Signed | None:
+        """Return the message with a copy of its payload; None if there is no memory for that.
+
+        :param most: bytes of the longest copy; None for a longer message, too.
+        """
+        if len(self) > most:
+            return None
+        try:
+            return self.plain()
+        except (OSError, MemoryError):
+            return None

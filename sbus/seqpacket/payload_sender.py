@@ -11,8 +11,9 @@ can end early for three reasons. To the queue each looks like a full socket, so 
 reason                when sending goes on
 ====================  ==============================================================================================
 the socket is full    when it is writable, as usual
-`MOST` are unread     when the peer has read some. The socket may be writable all the time, so the multiplexer watches
-                      for *changes* (`Multiplexer.watch_reads`)
+`MOST` are unread,    when the peer has read some. The socket may be writable all the time, so the multiplexer watches
+or the peer's part    for *changes* (`Multiplexer.watch_reads`)
+of `USER_MOST`
 ``ETOOMANYREFS``      with the bytes, if they fit a packet; else after 50 ms. The server's user has as many
                       descriptors under way as it may open: those who do not read may hold all of them
 ``EMFILE``            after 50 ms: the first of such waits opens a few descriptors
@@ -36,13 +37,14 @@ from sbus.syscalls.batch import BATCH, send_packets
 from sbus.syscalls.memfd import join
 from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
 
-__all__ = ["MOST", "PayloadSender"]
+__all__ = ["MOST", "USER_MOST", "PayloadSender"]
 
 MOST = 16
 """Descriptors that a peer may leave unread. Those of all receivers together count against the server's limit of open
 files: without a bound, 15 receivers that did not read used up a limit of 20,000 (278 descriptors fit a socket)."""
-_FEW = MOST // 2
-"""Unread descriptors at which sending goes on: each wait costs several system calls, so it should be worth it."""
+USER_MOST = 1024
+"""Descriptors that all connections of one user together may leave unread, if there are not more connections than that:
+else one user with 1,250 connections took all that a server which is not root may have under way."""
 
 
 class PayloadSender:
@@ -50,12 +52,14 @@ class PayloadSender:
 
     :param max_packet: bytes in the longest plain message.
     :param fit: raises the send buffer to hold a packet of a size in bytes; returns whether the buffer has grown.
+    :param connections: returns the number of connections that the peer's user has.
     :ivar is_wanted: whether the peer takes descriptors; else it gets large messages as plain ones.
     :ivar bundle_limit: bytes in the longest bundle of large messages in one memfd; 0 for no bundles.
     :ivar is_waiting: whether the sender waits for the peer to read.
     """
 
     __slots__ = (
+        "_connections",
         "_fit",
         "_in_flight",
         "_max_packet",
@@ -67,12 +71,18 @@ class PayloadSender:
     )
 
     def __init__(
-        self, sock: socket.socket, multiplexer: Multiplexer, max_packet: int, fit: Callable[[int], bool]
+        self,
+        sock: socket.socket,
+        multiplexer: Multiplexer,
+        max_packet: int,
+        fit: Callable[[int], bool],
+        connections: Callable[[], int],
     ) -> None:
         self._sock = sock
         self._multiplexer = multiplexer
         self._max_packet = max_packet
         self._fit = fit
+        self._connections = connections
         self._in_flight = 0  # an upper bound
         self.is_wanted = True
         self.bundle_limit = 0
@@ -136,14 +146,16 @@ class PayloadSender:
 
         :raises OSError: EMFILE, if the server has no descriptor left to find out, or to wait.
         """
-        if self._in_flight >= MOST:
-            self._in_flight = min(self._in_flight, unread_bytes(self._sock) // least_charge())
-            if self._in_flight > (_FEW if self.is_waiting else MOST - 1):
+        most = max(1, min(MOST, USER_MOST // max(self._connections(), 1)))
+        if self._in_flight >= most:
+            unread = min(self._in_flight, unread_bytes(self._sock) // least_charge())
+            # Half: each wait costs several system calls, so it should be worth it.
+            if unread > (most // 2 if self.is_waiting else most - 1):
                 if not self.is_waiting:
                     self._multiplexer.watch_reads(self._sock.fileno())
                     self.is_waiting = True
-                self._in_flight = MOST  # so that the next call asks the kernel again
                 return False
+            self._in_flight = unread
         self.stop_waiting()
         return True
 

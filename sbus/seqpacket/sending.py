@@ -469,10 +469,10 @@ class SendingHalf(Endings):
 
     # --- payloads ----------------------------------------------------------------------------
 
-    def pass_payloads(self, wanted: bool) -> bool:
+    def pass_payloads(self, wanted: bool, connections: Callable[[], int]) -> bool:
         """Send payloads with their descriptors from now on, or no more; see `IPacketTransport`."""
         if wanted and self._payloads is None:
-            self._payloads = PayloadSender(self._sock, self._multiplexer, self._longest_plain(), self._fit)
+            self._payloads = PayloadSender(self._sock, self._multiplexer, self._longest_plain(), self._fit, connections)
             self._send_batch = self._payloads.send
         if self._payloads is not None:
             self._payloads.is_wanted = wanted

@@ -21,6 +21,7 @@ are the packet transport's.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 from twisted.python.failure import Failure
 
@@ -63,7 +64,7 @@ class StreamTransport(PacketTransport):
         """Receive packets of up to `size` bytes from now on, if the limit was lower."""
         self._frames.max_packet = max(self._frames.max_packet, size)
 
-    def pass_payloads(self, wanted: bool) -> bool:
+    def pass_payloads(self, wanted: bool, connections: Callable[[], int] = lambda: 1) -> bool:
         """Pass no descriptors: a frame can be cut in two, and a descriptor would go with the first half."""
         return False
 

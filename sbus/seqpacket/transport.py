@@ -245,11 +245,11 @@ class PacketTransport(SendingHalf):
         if size > self._reader.max_packet:
             self._reader = self._multiplexer.reader(size, self._reader.descriptors)
 
-    def pass_payloads(self, wanted: bool) -> bool:
+    def pass_payloads(self, wanted: bool, connections: Callable[[], int] = lambda: 1) -> bool:
         """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
         pass_descriptors(self._sock, wanted)
         self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
-        return super().pass_payloads(wanted)
+        return super().pass_payloads(wanted, connections)
 
     def _longest_plain(self) -> int:
         return self._reader.max_packet

@@ -34,7 +34,9 @@ _NOEXEC_SEAL = 8
 """MFD_NOEXEC_SEAL: the memory can never be executed. Since Linux 6.3, the kernel warns of a memfd without it."""
 _FMSG = FMSG + b" "
 _ATTEMPTS = 5
-"""Attempts to seal memory: in a run of benchmarks/payloads the kernel refused one seal for a page in use."""
+"""Attempts to seal memory. The kernel refuses a seal while it holds a page itself, which it does to move pages together
+(compaction). It looks five times in 150 ms; on a machine with ten times as much work as processors, that was once not
+enough."""
 _BLOCK = 512
 """Bytes in a block of stat(2)."""
 _MOST_JOINED = 1024
@@ -93,7 +95,6 @@ class Memfd:
                 fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
                 return
             except OSError as e:
-                # Also while the kernel uses a page for itself; it waits for that a tenth of a second in each attempt.
                 if e.errno != errno.EBUSY:
                     raise
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
@@ -125,9 +126,12 @@ class Memfd:
     def read(self, offset: int, length: int) -> bytes:
         """Return a copy of a range of the memory.
 
-        :raises OSError: as pread(2).
+        :raises OSError: as pread(2); also if it reads less, as it does if there is no memory for a page in the swap.
         """
-        return os.pread(self._fd, length, offset)
+        data = os.pread(self._fd, length, offset)
+        if len(data) < length:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return data
 
     def map(self) -> mmap.mmap:
         """Map the whole memory, privately and read-only.
@@ -271,7 +275,7 @@ class InMemory(bytes):
     def plain(self) -> bytes:
         """Return the message with a copy of its payload.
 
-        :raises OSError: as pread(2).
+        :raises OSError: as `Memfd.read`.
         """
         return b"%b%b" % (bytes(self), self.memfd.read(self.offset, self.length))
 

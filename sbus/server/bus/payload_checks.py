@@ -51,9 +51,8 @@ def publish(client: ReceivingHalf, packet: bytes, key: bytes, text: bytes) -> bo
     if not delivery.has_room_for(message, route, client):
         return False
     registry.guard.check_payloads(client, key)
-    payload = None
-    if registry.guard.asks_payload and len(message) <= registry.limits.max_packet:
-        payload = message.plain()[bytes.__len__(message) :]
+    copy = message.copied(registry.limits.max_packet) if registry.guard.asks_payload else None
+    payload = None if copy is None else copy[bytes.__len__(message) :]
     registry.guard.check_publication(client, key, payload, route, FMSG)
     registry.deliver_payload(message, route, client, client.has_echo)
     return True

@@ -9,7 +9,8 @@ a receiver              gets
 ======================  ============================================================================================
 that has asked          the message itself, which its transport sends with the descriptor
 any other, if it fits   a plain message; the payload is read once for all receivers that get it now
-any other               a loss, ``too-large``
+any other, or without   a loss, ``too-large``
+memory for the copy
 ======================  ============================================================================================
 
 A large message that goes by mail has an entry of its own, and holds its memory as in a queue (`sbus.flood.payloads`).
@@ -117,8 +118,9 @@ class PayloadPosting(Posting):
         self._hand(message, asking, publisher)
         if not others:
             return
-        if len(message) <= self._max_packet:
-            self._hand(message.plain(), others, publisher)
+        copy = message.copied(self._max_packet)
+        if copy is not None:
+            self._hand(copy, others, publisher)
         else:
             for receiver in others:
                 self._lose_payload(receiver, message)
@@ -132,7 +134,7 @@ class PayloadPosting(Posting):
             self.hand([packet], tuple(each for each in receivers if each not in named), publisher, False)
 
     def _lose_payload(self, receiver: Receiver, message: PayloadMessage) -> None:
-        """Count a message that is too large for a receiver that has not asked for payloads."""
+        """Count a message that cannot be copied for a receiver that has not asked for payloads."""
         queue = receiver.queue
         if receiver is self._keeper and self._keeper is not None:
             self._keeper.forget(bytes(message)[4:-1])

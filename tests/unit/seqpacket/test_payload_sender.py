@@ -85,6 +85,21 @@ def test_unread_descriptors_are_bounded(world: World) -> None:
     assert len(transport.queue) == 0
 
 
+@pytest.mark.parametrize(("connections", "most"), [(64, 16), (100, 10), (1024, 1), (5000, 1)])
+def test_the_connections_of_one_user_share_a_limit(world: World, connections: int, most: int) -> None:
+    """More connections have fewer unread descriptors each, but one in any case, and all arrive when they are read."""
+    peer = world.connect(Recorder())
+    (transport,) = world.transports
+    transport.pass_payloads(True, lambda: connections)
+    for number in range(20):
+        transport.write(message(number))
+    world.settle()
+    assert unread_bytes(transport.getHandle()) // least_charge() == most
+    for number in range(20):
+        assert take(peer) == b"FMSG k\x000 %d" % (number + 1)
+        world.settle()
+
+
 def test_server_without_a_free_descriptor_tries_again(world: World) -> None:
     """The first wait of a server opens a few descriptors; without any, the connection stays, and goes on later."""
     peer = connect(world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from collections.abc import Sequence
@@ -215,6 +216,34 @@ def test_observers_see_what_fits_a_packet() -> None:
     bus = Bus(observers=(observer,))
     asking(bus).send(fmsg(b"k", b"abc"), fmsg(b"k", b"x" * 500_000))
     assert observer.seen == [(b"k", b"abc"), (b"k", None)]
+
+
+class Unreadable(Memfd):
+    """Memory whose pages are in the swap, while there is no memory to read them back."""
+
+    __slots__ = ()
+
+    def read(self, offset: int, length: int) -> bytes:
+        raise OSError(errno.ENOMEM, "no memory")
+
+
+def test_without_memory_for_a_copy_only_those_who_need_one_lose_the_message() -> None:
+    """The publisher stays, and is not to blame; observers see no payload."""
+    observer = Notes()
+    bus = Bus(observers=(observer,))
+    reader, other, publisher = asking(bus, b"SUB k"), bus.connect(), asking(bus)
+    other.send(b"CMSG receipts/on", b"SUB k")
+    other.take()
+    for is_readable in (True, False):
+        packet = fmsg(b"k", b"payload")
+        if not is_readable:
+            packet.files = (Unreadable(os.dup(packet.files[0].fileno())),)
+        publisher.send(packet)
+    assert len(reader.take()) == 2
+    assert other.take() == [b"MSG k\0payload", b"CMSG lost\x001 13 1 too-large"]
+    assert observer.seen == [(b"k", b"payload"), (b"k", None)]
+    publisher.send(b"MSG k\0on")
+    assert other.take() == [b"MSG k\0on"]
 
 
 class Look:

@@ -55,6 +55,8 @@ class TestMemfd:
         assert memfd.fault() is None
         assert memfd.size == 5_000
         assert memfd.read(4_999, 1) == b"x"
+        with pytest.raises(OSError, match="allocate"):
+            memfd.read(4_999, 2)
         mapped = memfd.map()
         assert mapped[:5_000] == b"x" * 5_000
         assert memoryview(mapped).readonly
