@@ -2,9 +2,11 @@
 
 ``python payload_programs.py LIBRARY publish|receive ADDRESS …`` is one of the two ends; `benchmarks.payloads` starts
 them. A receiver reads a byte of every page of each message, and acknowledges messages through a pipe, so that a
-publisher is at most `WINDOW` messages ahead of each receiver, whatever the library does when it is. A message ends with
-its number. Those with the number 0 are probes: the publisher sends them until each receiver has got one, since not every
-library says when a publisher knows all receivers. Each end prints one JSON object.
+publisher is at most `WINDOW` messages ahead of each receiver, whatever the library does when it is. Each end prints one
+JSON object.
+
+A message ends with its number. Messages with the number 0 are probes: the publisher sends them until each receiver has
+got one, since zenoh does not say when a publisher knows all receivers.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,8 +28,8 @@ __all__ = ["LIBRARIES", "WINDOW"]
 
 _NUMBER = 8
 """Bytes of a message's number."""
-_LONGEST = 120
-"""Seconds after which a program ends: a message was lost."""
+_LONGEST = 30
+"""Seconds without an acknowledgement after which messages count as lost."""
 WINDOW = 8
 """Messages that a publisher may be ahead of a receiver: enough to overlap their work, and few enough for caches."""
 WARM = 2 * WINDOW
@@ -255,7 +256,9 @@ class _Publishing:
     def __init__(self, send: Send, content: bytearray, pipes: list[int]) -> None:
         self._send = send
         self._content = content
-        self._pipes = pipes
+        self._pipes = {pipe: select.poll() for pipe in pipes}
+        for pipe, poll in self._pipes.items():
+            poll.register(pipe, select.POLLIN)
         self._sent, self._received = 0, dict.fromkeys(pipes, 0)
 
     def _number(self, number: int) -> int:
@@ -264,17 +267,19 @@ class _Publishing:
 
     def probe(self) -> None:
         """Publish probes until each receiver has got one."""
-        missing = set(self._pipes)
-        while missing:
-            self._send(map(self._number, [0]))
-            for pipe in select.select(list(missing), [], [], 0.01)[0]:
-                self._read(pipe)
-                missing.discard(pipe)
+        for pipe, poll in self._pipes.items():
+            while True:
+                self._send(map(self._number, [0]))
+                if poll.poll(10):
+                    self._read(pipe)
+                    break
 
     def wait(self, most: int) -> None:
         """Wait until each receiver has all messages but `most`."""
-        for pipe in self._pipes:
+        for pipe, poll in self._pipes.items():
             while self._sent - self._received[pipe] > most:
+                if not poll.poll(_LONGEST * 1000):
+                    raise SystemExit("the last messages were lost")
                 self._read(pipe)
 
     def _read(self, pipe: int) -> None:
@@ -332,12 +337,13 @@ def _receive(library: str, address: str, size: int, count: int, pipe: int) -> di
         print("ready", flush=True)
         for length, payload in messages:
             number = int.from_bytes(payload[-_NUMBER:], "big")
+            gap = number - last - 1 if number else 0
             if number:
                 wrong += length != size or _touch(payload) != content[size - len(payload) :: _PAGE]
-                lost += number - last - 1
+                lost += gap
                 last = number
             del payload
-            os.write(pipe, _GOT if number else _PROBED)
+            os.write(pipe, _GOT * (gap + 1) if number else _PROBED)
             if number == WARM:
                 cpu = time.process_time()
             if number == WARM + count:
@@ -347,7 +353,6 @@ def _receive(library: str, address: str, size: int, count: int, pipe: int) -> di
 
 
 def main(library: str, side: str, address: str, size: int, count: int, rate: float, *pipes: int) -> None:
-    signal.alarm(_LONGEST)
     if side == "publish":
         found = _publish(library, address, size, count, rate, list(pipes))
     else:

@@ -9,8 +9,8 @@ reads a byte of every page of a message, and a publisher is never more than 8 me
 turns in each round; the figures are medians of the rounds, and a ratio is the median of the ratios within each round.
 The camera publishes images of 1920 × 1080 × 3 bytes, 30 a second, to three receivers.
 
-A message is *late* if the publisher began with it more than 1/30 s after its time, which the machine decides; *wrong* if
-it arrived with another length or other bytes; and *lost* if a receiver got a later one instead.
+A message is *late* if the publisher began with it more than 1/30 s after its time, which the machine decides; *wrong*
+if it arrived with another length or other bytes; and *lost* if a receiver got a later one instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

@@ -42,13 +42,15 @@ class SharedMemory:
 
     :param memfd: the sealed memory.
     :param publisher: the user for whom it counts while it waits.
+    :param is_batch: whether it came with a bundle.
     """
 
-    __slots__ = ("_holds", "memfd", "publisher")
+    __slots__ = ("_holds", "is_batch", "memfd", "publisher")
 
-    def __init__(self, memfd: Memfd, publisher: UserShare) -> None:
+    def __init__(self, memfd: Memfd, publisher: UserShare, is_batch: bool = False) -> None:
         self.memfd = memfd
         self.publisher = publisher
+        self.is_batch = is_batch
         self._holds: dict[UserShare, ref[_Hold]] = {}  # by the users of receivers
 
     def hold(self, receiver: UserShare, is_forced: bool) -> _Hold | None:

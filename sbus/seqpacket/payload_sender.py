@@ -119,7 +119,8 @@ class PayloadSender:
             return self._send_plain(message)
         if not self._may_send():
             return 0
-        packet, count = join(packets, at, self.bundle_limit)
+        is_last = at + 1 == len(packets)
+        packet, count = (message.packet, 1) if is_last else join(packets, at, self.bundle_limit)
         try:
             if not self._send_with(packet, message.memfd.fileno()):
                 return 0
@@ -146,9 +147,10 @@ class PayloadSender:
 
         :raises OSError: EMFILE, if the server has no descriptor left to find out, or to wait.
         """
-        most = max(1, min(MOST, USER_MOST // max(self._connections(), 1)))
-        if self._in_flight >= most:
-            unread = min(self._in_flight, unread_bytes(self._sock) // least_charge())
+        in_flight = self._in_flight
+        if in_flight and (in_flight >= MOST or (in_flight + 1) * self._connections() > USER_MOST):
+            most = max(1, min(MOST, USER_MOST // max(self._connections(), 1)))
+            unread = min(in_flight, unread_bytes(self._sock) // least_charge())
             # Half: each wait costs several system calls, so it should be worth it.
             if unread > (most // 2 if self.is_waiting else most - 1):
                 if not self.is_waiting:
@@ -156,7 +158,8 @@ class PayloadSender:
                     self.is_waiting = True
                 return False
             self._in_flight = unread
-        self.stop_waiting()
+        if self.is_waiting:
+            self.stop_waiting()
         return True
 
     def stop_waiting(self) -> None:

@@ -9,7 +9,6 @@ but each page that a reader touches costs memory. So memory with holes is refuse
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
@@ -152,8 +151,10 @@ class Memfd:
     def close(self) -> None:
         """Close the descriptor."""
         if self._fd >= 0:
-            with contextlib.suppress(OSError):
+            try:
                 self._close()
+            except OSError:
+                pass
             self._fd = -1
 
     def _close(self) -> None:
@@ -209,11 +210,13 @@ class Attached(bytes):
 
     :ivar files: the descriptors.
     :ivar is_cut: whether descriptors are missing: this process has no more, or a security module removed them.
+    :ivar is_batch: whether this is a packet out of a bundle.
     :ivar memory: an object that the packet's handler makes of the files; the packets of a bundle share it.
     """
 
     files: tuple[Memfd, ...]
     is_cut: bool
+    is_batch: bool = False
     memory: Any = None
 
     @classmethod
@@ -234,6 +237,7 @@ class Attached(bytes):
         parts = unbundle([bytes(self)]) if is_good else []
         if not any(part.startswith(_FMSG) for part in parts):
             return [self]
+        self.is_batch = True
         return [self._with_same(part) if part.startswith(_FMSG) else part for part in parts]
 
     def _with_same(self, packet: bytes) -> Self:

@@ -38,7 +38,7 @@ from functools import partial
 
 from sbus.errors import CloseReason
 from sbus.fair import Scheduler
-from sbus.flood import PROGRAM, Loss, NamedRun, Outcome, Run, SendQueue, Signature, State, sign_from
+from sbus.flood import PROGRAM, Loss, NamedRun, Outcome, PayloadMessage, Run, SendQueue, Signature, State, sign_from
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
@@ -304,6 +304,18 @@ class Delivery(PayloadPosting):
             if sent < len(packets):
                 self._leave_rest(receiver, packets, sent, publisher)
         return others
+
+    def _send_alone(self, receiver: Receiver, message: PayloadMessage) -> bool:
+        queue, transport = receiver.direct, receiver.transport
+        return (
+            self._most_at_once > 0
+            and queue is not None
+            and transport is not None
+            and queue.state is _OPEN
+            and not queue.pending
+            and queue.head is None
+            and transport.try_send([message]) == 1
+        )
 
     def _leave_rest(self, receiver: Receiver, packets: list[bytes], sent: int, publisher: Publisher | None) -> None:
         """Leave to `flush` what a socket has not taken of a run."""

@@ -45,7 +45,7 @@ def publish(client: ReceivingHalf, packet: bytes, key: bytes, text: bytes) -> bo
     route = registry.route(key)
     memory = packet.memory
     if memory is None or memory.publisher is not client.user:
-        memory = packet.memory = SharedMemory(memfd, client.user)
+        memory = packet.memory = SharedMemory(memfd, client.user, packet.is_batch)
     message = PayloadMessage.published(key, memory, offset, length, client.signature)
     delivery = registry.delivery
     if not delivery.has_room_for(message, route, client):

@@ -7,7 +7,8 @@
 ======================  ============================================================================================
 a receiver              gets
 ======================  ============================================================================================
-that has asked          the message itself, which its transport sends with the descriptor
+that has asked          the message itself, which its transport sends with the descriptor; past the queue, if that is
+                        empty and the message is not one of a bundle, which go on as a bundle
 any other, if it fits   a plain message; the payload is read once for all receivers that get it now
 any other, or without   a loss, ``too-large``
 memory for the copy
@@ -69,6 +70,10 @@ class PayloadPosting(Posting):
         """Mark a receiver for `flush`."""
 
     @abstractmethod
+    def _send_alone(self, receiver: Receiver, message: PayloadMessage) -> bool:
+        """Send a message past a receiver's queue, if nothing is in the way; return whether the socket took it."""
+
+    @abstractmethod
     def _act(self, receiver: Receiver, outcome: Outcome, publisher: Publisher | None) -> None:
         """Act on the outcome for a receiver."""
 
@@ -112,10 +117,15 @@ class PayloadPosting(Posting):
         """Put a message into the queues of receivers, in the form that each has asked for."""
         asking: list[Receiver] = []
         others: list[Receiver] = []
+        is_alone = not message.memory.is_batch
         for receiver in receivers:
             queue = receiver.queue
-            (asking if queue is not None and queue.settings.payloads else others).append(receiver)
-        self._hand(message, asking, publisher)
+            if queue is None or not queue.settings.payloads:
+                others.append(receiver)
+            elif not (is_alone and self._send_alone(receiver, message)):
+                asking.append(receiver)
+        if asking:
+            self._hand(message, asking, publisher)
         if not others:
             return
         copy = message.copied(self._max_packet)
