@@ -24,7 +24,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-__all__ = ["LIBRARIES", "WINDOW"]
+__all__ = ["LIBRARIES", "WINDOW", "touch"]
 
 _NUMBER = 8
 """Bytes of a message's number."""
@@ -84,7 +84,7 @@ def _receive_copied(address: str, size: int) -> Iterator[Iterator[Any]]:
             for message in subscription:
                 missing -= len(message.payload)
                 if missing > 0:
-                    _touch(message.payload)
+                    touch(message.payload)
                 else:
                     yield size - missing, message.payload
                     missing = size
@@ -324,7 +324,7 @@ _GOT, _PROBED = b".", b"?"
 """What a receiver writes for each message."""
 
 
-def _touch(payload: Any) -> bytes:
+def touch(payload: Any) -> bytes:
     """Return a byte of every page."""
     return bytes(memoryview(payload)[::_PAGE])
 
@@ -339,7 +339,7 @@ def _receive(library: str, address: str, size: int, count: int, pipe: int) -> di
             number = int.from_bytes(payload[-_NUMBER:], "big")
             gap = number - last - 1 if number else 0
             if number:
-                wrong += length != size or _touch(payload) != content[size - len(payload) :: _PAGE]
+                wrong += length != size or touch(payload) != content[size - len(payload) :: _PAGE]
                 lost += gap
                 last = number
             del payload

@@ -23,6 +23,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,15 +34,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.attacks.kernel import cpu
 from benchmarks.links import daemon
-from benchmarks.payload_programs import LIBRARIES
+from benchmarks.payload_programs import LIBRARIES, WINDOW, touch
 from benchmarks.receipts import connect
+from benchmarks.report import Table, two
+from sbus.syscalls.memfd import Memfd
 
 _PROGRAM = str(Path(__file__).with_name("payload_programs.py"))
 _MODULES = {"zenoh": "zenoh", "iceoryx2": "iceoryx2"}
 _BASE = "sbus payloads"
 _ROOM = ("--queue-bytes=100000000", "--total-queue-bytes=1000000000")
 """Room for the messages under way of any case, also where they are copied."""
-_KI = 1024
+_KI, _MI = 1 << 10, 1 << 20
+_POOL = 32 * _MI
+"""Bytes of memory that is used again and again, as by the other libraries."""
+_SIDES = ("publisher", "server", "receiver")
+_BAD = ("late", "wrong", "lost")
 
 
 class Case(NamedTuple):
@@ -58,8 +66,8 @@ class Case(NamedTuple):
 
 CASES = {
     "64k-1": Case("64 KiB 1→1", 64 * _KI, 1),
-    "1m-1": Case("1 MiB 1→1", _KI * _KI, 1),
-    "1m-8": Case("1 MiB 1→8", _KI * _KI, 8),
+    "1m-1": Case("1 MiB 1→1", _MI, 1),
+    "1m-8": Case("1 MiB 1→8", _MI, 8),
     "camera": Case("camera 30/s 1→3", 1920 * 1080 * 3, 3, 30.0),
 }
 _SPEED = {"64k-1": 10_000, "1m-1": 1_000, "1m-8": 400, "camera": 30}
@@ -153,17 +161,55 @@ def _huge() -> str:
     return setting.partition("[")[2].partition("]")[0]
 
 
-def _print(case: Case, library: str, rounds: Sequence[Figures], base: Sequence[Figures]) -> None:
+def _row(case: Case, library: str, rounds: Sequence[Figures], base: Sequence[Figures]) -> list[str]:
     median = {name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]}
-    ratio = statistics.median(mine["rate"] / its["rate"] for mine, its in zip(base, rounds, strict=True)) if base else 0
-    unit = "%" if case.rate else "µs"
-    print(
-        f"{case.title:16} {library:14} {median['rate']:9,.0f}/s  {f'×{ratio:.2f}' if ratio else '':7}"
-        f" publisher {median['publisher']:7.1f} {unit}  server {median['server']:7.1f} {unit}"
-        f"  receiver {median['receiver']:7.1f} {unit}  ",
-        *(f"{name} {sum(figures[name] for figures in rounds):.0f}" for name in ("late", "wrong", "lost")),
-        flush=True,
-    )
+    ratios = [mine["rate"] / its["rate"] for mine, its in zip(base, rounds, strict=True)] if base else []
+    cpu = [f"{median[side]:.1f} %" if case.rate else f"{median[side]:.0f}" for side in _SIDES]
+    bad = [f"{sum(figures[kind] for figures in rounds):.0f}" for kind in _BAD]
+    return [
+        f"{case.title}, {library}",
+        f"{median['rate']:,.0f}",
+        two(statistics.median(ratios)) if ratios else "",
+        *cpu,
+        *bad,
+    ]
+
+
+def _kernel(rounds: int) -> Table:
+    """Measure what the kernel takes for one payload of 1 MiB, in this process and without a bus."""
+    content, reused = bytearray(b"x" * _MI), bytearray(_POOL)
+    steps: dict[str, list[float]] = {}
+
+    def step(name: str, began: int) -> int:
+        steps.setdefault(name, []).append((time.thread_time_ns() - began) / 1000)
+        return time.thread_time_ns()
+
+    under_way: deque[Memfd] = deque()  # so that no page is used again while it is in the cache
+    for number in range(rounds):
+        at = number % (_POOL // _MI) * _MI
+        now = time.thread_time_ns()
+        reused[at : at + _MI] = content
+        now = step("copy to memory in use", now)
+        memory = Memfd.create()
+        os.pwrite(memory.fileno(), content, 0)
+        now = step("copy to new memory", now)
+        memory.seal()
+        now = step("seal", now)
+        assert memory.fault() is None
+        now = step("check", now)
+        mapped = memory.map()
+        touch(mapped)
+        now = step("map, and read a byte of each page", now)
+        mapped.close()
+        step("unmap", now)
+        under_way.append(memory)
+        del memory
+        if len(under_way) > WINDOW:
+            now = time.thread_time_ns()
+            under_way.popleft()
+            step("free", now)
+    rows = [[name, f"{statistics.median(found):.0f}"] for name, found in steps.items()]
+    return Table("payloads-kernel", "What the kernel takes for 1 MiB, µs of CPU time", ("step", "µs"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -172,7 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="about the length of a run")
     parser.add_argument("--only", default=",".join(LIBRARIES), help="libraries, separated by commas")
     parser.add_argument("--cases", default=",".join(CASES), help="cases, separated by commas")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write the tables payloads*.inc there")
     options = parser.parse_args(arguments)
+    load = os.getloadavg()[0]
     libraries = []
     for library in options.only.split(","):
         if importlib.util.find_spec(_MODULES.get(library, "sbus")) is None:
@@ -186,10 +234,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for library in [*libraries[by:], *libraries[:by]]:
                 figures = measure(library, CASES[name], max(16, round(options.seconds * _SPEED[name])))
                 found.setdefault((name, library), []).append(figures)
-    print(f"medians of {options.rounds}; ×: the rate of {_BASE} to this one's; huge pages of shared memory: {_huge()}")
-    for name in options.cases.split(","):
-        for library in libraries:
-            _print(CASES[name], library, found[name, library], found.get((name, _BASE), []))
+    title = (
+        f"Large messages: medians of {options.rounds}, Linux {os.uname().release.partition('-')[0]}, "
+        f"{len(os.sched_getaffinity(0))} CPUs, huge pages of shared memory: {_huge()}, load average before: {load:.1f}"
+    )
+    header = ("", "messages/s", f"{_BASE} / this", *(f"{side}, µs" for side in _SIDES), *_BAD)
+    rows = [
+        _row(CASES[name], library, found[name, library], found.get((name, _BASE), []))
+        for name in options.cases.split(",")
+        for library in libraries
+    ]
+    for table in (Table("payloads", title, header, rows), _kernel(200)):
+        print(table.markdown())
+        if options.out is not None:
+            (options.out / f"{table.name}.inc").write_text(table.rst())
 
 
 if __name__ == "__main__":

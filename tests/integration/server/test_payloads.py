@@ -15,7 +15,8 @@ import pytest
 
 from sbus.protocol.bundles import unbundle
 from sbus.syscalls.memfd import SEALS, Memfd
-from tests.support.harness import OTHER_USER, THIRD_USER, Bus, Client
+from sbus.syscalls.polling import is_readable
+from tests.support.harness import OTHER_USER, THIRD_USER, TIMEOUT, Bus, Client
 from tests.support.waiting import wait_until
 
 ON = b"CMSG payload/on"
@@ -248,6 +249,28 @@ def test_what_takes_long_to_close_stops_nobody(shared, packets, copies):
         os.kill(shared.pid, signal.SIGCONT)
         assert hostile.has_ended()
         assert other.sync() == []
+
+
+def test_what_one_user_passes_delays_the_closing_of_no_other(shared):
+    """Behind twenty descriptors of one user whose close takes a minute, that of another user is closed at once."""
+    ends = []
+    for _ in range(20):
+        hostile = asking(shared, user=OTHER_USER)
+        ours, theirs = lingering()
+        ends.append(theirs)
+        socket.send_fds(hostile.sock, [b"FMSG k\x000 1"], [ours.fileno()])
+        ours.close()
+        assert hostile.has_ended()
+    reading, writing = os.pipe()
+    with open(reading, "rb") as pipe:
+        other = asking(shared, user=THIRD_USER)
+        socket.send_fds(other.sock, [b"FMSG k\x000 1"], [writing])
+        os.close(writing)
+        assert other.has_ended()
+        assert is_readable(pipe, TIMEOUT)
+        assert pipe.read() == b""
+    for theirs in ends:
+        theirs.close()
 
 
 def test_a_silent_receiver_stops_nobody(shared):
