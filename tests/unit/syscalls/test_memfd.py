@@ -144,6 +144,31 @@ class TestMemfd:
         assert open_descriptors() == before
 
 
+def received(memfd: Memfd) -> Attached:
+    """Return a packet that has arrived with a descriptor of this memory."""
+    return Attached.of(b"packet", [os.dup(memfd.fileno())], False)
+
+
+def test_received_memory_is_closed_with_its_packet() -> None:
+    """As long as that takes no time, at once: another thread would cost more."""
+    memfd = sealed(b"x" * (1 << 20))
+    before = open_descriptors()
+    packet = received(memfd)
+    assert open_descriptors() == before + 1
+    del packet
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("mebibytes", [[17], [8] * 8], ids=["too large", "too many"])
+def test_memory_that_takes_long_to_free_is_closed_elsewhere(mebibytes: list[int]) -> None:
+    """It is closed all the same, whoever closes it."""
+    before = open_descriptors()
+    packets = [received(sealed(bytes(size << 20))) for size in mebibytes]
+    assert open_descriptors() == before + len(packets)
+    packets.clear()
+    wait_until(open_descriptors, lambda count: count == before)
+
+
 @pytest.mark.parametrize("reader_class", READERS)
 class TestReading:
     """`PacketReader` with descriptors."""
