@@ -358,7 +358,7 @@ class BusProtocol(ReceivingHalf):
         while at < total and not is_over and self._may_continue():
             start, end = at, min(at + MAX_RUN, total)
             while at < end and not is_over and self._may_continue():
-                if registry.fast_path:
+                if registry.fast_path and type(packets[at]) is not Attached:
                     route, stop = next_run(packets, at, end, registry.routes)
                     if route is None and self._learn(packets, at, end, until):
                         route, stop = next_run(packets, at, end, registry.routes)
