@@ -144,11 +144,13 @@ class IPacketTransport(Interface):
     def stop_bundling() -> None:
         """Accept and send no more bundles."""
 
-    def pass_payloads(wanted: bool, connections: Callable[[], int] = ...) -> bool:
+    def pass_payloads(wanted: bool, user: int | None = None, connections: Callable[[], int] = ...) -> bool:
         """Accept descriptors from now on, and send payloads with theirs (`sbus.flood.PayloadMessage`), or no more.
 
         A payload that waits when this ends is sent as a plain message, if it fits.
 
+        :param user: the user for whom the peer's descriptors count as long as they are not closed; by default the
+            peer's own.
         :param connections: returns the number of connections that the peer's user has, which share a limit of
             descriptors that are not read yet; by default this one alone.
         :returns: whether the transport can do so at all.

@@ -469,7 +469,7 @@ class SendingHalf(Endings):
 
     # --- payloads ----------------------------------------------------------------------------
 
-    def pass_payloads(self, wanted: bool, connections: Callable[[], int]) -> bool:
+    def pass_payloads(self, wanted: bool, user: int | None = None, connections: Callable[[], int] = lambda: 1) -> bool:
         """Send payloads with their descriptors from now on, or no more; see `IPacketTransport`."""
         if wanted and self._payloads is None:
             self._payloads = PayloadSender(self._sock, self._multiplexer, self._longest_plain(), self._fit, connections)

@@ -146,6 +146,7 @@ class PacketTransport(SendingHalf):
 
     __slots__ = (
         "_pacer",
+        "_passer",
         "_read_retry",
         "_reader",
         "_receiver",
@@ -168,6 +169,7 @@ class PacketTransport(SendingHalf):
     ) -> None:
         super().__init__(reactor, sock, send_buffer)
         self.credentials = peer_credentials(sock)
+        self._passer = self.credentials.uid
         self.protocol: IProtocol | None = None
         self._receiver = _NO_RECEIVER
         self._reader: PacketReader | FrameReader = self._multiplexer.reader(max_packet)
@@ -245,11 +247,12 @@ class PacketTransport(SendingHalf):
         if size > self._reader.max_packet:
             self._reader = self._multiplexer.reader(size, self._reader.descriptors)
 
-    def pass_payloads(self, wanted: bool, connections: Callable[[], int] = lambda: 1) -> bool:
+    def pass_payloads(self, wanted: bool, user: int | None = None, connections: Callable[[], int] = lambda: 1) -> bool:
         """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
+        self._passer = self.credentials.uid if user is None else user
         pass_descriptors(self._sock, wanted)
         self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
-        return super().pass_payloads(wanted, connections)
+        return super().pass_payloads(wanted, user, connections)
 
     def _longest_plain(self) -> int:
         return self._reader.max_packet
@@ -293,10 +296,10 @@ class PacketTransport(SendingHalf):
         """
         multiplexer, bundle_limit = self._multiplexer, self._bundle_limit
         if self._payloads is not None:
-            if is_overrun(self.credentials.uid):
+            if is_overrun(self._passer):
                 self._read_later()
                 return
-            receive_from(self.credentials.uid)
+            receive_from(self._passer)
         while limit:
             try:
                 packets, ended = self._reader.read(self._sock, limit)
@@ -502,7 +505,7 @@ class PacketTransport(SendingHalf):
         sock = socket.socket(fileno=self._sock.detach())
         with contextlib.suppress(OSError):  # the peer has left
             sock.shutdown(socket.SHUT_RDWR)
-        do_elsewhere(partial(discard_and_close, sock, self._input_limit), self.credentials.uid)
+        do_elsewhere(partial(discard_and_close, sock, self._input_limit), self._passer)
 
     # --- addresses ---------------------------------------------------------------------------
 

@@ -83,8 +83,9 @@ def _set_bundles(client: ReceivingHalf, key: bytes, wanted: bool) -> None:
 def _payloads(client: ReceivingHalf, key: bytes) -> bool:
     """Begin or end payloads in sealed memory; a request over a stream counts as unknown."""
     transport = client.transport
-    connections = partial(client.registry.users.connections_of, client.user.uid)
-    if transport is None or not transport.pass_payloads(key == controls.PAYLOAD_ON, connections):
+    user = client.user.uid
+    connections = partial(client.registry.users.connections_of, user)
+    if transport is None or not transport.pass_payloads(key == controls.PAYLOAD_ON, user, connections):
         return False
     client.in_order("choice", partial(_set_payloads, client, key))
     return True

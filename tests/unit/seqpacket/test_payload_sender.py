@@ -90,7 +90,7 @@ def test_the_connections_of_one_user_share_a_limit(world: World, connections: in
     """More connections have fewer unread descriptors each, but one in any case, and all arrive when they are read."""
     peer = world.connect(Recorder())
     (transport,) = world.transports
-    transport.pass_payloads(True, lambda: connections)
+    transport.pass_payloads(True, connections=lambda: connections)
     for number in range(20):
         transport.write(message(number))
     world.settle()

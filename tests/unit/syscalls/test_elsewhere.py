@@ -61,8 +61,8 @@ def test_nothing_is_read_from_a_user_with_many_descriptors_to_close(gate: thread
     recorders = Recorder(), Recorder()
     sockets = [world.connect(recorder) for recorder in recorders]
     passing, _ = world.transports
-    assert passing.pass_payloads(True)
-    user = passing.credentials.uid
+    user = SLOW
+    assert passing.pass_payloads(True, user)
     for _ in range(300):
         do_elsewhere(gate.wait, user)
     assert is_overrun(user)
