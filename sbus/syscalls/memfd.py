@@ -34,8 +34,7 @@ _NOEXEC_SEAL = 8
 _FMSG = FMSG + b" "
 _ATTEMPTS = 5
 """Attempts to seal memory. The kernel refuses a seal while it holds a page itself, which it does to move pages together
-(compaction). It looks five times in 150 ms; on a machine with ten times as much work as processors, that was once not
-enough."""
+(compaction). It looks five times in 150 ms; in one run of benchmarks/payloads, that was not enough."""
 _BLOCK = 512
 """Bytes in a block of stat(2)."""
 _MOST_JOINED = 1024
