@@ -18,7 +18,7 @@ __all__ = ["DISTRIBUTION", "check_installation", "needs"]
 DISTRIBUTION = "sbusd"
 """What ``pip install`` and ``pip uninstall`` call this package."""
 
-_LIBRARIES = {"deltalake", "duckdb", "jinja2", "nats", "nkeys", "py4j", "pyarrow", "pyspark"}
+_LIBRARIES = {"deltalake", "duckdb", "jinja2", "mcap", "nats", "nkeys", "py4j", "pyarrow", "pyspark"}
 _REMEDY = f"pip uninstall sbus {DISTRIBUTION}, then pip install {DISTRIBUTION}"
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,8 @@ __all__ = ["LazyGroup"]
 class LazyGroup(click.Group):
     """A group of commands that imports each command when it is used.
 
-    :param modules: the module of each command; the command is the module's attribute of the command's name.
+    :param modules: the module of each command; the command is the module's attribute of the command's name, with ``_``
+        behind a keyword of Python.
     """
 
     def __init__(self, *args: Any, modules: Mapping[str, str], **settings: Any) -> None:
@@ -31,7 +33,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._modules:
             return None
-        command = getattr(importlib.import_module(self._modules[cmd_name]), cmd_name)
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = getattr(importlib.import_module(self._modules[cmd_name]), name)
         assert isinstance(command, click.Command), cmd_name
         return command
 

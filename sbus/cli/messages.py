@@ -9,15 +9,15 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
 from sbus.cli.output import escape, has_colors, pluralize, speaks_utf8
 from sbus.client.core import Message
-from sbus.client.identity import Sender
 from sbus.client.losses import Lost
+from sbus.interchange.jsonl import encoded, sender_fields
 from sbus.journal import clock
 
 __all__ = [
@@ -29,14 +29,12 @@ __all__ = [
     "as_text",
     "copied",
     "custom",
-    "is_gap",
     "json_fields",
     "lost_fields",
     "lost_text",
     "message_options",
     "raw",
     "saved",
-    "sender_fields",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -211,11 +209,6 @@ def lost_fields(lost: Lost, time: int) -> dict[str, object]:
     }
 
 
-def is_gap(fields: object) -> bool:
-    """Return whether an object in JSON stands for lost messages: `lost_fields`, or a row of a journal."""
-    return isinstance(fields, dict) and "key" not in fields and ("lost" in fields or "details" in fields)
-
-
 def json_fields(received: ReceivedMessage) -> dict[str, object]:
     """Return ``time``, ``key``, ``payload``, ``encoding`` (``text`` or ``base64``), and ``last`` for a last value.
 
@@ -223,27 +216,15 @@ def json_fields(received: ReceivedMessage) -> dict[str, object]:
     """
     key, payload = received.message
     fields: dict[str, object] = {"time": clock.to_seconds(received.time)}
-    fields["key"], encoding = _for_json(key)
+    fields["key"], encoding = encoded(key)
     if encoding != "text":
         fields["key_encoding"] = encoding
-    fields["payload"], fields["encoding"] = _for_json(payload)
+    fields["payload"], fields["encoding"] = encoded(payload)
     if received.message.is_last_value:
         fields["last"] = True
     if received.message.sender is not None:
         fields["sender"] = sender_fields(received.message.sender)
     return fields
-
-
-def sender_fields(sender: Sender) -> dict[str, object]:
-    """Return ``number``, ``gid``, ``uid``, ``pid`` and ``chain``."""
-    return asdict(sender)
-
-
-def _for_json(data: bytes) -> tuple[str, str]:
-    try:
-        return data.decode(), "text"
-    except UnicodeDecodeError:
-        return base64.b64encode(data).decode(), "base64"
 
 
 def raw(received: ReceivedMessage) -> bytes:

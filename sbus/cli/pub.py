@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import time
@@ -13,7 +12,6 @@ from typing import BinaryIO
 import click
 
 from sbus.cli.deadline import Deadline, wait_readable
-from sbus.cli.messages import is_gap
 from sbus.cli.numbers import CommandWithNumbers
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Nothing, escape
@@ -21,12 +19,12 @@ from sbus.cli.streams import name_of, open_input
 from sbus.cli.types import BYTES, RATE, SECONDS
 from sbus.client.blocking import Bus
 from sbus.errors import PacketTooLong, UsageError, ViolationReason
+from sbus.interchange.jsonl import BYTE_ORDER_MARK, decoded, is_gap
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["pub", "read_payload"]
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BATCH_MESSAGES = 64
 """Copies of a message that ``--repeat`` without ``--rate`` publishes at once."""
 
@@ -146,7 +144,7 @@ def _json_messages(stream: BufferedReader) -> Iterator[tuple[bytes, bytes]]:
     """
     for number, line in enumerate(stream, 1):
         if number == 1:
-            line = line.removeprefix(_BYTE_ORDER_MARK)
+            line = line.removeprefix(BYTE_ORDER_MARK)
         if not line.strip():
             continue
         try:
@@ -155,18 +153,13 @@ def _json_messages(stream: BufferedReader) -> Iterator[tuple[bytes, bytes]]:
                 text = escape(line.strip())
                 click.echo(f"sbus: line {number} of {name_of(stream)} is no message, but a loss: {text}", err=True)
                 continue
-            message = _decoded(fields, "key", "key_encoding"), _decoded(fields, "payload", "encoding")
+            message = decoded(fields, "key", "key_encoding"), decoded(fields, "payload", "encoding")
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(
                 f"line {number} of {name_of(stream)} is no message: write an object with key and payload, as sub "
                 "--json does"
             ) from None
         yield message
-
-
-def _decoded(fields: dict[str, str], name: str, encoding: str) -> bytes:
-    text = fields[name].encode()
-    return base64.b64decode(text, validate=True) if fields.get(encoding, "text") == "base64" else text
 
 
 def _repeated(

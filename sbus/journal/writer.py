@@ -314,6 +314,39 @@ class JournalWriter:
         """
         self._write(Kind.LOST, [b""], [receipt], time)
 
+    def append_copies(
+        self,
+        kind: Kind,
+        keys: Sequence[bytes],
+        payloads: Sequence[bytes],
+        times: Sequence[int],
+        senders: Senders | None = None,
+    ) -> None:
+        """Append rows of one kind as another journal has them, as one batch; a ``clock`` row comes alone.
+
+        A ``clock`` row of a large step begins a new epoch, as it did there.
+
+        :param keys: the key of each row; empty for a gap.
+        :param payloads: the payload of each row.
+        :param times: when they arrived, in µs since the epoch, as for `append`.
+        :param senders: the publishers of messages; None: unknown.
+        :raises OSError: as for `append`.
+        """
+        if kind is not Kind.CLOCK:
+            self._write(kind, keys, payloads, times, senders=senders)
+            return
+        self._repair()
+        try:
+            step = from_seconds(json.loads(payloads[0])["step"])
+        except (ValueError, KeyError, TypeError):
+            step = 0  # not of this package: the times of the rows show what it was
+        is_new = self.next_seq > 0 and abs(step) > EPOCH_STEP
+        if is_new:
+            self.roll()
+        epoch = self._epoch + is_new
+        self._put(kind, keys, payloads, times[0] if is_new else max(times[0], self._times.last), epoch)
+        self._epoch = epoch
+
     def _write(
         self,
         kind: Kind,

@@ -35,7 +35,7 @@ from sbus.lake.encoding import create, new_writer
 from sbus.lake.merge import Limits
 from sbus.lake.table import Hour
 
-__all__ = ["LIMITS", "stage"]
+__all__ = ["LIMITS", "as_stored", "stage"]
 
 LIMITS = Limits(group_bytes=32 << 20)
 """Smaller row groups than those of compaction, which merges these files. Measured on a million rows of 4,000 keys in
@@ -137,7 +137,7 @@ class _HourWriter:
             self._file.close()
 
     def _flush(self) -> None:
-        rows = _as_stored(self._waiting)
+        rows = as_stored(self._waiting)
         self._waiting, self._filled = [], 0
         if self._writer is None:
             self._begin_file(rows.schema)
@@ -159,7 +159,7 @@ class _HourWriter:
         self._writer = self._file = None
 
 
-def _as_stored(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+def as_stored(batches: Sequence[pa.RecordBatch]) -> pa.Table:
     """Return rows of journals with the columns of a lake: keys as text, and all columns nullable, as Spark has them."""
     columns: dict[str, pa.ChunkedArray] = {}
     for name in batches[0].schema.names:

@@ -1,4 +1,4 @@
-"""``sbus journal``: list, print, follow, verify and repair journals, without Spark."""
+"""``sbus journal``: list, print, follow, verify, repair, export and import journals, without Spark."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _MODULES = {
     "tail": "sbus.cli.journal.tail",
     "verify": "sbus.cli.journal.verify",
     "repair": "sbus.cli.journal.repair",
+    "export": "sbus.cli.journal.export",
+    "import": "sbus.cli.journal.import_",
 }
 
 
 @click.group(
     cls=LazyGroup,
     modules=_MODULES,
-    short_help="List, print, follow, verify and repair journals.",
+    short_help="List, print, follow, verify, repair, export and import journals.",
     epilog="""\
 \b
 Examples:
@@ -28,10 +30,12 @@ Examples:
   sbus journal cat --pattern='sensors/' --since=2026-01-31 /var/lib/sbus/journal
   sbus journal tail /var/lib/sbus/journal
   sbus journal verify /var/lib/sbus/journal
+  sbus journal export --output=today.mcap --since=2026-01-31 /var/lib/sbus/journal
+  sbus journal import run.mcap ./journal
 """,
 )
 def journal() -> None:
-    """List, print, follow, verify and repair the journals that a recorder writes.
+    """List, print, follow, verify, repair, export and import the journals that a recorder writes.
 
     The recorder may be running. Spark is not needed, only the extra "recorder":
     pip install 'sbusd[recorder]'.

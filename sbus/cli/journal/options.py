@@ -9,8 +9,9 @@ import click
 
 from sbus.cli.messages import FORMAT_HELP, message_options
 from sbus.cli.patterns import RECORDED_PATTERN
+from sbus.cli.types import Time
 
-__all__ = ["ROWS_EPILOG", "journal_argument", "row_options"]
+__all__ = ["ROWS_EPILOG", "journal_argument", "pattern_option", "range_options", "row_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,19 +29,41 @@ with "# " and the kind of gap; with --json, as an object with "kind" and
 journal_argument = click.argument("directory", metavar="JOURNAL", type=click.Path(file_okay=False))
 
 
+pattern_option = click.option(
+    "--pattern",
+    "-p",
+    "patterns",
+    type=RECORDED_PATTERN,
+    multiple=True,
+    metavar="PATTERN",
+    help="Take only messages whose key matches PATTERN; repeatable.",
+)
+
+_SEQ = click.IntRange(min=0)
+
+
+def range_options(command: F) -> F:
+    """Give a command the options that choose rows by their times and numbers."""
+    options = (
+        click.option(
+            "--since", type=Time(), metavar="TIME", help="Skip rows before TIME, such as 2026-01-31T12:00 (UTC) or -15m."
+        ),
+        click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME."),
+        click.option(
+            "--from", "first", type=_SEQ, metavar="SEQ", help="Skip rows before the one with this sequence number."
+        ),
+        click.option("--to", "last", type=_SEQ, metavar="SEQ", help="Stop after the row with this sequence number."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def row_options(command: F) -> F:
     """Give a command the options that choose rows and their format."""
     options = (
         journal_argument,
-        click.option(
-            "--pattern",
-            "-p",
-            "patterns",
-            type=RECORDED_PATTERN,
-            multiple=True,
-            metavar="PATTERN",
-            help="Print only messages whose key matches PATTERN; repeatable.",
-        ),
+        pattern_option,
         click.option("--gaps", "only_gaps", is_flag=True, help="Print only gaps."),
         click.option("--sender", is_flag=True, help="Print who published each message, before its key."),
         message_options(noun="row", moment="recording time"),

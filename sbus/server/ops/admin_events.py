@@ -213,7 +213,7 @@ class _Stream:
 
 
 def _fields(sender: Signature) -> dict[str, object]:
-    """Return the fields of a publisher as receivers see it, like `sbus.cli.messages.sender_fields`."""
+    """Return the fields of a publisher as receivers see it, like `sbus.interchange.jsonl.sender_fields`."""
     parsed = parse_sender(sender.notice.partition(b"\0")[2])
     if parsed is None:
         return dict.fromkeys(("number", "gid", "uid", "pid", "chain"))

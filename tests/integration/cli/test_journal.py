@@ -256,7 +256,7 @@ class TestTail:
                 seen.append(batch.num_rows)
                 yield batch
 
-        monkeypatch.setattr("sbus.cli.journal.rows.read", spy)
+        monkeypatch.setattr("sbus.interchange.rows.read", spy)
         assert sbus("tail", "--no-follow", "-n", 1, "--format=%p", tmp_path) == "99\n"
         assert sum(seen) <= 100
         seen.clear()

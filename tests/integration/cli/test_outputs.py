@@ -38,6 +38,7 @@ BIG = (
     "request answers/picture",
     "journal cat --raw JOURNAL",
     "journal tail --no-follow --json JOURNAL",
+    "journal export --format=jsonl JOURNAL",
 )
 """Commands that print all of `PICTURE` in some way."""
 SMALL = (

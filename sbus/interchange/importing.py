@@ -1,0 +1,115 @@
+"""Rows become a journal of their own: it is there as a whole, or not at all.
+
+The journal is built beside its place, under a hidden name, and renamed when it is complete and synced. So a journal
+that is there is never touched, and an import that was killed can be run again: it removes what the first one left,
+unless that still runs, which the lock of the writer says.
+
+Rows are numbered anew, from 0. Gaps, digests and steps of the clock keep their places and what they say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+
+from sbus.errors import JournalError, UsageError
+from sbus.interchange.rows import Row
+from sbus.journal import clock, disk
+from sbus.journal.layout import is_journal
+from sbus.journal.lock import locked
+from sbus.journal.schema import KINDS, MESSAGES, Kind
+from sbus.journal.senders import Senders
+from sbus.journal.writer import JournalWriter
+
+__all__ = ["append", "new_journal"]
+
+_BATCH_ROWS = 8192
+_BATCH_BYTES = 4 << 20
+"""A batch is at most as long as this, or one row: readers decode a whole one."""
+_LATEST = 10**16
+"""Times have 16 digits in the names of segments."""
+
+
+@contextlib.contextmanager
+def new_journal(directory: str, warn: Callable[[str], object]) -> Iterator[JournalWriter]:
+    """Yield the writer of a new journal; at the end of the block it is in its place, and if that fails, there is none.
+
+    :param warn: called with a sentence about a clock that went back.
+    :raises JournalError: if something is in its place, or another process is importing to it.
+    """
+    directory = os.path.abspath(directory)
+    if os.path.lexists(directory) and not (os.path.isdir(directory) and not os.listdir(directory)):
+        what = "a journal" if is_journal(directory) else "something else"
+        raise JournalError(f"{directory}: there is {what} already: name a directory that is new or empty")
+    parent, name = os.path.split(directory)
+    building = os.path.join(parent, f".{name}.importing")
+    if is_journal(building):
+        with locked(building):
+            shutil.rmtree(building)
+    # Not the system's clock as it is: rows that are appended now are no sign of its steps.
+    writer = JournalWriter.open(building, clock=lambda: clock.now(), warn=warn)
+    try:
+        with writer:
+            yield writer
+        os.rename(building, directory)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    disk.sync_directory(parent)
+
+
+def append(writer: JournalWriter, rows: Iterable[Row]) -> int:
+    """Append rows; return their number.
+
+    :raises UsageError: if a row cannot be in a journal.
+    :raises OSError: if they cannot be written.
+    """
+    count = size = 0
+    waiting: list[Row] = []
+    for row in rows:
+        _check(row)
+        if waiting and (
+            row.kind != waiting[-1].kind
+            or row.kind == Kind.CLOCK
+            or len(waiting) >= _BATCH_ROWS
+            or size + len(row.payload) > _BATCH_BYTES
+            or row.time < waiting[-1].time
+        ):
+            _append(writer, waiting)
+            waiting, size = [], 0
+        waiting.append(row)
+        size += len(row.key) + len(row.payload)
+        count += 1
+    if waiting:
+        _append(writer, waiting)
+    return count
+
+
+def _check(row: Row) -> None:
+    if row.kind not in KINDS:
+        raise UsageError(f"there are no rows of the kind {row.kind!r}: install a newer version of sbus")
+    if not 0 <= row.time < _LATEST:
+        raise UsageError(f"a row of {row.time} µs since 1970: a journal has times from 1970 to 2286")
+    if b"\0" in row.key or (not row.key and row.kind in MESSAGES):
+        raise UsageError(f"{row.key!r} is no key: a key has at least one byte, and no NUL")
+
+
+def _append(writer: JournalWriter, rows: list[Row]) -> None:
+    """Append rows of one kind."""
+    senders = None
+    if any(row.sender for row in rows):
+        runs = [(name or None, len(list(run))) for name, run in itertools.groupby(row.sender for row in rows)]
+        ends = itertools.accumulate(length for _, length in runs)
+        senders = Senders(pa.array([name for name, _ in runs], pa.binary()), pa.array(list(ends), pa.int32()))
+    writer.append_copies(
+        Kind(rows[0].kind),
+        [row.key for row in rows],
+        [row.payload for row in rows],
+        [row.time for row in rows],
+        senders,
+    )

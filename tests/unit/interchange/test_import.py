@@ -1,0 +1,209 @@
+"""Import: a journal is there as a whole or not at all, and what cannot be a row is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from sbus.cli.main import cli
+from sbus.journal.schema import Kind
+from sbus.journal.writer import JournalWriter
+from tests.support.journals import Clock, messages, rows
+
+BEGIN = 1_700_000_000_000_000
+
+
+def sbus(*arguments, status=0):
+    """Run ``sbus journal`` to its end; return what it printed."""
+    done = CliRunner().invoke(cli, ["journal", *map(str, arguments)])
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def lines(path, *objects):
+    path.write_text("".join(json.dumps(one) + "\n" for one in objects))
+    return path
+
+
+@pytest.fixture
+def one(tmp_path):
+    """A file with one message."""
+    return lines(tmp_path / "one.jsonl", {"time": 1.5, "key": "a", "payload": "1"})
+
+
+class TestPlace:
+    def test_new(self, one, tmp_path):
+        """The journal is in its place, verifies, and is all that was made there."""
+        os.mkdir(tmp_path / "new")
+        assert sbus("import", one, tmp_path / "new" / "j") == f"{tmp_path}/new/j: 1 row\n"
+        assert os.listdir(tmp_path / "new") == ["j"]
+        assert "1 row: no problems" in sbus("verify", tmp_path / "new" / "j")
+        assert messages(tmp_path / "new" / "j") == [(b"a", b"1")]
+
+    def test_taken(self, one, tmp_path):
+        """A journal that is there, live or not, and any other directory, stays as it is."""
+        with JournalWriter.open(tmp_path / "j") as live:
+            live.append([(b"k", b"v")])
+            assert "there is a journal already" in sbus("import", one, tmp_path / "j", status=1)
+            assert "there is something else already" in sbus("import", one, tmp_path, status=1)
+        assert messages(tmp_path / "j") == [(b"k", b"v")]
+
+    def test_an_import_that_was_killed(self, one, tmp_path):
+        """What a killed import has left is removed by the next one, and refused while the first one still runs."""
+        with JournalWriter.open(tmp_path / ".j.importing") as first:
+            first.append([(b"k", b"v")])
+            assert "writes this journal" in sbus("import", one, tmp_path / "j", status=1)
+        sbus("import", one, tmp_path / "j")
+        assert messages(tmp_path / "j") == [(b"a", b"1")]
+        assert sorted(os.listdir(tmp_path)) == ["j", "one.jsonl"]
+
+    def test_a_line_that_is_no_row(self, one, tmp_path):
+        """The line is named, and nothing is left of the journal."""
+        with open(one, "a") as file:
+            file.write('\n{"key": "a"}\n')
+        assert f"{one}: line 3 is no row" in sbus("import", one, tmp_path / "j", status=2)
+        assert os.listdir(tmp_path) == ["one.jsonl"]
+
+    def test_doubles(self, one, tmp_path):
+        """A file that is named twice is refused; different ones follow one another."""
+        os.symlink(one, tmp_path / "link.jsonl")
+        assert "named twice" in sbus("import", one, tmp_path / "link.jsonl", tmp_path / "j", status=2)
+        two = lines(tmp_path / "two.jsonl", {"time": 2, "key": "b", "payload": "2"})
+        sbus("import", one, two, tmp_path / "j")
+        assert messages(tmp_path / "j") == [(b"a", b"1"), (b"b", b"2")]
+
+
+class TestRows:
+    def test_what_sub_prints(self, tmp_path):
+        """Lines of ``sbus sub --json`` become rows, a loss among them, with publishers."""
+        sender = {"number": 17, "gid": 100, "uid": 1000, "pid": 42, "chain": None}
+        message = {"time": 1.0, "key": "/w==", "key_encoding": "base64", "payload": "x", "encoding": "text"}
+        loss = {"time": 2.0, "lost": 3, "bytes": None, "total": 5, "why": "queue-full"}
+        sbus("import", lines(tmp_path / "s.jsonl", message | {"sender": sender}, loss), tmp_path / "j")
+        first, second = rows(tmp_path / "j")
+        assert (first["key"], first["sender_uid"], first["sender_number"]) == (b"\xff", 1000, 17)
+        assert (second["kind"], second["payload"]) == ("lost", b"3 ? 5 queue-full")
+
+    @pytest.mark.parametrize(
+        ("change", "complaint"),
+        [
+            ({"time": -1}, "has times from 1970 to 2286"),
+            ({"time": 1e12}, "has times from 1970 to 2286"),
+            ({"key": "a\0b"}, "is no key"),
+            ({"key": ""}, "is no key"),
+            ({"kind": "music", "details": {}}, "no rows of the kind 'music'"),
+            ({"payload": "?", "encoding": "base64"}, "line 1 is no row"),
+            ({"time": "now"}, "line 1 is no row"),
+        ],
+    )
+    def test_refused(self, change, complaint, tmp_path):
+        """What a journal cannot hold is refused."""
+        row = {"time": 1, "key": "a", "payload": "1"} | change
+        assert complaint in sbus("import", lines(tmp_path / "r.jsonl", row), tmp_path / "j", status=2)
+
+    def test_a_clock_without_its_row(self, tmp_path):
+        """Times that fall by more than a minute begin an epoch, as in a recording, and a warning says so."""
+        fields = {"key": "a", "payload": "1"}
+        path = lines(tmp_path / "r.jsonl", *({"time": time} | fields for time in (1000, 1001, 100, 101, 90)))
+        assert "the clock was set by -901 s" in sbus("import", path, tmp_path / "j")
+        found = [(row["kind"], row["time"].timestamp()) for row in rows(tmp_path / "j")]
+        times = [("message", 1000), ("message", 1001), ("clock", 100), ("message", 100), ("message", 101)]
+        assert found == [*times, ("message", 101)]
+        assert "no problems" in sbus("verify", tmp_path / "j")
+
+    def test_parquet_of_others(self, tmp_path):
+        """A Parquet file of another program needs a time, a key and a payload, whatever their types."""
+        pandas.DataFrame(
+            {"time": pandas.to_datetime([1.5, 2.5], unit="s"), "key": ["a", "b\\xff"], "payload": ["1", "2"]}
+        ).to_parquet(tmp_path / "p.parquet")
+        sbus("import", tmp_path / "p.parquet", tmp_path / "j")
+        assert messages(tmp_path / "j") == [(b"a", b"1"), (b"b\xff", b"2")]
+        assert [row["time"].timestamp() for row in rows(tmp_path / "j")] == [1.5, 2.5]
+
+    @pytest.mark.parametrize(
+        ("columns", "complaint"),
+        [
+            ({"time": pa.array([0], pa.timestamp("us")), "key": ["a"]}, "no column 'payload'"),
+            ({"time": [1.5], "key": ["a"], "payload": ["1"]}, "'time' is no timestamp"),
+            ({"time": pa.array([None], pa.timestamp("us")), "key": ["a"], "payload": ["1"]}, "without time, key or"),
+            (
+                {
+                    "journal": ["a", "b"],
+                    "time": pa.array([0, 0], pa.timestamp("us")),
+                    "key": ["a"] * 2,
+                    "payload": ["1"] * 2,
+                },
+                "rows of several journals",
+            ),
+        ],
+    )
+    def test_parquet_refused(self, columns, complaint, tmp_path):
+        """A Parquet file without rows of a journal is refused, and so is one with those of several."""
+        pq.write_table(pa.table(columns), tmp_path / "p.parquet")
+        assert complaint in sbus("import", tmp_path / "p.parquet", tmp_path / "j", status=2)
+
+    def test_no_parquet(self, one, tmp_path):
+        """A file of another format is refused by its name."""
+        assert "one.jsonl: this is no Parquet file" in sbus("import", "--format=parquet", one, tmp_path / "j", status=2)
+
+
+class TestExport:
+    @pytest.fixture
+    def recorded(self, tmp_path):
+        """A journal with a gap and three messages, a second apart."""
+        clock = Clock(BEGIN)
+        with JournalWriter.open(tmp_path / "j", clock=clock) as journal:
+            journal.append_gap(Kind.START, {})
+            for n in range(3):
+                clock.time += 1_000_000
+                journal.append([(b"a/%d" % n, b"%d" % n)])
+        return tmp_path / "j"
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ([], [0, 1, 2, 3]),
+            (["--pattern=a/1", "--pattern=a/2"], [0, 2, 3]),
+            (["--since=2023-11-14T22:13:21", "--until=2023-11-14T22:13:23"], [1, 2]),
+            (["--from=1", "--to=2"], [1, 2]),
+        ],
+    )
+    def test_which_rows(self, options, expected, recorded):
+        """Rows are chosen as by ``sbus journal cat``, and printed as by its ``--json``."""
+        output = sbus("export", "--format=jsonl", *options, recorded)
+        assert [json.loads(line)["seq"] for line in output.splitlines()] == expected
+        assert output == sbus("cat", "--json", *options, recorded)
+
+    def test_file(self, recorded, tmp_path):
+        """The name says the format; the file is its owner's alone."""
+        path = tmp_path / "rows.parquet"
+        assert sbus("export", "-o", path, recorded) == f"{path}: 4 rows\n"
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        assert pandas.read_parquet(path)["key"].tolist() == ["", "a/0", "a/1", "a/2"]
+
+    def test_no_sender(self, recorded, tmp_path):
+        """Without publishers, a Parquet file has no columns of theirs."""
+        sbus("export", "--no-sender", "-o", tmp_path / "rows.parquet", recorded)
+        assert not [name for name in pq.read_schema(tmp_path / "rows.parquet").names if name.startswith("sender")]
+
+    def test_no_format(self, recorded):
+        """A name without a format is refused with the remedy."""
+        for options in ([], ["-o", "rows.bin"]):
+            assert "choose one with --format={mcap,jsonl,parquet}" in sbus("export", *options, recorded, status=2)
+
+    def test_failed(self, recorded, tmp_path):
+        """An export that fails leaves the file that is there, and nothing else."""
+        (tmp_path / "rows.jsonl").write_text("before")
+        [segment] = recorded.glob("*.arrows")
+        data = bytearray(segment.read_bytes())
+        data[-40] ^= 1
+        segment.write_bytes(data)
+        assert "damaged" in sbus("export", "-o", tmp_path / "rows.jsonl", recorded, status=1)
+        assert (tmp_path / "rows.jsonl").read_text() == "before"
+        assert sorted(os.listdir(tmp_path)) == ["j", "rows.jsonl"]
