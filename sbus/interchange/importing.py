@@ -36,9 +36,10 @@ _LATEST = 10**16
 
 
 @contextlib.contextmanager
-def new_journal(directory: str, warn: Callable[[str], object]) -> Iterator[JournalWriter]:
+def new_journal(directory: str, host: str, warn: Callable[[str], object]) -> Iterator[JournalWriter]:
     """Yield the writer of a new journal; at the end of the block it is in its place, and if that fails, there is none.
 
+    :param host: the name of the machine that the rows come from; empty: unknown.
     :param warn: called with a sentence about a clock that went back.
     :raises JournalError: if something is in its place, or another process is importing to it.
     """
@@ -52,7 +53,7 @@ def new_journal(directory: str, warn: Callable[[str], object]) -> Iterator[Journ
         with locked(building):
             shutil.rmtree(building)
     # Not the system's clock as it is: rows that are appended now are no sign of its steps.
-    writer = JournalWriter.open(building, clock=lambda: clock.now(), warn=warn)
+    writer = JournalWriter.open(building, clock=lambda: clock.now(), warn=warn, host=host)
     try:
         with writer:
             yield writer

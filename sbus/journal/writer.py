@@ -99,6 +99,7 @@ class JournalWriter:
         clock: Callable[[], int],
         elapsed: Callable[[], int] | None,
         warn: Callable[[str], object],
+        host: str | None,
     ) -> None:
         self.directory = directory
         self.id = ""
@@ -114,6 +115,7 @@ class JournalWriter:
         self._times = RowClock(clock, elapsed, warn)
         self._epoch = 0
         self._warn = warn
+        self._host = host
         self._segment: SegmentWriter | None = None
         self._segment_started = 0.0  # on the monotonic clock
         self._pending_gap: _LostRows | None = None
@@ -130,6 +132,7 @@ class JournalWriter:
         clock: Callable[[], int] = now,
         elapsed: Callable[[], int] | None = None,
         warn: Callable[[str], object] = _log.warning,
+        host: str | None = None,
     ) -> JournalWriter:
         """Open a journal for writing.
 
@@ -143,6 +146,7 @@ class JournalWriter:
         :param elapsed: returns the time that has really passed, in µs from any origin; None: `uptime` of
             `sbus.journal.clock` if `clock` is the system's, and else steps forward are not noticed.
         :param warn: called with a sentence about what the operator should know: a torn tail, a clock that went back.
+        :param host: the name of the machine that the rows of a new journal come from; empty: unknown; None: this one.
         :raises JournalLocked: if another writer has the journal open.
         :raises JournalError: if the journal is damaged, this package cannot read its format, or the clock shows a time
             that a journal has no room for.
@@ -160,6 +164,7 @@ class JournalWriter:
             clock=clock,
             elapsed=uptime if elapsed is None and clock is now else elapsed,
             warn=warn,
+            host=host,
         )
         try:
             journal._recover()
@@ -178,7 +183,7 @@ class JournalWriter:
                 "format": FORMAT,
                 "id": uuid.uuid4().hex,
                 "created": self._times.read(),
-                "host": socket.gethostname(),
+                "host": socket.gethostname() if self._host is None else self._host,
             }
             self._write_identity(fields)
         identity = read_identity(self.directory)

@@ -28,7 +28,10 @@ Examples:
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 @click.argument("directory", metavar="JOURNAL", type=click.Path(file_okay=False))
 @format_option
-def import_(files: tuple[str, ...], directory: str, format_: str | None) -> None:
+@click.option(
+    "--host", default="", metavar="NAME", help="Name of the machine that the rows come from.  [default: unknown]"
+)
+def import_(files: tuple[str, ...], directory: str, format_: str | None, host: str) -> None:
     """Make a new journal of the rows in files, one file after the other.
 
     The files come from "sbus journal export", "sbus sub --json", Foxglove, rosbag2, or another
@@ -41,7 +44,7 @@ def import_(files: tuple[str, ...], directory: str, format_: str | None) -> None
     with needs("recorder"):
         from sbus.interchange.importing import append, new_journal
     rows = 0
-    with new_journal(directory, lambda text: click.echo(f"sbus: {text}", err=True)) as writer:
+    with new_journal(directory, host, lambda text: click.echo(f"sbus: {text}", err=True)) as writer:
         for module, file in zip(modules, files, strict=True):
             rows += append(writer, module.read(file))
     click.echo(f"{directory}: {pluralize(rows, 'row')}", err=True)

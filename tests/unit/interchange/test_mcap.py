@@ -56,6 +56,7 @@ def test_what_foxglove_sees(exported):
 def test_what_a_channel_says(exported):
     """A channel has the kind, the form and the publisher of its messages; JSON has a schema, as Foxglove wants one."""
     summary = make_reader(exported).get_summary()
+    assert summary is not None
     assert [channel.metadata for channel in summary.channels.values()] == [
         {"kind": "start", "form": "object"},
         {"kind": "message", "form": "object", "sender": "17 !/cred/100/1000/42"},

@@ -72,8 +72,8 @@ def record(directory: Path, recording) -> None:
             elif kind == "message":
                 ends = pa.array(range(1, len(what) + 1), pa.int32())
                 names = pa.array([name or None for _, _, name in what], pa.binary())
-                columns = [pa.array([message[n] for message in what], pa.binary()) for n in (0, 1)]
-                journal.append_columns(*columns, [clock.time], [len(what)], Senders(names, ends))
+                keys, payloads = (pa.array([message[n] for message in what], pa.binary()) for n in (0, 1))
+                journal.append_columns(keys, payloads, [clock.time], [len(what)], Senders(names, ends))
             elif kind == "digest":
                 journal.append_digest(what, Digest(70_000, "ab" * 32))
             elif kind == "lost":
@@ -90,7 +90,7 @@ def through(format_: str, source: Path, target: Path, **limits) -> None:
     path = target.with_suffix(f".{format_}")
     with open(path, "wb") as file:
         written = module.write(file, chosen)
-    with new_journal(str(target), pytest.fail) as writer:
+    with new_journal(str(target), "", pytest.fail) as writer:
         assert append(writer, module.read(str(path))) == written
 
 
