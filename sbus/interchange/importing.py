@@ -64,16 +64,18 @@ def new_journal(directory: str, host: str, warn: Callable[[str], object]) -> Ite
     disk.sync_directory(parent)
 
 
-def append(writer: JournalWriter, rows: Iterable[Row]) -> int:
+def append(writer: JournalWriter, rows: Iterable[Row], where: str) -> int:
     """Append rows; return their number.
 
+    :param where: the file that they come from, for errors.
     :raises UsageError: if a row cannot be in a journal.
     :raises OSError: if they cannot be written.
     """
     count = size = 0
     waiting: list[Row] = []
     for row in rows:
-        _check(row)
+        if problem := _problem(row):
+            raise UsageError(f"{where}: row {count + 1}: {problem}")
         if waiting and (
             row.kind != waiting[-1].kind
             or row.kind == Kind.CLOCK
@@ -91,13 +93,15 @@ def append(writer: JournalWriter, rows: Iterable[Row]) -> int:
     return count
 
 
-def _check(row: Row) -> None:
+def _problem(row: Row) -> str | None:
+    """Return why a row cannot be in a journal, with the remedy; None if it can."""
     if row.kind not in KINDS:
-        raise UsageError(f"there are no rows of the kind {row.kind!r}: install a newer version of sbus")
+        return f"there are no rows of the kind {row.kind!r}: install a newer version of sbus"
     if not 0 <= row.time < _LATEST:
-        raise UsageError(f"a row of {row.time} µs since 1970: a journal has times from 1970 to 2286")
+        return f"its time is {row.time} µs after 1970, but a journal has times from 1970 to 2286: correct it"
     if b"\0" in row.key or (not row.key and row.kind in MESSAGES):
-        raise UsageError(f"{row.key!r} is no key: a key has at least one byte, and no NUL")
+        return f"{row.key!r} is no key: a key has at least one byte, and no NUL"
+    return None
 
 
 def _append(writer: JournalWriter, rows: list[Row]) -> None:

@@ -31,7 +31,6 @@ publisher.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from typing import IO, Any, NoReturn, cast
@@ -42,6 +41,7 @@ from mcap.stream_reader import StreamReader
 from mcap.writer import Writer
 
 from sbus.errors import UsageError
+from sbus.interchange.damaged import explained
 from sbus.interchange.rows import Row, Selection
 from sbus.journal.keytext import as_text, from_text
 from sbus.journal.schema import KINDS, MESSAGES
@@ -61,9 +61,10 @@ _OBJECT, _VALUE, _TEXT, _BYTES = "object", "value", "text", "bytes"
 _BEFORE, _AFTER = b'{"value":', b"}"
 
 
-def write(file: IO[bytes], chosen: Selection) -> int:
+def write(file: IO[bytes], chosen: Selection, *, max_channels: int = _MAX_CHANNELS) -> int:
     """Write rows to a file; return their number.
 
+    :param max_channels: the most channels that the file may have.
     :raises UsageError: if there are more pairs of a key and a publisher than MCAP has channels.
     """
     writer = Writer(cast(IO[bytes], _Counted(file)), chunk_size=_CHUNK_BYTES)
@@ -76,9 +77,9 @@ def write(file: IO[bytes], chosen: Selection) -> int:
         key = row.kind, row.key, row.sender, form
         channel = channels.get(key)
         if channel is None:
-            if len(channels) == _MAX_CHANNELS:
+            if len(channels) == max_channels:
                 raise UsageError(
-                    f"more than {_MAX_CHANNELS:,} pairs of a key and a publisher, which MCAP cannot number: export "
+                    f"more than {max_channels:,} pairs of a key and a publisher, which MCAP cannot number: export "
                     "fewer (--pattern, --since), or leave the publishers out (--no-sender)"
                 )
             metadata = {"kind": row.kind, "form": form}
@@ -147,7 +148,7 @@ def read(path: str) -> Iterator[Row]:
     with open(path, "rb") as file:
         if not file.seekable():
             raise UsageError(f"{path}: the index of an MCAP file is at its end: save it to a file, and import that")
-        with _explained(path):
+        with explained(path, "MCAP", "'mcap recover' saves what is whole"):
             records = StreamReader(file, validate_crcs=True).records
             header = next(records)
             if isinstance(header, Header) and header.profile == _PROFILE:
@@ -155,20 +156,6 @@ def read(path: str) -> Iterator[Row]:
             else:
                 file.seek(0)
                 yield from _foreign(file)
-
-
-@contextlib.contextmanager
-def _explained(path: str) -> Iterator[None]:
-    """Translate what the library raises for a damaged file: errors of every kind, from struct, zstd and others."""
-    try:
-        yield
-    except (OSError, UsageError):
-        raise
-    except Exception as e:
-        raise UsageError(
-            f"{path}: this is no MCAP file, or it is cut off or damaged ({str(e) or type(e).__name__}): "
-            "'mcap recover' saves what is whole"
-        ) from e
 
 
 def _own(records: Iterator[Any]) -> Iterator[Row]:

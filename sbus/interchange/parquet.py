@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sbus.errors import UsageError
+from sbus.interchange.damaged import explained
 from sbus.interchange.rows import Row, Selection, sender_text
 from sbus.journal.keytext import from_text
 from sbus.journal.resizing import resized
@@ -52,11 +53,8 @@ def read(path: str) -> Iterator[Row]:
 
     :raises UsageError: if it is no Parquet file, lacks a column, or has rows of several journals.
     """
-    try:
-        with pq.ParquetFile(path, memory_map=True) as file:
-            yield from _rows(path, file)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as e:
-        raise UsageError(f"{path}: this is no Parquet file with rows of a journal, or it is damaged: {e}") from None
+    with explained(path, "Parquet", "export it again"), pq.ParquetFile(path, memory_map=True) as file:
+        yield from _rows(path, file)
 
 
 def _rows(path: str, file: pq.ParquetFile) -> Iterator[Row]:

@@ -46,5 +46,5 @@ def import_(files: tuple[str, ...], directory: str, format_: str | None, host: s
     rows = 0
     with new_journal(directory, host, lambda text: click.echo(f"sbus: {text}", err=True)) as writer:
         for module, file in zip(modules, files, strict=True):
-            rows += append(writer, module.read(file))
+            rows += append(writer, module.read(file), file)
     click.echo(f"{directory}: {pluralize(rows, 'row')}", err=True)

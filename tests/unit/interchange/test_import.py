@@ -98,7 +98,7 @@ class TestRows:
     @pytest.mark.parametrize(
         ("change", "complaint"),
         [
-            ({"time": -1}, "has times from 1970 to 2286"),
+            ({"time": -1}, "r.jsonl: row 1: its time is -1000000 µs after 1970"),
             ({"time": 1e12}, "has times from 1970 to 2286"),
             ({"key": "a\0b"}, "is no key"),
             ({"key": ""}, "is no key"),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import tempfile
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mcap.reader import make_reader
 from mcap.writer import CompressionType, IndexType, Writer
 
@@ -73,11 +77,12 @@ def test_what_a_channel_says(exported):
 
 def test_too_many_publishers(tmp_path):
     """A journal with more keys and publishers than MCAP can number is refused with the remedy."""
-    keys = pa.array([b"%d" % n for n in range(65_536)], pa.binary())
     with JournalWriter.open(tmp_path / "j", clock=Clock(BEGIN)) as journal:
-        journal.append_columns(keys, keys, [BEGIN], [len(keys)])
-    with pytest.raises(UsageError, match=r"more than 65,535 pairs of a key and a publisher.*--no-sender"):
-        mcap.write(io.BytesIO(), Selection(str(tmp_path / "j")))
+        journal.append([(b"%d" % n, b"text") for n in range(4)])
+    chosen = Selection(str(tmp_path / "j"))
+    with pytest.raises(UsageError, match=r"more than 3 pairs of a key and a publisher.*--no-sender"):
+        mcap.write(io.BytesIO(), chosen, max_channels=3)
+    assert mcap.write(io.BytesIO(), chosen, max_channels=4) == 4
 
 
 def bag(path, **settings):
@@ -124,3 +129,20 @@ def test_an_own_file_that_is_cut_off(exported, tmp_path):
         (tmp_path / "cut.mcap").write_bytes(data[:end])
         with pytest.raises(UsageError, match="cut off or damaged"):
             list(mcap.read(str(tmp_path / "cut.mcap")))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=4), st.integers(0, 2000))
+def test_damage_anywhere(changes, end):
+    """A file with damage anywhere is read, or refused with the remedy; nothing else happens."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as home:
+        path = f"{home}/bag.mcap"
+        bag(path)
+        with open(path, "r+b") as file:
+            data = bytearray(file.read())
+            for at, value in changes:
+                data[at % len(data)] = value
+            file.seek(0)
+            file.truncate()
+            file.write(data[: end or None])
+        with contextlib.suppress(UsageError):
+            assert len(list(mcap.read(path))) <= 8

@@ -91,7 +91,7 @@ def through(format_: str, source: Path, target: Path, **limits) -> None:
     with open(path, "wb") as file:
         written = module.write(file, chosen)
     with new_journal(str(target), "", pytest.fail) as writer:
-        assert append(writer, module.read(str(path))) == written
+        assert append(writer, module.read(str(path)), str(path)) == written
 
 
 def plain(directory: Path) -> list[dict]:
