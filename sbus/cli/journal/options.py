@@ -46,7 +46,10 @@ def range_options(command: F) -> F:
     """Give a command the options that choose rows by their times and numbers."""
     options = (
         click.option(
-            "--since", type=Time(), metavar="TIME", help="Skip rows before TIME, such as 2026-01-31T12:00 (UTC) or -15m."
+            "--since",
+            type=Time(),
+            metavar="TIME",
+            help="Skip rows before TIME, such as 2026-01-31T12:00 (UTC) or -15m.",
         ),
         click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME."),
         click.option(
