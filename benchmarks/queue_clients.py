@@ -104,7 +104,8 @@ class Sbus(Client):
         while True:
             jobs = self._receive()
             words = (job.partition(b"\0")[2].split(b" ", 3) for job in jobs)
-            self._send([build(MSG, b"queue/%b/ack" % _NAME, b"%b %b %b" % (token, id, n)) for _, id, n, _ in words])
+            acks = b" ".join([token, *(b"%b %b" % (id, tries) for _, id, tries, _ in words)])
+            self.sock.send(build(MSG, b"queue/%b/ack" % _NAME, acks))
             yield len(jobs)
 
     def settle(self) -> None:

@@ -74,6 +74,7 @@ from sbus.protocol.controls import (
     SoftChoice,
     choices,
 )
+from sbus.protocol.packets import MSG, build
 
 __all__ = ["LOGGER", "ClientApi", "Inbox", "Request", "State", "inbox_key"]
 
@@ -452,19 +453,27 @@ class ClientApi(QueueCalls, Generic[Sub]):
         :param request: the message as received.
         :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
         """
-        self._reply(request, b"+" + payload)
+        self.answer_all([(request, payload)])
+
+    def answer_all(self, replies: Iterable[tuple[Message, bytes]]) -> None:
+        """Reply to many requests, each with its payload, as `answer` does."""
+        self._reply([(request, b"+" + payload) for request, payload in replies])
 
     def fail(self, request: Message, error: str) -> None:
         """Reply to a request with an error: `sbus.errors.RequestFailed` at the requester.
 
         :param error: its text, of which the first 1,000 characters are sent.
         """
-        self._reply(request, b"-" + error[:_MAX_ERROR].encode(errors="replace"))
+        self._reply([(request, b"-" + error[:_MAX_ERROR].encode(errors="replace"))])
 
-    def _reply(self, request: Message, payload: bytes) -> None:
-        reply_to = reply_key(request.payload)
-        if reply_to is not None and self._is_reply_key(reply_to):
-            self.send([self.core.publish(reply_to, payload)])
+    def _reply(self, replies: list[tuple[Message, bytes]]) -> None:
+        packets = []
+        for request, payload in replies:
+            key = reply_key(request.payload)
+            if key is not None and self._is_reply_key(key):
+                packet = build(MSG, key, payload)
+                packets.append(packet if len(packet) <= self.core.longest_plain else self.core.publish(key, payload))
+        self.send(packets)
 
     def _is_reply_key(self, key: bytes) -> bool:
         """Return whether a request may have this client publish to a key."""

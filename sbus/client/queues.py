@@ -112,6 +112,8 @@ def parse_put(payload: bytes) -> tuple[bytes, float, bytes]:
     :raises UsageError: if it is malformed.
     """
     words, nul, rest = payload.partition(b"\0")
+    if nul and not words:
+        return b"", 0.0, rest
     if not nul:
         raise UsageError("a put is [id=ID] [not-before=TIME], a NUL, and the job")
     id, not_before = b"", 0.0
@@ -137,12 +139,13 @@ def _seconds(text: bytes) -> float | None:
 # --- what the service sends ----------------------------------------------------------------------
 
 
-def build_job(round: int, id: int, tries: int, lease: float, sender: bytes, key: bytes, payload: bytes) -> bytes:
+def build_job(round: int, id: int, tries: int, lease: bytes, sender: bytes, key: bytes, payload: bytes) -> bytes:
     """Return the payload of a message with a job for a worker.
 
+    :param lease: seconds, as text.
     :param sender: the publisher, as in a notice of the bus.
     """
-    return b"%d %d %d %.17g %b %b\0%b" % (round, id, tries, lease, sender, key, payload)
+    return b"%d %d %d %b %b %b\0%b" % (round, id, tries, lease, sender, key, payload)
 
 
 # --- workers -------------------------------------------------------------------------------------

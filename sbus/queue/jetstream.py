@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -21,16 +21,16 @@ from urllib.parse import parse_qs, urlsplit
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
+from nats.js.api import ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 from twisted.internet.threads import deferToThread
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
 from sbus.errors import QueueError, SbusError
-from sbus.queue.jobs import PENDING, Changes, Job, JobQueue, Row, Rules, State, to_row
-from sbus.queue.service import Put, QueueService
-from sbus.queue.store import KNOWN_SECONDS, Store
+from sbus.queue.jobs import Changes, Job, JobQueue, Row, Rules, to_row
+from sbus.queue.service import Put, QueueService, Settings
+from sbus.queue.store import KNOWN_SECONDS, Ident, Store
 
 __all__ = ["JetQueueService", "JetStore"]
 
@@ -57,7 +57,7 @@ class _Held(NamedTuple):
 
 
 def _build(row: Row, payload: bytes) -> bytes:
-    id, key, sender, uid, due, tries, _, _, reason = row
+    id, key, sender, uid, _, due, tries, _, reason = row
     return b"%d %d %.17g %d %b %b\0%b\0%b" % (id, tries, due, uid, sender, key, reason.encode(), payload)
 
 
@@ -69,23 +69,24 @@ def _parse(seq: int, data: bytes) -> tuple[Row, bytes]:
     head, reason, payload = data.split(b"\0", 2)
     id, tries, due, uid, number, credentials, key = head.split(b" ", 6)
     sender = b"%b %b" % (number, credentials)
-    return (int(id) or seq, key, sender, int(uid), float(due), int(tries), b"", 0.0, reason.decode()), payload
+    known = int(id) or seq, key, sender, int(uid), len(payload), float(due), int(tries), b"", reason.decode()
+    return known, payload
 
 
 class JetStore(Store):
     """An open stream: the calls of `Store`, each of which waits for nats-server.
 
-    :param url: ``nats://…`` or ``tls://…``, with ``?creds=FILE`` for a login that is not in the URL.
-    :param lease: seconds after which the jobs of a service that has ended go to another one.
+    :param settings: the store is ``nats://…`` or ``tls://…``, with ``?creds=FILE`` for a login that is not in the URL.
     :param on_arrival: called, in a thread, when there is something to `take`.
     :ivar max_payload: bytes of the longest message.
     :raises QueueError: if nats-server does not answer, or the stream is another program's.
     """
 
-    def __init__(self, url: str, name: str, lease: float, on_arrival: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, settings: Settings, on_arrival: Callable[[], object] = lambda: None) -> None:
+        url = settings.store
         self.path = urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
-        self._stream = "sbus-queue-" + name.replace(".", "=2E")
-        self._lease = lease
+        self._stream = "sbus-queue-" + settings.name.replace(".", "=2E")
+        self._rules = settings.rules
         self._on_arrival = on_arrival
         self._held: dict[int, _Held] = {}
         self._arrived: list[Row] = []
@@ -137,13 +138,15 @@ class JetStore(Store):
                 name=self._stream,
                 subjects=subjects,
                 retention=RetentionPolicy.WORK_QUEUE,
+                max_bytes=self._rules.most_bytes,
+                discard=DiscardPolicy.NEW,  # else the oldest jobs would be lost
                 duplicate_window=KNOWN_SECONDS,
             )
             config = (await self._js.add_stream(new)).config
         if config.retention != RetentionPolicy.WORK_QUEUE:
             raise QueueError(f"{self.path}: the stream {self._stream} is no work queue: rename or delete it")
         consumer = ConsumerConfig(
-            durable_name=_CONSUMER, filter_subject=f"{self._stream}.job", ack_wait=self._lease, max_ack_pending=-1
+            durable_name=_CONSUMER, filter_subject=f"{self._stream}.job", ack_wait=self._rules.lease, max_ack_pending=-1
         )
         await self._js.add_consumer(self._stream, consumer)
         self._inbox = self._nats.new_inbox()
@@ -199,7 +202,7 @@ class JetStore(Store):
             return
         self._held[row[0]] = _Held(seq, message.reply, payload)
         if held is None or not held.reply:
-            self._arrived.append((*row[:5], row[5] + delivered - 1, *row[6:]))
+            self._arrived.append((*row[:6], row[6] + delivered - 1, *row[7:]))
             self._on_arrival()
 
     def take(self) -> list[Row]:
@@ -210,24 +213,26 @@ class JetStore(Store):
     async def _keep(self) -> None:
         """Say that this service still has its jobs."""
         while True:
-            await asyncio.sleep(self._lease / 3)
+            await asyncio.sleep(self._rules.lease / 3)
             for held in tuple(self._held.values()):
                 if held.reply and self._nats.is_connected:
                     await self._nats.publish(held.reply, b"+WPI")
 
     # --- jobs that go ------------------------------------------------------------------------
 
-    def put(self, jobs: list[tuple[bytes, Row, bytes]], numbers: dict[int, tuple[int, bool]]) -> None:
-        """Publish new jobs, each with an ID or nothing.
+    def put(self, puts: list[Put], numbers: dict[int, tuple[int, bool]]) -> None:
+        """Publish new jobs.
 
         :param numbers: gets the number of each job, and whether it was known; those that have one are not sent again.
         """
 
-        async def put(index: int, id: bytes, row: Row, payload: bytes) -> None:
-            numbers[index] = await self._publish("job", id.hex(), _build(row, payload))
+        async def put(index: int, put: Put) -> None:
+            row = (0, put.key, put.sender, put.uid, 0, put.due, 0, b"", "")
+            id = f"{put.ident[0]}.{put.ident[1].hex()}" if put.ident else ""
+            numbers[index] = await self._publish("job", id, _build(row, put.payload))
 
         async def put_all() -> None:
-            missing = [put(index, *job) for index, job in enumerate(jobs) if index not in numbers]
+            missing = [put(index, each) for index, each in enumerate(puts) if index not in numbers]
             for problem in await asyncio.gather(*missing, return_exceptions=True):
                 if problem is not None:
                     raise problem
@@ -238,9 +243,9 @@ class JetStore(Store):
         answer = await self._js.publish(f"{self._stream}.{kind}", text, headers={"Nats-Msg-Id": id} if id else None)
         return answer.seq, bool(answer.duplicate)
 
-    def write(self, changes: Changes, ids: Iterable[tuple[bytes, int]], now: float) -> None:
+    def write(self, changes: Changes, known: Mapping[Ident, int], now: float) -> None:
         """Move the jobs that leave this service, and the dead ones; end those that are done."""
-        moves = [("job", row) for row, _ in changes.new] + [("dead", row) for row in changes.changed if row[-1]]
+        moves = [("job", row) for row in changes.new] + [("dead", row) for row in changes.changed if row[-1]]
         if moves or changes.gone:
             self._do(self._write(moves, changes.gone))
 
@@ -318,33 +323,35 @@ class _Jobs(JobQueue):
 
     def __init__(self, rules: Rules, rows: Iterable[Row] = ()) -> None:
         super().__init__(rules, rows)
-        self._left: list[tuple[Row, bytes]] = []
+        self._left: list[Row] = []
 
-    def leave(self, job: Job) -> None:
-        """Let any service have a job."""
-        self._left.append((to_row(job), b""))
-        self.drain(job)
+    def leave(self, jobs: list[Job]) -> None:
+        """Let any service have jobs."""
+        self._left += map(to_row, jobs)
+        self.drain(jobs)
 
-    def retry(self, job: Job) -> None:
-        """Make a dead job a new one, for any service."""
-        job.tries, job.reason, job.due = 0, "", 0.0
-        self.leave(job)
+    def retry(self, jobs: Iterable[Job]) -> None:
+        """Make dead jobs new ones, for any service."""
+        chosen = list(jobs)
+        super().retry(chosen)
+        self.leave(chosen)
 
     def renewed(self, row: Row) -> None:
         """Take a job of the stream; what was known of it is out of date."""
-        if row[0] in self.jobs:
-            self.forget(self.jobs[row[0]])
-        self._load(Job(*row))
+        self.forget([job for job in [self.jobs.get(row[0])] if job is not None])
+        self._load(Job(*row), 0.0)
 
-    def forget(self, job: Job) -> None:
-        """Forget a job, and leave its message alone."""
-        self.drain(job)
-        del self._dirty[job]
+    def forget(self, jobs: list[Job]) -> None:
+        """Forget jobs that are not out, and leave their messages alone."""
+        gone = self._gone
+        self._gone = []
+        self.drain(jobs)
+        self._gone = gone
 
     def take_changes(self) -> Changes:
         """Return what has changed, as `JobQueue.take_changes` does."""
         left, self._left = self._left, []
-        moved = {row[0] for row, _ in left}
+        moved = {row[0] for row in left}
         changes = super().take_changes()
         return Changes(left, changes.changed, [id for id in changes.gone if id not in moved])
 
@@ -358,45 +365,42 @@ class JetQueueService(QueueService):
 
     def _open_store(self) -> None:
         settings = self.settings
-        self._store = JetStore(
-            settings.store, settings.name, settings.rules.lease, lambda: self._reactor.callFromThread(self.poke)
-        )
+        self._store = JetStore(settings, lambda: self._reactor.callFromThread(self.poke))
         self.jobs = _Jobs(settings.rules, self._store.rows())
 
-    async def _admit(self, puts: list[Put]) -> tuple[list[tuple[Message, int]], dict[bytes, int]]:
+    def _call(self, do: Callable[[], T]) -> Awaitable[T]:
+        return deferToThread(do)
+
+    async def _admit(self, puts: list[Put]) -> tuple[list[tuple[Message, bytes]], dict[Ident, int]]:
         jobs, store = self.jobs, self._store
-        answers: list[tuple[Message, int]] = []
-        new: list[tuple[bytes, Row, bytes]] = []
-        requests: list[Message | None] = []
+        answers: list[tuple[Message, bytes]] = []
+        new: list[Put] = []
         for put in puts:
-            name, uid = self._author(put)
-            row = (0, put.key, name, uid, put.not_before, 0, b"", 0.0, "")
             if len(put.key) + len(put.payload) + _HEAD_ROOM <= store.max_payload:
-                new.append((put.id, row, put.payload))
-                requests.append(put.request)
+                new.append(put)
                 continue
             jobs.events["refused"] += 1
             problem = f"longer than {store.max_payload:,} bytes, max_payload of nats-server"
             self._log.error("queue {name}: a job was refused: {problem}", name=self.settings.name, problem=problem)
             if put.request is not None:
                 with suppress(SbusError):
-                    self._connected(self._intake).fail(put.request, problem)
+                    self._intake.fail(put.request, problem)
         if new:
             numbers: dict[int, tuple[int, bool]] = {}
             await self._on_disk(lambda: store.put(new, numbers))
-            for index, request in enumerate(requests):
+            for index, put in enumerate(new):
                 number, is_double = numbers[index]
                 jobs.events["doubles" if is_double else "put"] += 1
-                if request is not None:
-                    answers.append((request, number))
+                if put.request is not None:
+                    answers.append((put.request, b"%d" % number))
         for row in store.take():
             jobs.renewed(row)
         working = [each for each in jobs.workers.values() if each.credit and not each.is_silent and self.running]
         room = sum(worker.credit - len(worker.jobs) for worker in working if worker.has_room())
-        idle = [job for job in jobs.find_all(*PENDING) if not working or job.due <= self._now()]
-        if not room:
-            for job in idle:
-                jobs.leave(job)
+        pending = jobs.find_all("waiting", "ready", "delayed")
+        idle = [job for job, _ in pending if not working or job.due <= self._now()]
+        if idle and not room:
+            jobs.leave(idle)
         store.want(max(0, room - len(idle)))
         return answers, {}
 
@@ -406,9 +410,7 @@ class JetQueueService(QueueService):
                 self._elsewhere = await deferToThread(self._store.counts)
             return await super()._asked(request)
         rows = {row[0]: row for row in await self._on_disk(self._store.rows)}
-        for job in self.jobs.find_all(State.DEAD):
-            if job.id not in rows:
-                self.jobs.forget(job)
+        self.jobs.forget([job for job, _ in self.jobs.find_all("dead") if job.id not in rows])
         for id, row in rows.items():
             if id not in self.jobs.jobs:
                 self.jobs.renewed(row)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.core import Metric
 
 from sbus.metrics_file import counter, gauge
-from sbus.queue.jobs import State
+from sbus.queue.jobs import STATES
 from sbus.queue.service import QueueService
 
 __all__ = ["families"]
@@ -34,10 +34,10 @@ def families(queues: Sequence[QueueService], is_up: bool = True) -> Iterator[Met
     yield gauge("sbus_queue_up", "Whether the service runs. 0: it was stopped, see its log.", float(is_up))
     yield gauge("sbus_queue_disk_ok", "Whether the disk takes jobs. 0: publishers wait; make room.", disk, "queue")
     yield gauge("sbus_queue_workers", "Workers.", workers, "queue")
-    for state in State:
-        if state is not State.GONE:
-            jobs = {name: queue.jobs.counts[state] for name, queue in named.items()}
-            yield gauge(f"sbus_queue_jobs_{state.value}", f"Jobs that are {state.value}.", jobs, "queue")
+    counts = {name: queue.jobs.counts() for name, queue in named.items()}
+    for state in STATES:
+        jobs = {name: each[state] for name, each in counts.items()}
+        yield gauge(f"sbus_queue_jobs_{state}", f"Jobs that are {state}.", jobs, "queue")
     for event, text in _EVENTS.items():
         yield counter(
             f"sbus_queue_{event}", text, {name: queue.jobs.events[event] for name, queue in named.items()}, "queue"

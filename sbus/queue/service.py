@@ -4,6 +4,8 @@ Two connections, so that acks never wait behind new jobs: publishers are read on
 takes their jobs, workers and operators on the second one always. The bus holds publishers back as soon as the socket is
 full (soft ``block``): with its queue, a flood of one user would be up to 65,536 jobs ahead of another's.
 
+A turn writes to the disk without a thread: while it does, the next messages gather, and they share the next sync.
+
 While the disk refuses, the first connection is read a little now and then. A bus disconnects a client that blocks and
 reads nothing (``--block-timeout``), and what is published after that is lost.
 """
@@ -16,15 +18,15 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
 from sbus.client.api import Request
@@ -34,31 +36,27 @@ from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
 from sbus.client.watches import Watch
 from sbus.daemon.service import Service
-from sbus.errors import PacketTooLong, QueueError, RequestFailed, SbusError, UsageError
-from sbus.protocol.packets import UNSUB, build
-from sbus.queue.jobs import PENDING, Changes, Delivery, Job, JobQueue, Rules, State
-from sbus.queue.store import Store
+from sbus.errors import QueueError, RequestFailed, SbusError, UsageError
+from sbus.protocol.packets import MSG, UNSUB, build
+from sbus.queue.jobs import MOST_DELIVERIES, Changes, Delivery, Job, JobQueue, Rules
+from sbus.queue.store import Ident, Store
 
 __all__ = ["Put", "QueueService", "Settings"]
 
 T = TypeVar("T")
 
-_MOST_BYTES = 8 << 20
-"""Bytes of new jobs in memory, not yet on the disk, at which publishers are no longer read."""
-_PUT_BYTES = 4096
-"""Each new job counts as this many bytes besides, so that a turn of tiny ones does not take seconds."""
 _MOST_SIPS = 32
-"""How often they are read nevertheless while the disk refuses; then the bus decides."""
+"""How often publishers are read nevertheless while the disk refuses; then the bus decides."""
 _SIP_INTERVAL = 5.0
 """Seconds between two of these reads: well below the 30 s of ``--block-timeout``."""
+_MOST_PATIENCE = 0.02
+"""Seconds for which a turn waits for more."""
 _RETRY = 1.0
 """Seconds between two attempts to write."""
 _REPORT_INTERVAL = 60.0
 """Seconds between two log lines while the disk refuses."""
 _STOP_TIMEOUT = 5.0
 """Seconds in which a service that stops takes what the bus has queued for it."""
-_MOST_WORKERS = 1024
-"""Workers of one queue: as many keys as a client may watch."""
 _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each payload in it, so that it fits a packet."""
@@ -81,37 +79,57 @@ class Put(NamedTuple):
     """A new job that is not yet on the disk.
 
     :ivar request: the message to answer, or None.
+    :ivar ident: what the publisher calls it, or None.
     """
 
     request: Message | None
-    id: bytes
-    not_before: float
-    message: Message
+    ident: Ident | None
+    due: float
+    sender: bytes
+    uid: int
     key: bytes
     payload: bytes
 
 
-class _Presence(Watch):
-    """Calls a function when nobody subscribes to a key."""
+class _Inflow(Subscription):
+    """The messages of one pattern, passed on as they come: in lists, each from one publisher."""
 
-    def __init__(self, key: bytes, on_absence: Callable[[], object]) -> None:
+    def __init__(self, bus: Bus, pattern: bytes, take: Callable[[list[Message]], None]) -> None:
+        super().__init__(bus, None)
+        self._take, self._call = take, bus.call_user
+        bus.send(bus.core.subscribe(pattern, self))
+
+    def deliver(self, messages: list[Message]) -> None:
+        self._call(self._take, messages)
+
+
+class _Vigil(Watch):
+    """Notices that a worker is gone: its process has ended (pidfd_open(2)), or nobody subscribes to its key.
+
+    An `IReadDescriptor`.
+    """
+
+    _fd = -1
+
+    def __init__(self, reactor: Any, bus: Bus, key: bytes, on_end: Callable[[], object]) -> None:
         super().__init__(key)
-        self._on_absence = on_absence
+        self._reactor, self._bus, self._on_end = reactor, bus, on_end
+        self.is_present = False
+
+    def watch_process(self, pid: int) -> None:
+        try:
+            self._fd = os.pidfd_open(pid)
+            self._reactor.addReader(self)
+        except ProcessLookupError:
+            self._reactor.callLater(0, self._on_end)
+        except OSError:
+            pass  # no descriptor is free: its connection is watched too
 
     def update(self, has_subscribers: bool) -> None:
         super().update(has_subscribers)
-        if not has_subscribers:
-            self._on_absence()
-
-
-class _ProcessWatch:
-    """Calls a function when a process has ended (pidfd_open(2)); an `IReadDescriptor`."""
-
-    def __init__(self, reactor: Any, pid: int, on_end: Callable[[], object]) -> None:
-        self._reactor = reactor
-        self._fd = os.pidfd_open(pid)
-        self._on_end = on_end
-        reactor.addReader(self)
+        # After a lost connection, workers may come back later than this service: then their leases decide.
+        if not has_subscribers and self._bus.state == "connected":
+            self._on_end()
 
     def fileno(self) -> int:
         return self._fd
@@ -123,7 +141,7 @@ class _ProcessWatch:
         self._on_end()
 
     def connectionLost(self, reason: object = None) -> None:
-        """Stop watching."""
+        """Stop watching the process."""
         if self._fd >= 0:
             self._reactor.removeReader(self)
             os.close(self._fd)
@@ -140,6 +158,7 @@ class QueueService(Service):
     """
 
     _log = Logger(namespace="sbus.queue")
+    _store: Store
 
     def __init__(
         self, reactor: Any, address: str, settings: Settings, fail: Callable[[], object], max_packet: int
@@ -148,34 +167,21 @@ class QueueService(Service):
         self.settings = settings
         self._fail = fail
         self._epoch = time.time() - reactor.seconds()
-        self._store: Store | None = None
         self.jobs = JobQueue(settings.rules)
         self._puts: list[Put] = []
-        self._put_bytes = 0
-        self._intake: Bus | None = None
-        self._floor: Bus | None = None
         self._jobs_in: list[Subscription] = []
-        self._presences: dict[bytes, _Presence] = {}
-        self._processes: dict[bytes, _ProcessWatch] = {}
-        self._trusts_pids = False
+        self._vigils: dict[bytes, _Vigil] = {}
         self._turn_waiters: list[defer.Deferred[None]] = []
-        self._is_turning = self._is_poked = False
+        self._is_turning = self._is_writing = self._trusts_pids = False
         self._timer: IDelayedCall | None = None
+        self._due = math.inf  # when a turn is wanted
+        self._count = self._expected = 0
+        self._patience = 0.0
         self.problem = ""
-        self._sips = 0
         self._services = [
             BusClientService(reactor, address, setup=setup, sender=True, max_packet=max_packet, on_gap=on_gap)
             for setup, on_gap in ((self._set_up_floor, lambda _: self._say_up()), (self._set_up_intake, lambda _: None))
         ]
-
-    @staticmethod
-    def _connected(bus: Bus | None) -> Bus:
-        assert bus is not None, "nothing comes before the first connection"
-        return bus
-
-    def _opened(self) -> Store:
-        assert self._store is not None
-        return self._store
 
     def _key(self, verb: bytes) -> bytes:
         return queue_key(self.settings.name, verb)
@@ -196,11 +202,10 @@ class QueueService(Service):
         super().startService()
         for service in self._services:
             service.startService()
-        self.poke()
 
     def _open_store(self) -> None:
-        store = self._store = Store(self.settings.store)
-        self.jobs = JobQueue(self.settings.rules, store.rows(), store.next_id())
+        self._store = Store(self.settings.store)
+        self.jobs = JobQueue(self.settings.rules, self._store.rows(), self._store.next_id(), self._now())
 
     def stopService(self) -> defer.Deferred[None]:
         """Take what the bus has queued, and disconnect."""
@@ -208,50 +213,50 @@ class QueueService(Service):
         return defer.Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        with suppress(SbusError):
-            if self._intake is not None:
-                self._intake.send([build(UNSUB, subscription.pattern) for subscription in self._jobs_in])
+        if self._jobs_in:
+            with suppress(SbusError):
+                self._intake.send([build(UNSUB, each.pattern) for each in self._jobs_in])
                 await self._intake.fence(_STOP_TIMEOUT)  # what was queued for the service comes first
         await self._settled()
         if self._puts:
             self._log.error(
                 "{name}: the disk refused {n} new jobs until the end", name=self.settings.name, n=len(self._puts)
             )
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        for holder in {*self._presences, *self._processes}:
+        for holder in list(self._vigils):
             self._unwatch(holder)
         for service in reversed(self._services):
             await service.stopService()
-        if self._store is not None and not self._is_turning:  # else the disk does not answer, and the thread has it
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        if not self._is_turning:  # else the store does not answer, and a thread has it
             self._store.close()
 
     async def _set_up_intake(self, bus: Bus) -> None:
         self._intake = bus
         bus.flood_control(soft="block", hard="block")
-        self._jobs_in = [bus.subscribe(self._key(b"put/"), self._request_received)]
+        self._jobs_in = [_Inflow(bus, self._key(b"put/"), self._requested)]
         if self.settings.pattern is not None:
-            self._jobs_in.append(bus.subscribe(self.settings.pattern, self._message_received))
+            self._jobs_in.append(_Inflow(bus, self.settings.pattern, self._published))
         await bus.fence()
 
     async def _set_up_floor(self, bus: Bus) -> None:
         self._floor = bus
         self._trusts_pids = (await bus.whoami()).endswith(b"/%d" % os.getpid())
         for holder in list(self.jobs.workers):  # they had jobs before the service was started
-            self._watch_process(holder)
+            self._watch(holder)
         bus.echo(False)
         bus.flood_control(hard="block")
-        for verb in (b"ready", b"ack", b"renew", b"nack"):
-            bus.subscribe(self._key(verb), self._worker_said)
+        for verb in (self._ready, self._ack, self._renew, self._nack):
+            _Inflow(bus, self._key(verb.__name__[1:].encode()), partial(self._worker_said, verb))
         for key in (self._key(b"admin/*"), ALL_QUEUES):
             bus.respond(key, self._asked)
         await bus.fence()
         self._log.info("queue {name}: ready, jobs: {n}", name=self.settings.name, n=len(self.jobs.jobs))
         self._say_up()
+        self.poke()
 
     def _say_up(self) -> None:
-        bus = self._connected(self._floor)
-        bus.send([bus.core.publish(self._key(b"up"), b"")])
+        self._floor.send([self._floor.core.publish(self._key(b"up"), b"")])
 
     def log_counters(self) -> None:
         """Log what has happened since the start."""
@@ -260,100 +265,95 @@ class QueueService(Service):
 
     # --- publishers --------------------------------------------------------------------------
 
-    def _message_received(self, message: Message) -> None:
-        self._add(Put(None, b"", 0.0, message, message.key, message.payload))
+    def _published(self, messages: list[Message]) -> None:
+        """Take messages that are jobs."""
+        sender, uid = _author(messages[0])
+        self._put([Put(None, None, 0.0, sender, uid, key, payload) for key, payload in messages])
 
-    def _request_received(self, message: Message) -> None:
-        try:
-            id, not_before, payload = parse_put(Request.received(self._connected(self._intake), message).payload)
-        except UsageError as e:
-            self._connected(self._intake).fail(message, str(e))
-            return
-        self._add(Put(message, id, not_before, message, message.key[len(self._key(b"put/")) :], payload))
+    def _requested(self, messages: list[Message]) -> None:
+        """Take requests that put jobs."""
+        sender, uid = _author(messages[0])
+        start = len(self._key(b"put/"))
+        puts = []
+        for message in messages:
+            try:
+                id, due, payload = parse_put(message.payload.partition(b"\0")[2])
+            except UsageError as e:
+                self._intake.fail(message, str(e))
+            else:
+                puts.append(Put(message, (uid, id) if id else None, due, sender, uid, message.key[start:], payload))
+        self._put(puts)
 
-    def _add(self, put: Put) -> None:
-        self._puts.append(put)
-        self._put_bytes += _PUT_BYTES + len(put.key) + len(put.payload)
-        if self._put_bytes > _MOST_BYTES:
-            self._connected(self._intake).pause_for(self._jobs_in[0])
-        self.poke()
+    def _put(self, puts: list[Put]) -> None:
+        self._puts += puts
+        if self._is_writing:
+            self._intake.pause_for(self._jobs_in[0])
+        self._came(len(puts))
 
     # --- workers -----------------------------------------------------------------------------
 
-    def _worker_said(self, message: Message) -> None:
+    def _worker_said(self, verb: Callable[[bytes, list[bytes]], None], messages: list[Message]) -> None:
         """Take what a worker says; what is malformed is counted."""
-        token, *words = message.payload.split(b" ")
-        try:
-            if not _TOKEN.fullmatch(token):
-                raise ValueError("no token")
-            holder = b"%b %b" % (token, str(message.sender).encode())
-            if message.key.endswith(b"/ready"):
-                self._worker_ready(holder, words)
-            else:
-                self._worker_answered(holder, message.key.rpartition(b"/")[2], words)
-        except (ValueError, IndexError):
-            self.jobs.events["malformed"] += 1
-        self.poke()
+        name = b" " + str(messages[0].sender).encode()
+        for message in messages:
+            token, *words = message.payload.split(b" ")
+            try:
+                verb(token + name, words)
+            except (ValueError, IndexError):
+                self.jobs.events["malformed"] += 1
+        self._came(len(messages))
 
-    def _worker_ready(self, holder: bytes, words: list[bytes]) -> None:
+    def _ready(self, holder: bytes, words: list[bytes]) -> None:
+        if not _TOKEN.fullmatch(holder.partition(b" ")[0]):
+            raise ValueError("no token")
         round, credit = int(words[0]), min(max(0, int(words[1])), MOST_CREDIT)
         held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
-        if holder not in self.jobs.workers and len(self.jobs.workers) >= _MOST_WORKERS:
-            self.jobs.events["refused"] += 1
+        uid = holder.split(b"/")[-2:-1]
+        if not self.jobs.ready(holder, int(uid[0]) if uid else -1, round, credit, held):
             return
-        self.jobs.ready(holder, round, credit, held)
         if not credit:
             self._unwatch(holder)
-        elif holder not in self._presences:
-            self._watch_process(holder)
-            self._watch_presence(holder)
-
-    def _worker_answered(self, holder: bytes, verb: bytes, words: list[bytes]) -> None:
-        job = self.jobs.find(holder, int(words[0]), int(words[1]))
-        if job is None:
             return
-        if verb == b"ack":
-            self.jobs.ack(job)
-        elif verb == b"renew":
+        vigil = self._watch(holder)
+        if not vigil.is_present:
+            vigil.is_present = True
+            self._floor.send(self._floor.core.watch(vigil))
+
+    def _ack(self, holder: bytes, words: list[bytes]) -> None:
+        numbers = list(map(int, words))
+        for id, tries in zip(numbers[::2], numbers[1::2], strict=True):
+            if (job := self.jobs.find(holder, id, tries)) is not None:
+                self.jobs.ack(job)
+
+    def _renew(self, holder: bytes, words: list[bytes]) -> None:
+        if (job := self.jobs.find(holder, int(words[0]), int(words[1]))) is not None:
             self.jobs.renew(job, self._now())
-        else:
-            reason = words[2].decode()
-            if reason not in REASONS:
-                raise ValueError(reason)
-            self.jobs.nack(job, reason, b" ".join(words[3:]).decode(errors="replace").replace("\0", ""), self._now())
 
-    def _watch_process(self, holder: bytes) -> None:
-        """Notice the end of a worker's process, if PIDs mean the same to the bus and to this process."""
-        if self._trusts_pids and holder.count(b"!/cred/") == 1 and holder not in self._processes:
-            try:
-                self._processes[holder] = _ProcessWatch(
-                    self._reactor, int(holder.rpartition(b"/")[2]), lambda: self._worker_gone(holder)
-                )
-            except ProcessLookupError:
-                self._worker_gone(holder)
-            except OSError:
-                pass  # no descriptor is free: its connection is watched too
+    def _nack(self, holder: bytes, words: list[bytes]) -> None:
+        reason, why = words[2].decode(), b" ".join(words[3:]).decode(errors="replace").replace("\0", "")
+        if reason not in REASONS:
+            raise ValueError(reason)
+        if (job := self.jobs.find(holder, int(words[0]), int(words[1]))) is not None:
+            self.jobs.nack(job, reason, why, self._now())
 
-    def _watch_presence(self, holder: bytes) -> None:
-        """Notice the end of a worker's connection."""
-        bus = self._connected(self._floor)
-
-        def absent() -> None:
-            # After a lost connection, workers may come back later than this service: then their leases decide.
-            if bus.state == "connected":
-                self._worker_gone(holder)
-
-        presence = self._presences[holder] = _Presence(self._key(b"worker/") + holder.partition(b" ")[0], absent)
-        bus.send(bus.core.watch(presence))
+    def _watch(self, holder: bytes) -> _Vigil:
+        """Watch over a worker's process, if PIDs mean the same to the bus and to this process."""
+        vigil = self._vigils.get(holder)
+        if vigil is None:
+            key = self._key(b"worker/") + holder.partition(b" ")[0]
+            vigil = self._vigils[holder] = _Vigil(
+                self._reactor, self._floor, key, partial(self._worker_gone, holder)
+            )
+            if self._trusts_pids and holder.count(b"!/cred/") == 1:
+                vigil.watch_process(int(holder.rpartition(b"/")[2]))
+        return vigil
 
     def _unwatch(self, holder: bytes) -> None:
-        process, presence = self._processes.pop(holder, None), self._presences.pop(holder, None)
-        if process is not None:
-            process.connectionLost()
-        if presence is not None:
-            bus = self._connected(self._floor)
+        vigil = self._vigils.pop(holder, None)
+        if vigil is not None:
+            vigil.connectionLost()
             with suppress(SbusError):
-                bus.send(bus.core.extensions.unwatch(presence))
+                self._floor.send(self._floor.core.extensions.unwatch(vigil))
 
     def _worker_gone(self, holder: bytes) -> None:
         self.jobs.events["gone"] += 1
@@ -363,14 +363,25 @@ class QueueService(Service):
 
     # --- turns -------------------------------------------------------------------------------
 
-    def poke(self) -> None:
-        """Have a turn soon."""
-        self._is_poked = True
-        if not self._is_turning:
-            self._is_turning = True
-            self._reactor.callLater(0, self._turn)
+    def _came(self, count: int) -> None:
+        """Have a turn when as much has come as the last one has sent, or after half of the time that its write took."""
+        self._count += count
+        self.poke(0.0 if self._count >= self._expected else self._patience)
+
+    def poke(self, delay: float = 0.0) -> None:
+        """Have a turn within some seconds."""
+        now = self._reactor.seconds()
+        self._due = min(self._due, now + delay)
+        if self._is_turning or self._due == math.inf:
+            return
+        if self._timer is not None and self._timer.active():
+            if self._timer.getTime() <= self._due:
+                return
+            self._timer.cancel()
+        self._timer = self._reactor.callLater(max(0.0, min(self._due - now, 3600.0)), self._turn)
 
     def _turn(self) -> None:
+        self._is_turning, self._due, self._count = True, math.inf, 0
         defer.Deferred.fromCoroutine(self._run_turn()).addErrback(self._broken)
 
     def _broken(self, failure: Any) -> None:
@@ -378,90 +389,82 @@ class QueueService(Service):
         self._fail()
 
     async def _run_turn(self) -> None:
-        self._is_poked = False
+        jobs = self.jobs
         waiters, self._turn_waiters = self._turn_waiters, []
-        puts, self._puts, self._put_bytes = self._puts, [], 0
-        if self._jobs_in and puts:
-            self._connected(self._intake).resume_for(self._jobs_in[0])
-        jobs, store = self.jobs, self._opened()
-        answers, new_ids = await self._admit(puts)
+        puts, self._puts = self._puts, []
+        answers, known = await self._admit(puts)
         deliveries = jobs.advance(self._now())
         died, jobs.died = jobs.died, []
-        missing = [job.id for job in (*(d.job for d in deliveries), *died) if job.payload is None]
+        missing = [job.id for job in (*(each.job for each in deliveries), *died) if job.payload is None]
         changes = jobs.take_changes()
         payloads: dict[int, bytes] = {}
         if any(changes) or missing:
-            payloads = await self._on_disk(lambda: self._write(store, changes, new_ids, missing))
-        for request, number in answers:
+            payloads = await self._on_disk(lambda: self._write(changes, known, missing))
+        if answers:
             with suppress(SbusError):
-                self._connected(self._intake).answer(request, b"%d" % number)
+                self._intake.answer_all(answers)
         self._send(deliveries, died, payloads)
         for waiter in waiters:
             waiter.callback(None)
-        self._is_turning = False
-        if self._is_poked or jobs.has_changes or deliveries:  # there may be more than a turn hands out
-            self.poke()
-        else:
-            self._set_timer()
+        self._is_turning, self._expected = False, len(puts) + len(deliveries)
+        # There may be more than a turn hands out.
+        self.poke(0.0 if jobs.has_changes or len(deliveries) >= MOST_DELIVERIES else jobs.next_time() - self._now())
 
-    async def _admit(self, puts: list[Put]) -> tuple[list[tuple[Message, int]], dict[bytes, int]]:
-        """Take new jobs; return who gets which number when they are on the disk, and the IDs to remember."""
-        jobs, store = self.jobs, self._opened()
-        known: dict[bytes, int] = {}
-        if ids := [put.id for put in puts if put.id]:
-            known = await self._on_disk(lambda: store.find_known(ids, self._now()))
-        new_ids: dict[bytes, int] = {}
-        answers: list[tuple[Message, int]] = []
-        for put in puts:
-            number = known.get(put.id) if put.id else None
-            if number is None:
-                name, uid = self._author(put)
-                if jobs.owned[uid] >= jobs.rules.most:
-                    self._refuse(put)
-                    continue
-                number = jobs.put(put.key, put.payload, name, uid, put.not_before).id
-                if put.id:
-                    known[put.id] = new_ids[put.id] = number
-            else:
+    async def _admit(self, puts: list[Put]) -> tuple[list[tuple[Message, bytes]], dict[Ident, int]]:
+        """Take new jobs; return the answers for when they are on the disk, and what to remember with them."""
+        jobs, store = self.jobs, self._store
+        known: dict[Ident, int] = {}
+        if idents := [put.ident for put in puts if put.ident]:
+            known = await self._on_disk(lambda: store.find_known(idents, self._now()))
+        new: dict[Ident, int] = {}
+        answers: list[tuple[Message, bytes]] = []
+        for request, ident, due, sender, uid, key, payload in puts:
+            number = known.get(ident) if ident else None
+            if number is not None:
                 jobs.events["doubles"] += 1
-            if put.request is not None:
-                answers.append((put.request, number))
-        return answers, new_ids
+            elif jobs.is_full(uid, len(payload)):
+                self._refuse(request, sender)
+                continue
+            else:
+                number = jobs.put(key, payload, sender, uid, due)
+                if ident:
+                    known[ident] = new[ident] = number
+            if request is not None:
+                answers.append((request, b"%d" % number))
+        return answers, new
 
-    @staticmethod
-    def _author(put: Put) -> tuple[bytes, int]:
-        """Return the publisher, as in a notice of the bus, and the UID; -1 without one."""
-        sender = put.message.sender
-        assert sender is not None, "the service asks for senders"
-        return b"%d %b" % (sender.number, str(sender).encode()), -1 if sender.uid is None else sender.uid
-
-    def _refuse(self, put: Put) -> None:
+    def _refuse(self, request: Message | None, sender: bytes) -> None:
         """Refuse a job of a user who has too many."""
         self.jobs.events["full"] += 1
-        sender, most = put.message.sender, self.jobs.rules.most
-        if put.request is not None:
+        rules = self.settings.rules
+        why = f"of its {rules.most} jobs or {rules.most_bytes} bytes: start workers, drain it, or raise most= or bytes="
+        if request is not None:
             with suppress(SbusError):
-                why = f"the queue has {most} jobs of this user: start workers, drain it, or raise most="
-                self._connected(self._intake).fail(put.request, why)
+                self._intake.fail(request, f"this user has all {why}")
         elif self.jobs.events["full"] == 1:
             self._log.warn(
-                "queue {name}: {sender} has {most} jobs: its messages are dropped: start workers, or raise most=",
+                "queue {name}: messages of {sender} are dropped, who has all {why}",
                 name=self.settings.name,
-                sender=str(sender),
-                most=most,
+                sender=sender.decode(),
+                why=why,
             )
 
-    def _write(self, store: Store, changes: Changes, ids: dict[bytes, int], missing: list[int]) -> dict[int, bytes]:
-        """Write a turn, in a thread."""
-        store.write(changes, ids.items(), self._now())
-        return store.payloads(missing)
+    def _write(self, changes: Changes, known: dict[Ident, int], missing: list[int]) -> dict[int, bytes]:
+        self._store.write(changes, known, self._now())
+        return self._store.payloads(missing)
+
+    def _call(self, do: Callable[[], T]) -> T | Awaitable[T]:
+        """Do something with the store."""
+        return do()
 
     async def _on_disk(self, do: Callable[[], T]) -> T:
-        """Do something in a thread, again and again while the disk refuses."""
-        self._sips, reported, sipped = 0, -math.inf, self._reactor.seconds()
+        """Do something with the store, again and again while it refuses; publishers wait meanwhile."""
+        sips, reported, sipped = 0, -math.inf, self._reactor.seconds()
+        self._is_writing, start = True, sipped
         while True:
             try:
-                result = await deferToThread(do)
+                result = self._call(do)
+                result = await result if isinstance(result, Awaitable) else result
                 break
             except (sqlite3.OperationalError, QueueError) as e:
                 now, self.problem = self._reactor.seconds(), str(e)
@@ -472,47 +475,43 @@ class QueueService(Service):
                     path=self.settings.store,
                     problem=self.problem,
                 )
-            if now - sipped >= _SIP_INTERVAL and self._sips < _MOST_SIPS and self._jobs_in:
-                self._sips, sipped = self._sips + 1, now
-                self._connected(self._intake).resume_for(self._jobs_in[0])
+            if now - sipped >= _SIP_INTERVAL and sips < _MOST_SIPS and self._jobs_in:
+                sips, sipped = sips + 1, now
+                self._intake.resume_for(self._jobs_in[0])
             await deferLater(self._reactor, _RETRY)
+        self._is_writing = False
+        self._patience = min(_MOST_PATIENCE, (self._reactor.seconds() - start) / 2)
+        if self._jobs_in:
+            self._intake.resume_for(self._jobs_in[0])
         if self.problem:
             self._log.info("{path}: the disk takes jobs again", path=self.settings.store)
             self.problem = ""
         return result
 
     def _send(self, deliveries: list[Delivery], died: list[Job], payloads: dict[int, bytes]) -> None:
-        bus = self._floor
         packets: list[bytes] = []
+        deliveries.sort(key=_inbox)  # a worker's jobs leave in one bundle
+        lease = b"%.17g" % self.settings.rules.lease
         for delivery in deliveries:
             job = delivery.job
             payload = payloads.get(job.id) if job.payload is None else job.payload
-            if bus is None or payload is None or not delivery.counts():
+            if payload is None or not delivery.counts():
                 continue
-            token, _, name = delivery.worker.holder.partition(b" ")
-            lease = self.settings.rules.lease
             text = build_job(delivery.round, job.id, job.tries, lease, job.sender, job.key, payload)
-            try:
-                packets.append(bus.core.publish(b"%b%b%b" % (name, INBOX, token), text))
-            except PacketTooLong as e:
-                self.jobs.nack(job, "poison", f"it cannot be sent to a worker: {e}", self._now())
+            packets.append(build(MSG, _inbox(delivery), text))
+            if len(packets[-1]) > self._floor.core.max_packet:
+                packets.pop()
+                self.jobs.nack(job, "poison", "it is too long for a packet to a worker", self._now())
             self.jobs.forget_payload(job)
         for job in died:
             payload = payloads.get(job.id) if job.payload is None else job.payload
             self._log.warn("queue {name}: job {id} is dead: {why}", name=self.settings.name, id=job.id, why=job.reason)
             text = b"%d %d %b\0%b" % (job.id, job.tries, job.reason.encode(), payload or b"")
             with suppress(SbusError):  # too long with the reason: it is in the store
-                packets += [] if bus is None else [bus.core.publish(self._key(b"dead/") + job.key, text)]
-        if packets and bus is not None:
+                packets.append(self._floor.core.publish(self._key(b"dead/") + job.key, text))
+        if packets:
             with suppress(SbusError):  # not connected for long: workers announce themselves anew
-                bus.send(packets)
-
-    def _set_timer(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        at = self.jobs.next_time()
-        if at < math.inf and self.running:
-            self._timer = self._reactor.callLater(max(0.001, min(at - self._now(), 3600.0)), self.poke)
+                self._floor.send(packets)
 
     async def _settled(self) -> None:
         """Wait until all changes so far are on the disk; at the stop, as long as it takes no retry."""
@@ -534,27 +533,25 @@ class QueueService(Service):
         try:
             asked: dict[str, Any] = json.loads(request.payload or b"{}")
             ids, limit = asked.get("ids"), min(int(asked.get("limit", _MOST_SHOWN)), _MOST_SHOWN)
-            states = (State.DEAD,) if asked.get("dead") or verb == b"retry" else PENDING
-            chosen = [job for job in self.jobs.find_all(*states) if ids is None or job.id in ids]
+            states = ("dead",) if asked.get("dead") or verb == b"retry" else ("waiting", "ready", "delayed")
+            chosen = [each for each in self.jobs.find_all(*states) if ids is None or each[0].id in ids]
         except (ValueError, TypeError, AttributeError):
             raise RequestFailed("give a JSON object with ids, dead and limit") from None
-        answer: object = len(chosen)
         if verb == b"peek":
-            answer = await self._shown(chosen[:limit])
-        elif verb in (b"retry", b"drain"):
-            for job in chosen:
-                (self.jobs.retry if verb == b"retry" else self.jobs.drain)(job)
             await self._settled()
-        else:
+            return json.dumps(await self._shown(chosen[:limit])).encode()
+        if verb not in (b"retry", b"drain"):
             raise RequestFailed("ask for ls, peek, retry or drain")
-        return json.dumps(answer).encode()
+        (self.jobs.retry if verb == b"retry" else self.jobs.drain)([job for job, _ in chosen])
+        await self._settled()
+        return b"%d" % len(chosen)
 
     def _summary(self) -> dict[str, Any]:
         jobs, pattern = self.jobs, self.settings.pattern
         return {
             "queue": self.settings.name,
             "pattern": None if pattern is None else pattern.decode(errors="backslashreplace"),
-            "jobs": {state.value: jobs.counts[state] for state in State if state is not State.GONE},
+            "jobs": jobs.counts(),
             "workers": [
                 {"name": each.holder.partition(b" ")[2].decode(), "credit": each.credit, "jobs": len(each.jobs)}
                 for each in islice(jobs.workers.values(), _MOST_SHOWN)
@@ -563,21 +560,32 @@ class QueueService(Service):
             "problem": self.problem or None,
         }
 
-    async def _shown(self, jobs: list[Job]) -> list[dict[str, object]]:
-        await self._settled()
-        store = self._opened()
-        payloads = await self._on_disk(lambda: store.payloads([job.id for job in jobs]))
+    async def _shown(self, jobs: list[tuple[Job, str]]) -> list[dict[str, object]]:
+        payloads = await self._on_disk(lambda: self._store.payloads([job.id for job, _ in jobs]))
         return [
             {
                 "id": job.id,
                 "key": job.key.decode(errors="backslashreplace"),
-                "state": job.state.value,
+                "state": state,
                 "tries": job.tries,
                 "sender": job.sender.decode(),
                 "reason": job.reason or None,
-                "bytes": len(payload),
-                "payload": payload[:_SHOWN_BYTES].decode(errors="backslashreplace"),
+                "bytes": job.size,
+                "payload": payloads[job.id][:_SHOWN_BYTES].decode(errors="backslashreplace"),
             }
-            for job in jobs
-            if (payload := payloads.get(job.id)) is not None
+            for job, state in jobs
+            if job.id in payloads
         ]
+
+
+def _author(message: Message) -> tuple[bytes, int]:
+    """Return the publisher, as in a notice of the bus, and the UID; -1 without one."""
+    sender = message.sender
+    if sender is None:
+        return b"0 -", -1
+    return b"%d %b" % (sender.number, str(sender).encode()), -1 if sender.uid is None else sender.uid
+
+
+def _inbox(delivery: Delivery) -> bytes:
+    token, _, name = delivery.worker.holder.partition(b" ")
+    return b"%b%b%b" % (name, INBOX, token)

@@ -1,11 +1,10 @@
 """The store of one queue: a SQLite file that one service has open.
 
 One transaction takes all changes of a turn (WAL, ``synchronous=FULL``: one sync). A transaction that fails has changed
-nothing, and can be repeated. flock(2) holds the lock: SQLite's own locks end when any
-descriptor of the file is closed.
+nothing, and can be repeated. flock(2) holds the lock: SQLite's own locks end when any descriptor of the file is closed.
 
-A job's number is never used again (``AUTOINCREMENT``), so a late ack never meets another job. IDs of publishers are
-kept for a day.
+A job's number is never used again, so a late ack never meets another job. The IDs of a user's jobs are kept for a day,
+and as many as there are slots: a new one takes the place of the oldest.
 """
 
 from __future__ import annotations
@@ -13,49 +12,54 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
 from sbus.errors import QueueError
 from sbus.queue.jobs import ROW, Changes, Row
 
-__all__ = ["KNOWN_SECONDS", "Store"]
+__all__ = ["KNOWN_SECONDS", "Ident", "Store"]
 
+Ident: TypeAlias = tuple[int, bytes]
+"""What a publisher calls a job, against doubles: the user, and the ID."""
 _APPLICATION = 0x53425553
 _VERSION = 1
 _SCHEMA = """
 CREATE TABLE job (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL, sender BLOB NOT NULL, uid INTEGER NOT NULL,
-    due REAL NOT NULL, tries INTEGER NOT NULL, holder BLOB NOT NULL, until REAL NOT NULL, reason TEXT NOT NULL,
-    payload BLOB NOT NULL
+    id INTEGER PRIMARY KEY, key BLOB NOT NULL, sender BLOB NOT NULL, uid INTEGER NOT NULL, size INTEGER NOT NULL,
+    due REAL NOT NULL, tries INTEGER NOT NULL, holder BLOB NOT NULL, reason TEXT NOT NULL, payload BLOB NOT NULL
 ) STRICT;
-CREATE TABLE known (id BLOB PRIMARY KEY, job INTEGER NOT NULL, until REAL NOT NULL) STRICT, WITHOUT ROWID;
-CREATE INDEX known_until ON known (until);
+CREATE TABLE latest (job INTEGER NOT NULL) STRICT;
+INSERT INTO latest VALUES (0);
+CREATE TABLE known (
+    uid INTEGER NOT NULL, slot INTEGER NOT NULL, id BLOB NOT NULL, job INTEGER NOT NULL, until REAL NOT NULL,
+    PRIMARY KEY (uid, slot), UNIQUE (uid, id)
+) STRICT, WITHOUT ROWID;
 """
 _COLUMNS = ", ".join(ROW)
 KNOWN_SECONDS = 86_400.0
 """Seconds for which the ID of a publisher is kept."""
-_FORGET_MOST = 1000
-"""IDs that are forgotten in one transaction, so that none takes long."""
-_LOOK_UP = 500
-"""IDs in one statement; SQLite takes 999 parameters at least."""
+_SLOTS = 1_000_000
+"""IDs of one user that are kept: 100 MB of typical ones, and 600 MB of the longest."""
 
 
 class Store:
-    """An open store. Threads may share it, one call at a time.
+    """An open store.
 
     :param path: the file; created if there is none.
+    :param slots: IDs of one user that are kept.
     :raises QueueError: if another service has it open, or it cannot be used.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, slots: int = _SLOTS) -> None:
         self.path = path
+        self._most_slots = slots
         self._lock = -1
         self._db: Any = None
         try:
             self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._db = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(path, timeout=0.0, isolation_level=None)
             self._open()
         except (OSError, sqlite3.Error, QueueError) as e:
             self.close()
@@ -84,6 +88,8 @@ class Store:
         problem = run("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             raise sqlite3.DatabaseError(problem.replace("\n", " "))
+        newest = run("SELECT uid, slot, max(job) FROM known GROUP BY uid")
+        self._slots = {uid: slot for uid, slot, _ in newest}
 
     def close(self) -> None:
         """Close the file."""
@@ -100,56 +106,45 @@ class Store:
 
     def next_id(self) -> int:
         """Return a number that no job has had."""
-        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name='job'").fetchone()
-        return 1 if row is None else int(row[0]) + 1
+        latest: int = self._db.execute("SELECT job FROM latest").fetchone()[0]
+        return latest + 1
 
-    def write(self, changes: Changes, ids: Iterable[tuple[bytes, int]], now: float) -> None:
+    def write(self, changes: Changes, known: Mapping[Ident, int], now: float) -> None:
         """Make changes durable.
 
-        :param ids: IDs of publishers to remember, each with its job.
+        :param known: IDs to remember, each with its job.
         :raises sqlite3.Error: if nothing was changed.
         """
         run, many = self._db.execute, self._db.executemany
         run("BEGIN IMMEDIATE")
         try:
+            if changes.new:
+                many(f"INSERT INTO job ({_COLUMNS}, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", changes.new)
+                run("UPDATE latest SET job=?", (changes.new[-1][0],))
+            many("UPDATE job SET due=?6, tries=?7, holder=?8, reason=?9 WHERE id=?1", changes.changed)
+            many("DELETE FROM job WHERE id=?", zip(changes.gone))
             many(
-                f"INSERT INTO job ({_COLUMNS}, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(*row, payload) for row, payload in changes.new],
+                "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)",
+                [(uid, self._next_slot(uid), id, job, now + KNOWN_SECONDS) for (uid, id), job in known.items()],
             )
-            many(
-                "UPDATE job SET due=?, tries=?, holder=?, until=?, reason=? WHERE id=?",
-                [(*row[4:], row[0]) for row in changes.changed],
-            )
-            many("DELETE FROM job WHERE id=?", [(id,) for id in changes.gone])
-            if known := [(id, job, now + KNOWN_SECONDS) for id, job in ids]:
-                many("INSERT OR REPLACE INTO known VALUES (?, ?, ?)", known)
-                run(
-                    "DELETE FROM known WHERE id IN (SELECT id FROM known WHERE until < ? ORDER BY until LIMIT ?)",
-                    (now, _FORGET_MOST),
-                )
             run("COMMIT")
         except BaseException:
             if self._db.in_transaction:
                 run("ROLLBACK")
             raise
 
-    def find_known(self, ids: list[bytes], now: float) -> dict[bytes, int]:
-        """Return the jobs of IDs that publishers have used within a day."""
-        known: dict[bytes, int] = {}
-        for start in range(0, len(ids), _LOOK_UP):
-            some = ids[start : start + _LOOK_UP]
-            marks = ", ".join("?" * len(some))
-            known.update(
-                self._db.execute(f"SELECT id, job FROM known WHERE until >= ? AND id IN ({marks})", (now, *some))
-            )
-        return known
+    def _next_slot(self, uid: int) -> int:
+        slot = self._slots[uid] = (self._slots.get(uid, -1) + 1) % self._most_slots
+        return slot
+
+    def find_known(self, idents: Iterable[Ident], now: float) -> dict[Ident, int]:
+        """Return the jobs of IDs that their users have used before."""
+        find = "SELECT job FROM known WHERE uid=? AND id=? AND until>=?"
+        return {each: row[0] for each in idents for row in self._db.execute(find, (*each, now))}
 
     def payloads(self, ids: Iterable[int]) -> dict[int, bytes]:
         """Return the payloads of jobs, as far as they are here."""
-        found: dict[int, bytes] = {}
-        for id in ids:
-            found.update(self._db.execute("SELECT id, payload FROM job WHERE id=?", (id,)))
-        return found
+        return {id: row[0] for id in ids for row in self._db.execute("SELECT payload FROM job WHERE id=?", (id,))}
 
 
 def _explain(path: str, error: OSError | sqlite3.Error) -> str:

@@ -33,6 +33,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "lease": ("lease", duration("queue=…,lease", 0.1)),
     "deliveries": ("deliveries", amount("queue=…,deliveries", "deliveries")),
     "most": ("most", amount("queue=…,most", "jobs")),
+    "bytes": ("most_bytes", size("queue=…,bytes")),
     "ordered": ("is_ordered", lambda text: bool(choice("queue=…,ordered", "key")(text))),
 }
 """What may stand behind the pattern: each name with the field of `Rules`, and its parser."""
@@ -73,7 +74,7 @@ def _open_store(settings: Settings) -> Store:
         return Store(settings.store)
     with needs("nats"):
         from sbus.queue.jetstream import JetStore
-    return JetStore(settings.store, settings.name, settings.rules.lease)
+    return JetStore(settings)
 
 
 def _make_queue(reactor: Any, address: str, settings: Settings, fail: Callable[[], object], most: int) -> QueueService:
@@ -111,7 +112,7 @@ class Options(CommandLine):
         self["queue"] = []
 
     def opt_queue(self, text: str) -> None:
-        """Queue: NAME[=PATTERN][,store=FILE|URL][,lease=30s][,deliveries=5][,most=1000000][,ordered=key]; repeatable"""
+        """Queue: NAME[=PATTERN][,store=FILE|URL][,lease=30s][,deliveries=5][,most=1000000][,bytes=1G][,ordered=key]"""
         self["queue"].append(text)
 
     def postOptions(self) -> None:

@@ -10,14 +10,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sbus.queue.jobs import Changes, Delivery, Job, JobQueue, Row, Rules, State
+from sbus.queue.jobs import MOST_DELIVERIES, STATES, Changes, Delivery, Job, JobQueue, Row, Rules
 
 
 def queue_with(worker_credit: int = 10, **rules: Any) -> JobQueue:
     """A queue with one worker, ``w``."""
     queue = JobQueue(Rules(**rules))
-    queue.ready(b"w", 1, worker_credit, {})
+    queue.ready(b"w", 0, 1, worker_credit, {})
     return queue
+
+
+def put(queue: JobQueue, *args: Any, **kwargs: Any) -> Job:
+    """Put a job into a queue."""
+    return queue.jobs[queue.put(*args, **kwargs)]
+
+
+def state_of(queue: JobQueue, job: Job) -> str:
+    """The state of a job."""
+    [state] = [state for found, state in queue.find_all(*STATES) if found is job]
+    return state
 
 
 def ids(deliveries: list[Delivery]) -> list[int]:
@@ -38,8 +49,8 @@ def test_credit_bounds_what_a_worker_has() -> None:
 def test_the_least_busy_worker_gets_the_next_job() -> None:
     """A job goes to the worker with the fewest, not to each in turn."""
     queue = JobQueue(Rules())
-    queue.ready(b"a", 1, 10, {})
-    queue.ready(b"b", 1, 10, {})
+    queue.ready(b"a", 0, 1, 10, {})
+    queue.ready(b"b", 0, 1, 10, {})
     for _ in range(4):
         queue.put(b"k", b"")
     for delivery in queue.advance(0.0):
@@ -61,7 +72,7 @@ def test_users_take_turns() -> None:
 def test_failures_pause_longer_each_time() -> None:
     """The pauses after failures are 1 s, 2 s, 4 s and so on, up to 5 minutes."""
     queue, now, pauses = queue_with(deliveries=20), 0.0, []
-    job = queue.put(b"k", b"")
+    job = put(queue, b"k", b"")
     for _ in range(11):
         assert ids(queue.advance(now)) == [1]
         queue.nack(job, "failed", "", now)
@@ -74,31 +85,31 @@ def test_failures_pause_longer_each_time() -> None:
 def test_a_job_dies_after_its_deliveries() -> None:
     """A job that fails as often as it may be delivered is dead, with the last reason; a retry makes it new."""
     queue = queue_with(deliveries=2)
-    job = queue.put(b"k", b"")
+    job = put(queue, b"k", b"")
     for now in (0.0, 1.0):
         assert ids(queue.advance(now)) == [1]
         queue.nack(job, "failed", f"at {now}", now)
-    assert (job.state, job.reason, queue.died) == (State.DEAD, "failed: at 1.0", [job])
-    queue.retry(job)
+    assert (state_of(queue, job), job.reason, queue.died) == ("dead", "failed: at 1.0", [job])
+    queue.retry([job])
     assert (ids(queue.advance(2.0)), job.tries) == ([1], 1)
 
 
 def test_released_jobs_do_not_count_and_poison_is_final() -> None:
     """A released job is as new, at once; a poisonous one is dead at once."""
     queue = queue_with(deliveries=1)
-    job = queue.put(b"k", b"")
+    job = put(queue, b"k", b"")
     for _ in range(3):
         assert ids(queue.advance(0.0)) == [1]
         queue.nack(job, "released", "", 0.0)
     assert ids(queue.advance(0.0)) == [1]
     queue.nack(job, "poison", "no image", 0.0)
-    assert (job.state, job.reason) == (State.DEAD, "poison: no image")
+    assert (state_of(queue, job), job.reason) == ("dead", "poison: no image")
 
 
 def test_a_lease_ends_unless_it_is_renewed() -> None:
     """A job whose lease has run out goes out again, and the answer to the former delivery is stale."""
     queue = queue_with(lease=30.0)
-    job = queue.put(b"k", b"")
+    job = put(queue, b"k", b"")
     queue.advance(0.0)
     queue.renew(job, 20.0)
     assert queue.advance(49.0) == []
@@ -115,7 +126,7 @@ def test_a_worker_that_says_nothing_gets_nothing_more() -> None:
     queue.put(b"k", b"")
     queue.advance(0.0)
     assert queue.advance(30.0) == []
-    queue.ready(b"other", 1, 1, {})
+    queue.ready(b"other", 0, 1, 1, {})
     assert [(d.worker.holder, d.tries) for d in queue.advance(31.0)] == [(b"other", 2)]
     queue.put(b"k", b"")
     assert queue.advance(32.0) == []
@@ -130,7 +141,7 @@ def test_the_third_delivery_goes_alone() -> None:
         queue.put(b"bad", b"")
         queue.advance(0.0)
         queue.gone(b"w")
-        queue.ready(b"w", 1, 5, {})
+        queue.ready(b"w", 0, 1, 5, {})
     for _ in range(3):
         queue.put(b"good", b"")
     # 1 was out twice, 2 once.
@@ -144,7 +155,7 @@ def test_the_third_delivery_goes_alone() -> None:
 def test_a_busy_worker_is_kept_free_for_a_job_that_goes_alone() -> None:
     """If no worker is idle, one gets nothing more until it is, so that the job's turn comes."""
     queue = queue_with(2)
-    bad = queue.put(b"bad", b"")
+    bad = put(queue, b"bad", b"")
     for now in (0.0, 1.0):
         assert ids(queue.advance(now)) == [bad.id]
         queue.nack(bad, "failed", "", now)
@@ -165,7 +176,7 @@ def test_a_new_round_takes_back_what_the_worker_lacks() -> None:
     for _ in range(2):
         queue.put(b"k", b"")
     queue.advance(0.0)
-    queue.ready(b"w", 2, 2, {1: 1})
+    queue.ready(b"w", 0, 2, 2, {1: 1})
     assert [(d.job.id, d.round, d.tries) for d in queue.advance(0.0)] == [(2, 2, 1)]
 
 
@@ -182,17 +193,66 @@ def test_delivery_that_came_to_nothing() -> None:
 def test_payloads_beyond_the_limit_stay_in_the_store() -> None:
     """What waits takes a bounded amount of memory for payloads."""
     queue = JobQueue(Rules())
-    jobs = [queue.put(b"k", bytes(10 << 20)) for _ in range(8)]
+    jobs = [put(queue, b"k", bytes(10 << 20)) for _ in range(8)]
     queue.take_changes()
     assert [job.payload is None for job in jobs] == [False] * 6 + [True] * 2
 
 
 def test_much_credit_takes_several_turns() -> None:
-    """A turn hands out a bounded number of jobs, whatever a worker asks for."""
-    queue = queue_with(2000)
-    for _ in range(1000):
+    """A turn hands out a bounded number of jobs, whatever workers ask for."""
+    queue = queue_with(MOST_DELIVERIES)
+    queue.ready(b"v", 0, 1, MOST_DELIVERIES, {})
+    for _ in range(MOST_DELIVERIES + 10):
         queue.put(b"k", b"")
-    assert [len(queue.advance(0.0)) for _ in range(3)] == [512, 488, 0]
+    assert [len(queue.advance(0.0)) for _ in range(3)] == [MOST_DELIVERIES, 10, 0]
+
+
+def test_a_worker_has_a_bounded_number_of_bytes() -> None:
+    """A worker with much credit gets no more bytes than its queue on the bus holds, and at least one job."""
+    queue = queue_with(1000)
+    for _ in range(2):
+        queue.put(b"k", bytes(2 << 20))
+    for _ in range(300):
+        queue.put(b"k", bytes(10_000))
+    first = queue.advance(0.0)
+    assert ids(first) == [1]
+    queue.ack(first[0].job)
+    [second] = queue.advance(0.0)
+    queue.ack(second.job)
+    assert len(queue.advance(0.0)) == math.ceil((1 << 20) / 10_000)
+    assert queue.advance(0.0) == []
+
+
+def test_many_workers_share_the_bytes() -> None:
+    """The bytes at all workers together are bounded, too."""
+    queue = JobQueue(Rules())
+    for number in range(500):
+        queue.ready(b"%d" % number, number, 1, 100, {})
+        for _ in range(5):
+            queue.put(b"k", bytes(100_000))
+    assert sum(delivery.job.size for delivery in queue.advance(0.0)) <= (64 << 20) + 500 * 100_000
+
+
+def test_one_user_does_not_take_all_places_of_workers() -> None:
+    """A user has at most as many workers as there are free places, so another user always finds one."""
+    queue = JobQueue(Rules())
+    places = {uid: sum(queue.ready(b"%d %d" % (uid, n), uid, 1, 1, {}) for n in range(1100)) for uid in range(4)}
+    assert places == {0: 512, 1: 256, 2: 128, 3: 64}
+    assert queue.ready(b"0 0", 0, 2, 1, {})
+    assert queue.events["refused"] == 4 * 1100 - 960
+    assert queue.ready(b"4 0", 4, 1, 1, {})
+
+
+def test_a_user_has_bounded_jobs_and_bytes() -> None:
+    """A user at a limit is full, another one is not; what is done makes room."""
+    queue = queue_with(10, most=2, most_bytes=10)
+    queue.put(b"k", bytes(8), uid=1)
+    assert (queue.is_full(1, 2), queue.is_full(1, 3), queue.is_full(2, 3)) == (False, True, False)
+    queue.put(b"k", b"", uid=1)
+    assert queue.is_full(1, 0)
+    for delivery in queue.advance(0.0):
+        queue.ack(delivery.job)
+    assert not queue.is_full(1, 10)
 
 
 KEYS = [b"a", b"b"]
@@ -225,9 +285,9 @@ class Machine(RuleBasedStateMachine):
 
     def save(self) -> Changes:
         changes = self.queue.take_changes()
-        for row, _ in changes.new:
+        for *row, _ in changes.new:
             assert row[0] not in self.disk
-            self.disk[row[0]] = row
+            self.disk[row[0]] = tuple(row)
         for row in changes.changed:
             assert row[0] in self.disk
             self.disk[row[0]] = row
@@ -254,7 +314,7 @@ class Machine(RuleBasedStateMachine):
             assert job.due <= self.now
             if self.chosen.is_ordered and job.id in self.prompt and job.id not in self.begun:
                 earlier = {id for id in self.prompt & self.open if id < job.id and self.disk[id][1] == job.key}
-                assert all(self.queue.jobs[id].state is State.DEAD for id in earlier)
+                assert all(self.queue.jobs[id].reason for id in earlier)
             self.begun.add(job.id)
             self.hold[token][job.id] = delivery.tries
             if delivery.tries < 3:
@@ -269,11 +329,11 @@ class Machine(RuleBasedStateMachine):
         return job is not None and (job.holder, job.tries) == (token, delivery[1])
 
     def queue_ready(self, uid: int) -> int:
-        return sum(job.state is State.READY and job.uid == uid and job.tries < 2 for job in self.queue.jobs.values())
+        return sum(job.uid == uid and job.tries < 2 for job, _ in self.queue.find_all("ready"))
 
     @rule(key=st.sampled_from(KEYS), uid=st.sampled_from([1, 2]), delay=st.sampled_from([0.0, 0.0, 5.0]))
     def put(self, key: bytes, uid: int, delay: float) -> None:
-        job = self.queue.put(key, b"", uid=uid, not_before=self.now + delay if delay else 0.0)
+        job = put(self.queue, key, b"", uid=uid, due=self.now + delay if delay else 0.0)
         assert job.id == self.next_id
         self.next_id += 1
         self.open.add(job.id)
@@ -284,7 +344,7 @@ class Machine(RuleBasedStateMachine):
     def announce(self, token: bytes, credit: int) -> None:
         self.round += 1
         self.credit[token] = credit
-        self.queue.ready(token, self.round, credit, self.hold.get(token, {}))
+        self.queue.ready(token, 0, self.round, credit, self.hold.get(token, {}))
         self.hold[token] = {id: job.tries for id, job in self.queue.workers[token].jobs.items()}
 
     @precondition(lambda self: self.hold)
@@ -314,7 +374,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.queue.nack(job, what, "why", self.now)
         is_dead = what == "poison" or (what == "failed" and tries >= self.chosen.deliveries)
-        assert (job.state is State.DEAD) == is_dead
+        assert bool(job.reason) == is_dead
         if what == "failed" and not is_dead:
             assert job.due == self.now + 2.0 ** (tries - 1)
 
@@ -322,25 +382,26 @@ class Machine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    @precondition(lambda self: self.queue.find_all(State.DEAD))
+    @precondition(lambda self: self.queue.find_all("dead"))
     @rule()
     def retry(self) -> None:
-        for job in self.queue.find_all(State.DEAD):
-            self.queue.retry(job)
+        for job, _ in self.queue.find_all("dead"):
+            self.queue.retry([job])
             self.prompt.discard(job.id)
 
-    @precondition(lambda self: self.queue.find_all(State.READY, State.WAITING, State.DELAYED))
+    @precondition(lambda self: self.queue.find_all("ready", "waiting", "delayed"))
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
-        job = data.draw(st.sampled_from(self.queue.find_all(State.READY, State.WAITING, State.DELAYED)))
-        self.queue.drain(job)
-        self.open.remove(job.id)
+        found = [job for job, _ in self.queue.find_all("ready", "waiting", "delayed")]
+        chosen = data.draw(st.lists(st.sampled_from(found), min_size=1, max_size=2, unique_by=lambda job: job.id))
+        self.queue.drain(chosen)
+        self.open -= {job.id for job in chosen}
 
     @rule()
     def restart(self) -> None:
         """Start the service again: from the disk, with the same workers, some of which have died meanwhile."""
         self.save()
-        self.queue = JobQueue(self.chosen, self.disk.values(), self.next_id)
+        self.queue = JobQueue(self.chosen, self.disk.values(), self.next_id, self.now)
         for token in list(self.hold):
             self.announce(token, self.credit[token])
         assert self.save().new == []
@@ -354,26 +415,28 @@ class Machine(RuleBasedStateMachine):
         queue = self.queue
         assert set(queue.jobs) == self.open
         assert queue.owned.total() == len(self.open)
-        states = [job.state for job in queue.jobs.values()]
-        assert all(queue.counts[state] == states.count(state) for state in State if state is not State.GONE)
-        for job in queue.jobs.values():
-            self.check(job)
+        found = queue.find_all(*STATES)
+        assert [job.id for job, _ in found] == sorted(self.open)
+        states = [state for _, state in found]
+        assert queue.counts() == {state: states.count(state) for state in STATES}
+        for job, state in found:
+            self.check(job, state)
 
-    def check(self, job: Job) -> None:
+    def check(self, job: Job, state: str) -> None:
         queue = self.queue
         holders = [worker for worker in queue.workers.values() if job.id in worker.jobs]
-        assert len(holders) == (job.state is State.OUT)
-        assert bool(job.reason) == (job.state is State.DEAD)
+        assert len(holders) == (state == "out")
+        assert bool(job.reason) == (state == "dead")
         assert job.tries <= self.chosen.deliveries
-        if job.state is State.OUT:
+        if state == "out":
             assert holders[0].holder == job.holder
             assert queue.next_time() <= job.until < math.inf
             if job.tries >= 3:
                 assert len(holders[0].jobs) == 1
-        if self.chosen.is_ordered and job.state is State.OUT:
-            under_way = [other for other in queue.jobs.values() if other.key == job.key and other.state is State.OUT]
+        if self.chosen.is_ordered and state == "out":
+            under_way = [other for other, _ in queue.find_all("out") if other.key == job.key]
             assert under_way == [job]
-        if job.state is State.WAITING:
+        if state == "waiting":
             assert self.chosen.is_ordered
 
     def teardown(self) -> None:
@@ -384,12 +447,12 @@ class Machine(RuleBasedStateMachine):
             self.die_now(token)
         self.announce(b"9", 2)
         for _ in range(20 * len(self.open) + 20):
-            for job in [job for job in self.queue.jobs.values() if job.state is State.OUT]:
+            for job, _ in self.queue.find_all("out"):
                 self.queue.ack(job)
                 self.open.discard(job.id)
             self.now += 31.0
             self.queue.advance(self.now)
-        assert all(job.state is State.DEAD for job in self.queue.jobs.values())
+        assert all(job.reason for job in self.queue.jobs.values())
 
     def die_now(self, token: bytes) -> None:
         self.queue.gone(token)

@@ -16,8 +16,13 @@ from tests.support.disks import filled, mounted
 NOTHING = Changes([], [], [])
 
 
-def row(id: int, due: float = 0.0, tries: int = 0, holder: bytes = b"", until: float = 0.0, reason: str = "") -> Row:
-    return id, b"k", b"3 !/cred/1/2/3", 2, due, tries, holder, until, reason
+def row(id: int, due: float = 0.0, tries: int = 0, holder: bytes = b"", reason: str = "") -> Row:
+    return id, b"k", b"3 !/cred/1/2/3", 2, 3, due, tries, holder, reason
+
+
+def new(*jobs: tuple[int, bytes]) -> Changes:
+    """New jobs, each with its payload."""
+    return Changes([(*row(id), payload) for id, payload in jobs], [], [])
 
 
 @pytest.fixture
@@ -35,9 +40,9 @@ def again(store: Store) -> Store:
 
 def test_changes_last(store: Store) -> None:
     """New, changed and deleted jobs are there after the next start, and no number is used twice."""
-    store.write(Changes([(row(7), b"one"), (row(8), b"two")], [], []), [], 0.0)
-    changed = row(7, 1.5, 1, b"w", 9.5, "why")
-    store.write(Changes([], [changed], [8]), [], 0.0)
+    store.write(new((7, b"one"), (8, b"two")), {}, 0.0)
+    changed = row(7, 1.5, 1, b"w", "why")
+    store.write(Changes([], [changed], [8]), {}, 0.0)
     store = again(store)
     assert (store.rows(), store.next_id()) == ([changed], 9)
     assert store.payloads([7, 8]) == {7: b"one"}
@@ -45,17 +50,27 @@ def test_changes_last(store: Store) -> None:
 
 
 def test_ids_are_known_for_a_day(store: Store) -> None:
-    """An ID is known, over restarts, until a day has passed; then it is forgotten."""
-    many = [b"%d" % number for number in range(1200)]
-    store.write(NOTHING, [(id, 1) for id in many], 0.0)
+    """An ID is its user's, and known, over restarts, until a day has passed; then it can be used again."""
+    store.write(NOTHING, {(1, b"a"): 1, (1, b"b"): 2, (2, b"a"): 3}, 0.0)
     store = again(store)
-    assert len(store.find_known(many, 86_399.0)) == 1200
-    assert store.find_known([b"5", b"new"], 86_399.0) == {b"5": 1}
-    assert store.find_known([b"5"], 86_401.0) == {}
-    for _ in range(2):
-        store.write(NOTHING, [(b"x", 2)], 86_401.0)
+    idents = [(1, b"a"), (1, b"b"), (2, b"a"), (2, b"b")]
+    assert store.find_known(idents, 86_399.0) == {(1, b"a"): 1, (1, b"b"): 2, (2, b"a"): 3}
+    assert store.find_known(idents, 86_401.0) == {}
+    store.write(NOTHING, {(1, b"a"): 4}, 86_401.0)
+    assert store.find_known(idents, 86_402.0) == {(1, b"a"): 4}
     store.close()
-    assert sqlite3.connect(store.path).execute("SELECT count(*) FROM known").fetchone() == (1,)
+
+
+def test_ids_of_a_user_are_bounded(tmp_path: Path) -> None:
+    """A new ID takes the place of the user's oldest one, over restarts, and of no other user's."""
+    store = Store(str(tmp_path / "store"), slots=3)
+    store.write(NOTHING, {(2, b"x"): 1}, 0.0)
+    for job in range(2, 7):
+        store.write(NOTHING, {(1, b"%d" % job): job}, 0.0)
+        store.close()
+        store = Store(store.path, slots=3)
+    assert list(store.find_known([(2, b"x"), *((1, b"%d" % job) for job in range(2, 7))], 1.0).values()) == [1, 4, 5, 6]
+    store.close()
 
 
 def test_one_service_for_a_store(store: Store) -> None:
@@ -93,7 +108,7 @@ def test_a_broken_store(tmp_path: Path) -> None:
     """A store whose pages are overwritten is refused; the text says how to save what can be read."""
     path = tmp_path / "store"
     store = Store(str(path))
-    store.write(Changes([(row(n), bytes(3000)) for n in range(1, 200)], [], []), [], 0.0)
+    store.write(new(*((n, bytes(3000)) for n in range(1, 200))), {}, 0.0)
     store.close()
     content = bytearray(path.read_bytes())
     content[8192:300_000] = bytes(300_000 - 8192)
@@ -106,12 +121,12 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     """A transaction that does not fit changes nothing, and succeeds when there is room."""
     with mounted(tmp_path / "disk", "2m") as disk:
         store = Store(str(disk / "store"))
-        store.write(Changes([(row(7), b"kept")], [], []), [], 0.0)
-        large = Changes([(row(9), bytes(500_000))], [], [7])
+        store.write(new((7, b"kept")), {}, 0.0)
+        large = Changes(new((9, bytes(500_000))).new, [], [7])
         with filled(disk), pytest.raises(sqlite3.OperationalError, match="full"):
-            store.write(large, [], 0.0)
+            store.write(large, {}, 0.0)
         assert store.payloads([7, 9]) == {7: b"kept"}
-        store.write(large, [], 0.0)
+        store.write(large, {}, 0.0)
         store = again(store)
         assert [each[0] for each in store.rows()] == [9]
         store.close()
