@@ -60,7 +60,7 @@ from sbus.client.losses import PAYLOAD, Lost
 from sbus.client.payloads import Buffer
 from sbus.client.questions import CallingWaiter
 from sbus.client.queues import QueueCalls, WorkCore, build_put, queue_key
-from sbus.client.responding import Handler, Request, Responder, reply_key
+from sbus.client.responding import REPLY, Handler, Request, Responder, is_reply_key, reply_key
 from sbus.client.watches import Watch
 from sbus.errors import NobodyListens, NotAllowed, PacketTooLong, PatternWarning, RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
@@ -85,7 +85,6 @@ LOGGER = "sbus.client"
 """The name of the logger (`logging`) of the blocking and the asyncio client."""
 _WILDCARDS = frozenset(b"*#>+")
 """Bytes of wildcards here and in other systems."""
-_REPLY = b"/sbus/reply/"
 _PROOF = b"/sbus/proof"
 _MOST_NAMES = 2
 """Names for which replies are received: the client's own, and the one before."""
@@ -396,7 +395,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
     async def _request(self, key: bytes | str, payload: bytes) -> bytes:
         me = await self._observed_name()
         if self._replies_to != me:
-            self._replies.append(self.subscribe(me + _REPLY + b"*", self._reply_received))
+            self._replies.append(self.subscribe(me + REPLY + b"*", self._reply_received))
             self._replies_to = me
             while len(self._replies) > _MOST_NAMES:
                 self.send(self.core.unsubscribe(self._replies.pop(0)))
@@ -410,7 +409,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
             _fail_if_none(count, key, waiter)
 
         try:
-            packet = self.core.publish(key, b"%b%b%b\0%b" % (me, _REPLY, token, payload))
+            packet = self.core.publish(key, b"%b%b%b\0%b" % (me, REPLY, token, payload))
             denials.expect(as_bytes(key), waiter)
             self.send([packet, *self.core.probe_request(key, CallingWaiter(handled))])
             reply = await waiter
@@ -470,17 +469,10 @@ class ClientApi(QueueCalls, Generic[Sub]):
         packets = []
         for request, payload in replies:
             key = reply_key(request.payload)
-            if key is not None and self._is_reply_key(key):
+            if key is not None and is_reply_key(self.core.dialect, key):
                 packet = build(MSG, key, payload)
                 packets.append(packet if len(packet) <= self.core.longest_plain else self.core.publish(key, payload))
         self.send(packets)
-
-    def _is_reply_key(self, key: bytes) -> bool:
-        """Return whether a request may have this client publish to a key."""
-        try:
-            return _REPLY in key and self.core.dialect.check(key) is not None
-        except Violation:
-            return False
 
     def respond(self, pattern: bytes | str, handler: Handler, *, sender: bool = False) -> Sub:
         """Answer every request that matches a pattern with the handler's result.

@@ -12,13 +12,15 @@ meant for the requester, and reaches it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import lru_cache
 from typing import Any, Protocol, Self, TypeAlias
 
 from sbus.client.dispatch import Message
 from sbus.client.identity import Sender
-from sbus.errors import Disconnected, RequestFailed, UsageError
+from sbus.errors import Disconnected, RequestFailed, UsageError, Violation
+from sbus.protocol.keys import Dialect
 
-__all__ = ["Handler", "Request", "Responder", "reply_key"]
+__all__ = ["REPLY", "Handler", "Request", "Responder", "is_reply_key", "reply_key"]
 
 
 class _Bus(Protocol):
@@ -37,6 +39,8 @@ class _Bus(Protocol):
         """Run the rest of a handler in the background."""
 
 
+REPLY = b"/sbus/reply/"
+"""What stands between a client's name and the rest of a key that replies to it are published to."""
 _MAX_REPLY_KEY = 1024
 """Bytes in the longest key that a reply is published to."""
 
@@ -45,6 +49,21 @@ def reply_key(payload: bytes) -> bytes | None:
     """Return the key that the payload of a request begins with; None if there is none of a bearable length."""
     key, nul, _ = bytes(payload[: _MAX_REPLY_KEY + 1]).partition(b"\0")
     return key if nul else None
+
+
+def is_reply_key(dialect: Dialect, key: bytes) -> bool:
+    """Return whether a request may have another client publish to a key: only private ones for replies."""
+    place, slash, rest = key.rpartition(b"/")
+    return _is_private(dialect, key if b"!" in rest else place + slash)
+
+
+@lru_cache(1024)
+def _is_private(dialect: Dialect, key: bytes) -> bool:
+    """Return the same for what the keys of many replies have in common."""
+    try:
+        return REPLY in key and dialect.check(key) is not None
+    except Violation:
+        return False
 
 
 class Request(Message):

@@ -226,13 +226,12 @@ class JetStore(Store):
         :param numbers: gets the number of each job, and whether it was known; those that have one are not sent again.
         """
 
-        async def put(index: int, put: Put) -> None:
-            row = (0, put.key, put.sender, put.uid, 0, put.due, 0, b"", "")
-            id = f"{put.ident[0]}.{put.ident[1].hex()}" if put.ident else ""
-            numbers[index] = await self._publish("job", id, _build(row, put.payload))
+        async def put(index: int, ident: Ident | None, job: Job) -> None:
+            id = f"{ident[0]}.{ident[1].hex()}" if ident else ""
+            numbers[index] = await self._publish("job", id, _build(to_row(job), job.payload or b""))
 
         async def put_all() -> None:
-            missing = [put(index, each) for index, each in enumerate(puts) if index not in numbers]
+            missing = [put(index, *each[1:]) for index, each in enumerate(puts) if index not in numbers]
             for problem in await asyncio.gather(*missing, return_exceptions=True):
                 if problem is not None:
                     raise problem
@@ -375,24 +374,24 @@ class JetQueueService(QueueService):
         jobs, store = self.jobs, self._store
         answers: list[tuple[Message, bytes]] = []
         new: list[Put] = []
-        for put in puts:
-            if len(put.key) + len(put.payload) + _HEAD_ROOM <= store.max_payload:
-                new.append(put)
+        for request, ident, job in puts:
+            if len(job.key) + job.size + _HEAD_ROOM <= store.max_payload:
+                new.append((request, ident, job))
                 continue
             jobs.events["refused"] += 1
             problem = f"longer than {store.max_payload:,} bytes, max_payload of nats-server"
             self._log.error("queue {name}: a job was refused: {problem}", name=self.settings.name, problem=problem)
-            if put.request is not None:
+            if request is not None:
                 with suppress(SbusError):
-                    self._intake.fail(put.request, problem)
+                    self._intake.fail(request, problem)
         if new:
             numbers: dict[int, tuple[int, bool]] = {}
             await self._on_disk(lambda: store.put(new, numbers))
-            for index, put in enumerate(new):
+            for index, (request, _, _) in enumerate(new):
                 number, is_double = numbers[index]
                 jobs.events["doubles" if is_double else "put"] += 1
-                if put.request is not None:
-                    answers.append((put.request, b"%d" % number))
+                if request is not None:
+                    answers.append((request, b"%d" % number))
         for row in store.take():
             jobs.renewed(row)
         working = [each for each in jobs.workers.values() if each.credit and not each.is_silent and self.running]

@@ -198,8 +198,10 @@ class JobQueue:
             self._dead[job.id] = job
         elif job.holder:
             self._lend(job, self.workers.setdefault(job.holder, Worker(job.holder)), now)
-        else:
+        elif job.tries or job.due:
             heappush(self._delayed, (job.due, job.id))
+        else:
+            self._join_line(job)
 
     def _add(self, job: Job) -> None:
         self.jobs[job.id] = job
@@ -212,19 +214,18 @@ class JobQueue:
         """Return whether a user may not have another job of this size."""
         return self.owned[uid] >= self.rules.most or self.owned_bytes[uid] + size > self.rules.most_bytes
 
-    def put(self, key: bytes, payload: bytes, sender: bytes = b"0 -", uid: int = -1, due: float = 0.0) -> int:
-        """Add a job, and return its ID."""
-        job = Job(self._next_id, key, sender, uid, len(payload), due, payload=payload)
+    def put(self, job: Job) -> None:
+        """Add a new job, and number it."""
+        job.id = self._next_id
         self._next_id += 1
         self.events["put"] += 1
         self._kept_bytes += job.size
         self._new[job.id] = job
         self._add(job)
-        if due:
-            heappush(self._delayed, (due, job.id))
+        if job.due:
+            heappush(self._delayed, (job.due, job.id))
         else:
             self._join_line(job)
-        return job.id
 
     # --- workers -----------------------------------------------------------------------------
 
@@ -380,7 +381,6 @@ class JobQueue:
             free.remove(worker)
             if worker.jobs:
                 break  # it is kept free until it is idle
-            worker.is_alone = True
             deliveries.append(self._deliver(heappop(self._alone), worker, now))
         loads = [(len(worker.jobs), number, worker) for number, worker in enumerate(free)]
         heapify(loads)
@@ -465,12 +465,16 @@ class JobQueue:
                 del self._lines[job.key]
 
     def _make_ready(self, job: Job) -> None:
-        heappush(self._alone if job.tries >= _ALONE_FROM - 1 else self._ready.setdefault(job.uid, []), job.id)
+        heap = self._alone if job.tries >= _ALONE_FROM - 1 else self._ready.get(job.uid)
+        if heap is None:
+            heap = self._ready[job.uid] = []
+        heappush(heap, job.id)
 
     def _lend(self, job: Job, worker: Worker, now: float) -> None:
         job.until = now + self.rules.lease
         self._out[job.id] = worker.jobs[job.id] = job
         worker.size += job.size
+        worker.is_alone = worker.is_alone or job.tries >= _ALONE_FROM
 
     def _take_back(self, job: Job) -> None:
         """End a lease."""

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IDelayedCall
@@ -75,20 +75,8 @@ class Settings(NamedTuple):
     rules: Rules
 
 
-class Put(NamedTuple):
-    """A new job that is not yet on the disk.
-
-    :ivar request: the message to answer, or None.
-    :ivar ident: what the publisher calls it, or None.
-    """
-
-    request: Message | None
-    ident: Ident | None
-    due: float
-    sender: bytes
-    uid: int
-    key: bytes
-    payload: bytes
+Put: TypeAlias = tuple[Message | None, Ident | None, Job]
+"""A job that has no number yet, behind the request to answer, and what its publisher calls it."""
 
 
 class _Inflow(Subscription):
@@ -268,20 +256,21 @@ class QueueService(Service):
     def _published(self, messages: list[Message]) -> None:
         """Take messages that are jobs."""
         sender, uid = _author(messages[0])
-        self._put([Put(None, None, 0.0, sender, uid, key, payload) for key, payload in messages])
+        self._put([(None, None, _new_job(key, payload, sender, uid)) for key, payload in messages])
 
     def _requested(self, messages: list[Message]) -> None:
         """Take requests that put jobs."""
         sender, uid = _author(messages[0])
         start = len(self._key(b"put/"))
-        puts = []
+        puts: list[Put] = []
         for message in messages:
             try:
                 id, due, payload = parse_put(message.payload.partition(b"\0")[2])
             except UsageError as e:
                 self._intake.fail(message, str(e))
             else:
-                puts.append(Put(message, (uid, id) if id else None, due, sender, uid, message.key[start:], payload))
+                job = _new_job(message.key[start:], payload, sender, uid, due)
+                puts.append((message, (uid, id) if id else None, job))
         self._put(puts)
 
     def _put(self, puts: list[Put]) -> None:
@@ -414,26 +403,27 @@ class QueueService(Service):
         """Take new jobs; return the answers for when they are on the disk, and what to remember with them."""
         jobs, store = self.jobs, self._store
         known: dict[Ident, int] = {}
-        if idents := [put.ident for put in puts if put.ident]:
+        if idents := [ident for _, ident, _ in puts if ident]:
             known = await self._on_disk(lambda: store.find_known(idents, self._now()))
         new: dict[Ident, int] = {}
         answers: list[tuple[Message, bytes]] = []
-        for request, ident, due, sender, uid, key, payload in puts:
+        for request, ident, job in puts:
             number = known.get(ident) if ident else None
             if number is not None:
                 jobs.events["doubles"] += 1
-            elif jobs.is_full(uid, len(payload)):
-                self._refuse(request, sender)
+            elif jobs.is_full(job.uid, job.size):
+                self._refuse(request, job)
                 continue
             else:
-                number = jobs.put(key, payload, sender, uid, due)
+                jobs.put(job)
+                number = job.id
                 if ident:
                     known[ident] = new[ident] = number
             if request is not None:
                 answers.append((request, b"%d" % number))
         return answers, new
 
-    def _refuse(self, request: Message | None, sender: bytes) -> None:
+    def _refuse(self, request: Message | None, job: Job) -> None:
         """Refuse a job of a user who has too many."""
         self.jobs.events["full"] += 1
         rules = self.settings.rules
@@ -445,7 +435,7 @@ class QueueService(Service):
             self._log.warn(
                 "queue {name}: messages of {sender} are dropped, who has all {why}",
                 name=self.settings.name,
-                sender=sender.decode(),
+                sender=job.sender.decode(),
                 why=why,
             )
 
@@ -584,6 +574,10 @@ def _author(message: Message) -> tuple[bytes, int]:
     if sender is None:
         return b"0 -", -1
     return b"%d %b" % (sender.number, str(sender).encode()), -1 if sender.uid is None else sender.uid
+
+
+def _new_job(key: bytes, payload: bytes, sender: bytes, uid: int, due: float = 0.0) -> Job:
+    return Job(0, key, sender, uid, len(payload), due, 0, b"", "", payload)
 
 
 def _inbox(delivery: Delivery) -> bytes:

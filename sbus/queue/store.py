@@ -106,8 +106,8 @@ class Store:
 
     def next_id(self) -> int:
         """Return a number that no job has had."""
-        latest: int = self._db.execute("SELECT job FROM latest").fetchone()[0]
-        return latest + 1
+        [(latest,)] = self._db.execute("SELECT job FROM latest")
+        return int(latest) + 1
 
     def write(self, changes: Changes, known: Mapping[Ident, int], now: float) -> None:
         """Make changes durable.
