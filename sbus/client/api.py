@@ -59,7 +59,7 @@ from sbus.client.identity import check_name
 from sbus.client.losses import PAYLOAD, Lost
 from sbus.client.payloads import Buffer
 from sbus.client.questions import CallingWaiter
-from sbus.client.queues import QueueCalls, WorkCore, build_put, queue_key
+from sbus.client.queues import QueueCalls, WorkCore, build_put, check_job, queue_key
 from sbus.client.responding import REPLY, Handler, Request, Responder, is_reply_key, reply_key
 from sbus.client.watches import Watch
 from sbus.errors import NobodyListens, NotAllowed, PacketTooLong, PatternWarning, RequestFailed, UsageError, Violation
@@ -424,8 +424,10 @@ class ClientApi(QueueCalls, Generic[Sub]):
         return reply[1:]
 
     async def _enqueue(self, queue: str, key: bytes | str, payload: bytes, id: bytes | str | None, delay: float) -> int:
-        put = build_put(payload, id, delay)
-        return int(await self._request(queue_key(queue, b"put/") + as_bytes(key), put))
+        place, put = queue_key(queue, b"put/") + as_bytes(key), build_put(payload, id, delay)
+        await self._observed_name()  # by then the server's limit is known
+        check_job(len(place) + len(put), self.core.max_packet)
+        return int(await self._request(place, put))
 
     async def _observed_name(self) -> bytes:
         """Return this client's name, as `_own_name` does; it is asked for again only when it has changed."""

@@ -34,7 +34,7 @@ from typing import Any, Literal, Self
 from sbus.client.dispatch import Message, Result, Waiter
 from sbus.client.identity import Sender
 from sbus.client.watches import Watch
-from sbus.errors import Closed, ConnectionLost, SbusError, UsageError
+from sbus.errors import Closed, ConnectionLost, PacketTooLong, SbusError, UsageError
 
 __all__ = [
     "ALL_QUEUES",
@@ -47,6 +47,7 @@ __all__ = [
     "WorkCore",
     "build_job",
     "build_put",
+    "check_job",
     "check_queue",
     "parse_put",
     "queue_key",
@@ -62,6 +63,8 @@ _LONGEST_ID = 256
 """Bytes of the longest ID against doubles: the service remembers all IDs of a day."""
 _LONGEST_WHY = 1000
 """Characters of a reason that are sent."""
+_HEAD_ROOM = 512
+"""Bytes of a packet that a job's sender, and the keys around it, may take on its way."""
 MOST_CREDIT = 4096
 """Jobs at once: an announcement that names them all fits a packet."""
 _RENEWALS = 3
@@ -134,6 +137,18 @@ def _seconds(text: bytes) -> float | None:
     except ValueError:
         return None
     return seconds if 0 <= seconds < float("inf") else None
+
+
+def check_job(size: int, longest: int) -> None:
+    """Check the size of a job, also for the packet that takes it to a worker: it never goes into sealed memory.
+
+    :param longest: bytes of the longest packet.
+    :raises PacketTooLong: if it is too long.
+    """
+    if size + _HEAD_ROOM > longest:
+        raise PacketTooLong(
+            f"a job of {size:,} bytes, and a packet has {longest:,}: put it into a file, and the file's path into the job"
+        )
 
 
 # --- what the service sends ----------------------------------------------------------------------

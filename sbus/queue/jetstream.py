@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -367,8 +367,8 @@ class JetQueueService(QueueService):
         self._store = JetStore(settings, lambda: self._reactor.callFromThread(self.poke))
         self.jobs = _Jobs(settings.rules, self._store.rows())
 
-    def _call(self, do: Callable[[], T]) -> Awaitable[T]:
-        return deferToThread(do)
+    async def _call(self, do: Callable[[], T]) -> T:
+        return await deferToThread(do)
 
     async def _admit(self, puts: list[Put]) -> tuple[list[tuple[Message, bytes]], dict[Ident, int]]:
         jobs, store = self.jobs, self._store

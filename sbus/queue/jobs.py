@@ -29,7 +29,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["MOST_DELIVERIES", "ROW", "STATES", "Changes", "Delivery", "Job", "JobQueue", "Row", "Rules", "Worker", "to_row"]
+__all__ = ["MOST_DELIVERIES", "ROW", "STATES", "Changes", "Delivery", "Job", "JobQueue", "Row", "Rules", "to_row"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
 """Seconds after a first failure, which double with each further one, and their limit."""
@@ -406,11 +406,6 @@ class JobQueue:
         return Delivery(job, worker, worker.round, job.tries)
 
     # --- changes -----------------------------------------------------------------------------
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether anything has changed since `take_changes`."""
-        return bool(self._new or self._changed or self._gone)
 
     def take_changes(self) -> Changes:
         """Return what has changed since the last call."""

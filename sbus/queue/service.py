@@ -18,10 +18,10 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from twisted.internet import defer
@@ -45,16 +45,12 @@ __all__ = ["Put", "QueueService", "Settings"]
 
 T = TypeVar("T")
 
-_MOST_SIPS = 32
-"""How often publishers are read nevertheless while the disk refuses; then the bus decides."""
-_SIP_INTERVAL = 5.0
-"""Seconds between two of these reads: well below the 30 s of ``--block-timeout``."""
 _MOST_PATIENCE = 0.02
 """Seconds for which a turn waits for more."""
 _RETRY = 1.0
-"""Seconds between two attempts to write."""
-_REPORT_INTERVAL = 60.0
-"""Seconds between two log lines while the disk refuses."""
+"""Seconds between two attempts to write while the disk refuses; every 60th failure is logged."""
+_SIP, _MOST_ATTEMPTS = 5, 160
+"""Attempts after which publishers are read a little, well within the 30 s of ``--block-timeout``, and for how long."""
 _STOP_TIMEOUT = 5.0
 """Seconds in which a service that stops takes what the bus has queued for it."""
 _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
@@ -95,14 +91,14 @@ class _Vigil(Watch):
     """Notices that a worker is gone: its process has ended (pidfd_open(2)), or nobody subscribes to its key.
 
     An `IReadDescriptor`.
-    """
 
-    _fd = -1
+    :ivar is_watch: whether the bus reports on the key.
+    """
 
     def __init__(self, reactor: Any, bus: Bus, key: bytes, on_end: Callable[[], object]) -> None:
         super().__init__(key)
-        self._reactor, self._bus, self._on_end = reactor, bus, on_end
-        self.is_present = False
+        self._reactor, self._bus, self._on_end, self._fd = reactor, bus, on_end, -1
+        self.is_watch = False
 
     def watch_process(self, pid: int) -> None:
         try:
@@ -163,7 +159,7 @@ class QueueService(Service):
         self._is_turning = self._is_writing = self._trusts_pids = False
         self._timer: IDelayedCall | None = None
         self._due = math.inf  # when a turn is wanted
-        self._count = self._expected = 0
+        self._expected = 0  # puts and acks that will come because of the last turn
         self._patience = 0.0
         self.problem = ""
         self._services = [
@@ -283,14 +279,15 @@ class QueueService(Service):
 
     def _worker_said(self, verb: Callable[[bytes, list[bytes]], None], messages: list[Message]) -> None:
         """Take what a worker says; what is malformed is counted."""
-        name = b" " + str(messages[0].sender).encode()
+        name, said = b" " + str(messages[0].sender).encode(), 0
         for message in messages:
             token, *words = message.payload.split(b" ")
+            said += max(1, len(words) // 2)  # many acks may share a message
             try:
                 verb(token + name, words)
             except (ValueError, IndexError):
                 self.jobs.events["malformed"] += 1
-        self._came(len(messages))
+        self._came(said)
 
     def _ready(self, holder: bytes, words: list[bytes]) -> None:
         if not _TOKEN.fullmatch(holder.partition(b" ")[0]):
@@ -304,8 +301,8 @@ class QueueService(Service):
             self._unwatch(holder)
             return
         vigil = self._watch(holder)
-        if not vigil.is_present:
-            vigil.is_present = True
+        if not vigil.is_watch:
+            vigil.is_watch = True
             self._floor.send(self._floor.core.watch(vigil))
 
     def _ack(self, holder: bytes, words: list[bytes]) -> None:
@@ -338,8 +335,7 @@ class QueueService(Service):
         return vigil
 
     def _unwatch(self, holder: bytes) -> None:
-        vigil = self._vigils.pop(holder, None)
-        if vigil is not None:
+        if vigil := self._vigils.pop(holder, None):
             vigil.connectionLost()
             with suppress(SbusError):
                 self._floor.send(self._floor.core.extensions.unwatch(vigil))
@@ -352,10 +348,10 @@ class QueueService(Service):
 
     # --- turns -------------------------------------------------------------------------------
 
-    def _came(self, count: int) -> None:
+    def _came(self, words: int) -> None:
         """Have a turn when as much has come as the last one has sent, or after half of the time that its write took."""
-        self._count += count
-        self.poke(0.0 if self._count >= self._expected else self._patience)
+        self._expected -= words
+        self.poke(0.0 if self._expected <= 0 else self._patience)
 
     def poke(self, delay: float = 0.0) -> None:
         """Have a turn within some seconds."""
@@ -370,7 +366,7 @@ class QueueService(Service):
         self._timer = self._reactor.callLater(max(0.0, min(self._due - now, 3600.0)), self._turn)
 
     def _turn(self) -> None:
-        self._is_turning, self._due, self._count = True, math.inf, 0
+        self._is_turning, self._due = True, math.inf
         defer.Deferred.fromCoroutine(self._run_turn()).addErrback(self._broken)
 
     def _broken(self, failure: Any) -> None:
@@ -397,7 +393,7 @@ class QueueService(Service):
             waiter.callback(None)
         self._is_turning, self._expected = False, len(puts) + len(deliveries)
         # There may be more than a turn hands out.
-        self.poke(0.0 if jobs.has_changes or len(deliveries) >= MOST_DELIVERIES else jobs.next_time() - self._now())
+        self.poke(0.0 if len(deliveries) >= MOST_DELIVERIES else jobs.next_time() - self._now())
 
     async def _admit(self, puts: list[Put]) -> tuple[list[tuple[Message, bytes]], dict[Ident, int]]:
         """Take new jobs; return the answers for when they are on the disk, and what to remember with them."""
@@ -432,51 +428,42 @@ class QueueService(Service):
             with suppress(SbusError):
                 self._intake.fail(request, f"this user has all {why}")
         elif self.jobs.events["full"] == 1:
-            self._log.warn(
-                "queue {name}: messages of {sender} are dropped, who has all {why}",
-                name=self.settings.name,
-                sender=job.sender.decode(),
-                why=why,
-            )
+            why = f"messages of {job.sender.decode()} are dropped, who has all {why}"
+            self._log.warn("queue {name}: {why}", name=self.settings.name, why=why)
 
     def _write(self, changes: Changes, known: dict[Ident, int], missing: list[int]) -> dict[int, bytes]:
         self._store.write(changes, known, self._now())
         return self._store.payloads(missing)
 
-    def _call(self, do: Callable[[], T]) -> T | Awaitable[T]:
-        """Do something with the store."""
+    async def _call(self, do: Callable[[], T]) -> T:
+        """Do something with the store: here and now."""
         return do()
 
     async def _on_disk(self, do: Callable[[], T]) -> T:
         """Do something with the store, again and again while it refuses; publishers wait meanwhile."""
-        sips, reported, sipped = 0, -math.inf, self._reactor.seconds()
-        self._is_writing, start = True, sipped
-        while True:
+        start, self._is_writing = self._reactor.seconds(), True
+        for attempt in count():
             try:
-                result = self._call(do)
-                result = await result if isinstance(result, Awaitable) else result
+                result = await self._call(do)
                 break
             except (sqlite3.OperationalError, QueueError) as e:
-                now, self.problem = self._reactor.seconds(), str(e)
-            if now - reported >= _REPORT_INTERVAL:
-                reported = now
-                self._log.error(
-                    "{path}: cannot write: {problem}: publishers wait; make room, or start it again",
-                    path=self.settings.store,
-                    problem=self.problem,
-                )
-            if now - sipped >= _SIP_INTERVAL and sips < _MOST_SIPS and self._jobs_in:
-                sips, sipped = sips + 1, now
-                self._intake.resume_for(self._jobs_in[0])
+                self.problem = str(e)
+            if attempt % 60 == 0:
+                why = f"{self.settings.store}: cannot write: {self.problem}"
+                self._log.error("{why}: publishers wait; make room, or start it again", why=why)
+            if attempt % _SIP == _SIP - 1 and attempt < _MOST_ATTEMPTS:
+                self._read_publishers()
             await deferLater(self._reactor, _RETRY)
-        self._is_writing = False
-        self._patience = min(_MOST_PATIENCE, (self._reactor.seconds() - start) / 2)
-        if self._jobs_in:
-            self._intake.resume_for(self._jobs_in[0])
+        self._is_writing, self._patience = False, min(_MOST_PATIENCE, (self._reactor.seconds() - start) / 2)
+        self._read_publishers()
         if self.problem:
             self._log.info("{path}: the disk takes jobs again", path=self.settings.store)
             self.problem = ""
         return result
+
+    def _read_publishers(self) -> None:
+        if self._jobs_in:
+            self._intake.resume_for(self._jobs_in[0])
 
     def _send(self, deliveries: list[Delivery], died: list[Job], payloads: dict[int, bytes]) -> None:
         packets: list[bytes] = []
@@ -492,6 +479,7 @@ class QueueService(Service):
             if len(packets[-1]) > self._floor.core.max_packet:
                 packets.pop()
                 self.jobs.nack(job, "poison", "it is too long for a packet to a worker", self._now())
+                self.poke()
             self.jobs.forget_payload(job)
         for job in died:
             payload = payloads.get(job.id) if job.payload is None else job.payload
@@ -517,35 +505,35 @@ class QueueService(Service):
         verb = request.key.rpartition(b"/")[2]
         if verb == b"ls":
             return json.dumps(self._summary()).encode()
-        uid = None if request.sender is None else request.sender.uid
-        if uid not in (0, os.geteuid()):
+        if request.sender is None or request.sender.uid not in (0, os.geteuid()):
             raise RequestFailed("only root, and the user of the service, may look at jobs and change them")
         try:
             asked: dict[str, Any] = json.loads(request.payload or b"{}")
             ids, limit = asked.get("ids"), min(int(asked.get("limit", _MOST_SHOWN)), _MOST_SHOWN)
             states = ("dead",) if asked.get("dead") or verb == b"retry" else ("waiting", "ready", "delayed")
-            chosen = [each for each in self.jobs.find_all(*states) if ids is None or each[0].id in ids]
+            found = [each for each in self.jobs.find_all(*states) if ids is None or each[0].id in ids]
         except (ValueError, TypeError, AttributeError):
             raise RequestFailed("give a JSON object with ids, dead and limit") from None
         if verb == b"peek":
             await self._settled()
-            return json.dumps(await self._shown(chosen[:limit])).encode()
+            return json.dumps(await self._shown(found[:limit])).encode()
         if verb not in (b"retry", b"drain"):
             raise RequestFailed("ask for ls, peek, retry or drain")
-        (self.jobs.retry if verb == b"retry" else self.jobs.drain)([job for job, _ in chosen])
+        (self.jobs.retry if verb == b"retry" else self.jobs.drain)([job for job, _ in found])
         await self._settled()
-        return b"%d" % len(chosen)
+        return b"%d" % len(found)
 
     def _summary(self) -> dict[str, Any]:
         jobs, pattern = self.jobs, self.settings.pattern
+        workers = [
+            {"name": each.holder.partition(b" ")[2].decode(), "credit": each.credit, "jobs": len(each.jobs)}
+            for each in islice(jobs.workers.values(), _MOST_SHOWN)
+        ]
         return {
             "queue": self.settings.name,
             "pattern": None if pattern is None else pattern.decode(errors="backslashreplace"),
             "jobs": jobs.counts(),
-            "workers": [
-                {"name": each.holder.partition(b" ")[2].decode(), "credit": each.credit, "jobs": len(each.jobs)}
-                for each in islice(jobs.workers.values(), _MOST_SHOWN)
-            ],
+            "workers": workers,
             "events": dict(jobs.events),
             "problem": self.problem or None,
         }

@@ -89,7 +89,7 @@ class Store:
         if problem != "ok":
             raise sqlite3.DatabaseError(problem.replace("\n", " "))
         newest = run("SELECT uid, slot, max(job) FROM known GROUP BY uid")
-        self._slots = {uid: slot for uid, slot, _ in newest}
+        self._slots: dict[int, int] = {uid: slot for uid, slot, _ in newest}
 
     def close(self) -> None:
         """Close the file."""

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import sbus
-from sbus.errors import NobodyListens, RequestFailed, UsageError
+from sbus.errors import NobodyListens, PacketTooLong, RequestFailed, UsageError
 from tests.integration.clients.backends import Backend, Client
 from tests.integration.queue.conftest import Queued
 from tests.support.disks import filled, mounted
@@ -102,6 +102,37 @@ async def test_nobody_has_the_queue(backend: Backend, shared: Any) -> None:
     ):
         with pytest.raises(UsageError):
             await call()
+
+
+async def test_long_jobs(backend: Backend, queued: Start) -> None:
+    """A job that fits a packet arrives, also with payloads=True; a longer one is refused at once, with the remedy."""
+    server = queued()
+    client = await backend.connect(server.address, payloads=True)
+    with pytest.raises(PacketTooLong, match="put it into a file, and the file's path into the job"):
+        await client.do(client.raw.enqueue, "jobs", "k", bytes(2 << 20))
+    longest = client.raw.core.max_packet - 512 - len("queue/jobs/put/k\0")
+    await client.do(client.raw.enqueue, "jobs", "k", bytes(longest))
+    async with working(client) as worker:
+        assert len((await worker.next()).payload) == longest
+
+
+def test_a_worker_that_does_not_read_loses_nothing(queued: Start) -> None:
+    """The service sends a worker no more than its queue on the bus holds, so a large credit costs no lease."""
+    server = queued("=jobs/,lease=100s")
+    reader = server.bus.client()
+    inbox = reader.credentials + b"/sbus/work/ab"
+    for pattern in (inbox, b"queue/jobs/worker/ab"):
+        reader.sub(pattern)
+    reader.msg(b"queue/jobs/ready", b"ab 1 4096")
+    reader.sync()
+    publisher = server.bus.client()
+    for number in range(300):
+        publisher.msg(b"jobs/k", b"%d" % number + bytes(10_000))
+    wait_until(lambda: counts(server), lambda found: found == {"out": 105, "ready": 195})
+    for _ in range(300):
+        _, _, text = reader.recv().partition(b"\0")
+        reader.msg(b"queue/jobs/ack", b"ab " + b" ".join(text.split(b" ", 3)[1:3]))
+    wait_until(lambda: counts(server), lambda found: not found)
 
 
 @both
