@@ -77,17 +77,17 @@ class JetStore(Store):
     """An open stream: the calls of `Store`, each of which waits for nats-server.
 
     :param settings: the store is ``nats://…`` or ``tls://…``, with ``?creds=FILE`` for a login that is not in the URL.
-    :param on_arrival: called, in a thread, when there is something to `take`.
+    :ivar on_arrival: called, in a thread, when there is something to `take`.
     :ivar max_payload: bytes of the longest message.
     :raises QueueError: if nats-server does not answer, or the stream is another program's.
     """
 
-    def __init__(self, settings: Settings, on_arrival: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, settings: Settings) -> None:
         url = settings.store
         self.path = urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
         self._stream = "sbus-queue-" + settings.name.replace(".", "=2E")
         self._rules = settings.rules
-        self._on_arrival = on_arrival
+        self.on_arrival: Callable[[], object] = lambda: None
         self._held: dict[int, _Held] = {}
         self._arrived: list[Row] = []
         self._pulled = self._wanted = 0
@@ -203,7 +203,7 @@ class JetStore(Store):
         self._held[row[0]] = _Held(seq, message.reply, payload)
         if held is None or not held.reply:
             self._arrived.append((*row[:6], row[6] + delivered - 1, *row[7:]))
-            self._on_arrival()
+            self.on_arrival()
 
     def take(self) -> list[Row]:
         """Return the jobs that have come since the last call."""
@@ -244,12 +244,14 @@ class JetStore(Store):
 
     def write(self, changes: Changes, known: Mapping[Ident, int], now: float) -> None:
         """Move the jobs that leave this service, and the dead ones; end those that are done."""
-        moves = [("job", row) for row in changes.new] + [("dead", row) for row in changes.changed if row[-1]]
-        if moves or changes.gone:
-            self._do(self._write(moves, changes.gone))
+        moves = {row[0]: row for row, _ in changes.kept if row[-1] or row[0] in changes.gone}
+        gone = [id for id in changes.gone if id not in moves]
+        if moves or gone:
+            self._do(self._write(moves.values(), gone))
 
-    async def _write(self, moves: list[tuple[str, Row]], gone: list[int]) -> None:
-        async def move(kind: str, row: Row) -> None:
+    async def _write(self, moves: Iterable[Row], gone: list[int]) -> None:
+        async def move(row: Row) -> None:
+            kind = "dead" if row[-1] else "job"
             held = self._held.get(row[0])
             if held is None or (kind == "dead" and not held.reply):
                 return  # it has moved
@@ -268,7 +270,7 @@ class JetStore(Store):
                 await self._end(held)
                 del self._held[id]
 
-        await asyncio.gather(*(move(*each) for each in moves), *map(end, gone))
+        await asyncio.gather(*map(move, moves), *map(end, gone))
 
     async def _end(self, held: _Held) -> None:
         if held.reply:
@@ -322,11 +324,11 @@ class _Jobs(JobQueue):
 
     def __init__(self, rules: Rules, rows: Iterable[Row] = ()) -> None:
         super().__init__(rules, rows)
-        self._left: list[Row] = []
+        self._left: list[tuple[Row, bytes]] = []
 
     def leave(self, jobs: list[Job]) -> None:
         """Let any service have jobs."""
-        self._left += map(to_row, jobs)
+        self._left += ((to_row(job), b"") for job in jobs)
         self.drain(jobs)
 
     def retry(self, jobs: Iterable[Job]) -> None:
@@ -342,17 +344,15 @@ class _Jobs(JobQueue):
 
     def forget(self, jobs: list[Job]) -> None:
         """Forget jobs that are not out, and leave their messages alone."""
-        gone = self._gone
-        self._gone = []
         self.drain(jobs)
-        self._gone = gone
+        for job in jobs:
+            del self._dirty[job.id]
 
     def take_changes(self) -> Changes:
         """Return what has changed, as `JobQueue.take_changes` does."""
         left, self._left = self._left, []
-        moved = {row[0] for row in left}
         changes = super().take_changes()
-        return Changes(left, changes.changed, [id for id in changes.gone if id not in moved])
+        return Changes(left + changes.kept, changes.gone)
 
 
 class JetQueueService(QueueService):
@@ -362,10 +362,15 @@ class JetQueueService(QueueService):
     jobs: _Jobs
     _elsewhere = (0, 0)
 
-    def _open_store(self) -> None:
-        settings = self.settings
-        self._store = JetStore(settings, lambda: self._reactor.callFromThread(self.poke))
-        self.jobs = _Jobs(settings.rules, self._store.rows())
+    @staticmethod
+    def open_store(settings: Settings) -> JetStore:
+        """Open the stream of a queue, as `QueueService.open_store` does."""
+        return JetStore(settings)
+
+    def _load(self) -> None:
+        self._store = self.open_store(self.settings)
+        self._store.on_arrival = lambda: self._reactor.callFromThread(self.poke)
+        self.jobs = _Jobs(self.settings.rules, self._store.rows())
 
     async def _call(self, do: Callable[[], T]) -> T:
         return await deferToThread(do)

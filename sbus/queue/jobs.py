@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["MOST_DELIVERIES", "ROW", "STATES", "Changes", "Delivery", "Job", "JobQueue", "Row", "Rules", "to_row"]
+__all__ = ["MOST_DELIVERIES", "ROW", "STATES", "Changes", "Job", "JobQueue", "Row", "Rules", "to_row"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
 """Seconds after a first failure, which double with each further one, and their limit."""
@@ -38,11 +38,9 @@ _ALONE_FROM = 3
 _MOST_BYTES_OUT, _MOST_BYTES_EACH = 64 << 20, 1 << 20
 """Bytes of jobs at all workers of a queue, and at one of them: `--queue-bytes` and `--total-queue-bytes` of a bus
 have room for both by default."""
-_KEPT_BYTES = 64 << 20
-"""Bytes of payloads that stay in memory until their jobs first go out; those beyond are read from the store."""
 MOST_DELIVERIES = 4096
 """Deliveries of one turn, so that workers with much credit do not make it take seconds."""
-MOST_WORKERS = 1024
+_MOST_WORKERS = 1024
 """Workers of one queue: as many keys as a client may watch."""
 STATES = ("waiting", "ready", "delayed", "out", "dead")
 
@@ -76,7 +74,7 @@ class Job:
     :ivar tries: the deliveries that count.
     :ivar holder: the worker that has it, or nothing.
     :ivar reason: why it is dead, or nothing.
-    :ivar payload: its payload; None if it is in the store alone.
+    :ivar payload: its payload; None while it is in the store alone.
     :ivar until: the end of its lease.
     """
 
@@ -97,9 +95,9 @@ ROW = ("id", "key", "sender", "uid", "size", "due", "tries", "holder", "reason")
 """The attributes of a job that the store keeps, besides the payload."""
 Row: TypeAlias = tuple[int, bytes, bytes, int, int, float, int, bytes, str]
 to_row: Callable[[Job], Row] = attrgetter(*ROW)
-_to_new_row: Callable[[Job], tuple[Any, ...]] = attrgetter(*ROW, "payload")
 
 
+@dataclass(slots=True, eq=False)
 class Worker:
     """A worker, and the jobs that it has.
 
@@ -110,46 +108,29 @@ class Worker:
         fewest.
     """
 
-    __slots__ = ("credit", "holder", "is_alone", "is_silent", "jobs", "round", "size", "uid")
-
-    def __init__(self, holder: bytes) -> None:
-        self.holder = holder
-        self.uid = self.round = -1
-        self.credit = self.size = 0
-        self.jobs: dict[int, Job] = {}
-        self.is_alone = self.is_silent = False
+    holder: bytes
+    uid: int = -1
+    round: int = -1
+    credit: int = 0
+    size: int = 0
+    jobs: dict[int, Job] = field(default_factory=dict)
+    is_alone: bool = False
+    is_silent: bool = False
 
     def has_room(self, most_bytes: float = math.inf) -> bool:
         """Return whether another job may go to it."""
-        return (
-            len(self.jobs) < self.credit and self.size < most_bytes and not self.is_alone and not self.is_silent
-        )
-
-
-class Delivery(NamedTuple):
-    """A job on its way to a worker."""
-
-    job: Job
-    worker: Worker
-    round: int
-    tries: int
-
-    def counts(self) -> bool:
-        """Return whether the job is still the worker's: much may have happened while a store was away."""
-        job, worker = self.job, self.worker
-        return (job.holder, job.tries, worker.round) == (worker.holder, self.tries, self.round)
+        is_open = len(self.jobs) < self.credit and self.size < most_bytes
+        return is_open and not self.is_alone and not self.is_silent
 
 
 class Changes(NamedTuple):
     """What is to be written, in one transaction.
 
-    :ivar new: rows of new jobs, each with the payload behind it.
-    :ivar changed: rows of jobs that the store has.
+    :ivar kept: rows of jobs that are new or have changed, each with the payload, or with nothing if the store has it.
     :ivar gone: IDs of jobs to delete.
     """
 
-    new: Sequence[tuple[Any, ...]]
-    changed: list[Row]
+    kept: list[tuple[Row, bytes]]
     gone: list[int]
 
 
@@ -176,10 +157,7 @@ class JobQueue:
         self.events: Counter[str] = Counter()
         self.died: list[Job] = []
         self._next_id = next_id
-        self._kept_bytes = 0
-        self._new: dict[int, Job] = {}
-        self._changed: dict[int, Job] = {}
-        self._gone: list[int] = []
+        self._dirty: dict[int, Job | None] = {}  # None: it is gone
         self._lines: dict[bytes, deque[Job]] = {}  # of each key, the first one is under way
         self._ready: OrderedDict[int, list[int]] = OrderedDict()  # by user, in the order of their turns
         self._alone: list[int] = []  # ready, too
@@ -219,8 +197,7 @@ class JobQueue:
         job.id = self._next_id
         self._next_id += 1
         self.events["put"] += 1
-        self._kept_bytes += job.size
-        self._new[job.id] = job
+        self._dirty[job.id] = job
         self._add(job)
         if job.due:
             heappush(self._delayed, (job.due, job.id))
@@ -236,7 +213,7 @@ class JobQueue:
         """
         worker = self.workers.get(holder)
         if worker is None:
-            free = MOST_WORKERS - len(self.workers)
+            free = _MOST_WORKERS - len(self.workers)
             if sum(each.uid == uid for each in self.workers.values()) >= free:  # else one user could take all places
                 self.events["refused"] += 1
                 return False
@@ -326,7 +303,7 @@ class JobQueue:
         for job in jobs:
             del self._dead[job.id]
             job.tries, job.reason, job.due = 0, "", 0.0
-            self._note(job)
+            self._dirty[job.id] = job
             self._join_line(job)
 
     def drain(self, jobs: Collection[Job]) -> None:
@@ -350,8 +327,8 @@ class JobQueue:
 
     # --- time --------------------------------------------------------------------------------
 
-    def advance(self, now: float) -> list[Delivery]:
-        """Do what is due, and hand out what can be handed out."""
+    def advance(self, now: float) -> list[Job]:
+        """Do what is due, hand out what can be handed out, and return that."""
         while self._delayed and self._delayed[0][0] <= now:
             job = self.jobs[heappop(self._delayed)[1]]
             if job.tries:
@@ -362,18 +339,18 @@ class JobQueue:
             self.events["expired"] += 1
             self.workers[job.holder].is_silent = True
             self._lose(job, "the lease ran out")
-        deliveries: list[Delivery] = []
+        handed: list[Job] = []
         if self._ready or self._alone:
-            self._hand_out(deliveries, now)
-            self.events["delivered"] += len(deliveries)
-        return deliveries
+            self._hand_out(handed, now)
+            self.events["delivered"] += len(handed)
+        return handed
 
     def next_time(self) -> float:
         """Return when `advance` is next needed; ``inf`` for never."""
         lease = next(iter(self._out.values())).until if self._out else math.inf
         return min(lease, self._delayed[0][0]) if self._delayed else lease
 
-    def _hand_out(self, deliveries: list[Delivery], now: float) -> None:
+    def _hand_out(self, handed: list[Job], now: float) -> None:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))
         free = [worker for worker in self.workers.values() if worker.has_room(most_bytes)]
         while self._alone and free:
@@ -381,13 +358,13 @@ class JobQueue:
             free.remove(worker)
             if worker.jobs:
                 break  # it is kept free until it is idle
-            deliveries.append(self._deliver(heappop(self._alone), worker, now))
+            handed.append(self._deliver(heappop(self._alone), worker, now))
         loads = [(len(worker.jobs), number, worker) for number, worker in enumerate(free)]
         heapify(loads)
-        while loads and self._ready and len(deliveries) < MOST_DELIVERIES:
+        while loads and self._ready and len(handed) < MOST_DELIVERIES:
             uid, heap = next(iter(self._ready.items()))
             _, number, worker = loads[0]
-            deliveries.append(self._deliver(heappop(heap), worker, now))
+            handed.append(self._deliver(heappop(heap), worker, now))
             if heap:
                 self._ready.move_to_end(uid)
             else:
@@ -397,44 +374,31 @@ class JobQueue:
             else:
                 heappop(loads)
 
-    def _deliver(self, id: int, worker: Worker, now: float) -> Delivery:
+    def _deliver(self, id: int, worker: Worker, now: float) -> Job:
         job = self.jobs[id]
         job.tries += 1
         job.holder = worker.holder
         self._lend(job, worker, now)
-        self._note(job)
-        return Delivery(job, worker, worker.round, job.tries)
+        self._dirty[job.id] = job
+        return job
 
     # --- changes -----------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:
-        """Return what has changed since the last call."""
-        changes = Changes(
-            list(map(_to_new_row, self._new.values())), list(map(to_row, self._changed.values())), self._gone
-        )
-        for job in reversed(self._new.values()):
-            if self._kept_bytes <= _KEPT_BYTES:
-                break
+        """Return what has changed since the last call; payloads of jobs that have not gone out are the store's now."""
+        dirty, self._dirty = self._dirty, {}
+        changes = Changes([], [])
+        for id, job in dirty.items():
+            if job is None:
+                changes.gone.append(id)
+                continue
+            changes.kept.append((to_row(job), job.payload or b""))
             if not job.holder:
-                self.forget_payload(job)
-        self._new, self._changed, self._gone = {}, {}, []
+                job.payload = None
         return changes
 
-    def forget_payload(self, job: Job) -> None:
-        """Leave a payload to the store."""
-        if job.payload is not None:
-            self._kept_bytes -= job.size
-            job.payload = None
-
-    def _note(self, job: Job) -> None:
-        if job.id not in self._new:
-            self._changed[job.id] = job
-
     def _erase(self, job: Job) -> None:
-        if self._new.pop(job.id, None) is None:
-            self._changed.pop(job.id, None)
-            self._gone.append(job.id)
-        self.forget_payload(job)
+        self._dirty[job.id] = None
         del self.jobs[job.id]
         self.owned[job.uid] -= 1
         self.owned_bytes[job.uid] -= job.size
@@ -478,7 +442,7 @@ class JobQueue:
         worker.size -= job.size
         worker.is_alone = worker.is_alone and bool(worker.jobs)
         job.holder = b""
-        self._note(job)
+        self._dirty[job.id] = job
         self._forget_idle(worker)
 
     def _forget_idle(self, worker: Worker) -> None:
@@ -500,4 +464,4 @@ class JobQueue:
         self._leave_line(job)
         self._dead[job.id] = job
         self.died.append(job)
-        self._note(job)
+        self._dirty[job.id] = job

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count, islice
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from twisted.internet import defer
@@ -38,7 +39,7 @@ from sbus.client.watches import Watch
 from sbus.daemon.service import Service
 from sbus.errors import QueueError, RequestFailed, SbusError, UsageError
 from sbus.protocol.packets import MSG, UNSUB, build
-from sbus.queue.jobs import MOST_DELIVERIES, Changes, Delivery, Job, JobQueue, Rules
+from sbus.queue.jobs import MOST_DELIVERIES, Changes, Job, JobQueue, Rules
 from sbus.queue.store import Ident, Store
 
 __all__ = ["Put", "QueueService", "Settings"]
@@ -180,15 +181,27 @@ class QueueService(Service):
     def startService(self) -> None:
         """Open the store, and connect to the bus.
 
-        :raises sbus.errors.QueueError: if the store cannot be used.
+        :raises SystemExit: with one line, if the store cannot be used.
         """
-        self._open_store()
+        try:
+            self._load()
+        except SbusError as error:
+            self._log.critical("{error}", error=error)  # a daemon's standard error goes nowhere
+            raise SystemExit(f"sbus-queue: {error}") from None
         super().startService()
         for service in self._services:
             service.startService()
 
-    def _open_store(self) -> None:
-        self._store = Store(self.settings.store)
+    @staticmethod
+    def open_store(settings: Settings) -> Store:
+        """Open the store of a queue.
+
+        :raises sbus.errors.QueueError: if it cannot be used.
+        """
+        return Store(settings.store)
+
+    def _load(self) -> None:
+        self._store = self.open_store(self.settings)
         self.jobs = JobQueue(self.settings.rules, self._store.rows(), self._store.next_id(), self._now())
 
     def stopService(self) -> defer.Deferred[None]:
@@ -327,9 +340,7 @@ class QueueService(Service):
         vigil = self._vigils.get(holder)
         if vigil is None:
             key = self._key(b"worker/") + holder.partition(b" ")[0]
-            vigil = self._vigils[holder] = _Vigil(
-                self._reactor, self._floor, key, partial(self._worker_gone, holder)
-            )
+            vigil = self._vigils[holder] = _Vigil(self._reactor, self._floor, key, partial(self._worker_gone, holder))
             if self._trusts_pids and holder.count(b"!/cred/") == 1:
                 vigil.watch_process(int(holder.rpartition(b"/")[2]))
         return vigil
@@ -378,22 +389,21 @@ class QueueService(Service):
         waiters, self._turn_waiters = self._turn_waiters, []
         puts, self._puts = self._puts, []
         answers, known = await self._admit(puts)
-        deliveries = jobs.advance(self._now())
+        handed = jobs.advance(self._now())
         died, jobs.died = jobs.died, []
-        missing = [job.id for job in (*(each.job for each in deliveries), *died) if job.payload is None]
+        missing = [job for job in (*handed, *died) if job.payload is None]
         changes = jobs.take_changes()
-        payloads: dict[int, bytes] = {}
         if any(changes) or missing:
-            payloads = await self._on_disk(lambda: self._write(changes, known, missing))
+            await self._on_disk(lambda: self._write(changes, known, missing))
         if answers:
             with suppress(SbusError):
                 self._intake.answer_all(answers)
-        self._send(deliveries, died, payloads)
+        self._send(handed, died)
         for waiter in waiters:
             waiter.callback(None)
-        self._is_turning, self._expected = False, len(puts) + len(deliveries)
+        self._is_turning, self._expected = False, len(puts) + len(handed)
         # There may be more than a turn hands out.
-        self.poke(0.0 if len(deliveries) >= MOST_DELIVERIES else jobs.next_time() - self._now())
+        self.poke(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - self._now())
 
     async def _admit(self, puts: list[Put]) -> tuple[list[tuple[Message, bytes]], dict[Ident, int]]:
         """Take new jobs; return the answers for when they are on the disk, and what to remember with them."""
@@ -431,9 +441,11 @@ class QueueService(Service):
             why = f"messages of {job.sender.decode()} are dropped, who has all {why}"
             self._log.warn("queue {name}: {why}", name=self.settings.name, why=why)
 
-    def _write(self, changes: Changes, known: dict[Ident, int], missing: list[int]) -> dict[int, bytes]:
+    def _write(self, changes: Changes, known: dict[Ident, int], missing: list[Job]) -> None:
         self._store.write(changes, known, self._now())
-        return self._store.payloads(missing)
+        payloads = self._store.payloads([job.id for job in missing])
+        for job in missing:
+            job.payload = payloads.get(job.id)
 
     async def _call(self, do: Callable[[], T]) -> T:
         """Do something with the store: here and now."""
@@ -465,28 +477,27 @@ class QueueService(Service):
         if self._jobs_in:
             self._intake.resume_for(self._jobs_in[0])
 
-    def _send(self, deliveries: list[Delivery], died: list[Job], payloads: dict[int, bytes]) -> None:
+    def _send(self, handed: list[Job], died: list[Job]) -> None:
         packets: list[bytes] = []
-        deliveries.sort(key=_inbox)  # a worker's jobs leave in one bundle
         lease = b"%.17g" % self.settings.rules.lease
-        for delivery in deliveries:
-            job = delivery.job
-            payload = payloads.get(job.id) if job.payload is None else job.payload
-            if payload is None or not delivery.counts():
-                continue
-            text = build_job(delivery.round, job.id, job.tries, lease, job.sender, job.key, payload)
-            packets.append(build(MSG, _inbox(delivery), text))
-            if len(packets[-1]) > self._floor.core.max_packet:
-                packets.pop()
-                self.jobs.nack(job, "poison", "it is too long for a packet to a worker", self._now())
-                self.poke()
-            self.jobs.forget_payload(job)
+        handed.sort(key=attrgetter("holder"))  # a worker's jobs leave in one bundle
+        for job in handed:
+            if job.holder and job.payload is not None:  # else it was given back while the store was away
+                token, _, name = job.holder.partition(b" ")
+                round = self.jobs.workers[job.holder].round
+                text = build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
+                packets.append(build(MSG, b"%b%b%b" % (name, INBOX, token), text))
+                if len(packets[-1]) > self._floor.core.max_packet:
+                    packets.pop()
+                    self.jobs.nack(job, "poison", "it is too long for a packet to a worker", self._now())
+                    self.poke()
+            job.payload = None
         for job in died:
-            payload = payloads.get(job.id) if job.payload is None else job.payload
             self._log.warn("queue {name}: job {id} is dead: {why}", name=self.settings.name, id=job.id, why=job.reason)
-            text = b"%d %d %b\0%b" % (job.id, job.tries, job.reason.encode(), payload or b"")
+            text = b"%d %d %b\0%b" % (job.id, job.tries, job.reason.encode(), job.payload or b"")
             with suppress(SbusError):  # too long with the reason: it is in the store
                 packets.append(self._floor.core.publish(self._key(b"dead/") + job.key, text))
+            job.payload = None
         if packets:
             with suppress(SbusError):  # not connected for long: workers announce themselves anew
                 self._floor.send(packets)
@@ -566,8 +577,3 @@ def _author(message: Message) -> tuple[bytes, int]:
 
 def _new_job(key: bytes, payload: bytes, sender: bytes, uid: int, due: float = 0.0) -> Job:
     return Job(0, key, sender, uid, len(payload), due, 0, b"", "", payload)
-
-
-def _inbox(delivery: Delivery) -> bytes:
-    token, _, name = delivery.worker.holder.partition(b" ")
-    return b"%b%b%b" % (name, INBOX, token)

@@ -37,6 +37,8 @@ CREATE TABLE known (
 ) STRICT, WITHOUT ROWID;
 """
 _COLUMNS = ", ".join(ROW)
+_KEEP = f"""INSERT INTO job ({_COLUMNS}, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
+SET due=excluded.due, tries=excluded.tries, holder=excluded.holder, reason=excluded.reason"""
 KNOWN_SECONDS = 86_400.0
 """Seconds for which the ID of a publisher is kept."""
 _SLOTS = 1_000_000
@@ -118,10 +120,8 @@ class Store:
         run, many = self._db.execute, self._db.executemany
         run("BEGIN IMMEDIATE")
         try:
-            if changes.new:
-                many(f"INSERT INTO job ({_COLUMNS}, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", changes.new)
-                run("UPDATE latest SET job=?", (changes.new[-1][0],))
-            many("UPDATE job SET due=?6, tries=?7, holder=?8, reason=?9 WHERE id=?1", changes.changed)
+            many(_KEEP, [(*row, payload) for row, payload in changes.kept])
+            run("UPDATE latest SET job=max(job, ?)", (max((row[0] for row, _ in changes.kept), default=0),))
             many("DELETE FROM job WHERE id=?", zip(changes.gone))
             many(
                 "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)",

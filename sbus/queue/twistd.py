@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from twisted.application.service import IService
-from twisted.logger import Logger
 from twisted.python import usage
 
 from sbus.client.connecting import find_address
@@ -23,7 +23,6 @@ from sbus.protocol.keys import CURRENT, matches_open
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.queue.jobs import Rules
 from sbus.queue.service import QueueService, Settings
-from sbus.queue.store import Store
 from sbus.syscalls.addresses import parse
 
 __all__ = ["Options", "makeService", "parse_queue"]
@@ -69,20 +68,12 @@ def parse_queue(text: str, directory: str | None) -> Settings:
     return Settings(name, pattern, store if is_jetstream else os.path.abspath(store), Rules(**rules))
 
 
-def _open_store(settings: Settings) -> Store:
+def _kind(settings: Settings) -> type[QueueService]:
     if "://" not in settings.store:
-        return Store(settings.store)
+        return QueueService
     with needs("nats"):
-        from sbus.queue.jetstream import JetStore
-    return JetStore(settings)
-
-
-def _make_queue(reactor: Any, address: str, settings: Settings, fail: Callable[[], object], most: int) -> QueueService:
-    if "://" not in settings.store:
-        return QueueService(reactor, address, settings, fail, most)
-    from sbus.queue.jetstream import JetQueueService
-
-    return JetQueueService(reactor, address, settings, fail, most)
+        from sbus.queue.jetstream import JetQueueService
+    return JetQueueService
 
 
 class Options(CommandLine):
@@ -153,18 +144,17 @@ def makeService(options: Options) -> IService:
     try:
         if options.parent is None or options.parent.get("uid") is None:
             for settings in options.settings:
-                _open_store(settings).close()
+                _kind(settings).open_store(settings).close()
     except SbusError as e:
         early.restore()
         raise SystemExit(f"{options.command}: {e}") from None
     early.hand_over(reactor)
+    services = MultiService()
     process = Process(pid_file=options.pid_file)
-    queues = [
-        _make_queue(reactor, options["socket"], settings, process.fail, options["max-packet"])
-        for settings in options.settings
-    ]
-    services = _Services()
     process.setServiceParent(services)
+    queues = [
+        _kind(each)(reactor, options["socket"], each, process.fail, options["max-packet"]) for each in options.settings
+    ]
     for queue in queues:
         queue.setServiceParent(services)
 
@@ -177,20 +167,5 @@ def makeService(options: Options) -> IService:
         from sbus.daemon.metrics import MetricsWriter
         from sbus.queue.metrics import families
 
-        MetricsWriter(reactor, options["metrics-file"], lambda is_up: families(queues, is_up)).setServiceParent(
-            services
-        )
+        MetricsWriter(reactor, options["metrics-file"], partial(families, queues)).setServiceParent(services)
     return services
-
-
-class _Services(MultiService):
-    """All services of the process."""
-
-    _log = Logger(namespace="sbus.queue")
-
-    def startService(self) -> None:
-        try:
-            super().startService()
-        except SbusError as error:
-            self._log.critical("{error}", error=error)  # a daemon's standard error goes nowhere
-            raise SystemExit(f"{Options.command}: {error}") from None

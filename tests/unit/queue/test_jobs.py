@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sbus.queue.jobs import MOST_DELIVERIES, STATES, Changes, Delivery, Job, JobQueue, Row, Rules
+from sbus.queue.jobs import MOST_DELIVERIES, STATES, Changes, Job, JobQueue, Row, Rules
 
 
 def queue_with(worker_credit: int = 10, **rules: Any) -> JobQueue:
@@ -33,8 +33,8 @@ def state_of(queue: JobQueue, job: Job) -> str:
     return state
 
 
-def ids(deliveries: list[Delivery]) -> list[int]:
-    return [delivery.job.id for delivery in deliveries]
+def ids(handed: list[Job]) -> list[int]:
+    return [job.id for job in handed]
 
 
 def test_credit_bounds_what_a_worker_has() -> None:
@@ -44,7 +44,7 @@ def test_credit_bounds_what_a_worker_has() -> None:
         put(queue, b"k", b"")
     first = queue.advance(0.0)
     assert ids(first) == [1, 2]
-    queue.ack(first[1].job)
+    queue.ack(first[1])
     assert ids(queue.advance(0.0)) == [3]
 
 
@@ -55,12 +55,12 @@ def test_the_least_busy_worker_gets_the_next_job() -> None:
     queue.ready(b"b", 0, 1, 10, {})
     for _ in range(4):
         put(queue, b"k", b"")
-    for delivery in queue.advance(0.0):
-        if delivery.worker.holder == b"b":
-            queue.ack(delivery.job)
+    for job in queue.advance(0.0):
+        if job.holder == b"b":
+            queue.ack(job)
     for _ in range(2):
         put(queue, b"k", b"")
-    assert [delivery.worker.holder for delivery in queue.advance(0.0)] == [b"b", b"b"]
+    assert [job.holder for job in queue.advance(0.0)] == [b"b", b"b"]
 
 
 def test_users_take_turns() -> None:
@@ -68,7 +68,7 @@ def test_users_take_turns() -> None:
     queue = queue_with(4)
     for uid in (1, 1, 1, 1, 2, 3):
         put(queue, b"k", b"", uid=uid)
-    assert [delivery.job.uid for delivery in queue.advance(0.0)] == [1, 2, 3, 1]
+    assert [job.uid for job in queue.advance(0.0)] == [1, 2, 3, 1]
 
 
 def test_failures_pause_longer_each_time() -> None:
@@ -129,11 +129,11 @@ def test_a_worker_that_says_nothing_gets_nothing_more() -> None:
     queue.advance(0.0)
     assert queue.advance(30.0) == []
     queue.ready(b"other", 0, 1, 1, {})
-    assert [(d.worker.holder, d.tries) for d in queue.advance(31.0)] == [(b"other", 2)]
+    assert [(d.holder, d.tries) for d in queue.advance(31.0)] == [(b"other", 2)]
     put(queue, b"k", b"")
     assert queue.advance(32.0) == []
     assert queue.find(b"w", 1, 1) is None
-    assert [d.worker.holder for d in queue.advance(33.0)] == [b"w"]
+    assert [d.holder for d in queue.advance(33.0)] == [b"w"]
 
 
 def test_the_third_delivery_goes_alone() -> None:
@@ -150,7 +150,7 @@ def test_the_third_delivery_goes_alone() -> None:
     first = queue.advance(0.0)
     assert ids(first) == [1]
     assert queue.advance(0.0) == []
-    queue.ack(first[0].job)
+    queue.ack(first[0])
     assert ids(queue.advance(0.0)) == [2, 3, 4, 5]
 
 
@@ -163,7 +163,7 @@ def test_a_busy_worker_is_kept_free_for_a_job_that_goes_alone() -> None:
         queue.nack(bad, "failed", "", now)
     for _ in range(3):
         put(queue, b"good", b"")
-    first, second = (delivery.job for delivery in queue.advance(2.0))
+    first, second = queue.advance(2.0)
     queue.ack(first)
     assert queue.advance(3.0) == []
     queue.ack(second)
@@ -179,25 +179,16 @@ def test_a_new_round_takes_back_what_the_worker_lacks() -> None:
         put(queue, b"k", b"")
     queue.advance(0.0)
     queue.ready(b"w", 0, 2, 2, {1: 1})
-    assert [(d.job.id, d.round, d.tries) for d in queue.advance(0.0)] == [(2, 2, 1)]
+    assert [(d.id, d.tries) for d in queue.advance(0.0)] == [(2, 1)]
 
 
-def test_delivery_that_came_to_nothing() -> None:
-    """A delivery counts no more when the job was given back while the disk wrote."""
-    queue = queue_with()
-    put(queue, b"k", b"")
-    [delivery] = queue.advance(0.0)
-    assert delivery.counts()
-    queue.gone(b"w")
-    assert not delivery.counts()
-
-
-def test_payloads_beyond_the_limit_stay_in_the_store() -> None:
-    """What waits takes a bounded amount of memory for payloads."""
-    queue = JobQueue(Rules())
-    jobs = [put(queue, b"k", bytes(10 << 20)) for _ in range(8)]
-    queue.take_changes()
-    assert [job.payload is None for job in jobs] == [False] * 6 + [True] * 2
+def test_payloads_are_the_stores() -> None:
+    """A payload stays in memory only if its job goes out at once, so what waits takes no memory for it."""
+    queue = queue_with(1)
+    jobs = [put(queue, b"k", b"x") for _ in range(2)]
+    queue.advance(0.0)
+    assert [payload for _, payload in queue.take_changes().kept] == [b"x", b"x"]
+    assert [job.payload for job in jobs] == [b"x", None]
 
 
 def test_much_credit_takes_several_turns() -> None:
@@ -218,9 +209,9 @@ def test_a_worker_has_a_bounded_number_of_bytes() -> None:
         put(queue, b"k", bytes(10_000))
     first = queue.advance(0.0)
     assert ids(first) == [1]
-    queue.ack(first[0].job)
+    queue.ack(first[0])
     [second] = queue.advance(0.0)
-    queue.ack(second.job)
+    queue.ack(second)
     assert len(queue.advance(0.0)) == math.ceil((1 << 20) / 10_000)
     assert queue.advance(0.0) == []
 
@@ -232,7 +223,7 @@ def test_many_workers_share_the_bytes() -> None:
         queue.ready(b"%d" % number, number, 1, 100, {})
         for _ in range(5):
             put(queue, b"k", bytes(100_000))
-    assert sum(delivery.job.size for delivery in queue.advance(0.0)) <= (64 << 20) + 500 * 100_000
+    assert sum(job.size for job in queue.advance(0.0)) <= (64 << 20) + 500 * 100_000
 
 
 def test_one_user_does_not_take_all_places_of_workers() -> None:
@@ -252,8 +243,8 @@ def test_a_user_has_bounded_jobs_and_bytes() -> None:
     assert (queue.is_full(1, 2), queue.is_full(1, 3), queue.is_full(2, 3)) == (False, True, False)
     put(queue, b"k", b"", uid=1)
     assert queue.is_full(1, 0)
-    for delivery in queue.advance(0.0):
-        queue.ack(delivery.job)
+    for job in queue.advance(0.0):
+        queue.ack(job)
     assert not queue.is_full(1, 10)
 
 
@@ -287,30 +278,25 @@ class Machine(RuleBasedStateMachine):
 
     def save(self) -> Changes:
         changes = self.queue.take_changes()
-        for *row, _ in changes.new:
-            assert row[0] not in self.disk
-            self.disk[row[0]] = tuple(row)
-        for row in changes.changed:
-            assert row[0] in self.disk
+        for row, _ in changes.kept:
             self.disk[row[0]] = row
         for id in changes.gone:
-            del self.disk[id]
+            self.disk.pop(id, None)
         return changes
 
     @rule()
     def turn(self) -> None:
         before = {uid: self.queue_ready(uid) for uid in (1, 2)}
         silent = {job.holder for job in self.queue.jobs.values() if job.holder and job.until <= self.now}
-        deliveries = self.queue.advance(self.now)
+        handed = self.queue.advance(self.now)
         self.save()
         served: list[int] = []
         held = {token: sum(self.is_held(token, job) for job in jobs.items()) for token, jobs in self.hold.items()}
-        for delivery in deliveries:
-            job, token = delivery.job, delivery.worker.holder
-            assert delivery.counts()
+        for job in handed:
+            token = job.holder
             assert token not in silent
             assert self.credit[token] > held[token]
-            if delivery.tries >= 3:
+            if job.tries >= 3:
                 assert not held[token]
             held[token] += 1
             assert job.due <= self.now
@@ -318,8 +304,8 @@ class Machine(RuleBasedStateMachine):
                 earlier = {id for id in self.prompt & self.open if id < job.id and self.disk[id][1] == job.key}
                 assert all(self.queue.jobs[id].reason for id in earlier)
             self.begun.add(job.id)
-            self.hold[token][job.id] = delivery.tries
-            if delivery.tries < 3:
+            self.hold[token][job.id] = job.tries
+            if job.tries < 3:
                 served.append(job.uid)
         for uid in (1, 2):  # nobody has two while another one who had some got none
             if before[uid] and uid not in served:
@@ -406,7 +392,7 @@ class Machine(RuleBasedStateMachine):
         self.queue = JobQueue(self.chosen, self.disk.values(), self.next_id, self.now)
         for token in list(self.hold):
             self.announce(token, self.credit[token])
-        assert self.save().new == []
+        assert not any(self.save())
 
     # --- promises ---
 

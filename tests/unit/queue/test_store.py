@@ -13,7 +13,7 @@ from sbus.queue.jobs import Changes, Row
 from sbus.queue.store import Store
 from tests.support.disks import filled, mounted
 
-NOTHING = Changes([], [], [])
+NOTHING = Changes([], [])
 
 
 def row(id: int, due: float = 0.0, tries: int = 0, holder: bytes = b"", reason: str = "") -> Row:
@@ -22,7 +22,7 @@ def row(id: int, due: float = 0.0, tries: int = 0, holder: bytes = b"", reason: 
 
 def new(*jobs: tuple[int, bytes]) -> Changes:
     """New jobs, each with its payload."""
-    return Changes([(*row(id), payload) for id, payload in jobs], [], [])
+    return Changes([(row(id), payload) for id, payload in jobs], [])
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_changes_last(store: Store) -> None:
     """New, changed and deleted jobs are there after the next start, and no number is used twice."""
     store.write(new((7, b"one"), (8, b"two")), {}, 0.0)
     changed = row(7, 1.5, 1, b"w", "why")
-    store.write(Changes([], [changed], [8]), {}, 0.0)
+    store.write(Changes([(changed, b"")], [8]), {}, 0.0)
     store = again(store)
     assert (store.rows(), store.next_id()) == ([changed], 9)
     assert store.payloads([7, 8]) == {7: b"one"}
@@ -122,7 +122,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "2m") as disk:
         store = Store(str(disk / "store"))
         store.write(new((7, b"kept")), {}, 0.0)
-        large = Changes(new((9, bytes(500_000))).new, [], [7])
+        large = Changes(new((9, bytes(500_000))).kept, [7])
         with filled(disk), pytest.raises(sqlite3.OperationalError, match="full"):
             store.write(large, {}, 0.0)
         assert store.payloads([7, 9]) == {7: b"kept"}
