@@ -1,8 +1,9 @@
 """Publishers and workers of queues, for ``queues.py``: plain sockets, one thread each.
 
 A library would cost more CPU time for a job than the servers do. A publisher puts a batch and waits until all of it is
-confirmed; a worker acknowledges what it has received at once. `Redis` and `JetStream` confirm each ack, and the client
-waits for that; a queue of sbus does not, so `Sbus.settle` waits at the end until all acks are on the disk.
+confirmed; a worker acknowledges what it has received at once, in one message where the protocol permits (`Sbus`,
+`Redis`). `Redis` and `JetStream` confirm each ack, and the client waits for that; a queue of sbus does not, so
+`Sbus.settle` waits at the end until all acks are on the disk.
 """
 
 from __future__ import annotations

@@ -93,6 +93,7 @@ def run(system: str, workers: int, batch: int, seconds: float, directory: str | 
         operator = kind(address)
         operator.prepare()
         put, done = [0] * workers, [0] * workers
+        all_put, all_done = threading.Event(), threading.Event()
         clients = [kind(address) for _ in range(2 * workers)]
         start = time.monotonic()
 
@@ -105,6 +106,8 @@ def run(system: str, workers: int, batch: int, seconds: float, directory: str | 
             with contextlib.suppress(OSError):  # the end
                 for count in clients[workers + number].work(batch):
                     done[number] += count
+                    if all_put.is_set() and sum(done) == sum(put):
+                        all_done.set()
 
         publishers = [threading.Thread(target=publish, args=(number,), daemon=True) for number in range(workers)]
         threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(workers)]
@@ -112,10 +115,9 @@ def run(system: str, workers: int, batch: int, seconds: float, directory: str | 
             thread.start()
         for thread in publishers:
             thread.join()
-        while sum(done) < sum(put):
-            if time.monotonic() - start > seconds + PATIENCE:
-                raise SystemExit(f"{system}: {sum(put) - sum(done)} jobs of {sum(put)} are not done")
-            time.sleep(0.001)
+        all_put.set()
+        if sum(done) < sum(put) and not all_done.wait(PATIENCE):
+            raise SystemExit(f"{system}: {sum(put) - sum(done)} jobs of {sum(put)} are not done")
         operator.settle()
         taken = time.monotonic() - start
         for client in (operator, *clients):

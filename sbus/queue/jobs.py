@@ -29,6 +29,8 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
+from sbus.client.queues import REASONS
+
 __all__ = ["MOST_DELIVERIES", "ROW", "STATES", "Changes", "Job", "JobQueue", "Row", "Rules", "to_row"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
@@ -264,9 +266,12 @@ class JobQueue:
     def nack(self, job: Job, reason: str, why: str, now: float) -> None:
         """Take a job back.
 
-        :param reason: ``released``, ``failed`` or ``poison``.
+        :param reason: one of `REASONS`.
         :param why: the worker's words.
+        :raises ValueError: for another reason.
         """
+        if reason not in REASONS:
+            raise ValueError(reason)
         self.events[reason] += 1
         self._take_back(job)
         if reason == "released":

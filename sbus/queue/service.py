@@ -32,7 +32,7 @@ from twisted.logger import Logger
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
-from sbus.client.queues import ALL_QUEUES, INBOX, MOST_CREDIT, REASONS, build_job, parse_put, queue_key
+from sbus.client.queues import ALL_QUEUES, INBOX, MOST_CREDIT, build_job, parse_put, queue_key
 from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
 from sbus.client.watches import Watch
@@ -216,9 +216,8 @@ class QueueService(Service):
                 await self._intake.fence(_STOP_TIMEOUT)  # what was queued for the service comes first
         await self._settled()
         if self._puts:
-            self._log.error(
-                "{name}: the disk refused {n} new jobs until the end", name=self.settings.name, n=len(self._puts)
-            )
+            name = self.settings.name
+            self._log.error("{name}: the disk refused {n} new jobs until the end", name=name, n=len(self._puts))
         for holder in list(self._vigils):
             self._unwatch(holder)
         for service in reversed(self._services):
@@ -231,9 +230,10 @@ class QueueService(Service):
     async def _set_up_intake(self, bus: Bus) -> None:
         self._intake = bus
         bus.flood_control(soft="block", hard="block")
-        self._jobs_in = [_Inflow(bus, self._key(b"put/"), self._requested)]
+        prefix = self._key(b"put/")
+        self._jobs_in = [_Inflow(bus, prefix, partial(self._put, prefix))]
         if self.settings.pattern is not None:
-            self._jobs_in.append(_Inflow(bus, self.settings.pattern, self._published))
+            self._jobs_in.append(_Inflow(bus, self.settings.pattern, partial(self._put, b"")))
         await bus.fence()
 
     async def _set_up_floor(self, bus: Bus) -> None:
@@ -243,8 +243,8 @@ class QueueService(Service):
             self._watch(holder)
         bus.echo(False)
         bus.flood_control(hard="block")
-        for verb in (self._ready, self._ack, self._renew, self._nack):
-            _Inflow(bus, self._key(verb.__name__[1:].encode()), partial(self._worker_said, verb))
+        for verb in (b"ready", b"ack", b"renew", b"nack"):
+            _Inflow(bus, self._key(verb), partial(self._worker_said, verb))
         for key in (self._key(b"admin/*"), ALL_QUEUES):
             bus.respond(key, self._asked)
         await bus.fence()
@@ -260,80 +260,69 @@ class QueueService(Service):
         events = ", ".join(f"{count} {event}" for event, count in sorted(self.jobs.events.items()))
         self._log.info("queue {name}: {events}", name=self.settings.name, events=events or "nothing yet")
 
-    # --- publishers --------------------------------------------------------------------------
+    # --- publishers and workers --------------------------------------------------------------
 
-    def _published(self, messages: list[Message]) -> None:
-        """Take messages that are jobs."""
-        sender, uid = _author(messages[0])
-        self._put([(None, None, _new_job(key, payload, sender, uid)) for key, payload in messages])
-
-    def _requested(self, messages: list[Message]) -> None:
-        """Take requests that put jobs."""
-        sender, uid = _author(messages[0])
-        start = len(self._key(b"put/"))
-        puts: list[Put] = []
+    def _put(self, prefix: bytes, messages: list[Message]) -> None:
+        """Take new jobs: messages, or, with a prefix in front of their keys, requests."""
+        sender = messages[0].sender  # all have the same one
+        name, uid = b"0 -", -1
+        if sender is not None and sender.uid is not None:
+            name, uid = b"%d %b" % (sender.number, str(sender).encode()), sender.uid
         for message in messages:
-            try:
-                id, due, payload = parse_put(message.payload.partition(b"\0")[2])
-            except UsageError as e:
-                self._intake.fail(message, str(e))
-            else:
-                job = _new_job(message.key[start:], payload, sender, uid, due)
-                puts.append((message, (uid, id) if id else None, job))
-        self._put(puts)
-
-    def _put(self, puts: list[Put]) -> None:
-        self._puts += puts
+            request, ident, due, (key, payload) = None, b"", 0.0, message
+            if prefix:
+                request, key = message, key[len(prefix) :]
+                try:
+                    ident, due, payload = parse_put(payload.partition(b"\0")[2])
+                except UsageError as e:
+                    self._intake.fail(message, str(e))
+                    continue
+            job = Job(0, key, name, uid, len(payload), due, 0, b"", "", payload)
+            self._puts.append((request, (uid, ident) if ident else None, job))
         if self._is_writing:
             self._intake.pause_for(self._jobs_in[0])
-        self._came(len(puts))
+        self._came(len(messages))
 
-    # --- workers -----------------------------------------------------------------------------
-
-    def _worker_said(self, verb: Callable[[bytes, list[bytes]], None], messages: list[Message]) -> None:
+    def _worker_said(self, verb: bytes, messages: list[Message]) -> None:
         """Take what a worker says; what is malformed is counted."""
         name, said = b" " + str(messages[0].sender).encode(), 0
         for message in messages:
             token, *words = message.payload.split(b" ")
             said += max(1, len(words) // 2)  # many acks may share a message
             try:
-                verb(token + name, words)
+                if verb == b"ready":
+                    self._worker_ready(token, token + name, words)
+                else:
+                    self._worker_answered(verb, token + name, words)
             except (ValueError, IndexError):
                 self.jobs.events["malformed"] += 1
         self._came(said)
 
-    def _ready(self, holder: bytes, words: list[bytes]) -> None:
-        if not _TOKEN.fullmatch(holder.partition(b" ")[0]):
+    def _worker_answered(self, verb: bytes, holder: bytes, words: list[bytes]) -> None:
+        jobs = self.jobs
+        if verb == b"ack":
+            numbers = list(map(int, words))
+            for id, tries in zip(numbers[::2], numbers[1::2], strict=True):
+                if (job := jobs.find(holder, id, tries)) is not None:
+                    jobs.ack(job)
+        elif (job := jobs.find(holder, int(words[0]), int(words[1]))) is not None:
+            if verb == b"renew":
+                jobs.renew(job, self._now())
+            else:
+                why = b" ".join(words[3:]).decode(errors="replace").replace("\0", "")
+                jobs.nack(job, words[2].decode(), why, self._now())
+
+    def _worker_ready(self, token: bytes, holder: bytes, words: list[bytes]) -> None:
+        if not _TOKEN.fullmatch(token):
             raise ValueError("no token")
         round, credit = int(words[0]), min(max(0, int(words[1])), MOST_CREDIT)
         held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
         uid = holder.split(b"/")[-2:-1]
-        if not self.jobs.ready(holder, int(uid[0]) if uid else -1, round, credit, held):
-            return
-        if not credit:
+        if not self.jobs.ready(holder, int(uid[0]) if uid else -1, round, credit, held) or not credit:
             self._unwatch(holder)
-            return
-        vigil = self._watch(holder)
-        if not vigil.is_watch:
+        elif not (vigil := self._watch(holder)).is_watch:
             vigil.is_watch = True
             self._floor.send(self._floor.core.watch(vigil))
-
-    def _ack(self, holder: bytes, words: list[bytes]) -> None:
-        numbers = list(map(int, words))
-        for id, tries in zip(numbers[::2], numbers[1::2], strict=True):
-            if (job := self.jobs.find(holder, id, tries)) is not None:
-                self.jobs.ack(job)
-
-    def _renew(self, holder: bytes, words: list[bytes]) -> None:
-        if (job := self.jobs.find(holder, int(words[0]), int(words[1]))) is not None:
-            self.jobs.renew(job, self._now())
-
-    def _nack(self, holder: bytes, words: list[bytes]) -> None:
-        reason, why = words[2].decode(), b" ".join(words[3:]).decode(errors="replace").replace("\0", "")
-        if reason not in REASONS:
-            raise ValueError(reason)
-        if (job := self.jobs.find(holder, int(words[0]), int(words[1]))) is not None:
-            self.jobs.nack(job, reason, why, self._now())
 
     def _watch(self, holder: bytes) -> _Vigil:
         """Watch over a worker's process, if PIDs mean the same to the bus and to this process."""
@@ -565,15 +554,3 @@ class QueueService(Service):
             for job, state in jobs
             if job.id in payloads
         ]
-
-
-def _author(message: Message) -> tuple[bytes, int]:
-    """Return the publisher, as in a notice of the bus, and the UID; -1 without one."""
-    sender = message.sender
-    if sender is None:
-        return b"0 -", -1
-    return b"%d %b" % (sender.number, str(sender).encode()), -1 if sender.uid is None else sender.uid
-
-
-def _new_job(key: bytes, payload: bytes, sender: bytes, uid: int, due: float = 0.0) -> Job:
-    return Job(0, key, sender, uid, len(payload), due, 0, b"", "", payload)
