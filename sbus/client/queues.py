@@ -487,9 +487,10 @@ class QueueCalls(ABC):
     ) -> Result[int]:
         """Put a job into a queue, and return its number once it is on the disk.
 
-        :param id: any name of the job. A job with the same ID within a day is not put again: the result is the number
-            of the first one, so a call that failed can be repeated.
+        :param id: any name of the job. If this user has put a job with the same ID within a day, it is not put again:
+            the result is the number of the first one, so a call that failed can be repeated.
         :param delay: seconds until a worker may get it.
+        :raises sbus.errors.PacketTooLong: if the job does not fit a packet; it never goes into sealed memory.
         :raises sbus.errors.NobodyListens: if no service (``twistd sbus-queue``) has this queue.
         :raises sbus.errors.TimedOut: if the service has not confirmed within `timeout` seconds. The job may be in the
             queue, or get there: repeat the call with the same `id`.

@@ -5,8 +5,9 @@ Theory of operation
 
 `sbus.queue.jobs` decides, in memory, without I/O. `sbus.queue.store` makes its decisions durable. `sbus.queue.service`
 joins the two to the bus, turn by turn: what has arrived is applied, all changes go to the disk in one transaction, and
-only then does the service confirm new jobs and hand jobs out. Meanwhile the next turn gathers. A disk that refuses is
-asked again; no turn overtakes another.
+only then does the service confirm new jobs and hand jobs out. A sync costs as much for one job as for a thousand. So a
+turn waits until its predecessor's puts and deliveries have brought new puts and acks, but at most half as long as the
+write took. A disk that refuses is asked again; no turn overtakes another.
 
 A worker announces itself: ``ready`` names the most jobs that it takes at once, and those that it holds. It announces
 itself anew after each interruption, with another *round*. Jobs of an earlier round that it does not hold were lost on
@@ -22,7 +23,8 @@ Below ``queue/NAME/``; words are separated by spaces, ``…`` is the payload:
 ``put/<key>``      request ``[id=ID] [not-before=TIME]\\0…``, answered ``<job>`` once the job is on disk
 ``ready``          ``<token> <round> <credit> [<job>:<tries>]…``
 the inbox          ``<round> <job> <tries> <lease> <sender> <key>\\0…``, at ``<worker>/sbus/work/<token>``
-``ack, renew``     ``<token> <job> <tries>``
+``ack``            ``<token> [<job> <tries>]…``
+``renew``          ``<token> <job> <tries>``
 ``nack``           ``<token> <job> <tries> released|failed|poison <why>``
 ``dead/<key>``     ``<job> <tries> <reason>\\0…``, published when a job dies
 ``up``             published when the service is ready: workers announce themselves anew
