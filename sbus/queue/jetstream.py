@@ -343,7 +343,10 @@ class _Jobs(JobQueue):
         self._load(Job(*row), 0.0)
 
     def forget(self, jobs: list[Job]) -> None:
-        """Forget jobs that are not out, and leave their messages alone."""
+        """Forget jobs, and leave their messages alone."""
+        for job in jobs:
+            if job.holder:
+                self._take_back(job)
         self.drain(jobs)
         for job in jobs:
             del self._dirty[job.id]
