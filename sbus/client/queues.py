@@ -147,7 +147,8 @@ def check_job(size: int, longest: int) -> None:
     """
     if size + _HEAD_ROOM > longest:
         raise PacketTooLong(
-            f"a job of {size:,} bytes, and a packet has {longest:,}: put it into a file, and the file's path into the job"
+            f"a job of {size:,} bytes, and a packet has {longest:,}: "
+            "put it into a file, and the file's path into the job"
         )
 
 

@@ -28,8 +28,8 @@ from twisted.internet.threads import deferToThread
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
 from sbus.errors import QueueError, SbusError
-from sbus.queue.jobs import Changes, Job, JobQueue, Row, Rules, to_row
-from sbus.queue.service import Put, QueueService, Settings
+from sbus.queue.jobs import Changes, Job, JobQueue, Row, Settings, to_row
+from sbus.queue.service import Put, QueueService
 from sbus.queue.store import KNOWN_SECONDS, Ident, Store
 
 __all__ = ["JetQueueService", "JetStore"]
@@ -86,7 +86,7 @@ class JetStore(Store):
         url = settings.store
         self.path = urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
         self._stream = "sbus-queue-" + settings.name.replace(".", "=2E")
-        self._rules = settings.rules
+        self._settings = settings
         self.on_arrival: Callable[[], object] = lambda: None
         self._held: dict[int, _Held] = {}
         self._arrived: list[Row] = []
@@ -138,7 +138,7 @@ class JetStore(Store):
                 name=self._stream,
                 subjects=subjects,
                 retention=RetentionPolicy.WORK_QUEUE,
-                max_bytes=self._rules.most_bytes,
+                max_bytes=self._settings.most_bytes,
                 discard=DiscardPolicy.NEW,  # else the oldest jobs would be lost
                 duplicate_window=KNOWN_SECONDS,
             )
@@ -146,7 +146,10 @@ class JetStore(Store):
         if config.retention != RetentionPolicy.WORK_QUEUE:
             raise QueueError(f"{self.path}: the stream {self._stream} is no work queue: rename or delete it")
         consumer = ConsumerConfig(
-            durable_name=_CONSUMER, filter_subject=f"{self._stream}.job", ack_wait=self._rules.lease, max_ack_pending=-1
+            durable_name=_CONSUMER,
+            filter_subject=f"{self._stream}.job",
+            ack_wait=self._settings.lease,
+            max_ack_pending=-1,
         )
         await self._js.add_consumer(self._stream, consumer)
         self._inbox = self._nats.new_inbox()
@@ -213,7 +216,7 @@ class JetStore(Store):
     async def _keep(self) -> None:
         """Say that this service still has its jobs."""
         while True:
-            await asyncio.sleep(self._rules.lease / 3)
+            await asyncio.sleep(self._settings.lease / 3)
             for held in tuple(self._held.values()):
                 if held.reply and self._nats.is_connected:
                     await self._nats.publish(held.reply, b"+WPI")
@@ -322,8 +325,8 @@ class JetStore(Store):
 class _Jobs(JobQueue):
     """The jobs that a service has; those that leave it are new ones of the stream."""
 
-    def __init__(self, rules: Rules, rows: Iterable[Row] = ()) -> None:
-        super().__init__(rules, rows)
+    def __init__(self, settings: Settings, rows: Iterable[Row] = ()) -> None:
+        super().__init__(settings, rows)
         self._left: list[tuple[Row, bytes]] = []
 
     def leave(self, jobs: list[Job]) -> None:
@@ -373,7 +376,7 @@ class JetQueueService(QueueService):
     def _load(self) -> None:
         self._store = self.open_store(self.settings)
         self._store.on_arrival = lambda: self._reactor.callFromThread(self.poke)
-        self.jobs = _Jobs(self.settings.rules, self._store.rows())
+        self.jobs = _Jobs(self.settings, self._store.rows())
 
     async def _call(self, do: Callable[[], T]) -> T:
         return await deferToThread(do)

@@ -31,7 +31,7 @@ from typing import NamedTuple, TypeAlias
 
 from sbus.client.queues import REASONS
 
-__all__ = ["MOST_DELIVERIES", "ROW", "STATES", "Changes", "Job", "JobQueue", "Row", "Rules", "to_row"]
+__all__ = ["MOST_DELIVERIES", "ROW", "STATES", "Changes", "Job", "JobQueue", "Row", "Settings", "to_row"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
 """Seconds after a first failure, which double with each further one, and their limit."""
@@ -48,9 +48,11 @@ STATES = ("waiting", "ready", "delayed", "out", "dead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class Settings:
     """What the operator has chosen for a queue.
 
+    :ivar pattern: of ordinary messages that are jobs; None for none.
+    :ivar store: the path of the store, or its URL.
     :ivar lease: seconds that a worker has for a job, and again from each renewal.
     :ivar deliveries: deliveries without an ack after which a job is dead.
     :ivar is_ordered: whether jobs of one key go out one by one.
@@ -58,6 +60,9 @@ class Rules:
     :ivar most_bytes: bytes of their payloads.
     """
 
+    name: str = "jobs"
+    pattern: bytes | None = None
+    store: str = ""
     lease: float = 30.0
     deliveries: int = 5
     is_ordered: bool = False
@@ -139,7 +144,6 @@ class Changes(NamedTuple):
 class JobQueue:
     """The jobs of one queue; see above.
 
-    :param rules: what the operator has chosen.
     :param rows: the jobs in the store. The leases of those that are out begin anew.
     :param next_id: the ID of the next new job.
     :ivar jobs: all jobs by ID.
@@ -150,8 +154,8 @@ class JobQueue:
     :ivar died: jobs that have died since the caller last cleared it.
     """
 
-    def __init__(self, rules: Rules, rows: Iterable[Row] = (), next_id: int = 1, now: float = 0.0) -> None:
-        self.rules = rules
+    def __init__(self, settings: Settings, rows: Iterable[Row] = (), next_id: int = 1, now: float = 0.0) -> None:
+        self.settings = settings
         self.jobs: dict[int, Job] = {}
         self.workers: dict[bytes, Worker] = {}
         self.owned: Counter[int] = Counter()
@@ -172,7 +176,7 @@ class JobQueue:
 
     def _load(self, job: Job, now: float) -> None:
         self._add(job)
-        if (job.holder or job.tries) and not job.reason and self.rules.is_ordered:
+        if (job.holder or job.tries) and not job.reason and self.settings.is_ordered:
             self._lines.setdefault(job.key, deque([job]))
         if job.reason:
             self._dead[job.id] = job
@@ -192,7 +196,7 @@ class JobQueue:
 
     def is_full(self, uid: int, size: int) -> bool:
         """Return whether a user may not have another job of this size."""
-        return self.owned[uid] >= self.rules.most or self.owned_bytes[uid] + size > self.rules.most_bytes
+        return self.owned[uid] >= self.settings.most or self.owned_bytes[uid] + size > self.settings.most_bytes
 
     def put(self, job: Job) -> None:
         """Add a new job, and number it."""
@@ -260,7 +264,7 @@ class JobQueue:
 
     def renew(self, job: Job, now: float) -> None:
         """Let a lease begin anew."""
-        job.until = now + self.rules.lease
+        job.until = now + self.settings.lease
         self._out.move_to_end(job.id)
 
     def nack(self, job: Job, reason: str, why: str, now: float) -> None:
@@ -277,7 +281,7 @@ class JobQueue:
         if reason == "released":
             job.tries -= 1
             self._make_ready(job)
-        elif reason == "poison" or job.tries >= self.rules.deliveries:
+        elif reason == "poison" or job.tries >= self.settings.deliveries:
             self._die(job, f"{reason}: {why}")
         else:
             job.due = now + min(_FIRST_PAUSE * 2.0 ** (job.tries - 1), _LONGEST_PAUSE)
@@ -412,7 +416,7 @@ class JobQueue:
 
     def _join_line(self, job: Job) -> None:
         """Make a job ready, or put it behind those of its key."""
-        if self.rules.is_ordered:
+        if self.settings.is_ordered:
             line = self._lines.setdefault(job.key, deque())
             line.append(job)
             if line[0] is not job:
@@ -435,7 +439,7 @@ class JobQueue:
         heappush(heap, job.id)
 
     def _lend(self, job: Job, worker: Worker, now: float) -> None:
-        job.until = now + self.rules.lease
+        job.until = now + self.settings.lease
         self._out[job.id] = worker.jobs[job.id] = job
         worker.size += job.size
         worker.is_alone = worker.is_alone or job.tries >= _ALONE_FROM
@@ -458,7 +462,7 @@ class JobQueue:
     def _lose(self, job: Job, reason: str) -> None:
         """Make a job available whose last delivery counts."""
         self._take_back(job)
-        if job.tries < self.rules.deliveries:
+        if job.tries < self.settings.deliveries:
             self._make_ready(job)
         else:
             self._die(job, reason)

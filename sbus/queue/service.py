@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count, islice
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IDelayedCall
@@ -39,10 +39,10 @@ from sbus.client.watches import Watch
 from sbus.daemon.service import Service
 from sbus.errors import QueueError, RequestFailed, SbusError, UsageError
 from sbus.protocol.packets import MSG, UNSUB, build
-from sbus.queue.jobs import MOST_DELIVERIES, Changes, Job, JobQueue, Rules
+from sbus.queue.jobs import MOST_DELIVERIES, Changes, Job, JobQueue, Settings
 from sbus.queue.store import Ident, Store
 
-__all__ = ["Put", "QueueService", "Settings"]
+__all__ = ["Put", "QueueService"]
 
 T = TypeVar("T")
 
@@ -57,19 +57,6 @@ _STOP_TIMEOUT = 5.0
 _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each payload in it, so that it fits a packet."""
-
-
-class Settings(NamedTuple):
-    """What the operator has chosen for a queue.
-
-    :ivar pattern: of ordinary messages that are jobs; None for none.
-    :ivar store: the path of the store.
-    """
-
-    name: str
-    pattern: bytes | None
-    store: str
-    rules: Rules
 
 
 Put: TypeAlias = tuple[Message | None, Ident | None, Job]
@@ -152,7 +139,7 @@ class QueueService(Service):
         self.settings = settings
         self._fail = fail
         self._epoch = time.time() - reactor.seconds()
-        self.jobs = JobQueue(settings.rules)
+        self.jobs = JobQueue(settings)
         self._puts: list[Put] = []
         self._jobs_in: list[Subscription] = []
         self._vigils: dict[bytes, _Vigil] = {}
@@ -202,7 +189,7 @@ class QueueService(Service):
 
     def _load(self) -> None:
         self._store = self.open_store(self.settings)
-        self.jobs = JobQueue(self.settings.rules, self._store.rows(), self._store.next_id(), self._now())
+        self.jobs = JobQueue(self.settings, self._store.rows(), self._store.next_id(), self._now())
 
     def stopService(self) -> defer.Deferred[None]:
         """Take what the bus has queued, and disconnect."""
@@ -421,8 +408,8 @@ class QueueService(Service):
     def _refuse(self, request: Message | None, job: Job) -> None:
         """Refuse a job of a user who has too many."""
         self.jobs.events["full"] += 1
-        rules = self.settings.rules
-        why = f"of its {rules.most} jobs or {rules.most_bytes} bytes: start workers, drain it, or raise most= or bytes="
+        own = self.settings
+        why = f"of its {own.most} jobs or {own.most_bytes} bytes: start workers, drain it, or raise most= or bytes="
         if request is not None:
             with suppress(SbusError):
                 self._intake.fail(request, f"this user has all {why}")
@@ -468,7 +455,7 @@ class QueueService(Service):
 
     def _send(self, handed: list[Job], died: list[Job]) -> None:
         packets: list[bytes] = []
-        lease = b"%.17g" % self.settings.rules.lease
+        lease = b"%.17g" % self.settings.lease
         handed.sort(key=attrgetter("holder"))  # a worker's jobs leave in one bundle
         for job in handed:
             if job.holder and job.payload is not None:  # else it was given back while the store was away

@@ -21,21 +21,21 @@ from sbus.distribution import needs
 from sbus.errors import SbusError, UsageError, Violation
 from sbus.protocol.keys import CURRENT, matches_open
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
-from sbus.queue.jobs import Rules
-from sbus.queue.service import QueueService, Settings
+from sbus.queue.jobs import Settings
+from sbus.queue.service import QueueService
 from sbus.syscalls.addresses import parse
 
 __all__ = ["Options", "makeService", "parse_queue"]
 
 _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "store": ("", str),
+    "store": ("store", str),
     "lease": ("lease", duration("queue=…,lease", 0.1)),
     "deliveries": ("deliveries", amount("queue=…,deliveries", "deliveries")),
     "most": ("most", amount("queue=…,most", "jobs")),
     "bytes": ("most_bytes", size("queue=…,bytes")),
     "ordered": ("is_ordered", lambda text: bool(choice("queue=…,ordered", "key")(text))),
 }
-"""What may stand behind the pattern: each name with the field of `Rules`, and its parser."""
+"""What may stand behind the pattern: each name with the field of `Settings`, and its parser."""
 
 
 def parse_queue(text: str, directory: str | None) -> Settings:
@@ -58,14 +58,15 @@ def parse_queue(text: str, directory: str | None) -> Settings:
             raise UsageError(f"--queue={text}: {e}") from None
         if not is_open or any(matches_open(pattern, key) for key in own):
             raise UsageError(f"--queue={text}: the pattern matches the queue's own keys, or secret ones: narrow it")
-    store = given.pop("store", None) or (directory and os.path.join(directory, f"{name}.sqlite"))
+    store = given.get("store") or (directory and os.path.join(directory, f"{name}.sqlite"))
     is_jetstream = str(store).startswith(("nats://", "tls://"))
     if not store or ("://" in store and not is_jetstream):
         raise UsageError(f"--queue={text}: no place for its jobs: add store=FILE, or give --directory=DIRECTORY")
-    rules = {_PARSERS[name][0]: _PARSERS[name][1](value) for name, value in given.items()}
-    if is_jetstream and rules.get("is_ordered"):
+    chosen = {field: parse_value(given[option]) for option, (field, parse_value) in _PARSERS.items() if option in given}
+    if is_jetstream and chosen.get("is_ordered"):
         raise UsageError(f"--queue={text}: JetStream gives jobs of a key to many hosts at once: leave out ordered=key")
-    return Settings(name, pattern, store if is_jetstream else os.path.abspath(store), Rules(**rules))
+    chosen["store"] = store if is_jetstream else os.path.abspath(store)
+    return Settings(name=name, pattern=pattern, **chosen)
 
 
 def _kind(settings: Settings) -> type[QueueService]:

@@ -62,7 +62,9 @@ def started(bus: FakeBus, credit: int = 2) -> WorkCore:
 def deliver(bus: FakeBus, round: int, id: int, tries: int = 1, lease: float = 30.0) -> None:
     """Have a job arrive."""
     [inbox] = [key for key in bus.callbacks if key.startswith(b"!/cred/1/2/3/sbus/work/")]
-    bus.callbacks[inbox](Message(inbox, build_job(round, id, tries, b"%.17g" % lease, b"7 !/cred/4/5/6", b"a key", b"\0x")))
+    bus.callbacks[inbox](
+        Message(inbox, build_job(round, id, tries, b"%.17g" % lease, b"7 !/cred/4/5/6", b"a key", b"\0x"))
+    )
 
 
 def next_job(work: WorkCore) -> Job:

@@ -10,12 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sbus.queue.jobs import MOST_DELIVERIES, STATES, Changes, Job, JobQueue, Row, Rules
+from sbus.queue.jobs import MOST_DELIVERIES, STATES, Changes, Job, JobQueue, Row, Settings
 
 
-def queue_with(worker_credit: int = 10, **rules: Any) -> JobQueue:
+def queue_with(worker_credit: int = 10, **chosen: Any) -> JobQueue:
     """A queue with one worker, ``w``."""
-    queue = JobQueue(Rules(**rules))
+    queue = JobQueue(Settings(**chosen))
     queue.ready(b"w", 0, 1, worker_credit, {})
     return queue
 
@@ -50,7 +50,7 @@ def test_credit_bounds_what_a_worker_has() -> None:
 
 def test_the_least_busy_worker_gets_the_next_job() -> None:
     """A job goes to the worker with the fewest, not to each in turn."""
-    queue = JobQueue(Rules())
+    queue = JobQueue(Settings())
     queue.ready(b"a", 0, 1, 10, {})
     queue.ready(b"b", 0, 1, 10, {})
     for _ in range(4):
@@ -218,7 +218,7 @@ def test_a_worker_has_a_bounded_number_of_bytes() -> None:
 
 def test_many_workers_share_the_bytes() -> None:
     """The bytes at all workers together are bounded, too."""
-    queue = JobQueue(Rules())
+    queue = JobQueue(Settings())
     for number in range(500):
         queue.ready(b"%d" % number, number, 1, 100, {})
         for _ in range(5):
@@ -228,7 +228,7 @@ def test_many_workers_share_the_bytes() -> None:
 
 def test_one_user_does_not_take_all_places_of_workers() -> None:
     """A user has at most as many workers as there are free places, so another user always finds one."""
-    queue = JobQueue(Rules())
+    queue = JobQueue(Settings())
     places = {uid: sum(queue.ready(b"%d %d" % (uid, n), uid, 1, 1, {}) for n in range(1100)) for uid in range(4)}
     assert places == {0: 512, 1: 256, 2: 128, 3: 64}
     assert queue.ready(b"0 0", 0, 2, 1, {})
@@ -262,7 +262,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(ordered=st.booleans(), deliveries=st.integers(1, 4))
     def begin(self, ordered: bool, deliveries: int) -> None:
-        self.chosen = Rules(lease=30.0, deliveries=deliveries, is_ordered=ordered)
+        self.chosen = Settings(lease=30.0, deliveries=deliveries, is_ordered=ordered)
         self.queue = JobQueue(self.chosen)
         self.now = 1000.0
         self.disk: dict[int, Row] = {}

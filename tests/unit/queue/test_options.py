@@ -5,23 +5,22 @@ from __future__ import annotations
 import pytest
 
 from sbus.errors import UsageError
-from sbus.queue.jobs import Rules
-from sbus.queue.service import Settings
+from sbus.queue.jobs import Settings
 from sbus.queue.twistd import parse_queue
 
 
 @pytest.mark.parametrize(
     ("text", "settings"),
     [
-        ("jobs", Settings("jobs", None, "/d/jobs.sqlite", Rules())),
-        ("jobs=jobs/", Settings("jobs", b"jobs/", "/d/jobs.sqlite", Rules())),
-        ("a=x,y=z,lease=2m", Settings("a", b"x,y=z", "/d/a.sqlite", Rules(lease=120.0))),
+        ("jobs", Settings(name="jobs", store="/d/jobs.sqlite")),
+        ("jobs=jobs/", Settings(name="jobs", pattern=b"jobs/", store="/d/jobs.sqlite")),
+        ("a=x,y=z,lease=2m", Settings(name="a", pattern=b"x,y=z", store="/d/a.sqlite", lease=120.0)),
         (
-            "a=b/*,store=/s/t,deliveries=3,most=7,ordered=key",
-            Settings("a", b"b/*", "/s/t", Rules(deliveries=3, is_ordered=True, most=7)),
+            "a=b/*,store=/s/t,deliveries=3,most=7,bytes=8K,ordered=key",
+            Settings(name="a", pattern=b"b/*", store="/s/t", deliveries=3, most=7, most_bytes=8192, is_ordered=True),
         ),
-        ("a=b,store=nats://h:1?creds=/f", Settings("a", b"b", "nats://h:1?creds=/f", Rules())),
-        ("a=queue/b/dead/", Settings("a", b"queue/b/dead/", "/d/a.sqlite", Rules())),
+        ("a=b,store=nats://h:1?creds=/f", Settings(name="a", pattern=b"b", store="nats://h:1?creds=/f")),
+        ("a=queue/b/dead/", Settings(name="a", pattern=b"queue/b/dead/", store="/d/a.sqlite")),
     ],
 )
 def test_queues(text: str, settings: Settings) -> None:
