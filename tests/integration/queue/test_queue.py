@@ -363,7 +363,7 @@ def test_a_user_has_a_bounded_number_of_jobs(queued: Start, as_root: None) -> No
     )
     with sbus.connect(str(server.address)) as client:
         assert [client.enqueue("jobs", "k", id=id) for id in ("x", "y", "x")] == [3, 4, 3]
-        with pytest.raises(RequestFailed, match="this user has all of its 2 jobs or .* bytes: start workers"):
+        with pytest.raises(RequestFailed, match=r"this user has all of its 2 jobs or .* bytes: start workers"):
             client.enqueue("jobs", "k", id="z")
     assert ask(server.address, "drain", ids=[3]) == 1
     with sbus.connect(str(server.address)) as client:
