@@ -454,11 +454,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         :param request: the message as received.
         :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
         """
-        self.answer_all([(request, payload)])
-
-    def answer_all(self, replies: Iterable[tuple[Message, bytes]]) -> None:
-        """Reply to many requests, each with its payload, as `answer` does."""
-        self._reply([(request, b"+" + payload) for request, payload in replies])
+        self._reply([(request, b"+" + payload)])
 
     def fail(self, request: Message, error: str) -> None:
         """Reply to a request with an error: `sbus.errors.RequestFailed` at the requester.
@@ -468,6 +464,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         self._reply([(request, b"-" + error[:_MAX_ERROR].encode(errors="replace"))])
 
     def _reply(self, replies: list[tuple[Message, bytes]]) -> None:
+        """Send answers, which begin with a plus, and failures, which begin with a minus."""
         packets = []
         for request, payload in replies:
             key = reply_key(request.payload)

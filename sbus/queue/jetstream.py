@@ -402,7 +402,7 @@ class JetQueueService(QueueService):
                 number, is_double = numbers[index]
                 jobs.events["doubles" if is_double else "put"] += 1
                 if request is not None:
-                    answers.append((request, b"%d" % number))
+                    answers.append((request, b"+%d" % number))
         for row in store.take():
             jobs.renewed(row)
         working = [each for each in jobs.workers.values() if each.credit and not each.is_silent and self.running]

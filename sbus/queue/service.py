@@ -373,7 +373,7 @@ class QueueService(Service):
             await self._on_disk(lambda: self._write(changes, known, missing))
         if answers:
             with suppress(SbusError):
-                self._intake.answer_all(answers)
+                self._intake._reply(answers)
         self._send(handed, died)
         for waiter in waiters:
             waiter.callback(None)
@@ -402,7 +402,7 @@ class QueueService(Service):
                 if ident:
                     known[ident] = new[ident] = number
             if request is not None:
-                answers.append((request, b"%d" % number))
+                answers.append((request, b"+%d" % number))
         return answers, new
 
     def _refuse(self, request: Message | None, job: Job) -> None:
