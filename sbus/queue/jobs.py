@@ -60,7 +60,7 @@ class Settings:
     :ivar most_bytes: bytes of their payloads.
     """
 
-    name: str = "jobs"
+    name: str = ""
     pattern: bytes | None = None
     store: str = ""
     lease: float = 30.0

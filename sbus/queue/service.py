@@ -58,7 +58,6 @@ _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each payload in it, so that it fits a packet."""
 
-
 Put: TypeAlias = tuple[Message | None, Ident | None, Job]
 """A job that has no number yet, behind the request to answer, and what its publisher calls it."""
 
@@ -242,11 +241,6 @@ class QueueService(Service):
     def _say_up(self) -> None:
         self._floor.send([self._floor.core.publish(self._key(b"up"), b"")])
 
-    def log_counters(self) -> None:
-        """Log what has happened since the start."""
-        events = ", ".join(f"{count} {event}" for event, count in sorted(self.jobs.events.items()))
-        self._log.info("queue {name}: {events}", name=self.settings.name, events=events or "nothing yet")
-
     # --- publishers and workers --------------------------------------------------------------
 
     def _put(self, prefix: bytes, messages: list[Message]) -> None:
@@ -336,7 +330,7 @@ class QueueService(Service):
     # --- turns -------------------------------------------------------------------------------
 
     def _came(self, words: int) -> None:
-        """Have a turn when as much has come as the last one has sent, or after half of the time that its write took."""
+        """Have a turn when as much has come as the last one has sent, or when half of its write's time has passed."""
         self._expected -= words
         self.poke(0.0 if self._expected <= 0 else self._patience)
 

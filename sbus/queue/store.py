@@ -153,13 +153,13 @@ def _explain(path: str, error: OSError | sqlite3.Error) -> str:
         return "another service has this store open: stop it, or name another file with store="
     if isinstance(error, OSError):
         return f"cannot open the store: {error.strerror}: name another place with store=, or chown it"
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return "another program reads or writes this store: end it"
-    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-        return f"cannot write the store: {error}: make room on the disk, or name another place with store="
-    if code == sqlite3.SQLITE_NOTADB:
-        return "not a store of a queue: name another file with store="
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return "another program reads or writes this store: end it"
+        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY:
+            return f"cannot write the store: {error}: make room on the disk, or name another place with store="
+        case sqlite3.SQLITE_NOTADB:
+            return "not a store of a queue: name another file with store="
     return (
         f"the store is broken: {error}: save what can be read with `sqlite3 {path} .recover`, and move the file and "
         f"{path}-wal away"

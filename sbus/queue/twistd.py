@@ -104,7 +104,7 @@ class Options(CommandLine):
         self["queue"] = []
 
     def opt_queue(self, text: str) -> None:
-        """Queue: NAME[=PATTERN][,store=FILE|URL][,lease=30s][,deliveries=5][,most=1000000][,bytes=1G][,ordered=key]"""
+        """NAME[=PATTERN][,store=…][,lease=30s][,deliveries=5][,most=1000000][,bytes=1G][,ordered=key]; repeatable"""
         self["queue"].append(text)
 
     def postOptions(self) -> None:
@@ -153,17 +153,10 @@ def makeService(options: Options) -> IService:
     services = MultiService()
     process = Process(pid_file=options.pid_file)
     process.setServiceParent(services)
-    queues = [
-        _kind(each)(reactor, options["socket"], each, process.fail, options["max-packet"]) for each in options.settings
-    ]
+    socket, longest = options["socket"], options["max-packet"]
+    queues = [_kind(each)(reactor, socket, each, process.fail, longest) for each in options.settings]
     for queue in queues:
         queue.setServiceParent(services)
-
-    def log_counters() -> None:
-        for queue in queues:
-            queue.log_counters()
-
-    process.log_counters = log_counters
     if options["metrics-file"] is not None:
         from sbus.daemon.metrics import MetricsWriter
         from sbus.queue.metrics import families
