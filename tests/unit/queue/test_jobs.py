@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sbus.queue.jobs import MOST_DELIVERIES, STATES, Changes, Job, JobQueue, Row, Settings
+from tests.support.examples import examples
 
 
 def queue_with(worker_credit: int = 10, **chosen: Any) -> JobQueue:
@@ -447,5 +448,5 @@ class Machine(RuleBasedStateMachine):
         del self.hold[token]
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestModel = pytest.mark.timeout(120)(Machine.TestCase)
