@@ -226,12 +226,18 @@ class JetStore(Store):
     def put(self, puts: list[Put], numbers: dict[int, tuple[int, bool]]) -> None:
         """Publish new jobs.
 
-        :param numbers: gets the number of each job, and whether it was known; those that have one are not sent again.
+        :param numbers: gets the number of each job, 0 if the stream is full, and whether it was known; those that have
+            one are not sent again.
         """
 
         async def put(index: int, ident: Ident | None, job: Job) -> None:
             id = f"{ident[0]}.{ident[1].hex()}" if ident else ""
-            numbers[index] = await self._publish("job", id, _build(to_row(job), job.payload or b""))
+            try:
+                numbers[index] = await self._publish("job", id, _build(to_row(job), job.payload or b""))
+            except APIError as e:
+                if "exceeded" not in (e.description or ""):
+                    raise
+                numbers[index] = 0, False  # waiting would keep workers from making room
 
         async def put_all() -> None:
             missing = [put(index, *each[1:]) for index, each in enumerate(puts) if index not in numbers]
@@ -398,8 +404,11 @@ class JetQueueService(QueueService):
         if new:
             numbers: dict[int, tuple[int, bool]] = {}
             await self._on_disk(lambda: store.put(new, numbers))
-            for index, (request, _, _) in enumerate(new):
+            for index, (request, _, job) in enumerate(new):
                 number, is_double = numbers[index]
+                if not number:
+                    self._refuse(request, job)
+                    continue
                 jobs.events["doubles" if is_double else "put"] += 1
                 if request is not None:
                     answers.append((request, b"+%d" % number))

@@ -400,15 +400,15 @@ class QueueService(Service):
         return answers, new
 
     def _refuse(self, request: Message | None, job: Job) -> None:
-        """Refuse a job of a user who has too many."""
+        """Refuse a job for which there is no room."""
         self.jobs.events["full"] += 1
-        own = self.settings
-        why = f"of its {own.most} jobs or {own.most_bytes} bytes: start workers, drain it, or raise most= or bytes="
+        limits = f"most={self.settings.most}, bytes={self.settings.most_bytes}"
+        why = f"no room for another job of this user ({limits}): start workers, drain the queue, or raise these"
         if request is not None:
             with suppress(SbusError):
-                self._intake.fail(request, f"this user has all {why}")
+                self._intake.fail(request, why)
         elif self.jobs.events["full"] == 1:
-            why = f"messages of {job.sender.decode()} are dropped, who has all {why}"
+            why = f"messages of {job.sender.decode()} are dropped: {why}"
             self._log.warn("queue {name}: {why}", name=self.settings.name, why=why)
 
     def _write(self, changes: Changes, known: dict[Ident, int], missing: list[Job]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import sbus
+from sbus.errors import RequestFailed
 from tests.integration.clients.backends import Backend
 from tests.integration.queue.conftest import Queued
 from tests.integration.queue.test_queue import working
@@ -142,6 +143,22 @@ def test_a_server_that_is_away_holds_publishers_back(host: Start, nats: NatsServ
                 break
     assert sorted(payloads) == list(range(1000))  # a pull that failed leaves its jobs for the next one
     assert a.service.stop() == 0
+
+
+@pytest.mark.parametrize("store", ["jetstream"], indirect=True)
+def test_a_full_stream(queued: Callable[..., Queued]) -> None:
+    """A stream that the service makes has the bytes of the queue: jobs beyond are refused until workers make room."""
+    server = queued("=jobs/,bytes=64K")
+    with sbus.connect(str(server.address)) as client:
+        for _ in range(6):
+            client.enqueue("jobs", "k", bytes(10_000))
+        with pytest.raises(RequestFailed, match=r"no room for another job .*bytes=65536\): start workers"):
+            client.enqueue("jobs", "k", bytes(10_000))
+        for job in client.work("jobs"):
+            job.ack()
+            break
+        wait_until(lambda: ready(server), lambda count: count == 5)
+        client.enqueue("jobs", "k", bytes(10_000))
 
 
 def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:

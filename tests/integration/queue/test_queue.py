@@ -358,12 +358,10 @@ def test_a_user_has_a_bounded_number_of_jobs(queued: Start, as_root: None) -> No
     stranger = server.bus.client(user=OTHER_USER)
     for number in range(3):
         stranger.msg(b"jobs/%d" % number)
-    server.service.wait_log(
-        r"are dropped, who has all of its 2 jobs or 1073741824 bytes: start workers, drain it, or raise most="
-    )
+    server.service.wait_log(r"no room for another job of this user \(most=2, bytes=1073741824\): start workers")
     with sbus.connect(str(server.address)) as client:
         assert [client.enqueue("jobs", "k", id=id) for id in ("x", "y", "x")] == [3, 4, 3]
-        with pytest.raises(RequestFailed, match=r"this user has all of its 2 jobs or .* bytes: start workers"):
+        with pytest.raises(RequestFailed, match=r"no room for another job of this user \(most=2, .*\): start workers"):
             client.enqueue("jobs", "k", id="z")
     assert ask(server.address, "drain", ids=[3]) == 1
     with sbus.connect(str(server.address)) as client:
