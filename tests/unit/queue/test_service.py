@@ -1,0 +1,169 @@
+"""The turns of a queue's service, on a bus that only records what is sent, and a clock that is turned by hand."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from sbus.client.core import ClientCore
+from sbus.client.dispatch import Message
+from sbus.client.senders import kind_of
+from sbus.protocol.packets import build
+from sbus.queue.jobs import Changes, Settings
+from sbus.queue.service import QueueService
+
+NAME = b"!/cred/1/2/3"
+PUT = b"queue/jobs/put/"
+Sent = kind_of(b"7 " + NAME)
+
+
+class RecordingBus:
+    """The part of a connection that a service uses.
+
+    :ivar sent: the packets.
+    :ivar is_read: whether the socket is read.
+    """
+
+    state = "connected"
+
+    def __init__(self) -> None:
+        self.core = ClientCore()
+        self.sent: list[bytes] = []
+        self.is_read = True
+
+    def send(self, packets: list[bytes]) -> None:
+        self.sent += packets
+
+    def _reply(self, replies: list[tuple[Message, bytes]]) -> None:
+        self.sent += [answer for _, answer in replies]
+
+    def pause_for(self, subscription: object) -> None:
+        self.is_read = False
+
+    def resume_for(self, subscription: object) -> None:
+        self.is_read = True
+
+
+class Served:
+    """A service of the queue ``jobs``.
+
+    :ivar writes: for each transaction, the number of jobs that it kept, and of those that it deleted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.clock = Clock()
+        self.service = QueueService(self.clock, "bus", Settings(name="jobs", store=str(path)), self.fail, 100_000)
+        self.service._load()
+        self.bus: Any = RecordingBus()
+        self.service._intake = self.service._floor = self.bus
+        self.service._jobs_in = [self.bus]
+        self.writes: list[tuple[int, int]] = []
+        self._write = self.service._store.write
+        self.seconds = 0.0
+        self.replace(self.count)
+
+    def fail(self) -> None:
+        raise AssertionError("the service ended")
+
+    def replace(self, write: Callable[..., None]) -> None:
+        """Have the store write in another way."""
+        self.service._store.write = write  # type: ignore[method-assign]
+
+    def count(self, changes: Changes, *args: Any) -> None:
+        self.clock.rightNow += self.seconds  # type: ignore[attr-defined]
+        self.writes.append((len(changes.kept), len(changes.gone)))
+        self._write(changes, *args)
+
+    def put(self, count: int) -> None:
+        self.service._put(PUT, [Sent(PUT + b"k", NAME + b"/sbus/reply/x\0\0a job")] * count)
+
+    def say(self, verb: bytes, words: bytes) -> None:
+        self.service._worker_said(verb, [Sent(b"queue/jobs/" + verb, b"ab " + words)])
+
+    def take(self) -> list[bytes]:
+        sent, self.bus.sent = self.bus.sent, []
+        return [packet for packet in sent if not packet.startswith(b"CMSG ")]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path / "store")
+    yield served
+    served.service._store.close()
+
+
+def job(id: int) -> bytes:
+    return build(b"MSG", NAME + b"/sbus/work/ab", b"1 %d 1 30 7 %b k\0a job" % (id, NAME))
+
+
+def test_what_comes_together_shares_a_transaction(served: Served) -> None:
+    """Puts are confirmed and handed out in one turn; one message acknowledges many jobs."""
+    served.say(b"ready", b"1 2")
+    served.put(2)
+    assert served.take() == []
+    served.clock.advance(0)
+    assert served.take() == [b"+1", b"+2", job(1), job(2)]
+    served.say(b"ack", b"1 1 2 1")
+    served.clock.advance(1)
+    assert served.writes == [(2, 0), (0, 2)]
+    assert served.service.jobs.counts()["out"] == 0
+
+
+def test_a_turn_waits_for_as_much_as_the_last_one_has_sent(served: Served) -> None:
+    """A turn that has sent answers and jobs expects puts and acks, for half of the time that its write took."""
+    served.seconds = 0.01
+    served.say(b"ready", b"1 2")
+    served.put(2)
+    served.clock.advance(0)
+    served.say(b"ack", b"1 1 2 1")
+    served.put(1)
+    served.clock.advance(0)
+    assert len(served.writes) == 1
+    served.put(1)
+    served.clock.advance(0)
+    assert served.writes[1:] == [(2, 2)]
+    served.put(1)
+    served.clock.advance(0.004)
+    assert len(served.writes) == 2
+    served.clock.advance(0.002)
+    assert len(served.writes) == 3
+
+
+def test_publishers_wait_while_the_disk_refuses(served: Served) -> None:
+    """A put that the disk has refused is confirmed when it takes it; meanwhile publishers are read now and then."""
+
+    def refuse(*args: object) -> None:
+        raise sqlite3.OperationalError("full")
+
+    served.replace(refuse)
+    served.put(1)
+    served.clock.advance(0)
+    served.put(1)
+    assert (served.bus.is_read, served.service.problem, served.take()) == (False, "full", [])
+    served.clock.pump([1.0] * 4)
+    assert served.bus.is_read
+    served.replace(served.count)
+    served.clock.pump([1.0, 0.1])
+    assert (served.take(), served.service.problem) == ([b"+1", b"+2"], "")
+
+
+def test_a_job_that_came_back_meanwhile_is_not_sent(served: Served) -> None:
+    """A worker that is gone before the disk has taken its job does not get it; another one does."""
+
+    def refuse(*args: object) -> None:
+        raise sqlite3.OperationalError("full")
+
+    served.say(b"ready", b"1 1")
+    served.replace(refuse)
+    served.put(1)
+    served.clock.advance(0)
+    served.say(b"ready", b"2 0")
+    served.replace(served.count)
+    served.clock.pump([1.0, 0.1])
+    assert served.take() == [b"+1"]
+    assert served.service.jobs.counts()["ready"] == 1
