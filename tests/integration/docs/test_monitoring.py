@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sbus.admin.pages import Asked
 from sbus.cli.job_metrics import ArchiveMetrics, JobMetrics
-from sbus.queue.jobs import JobQueue, Rules
+from sbus.queue.jobs import JobQueue, Settings
 from sbus.queue.metrics import families as queue_families
 from sbus.queue.service import QueueService
 from sbus.recorder.metrics import families
@@ -78,7 +78,7 @@ def recorded() -> Samples:
     from sbus.metrics_file import text_of
 
     found |= samples("".join(map(text_of, families(cast(RecorderService, Recorder())))))
-    queue = SimpleNamespace(settings=SimpleNamespace(name="jobs"), problem="", jobs=JobQueue(Rules()))
+    queue = SimpleNamespace(settings=SimpleNamespace(name="jobs"), problem="", jobs=JobQueue(Settings()))
     found |= samples("".join(map(text_of, queue_families([cast(QueueService, queue)]))))
     archive: Any = SimpleNamespace(rows=9, batches=1, lost=0, upkeep=None, lag=100, done_at=NOW - 30)
     found |= samples("".join(map(text_of, ArchiveMetrics(None, {}).figures(archive, is_up=True))))
