@@ -23,7 +23,7 @@ __all__ = ["KNOWN_SECONDS", "Ident", "Store"]
 Ident: TypeAlias = tuple[int, bytes]
 """What a publisher calls a job, against doubles: the user, and the ID."""
 _APPLICATION = 0x53425553
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE job (
     id INTEGER PRIMARY KEY, key BLOB NOT NULL, sender BLOB NOT NULL, uid INTEGER NOT NULL, size INTEGER NOT NULL,
@@ -76,9 +76,7 @@ class Store:
         if not is_new and application != _APPLICATION:
             raise QueueError(f"{self.path}: a SQLite file of another program: name another file with store=")
         if not is_new and version != _VERSION:
-            raise QueueError(
-                f"{self.path}: a store of version {version}, and this service has {_VERSION}: run the newer release"
-            )
+            raise QueueError(f"{self.path}: a store of version {version}, not {_VERSION}: run the release that made it")
         if is_new:
             for statement in _SCHEMA.split(";"):
                 run(statement)
