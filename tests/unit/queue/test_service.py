@@ -60,8 +60,9 @@ class Served:
         self.service = QueueService(self.clock, "bus", Settings(name="jobs", store=str(path)), self.fail, 100_000)
         self.service._load()
         self.bus: Any = RecordingBus()
-        self.service._intake = self.service._floor = self.bus
-        self.service._jobs_in = [self.bus]
+        service: Any = self.service
+        service._intake = service._floor = self.bus
+        service._jobs_in = [self.bus]
         self.writes: list[tuple[int, int]] = []
         self._write = self.service._store.write
         self.seconds = 0.0
@@ -75,7 +76,7 @@ class Served:
         self.service._store.write = write  # type: ignore[method-assign]
 
     def count(self, changes: Changes, *args: Any) -> None:
-        self.clock.rightNow += self.seconds  # type: ignore[attr-defined]
+        self.clock.rightNow += self.seconds
         self.writes.append((len(changes.kept), len(changes.gone)))
         self._write(changes, *args)
 
