@@ -64,7 +64,7 @@ from sbus.seqpacket.address import PacketAddress
 from sbus.seqpacket.framing import FrameReader
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Reactor
 from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE
-from sbus.seqpacket.pacing import IN_TURN, ReadPacer
+from sbus.seqpacket.pacing import IN_TURN, LARGE, LARGE_PER_PASS, ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.sending import MEMORY_RETRY, NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
@@ -300,6 +300,7 @@ class PacketTransport(SendingHalf):
                 self._read_later()
                 return
             receive_from(self._passer)
+        left = LARGE_PER_PASS
         while limit:
             try:
                 packets, ended = self._reader.read(self._sock, limit)
@@ -320,6 +321,10 @@ class PacketTransport(SendingHalf):
             if taken < len(packets):
                 self._keep(packets, taken)
             multiplexer.has_read = True
+            if bundle_limit and len(packets[-1]) >= LARGE:
+                left -= total_size(packets)
+                if left > 0 and self.read_side is _READ_OPEN:
+                    continue
             if limit == 1:
                 return  # a lone packet, most likely: the next pass finds out
             limit = self._pacer.next_limit(len(packets))

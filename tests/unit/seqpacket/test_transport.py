@@ -22,6 +22,8 @@ from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.interfaces import IPacketQueue, IPacketTransport
 from sbus.protocol.bundles import MAX_BUNDLE, BundleCache, pack, unbundle
 from sbus.seqpacket import sending
+from sbus.seqpacket.multiplexer import READ
+from sbus.seqpacket.pacing import LARGE_PER_PASS
 from sbus.seqpacket.transport import PacketTransport
 from sbus.syscalls.batch import BATCH, send_packets
 from sbus.syscalls.polling import is_readable
@@ -651,6 +653,43 @@ def test_a_protocol_is_asked_before_bundles_are_read(world):
     transport.resumeProducing()
     world.settle()
     assert recorder.packets == [b"alone", b"one", b"two"]
+
+
+class LargePackets:
+    """A reader for which a packet of 400 kB always waits."""
+
+    max_packet = 409_600
+    descriptors = False
+
+    def read(self, sock, most=64):
+        return [bytes(400_000)], False
+
+
+def test_large_packets_are_read_in_one_pass(world):
+    """Where bundles are sent, what is behind a large packet is read in the same pass, up to `LARGE_PER_PASS` bytes."""
+    recorder = BatchRecorder()
+    world.connect(recorder)
+    transport = recorder.transport
+    transport._reader = LargePackets()
+    transport.ready(READ, True)
+    assert recorder.batches == [1]
+    transport.start_bundling(60_000)
+    transport.ready(READ, True)
+    assert recorder.batches == [1] * 4
+    assert 2 * 400_000 < LARGE_PER_PASS <= 3 * 400_000
+
+
+def test_a_protocol_pauses_at_a_large_packet(world):
+    """A protocol that takes no more gets nothing else in that pass."""
+    recorder = BatchRecorder()
+    world.connect(recorder)
+    transport = recorder.transport
+    transport.start_bundling(60_000)
+    transport._reader = LargePackets()
+    recorder.room = 0
+    transport.ready(READ, True)
+    assert recorder.batches == [1]
+    transport.abortConnection()
 
 
 def has_unread(transport: PacketTransport) -> bool:
