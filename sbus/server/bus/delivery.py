@@ -217,12 +217,14 @@ class Delivery(PayloadPosting):
                     and queue.state is _OPEN
                     and not queue.pending
                     and queue.head is None
-                    and (sock := transport.plain_socket) is not None
                 ):
-                    try:
-                        sent = send_packets(sock, packets)
-                    except OSError:
-                        sent = 0  # `flush` will get the same error, and handle it
+                    if (sock := transport.plain_socket) is None:
+                        sent = transport.try_send(packets, packed)
+                    else:
+                        try:
+                            sent = send_packets(sock, packets)
+                        except OSError:
+                            sent = 0  # `flush` will get the same error, and handle it
                     if sent < len(packets):
                         self._leave_rest(receiver, packets, sent, publisher)
                     return
