@@ -32,7 +32,7 @@ from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
-from sbus.syscalls.sockets import DONTWAIT, PEEK
+from sbus.syscalls.sockets import DONTWAIT, PEEK, SEND_NOW
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
 
@@ -79,8 +79,13 @@ class Bus(BlockingConnection[Subscription]):
         :raises sbus.errors.TimedOut: if the socket stayed full; the message is then not sent.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
-        is_ordinary = not flags and timeout is None
-        if type(payload) is bytes and len(payload) >= _IN_PLACE and is_ordinary and self._send_in_place(key, payload):
+        if (
+            type(payload) is bytes
+            and len(payload) >= _IN_PLACE
+            and not flags
+            and timeout is None
+            and self._send_in_place(key, payload)
+        ):
             return
         try:
             packet = self.core.publish(key, payload)
@@ -103,8 +108,11 @@ class Bus(BlockingConnection[Subscription]):
             sock = self._connected(self._limit)
             if sock is None:
                 return False
-            if self._send(sock, [head], rest=payload):
+            try:
+                sock.sendmsg((head, payload), (), SEND_NOW)
                 return True
+            except OSError as e:
+                self._not_sent(sock, e, len(head) + len(payload))
             if sock is self._sock:
                 self._wait_writable(sock, self._limit)
 

@@ -173,7 +173,7 @@ class BlockingConnection(ClientApi[Sub]):
             if self._outbox:
                 self._drain(self._limit)
             sock = self._connected(self._limit)
-            if sock is None or self._is_unsettled():
+            if sock is None or (self._reconnecting and self._is_unsettled()):
                 self._outbox.extend_within(packets[position:], self._options.reconnect_buffer)
                 return
             if self._expects_bundle_reply and len(packets) > 1:
@@ -223,37 +223,39 @@ class BlockingConnection(ClientApi[Sub]):
             if not sent:
                 self._wait_writable(sock, deadline)
 
-    def _send(self, sock: socket.socket, packets: list[bytes], flags: int = 0, rest: bytes | None = None) -> int:
+    def _send(self, sock: socket.socket, packets: list[bytes], flags: int = 0) -> int:
         """Send what the socket takes of a batch, and return the number of packets.
 
         It is also 0 if the connection is lost.
 
-        :param rest: what follows in the same packet, if there is but one.
         :raises sbus.errors.PacketTooLong: if the first packet does not fit the socket's buffer.
         """
         try:
-            if rest is not None:
-                sock.sendmsg((packets[0], rest), (), SEND_NOW)
-                return 1
             if not flags or isinstance(packets[0], Outgoing):
                 return self._send_some(sock, packets, self.core.bundle_limit) if packets else 0
             sock.send(packets[0], flags | SEND_NOW)
             return 1
-        except BlockingIOError:
-            return 0
         except OSError as e:
-            if self._error is not None:
-                raise self._error from None  # closed in another thread
-            if e.errno in (errno.EPIPE, errno.ECONNRESET):
-                self._connection_lost(describe_loss(e), self._read_rest(sock))
-            elif e.errno in NO_ROOM:
-                time.sleep(_MEMORY_RETRY)
-            elif e.errno == errno.EMSGSIZE:
-                size = len(packets[0]) + len(rest or b"")
-                raise PacketTooLong(f"{size} bytes do not fit the socket's send buffer (SO_SNDBUF)") from e
-            else:
-                raise
+            self._not_sent(sock, e, len(packets[0]))
             return 0
+
+    def _not_sent(self, sock: socket.socket, e: OSError, size: int) -> None:
+        """Find out why nothing was sent; return if it may be tried again, or if the connection is lost.
+
+        :param size: the bytes of the first packet.
+        """
+        if isinstance(e, BlockingIOError):
+            return
+        if self._error is not None:
+            raise self._error from None  # closed in another thread
+        if e.errno in (errno.EPIPE, errno.ECONNRESET):
+            self._connection_lost(describe_loss(e), self._read_rest(sock))
+        elif e.errno in NO_ROOM:
+            time.sleep(_MEMORY_RETRY)
+        elif e.errno == errno.EMSGSIZE:
+            raise PacketTooLong(f"{size} bytes do not fit the socket's send buffer (SO_SNDBUF)") from e
+        else:
+            raise e
 
     def _read_bundle_reply(self, sock: socket.socket) -> None:
         """Read the reply to ``bundle/on`` if it is the first packet (see *Bundles*)."""
