@@ -19,8 +19,8 @@ accepted just now                 one packet: a first batch of the largest packe
 of a peer in ping-pong            one packet in later passes too, for 1, 3, 7 and up to `LONE_RUN` reads
 alone ready                       again, until a batch is complete or `READS_PER_PASS` is reached
 ready beside others               up to the protocol's read limit; remembered for `CONTENTION_TTL` reads
-of a peer that sends bundles      `BUNDLES_PER_READ` packets, once in a pass; again after a `LARGE` one, until the pass
-                                  has brought `LARGE_PER_PASS` bytes
+of a peer that sends bundles      `BUNDLES_PER_READ` packets, once in a pass; without contention again after a `LARGE`
+                                  one, until the pass has brought `LARGE_PER_PASS` bytes
 a listening one (`AcceptPacer`)   connections for a third of the time that other work has taken since, and 0.1 ms at
                                   least, so that an idle server accepts at full speed
 ================================  ====================================================================================
@@ -111,6 +111,7 @@ class ReadPacer:
     """The limits of the reads of one socket.
 
     `first_limit` begins a pass; `next_limit` follows each read that asked for more than one packet and found any.
+    `is_alone` lets a pass of large packets go on.
     """
 
     __slots__ = ("_contention_ttl", "_last_read_full", "_lone_left", "_lone_run", "_packets_left", "_reads_left")
@@ -155,6 +156,10 @@ class ReadPacer:
         self._reads_left = READS_PER_PASS if exclusive else 1
         self._packets_left = limit = read_limit if self._contention_ttl else BATCH
         return limit
+
+    def is_alone(self) -> bool:
+        """Return whether no other socket has had packets to be read for a while: nobody waits for a longer pass."""
+        return not self._contention_ttl
 
     def next_limit(self, received: int) -> int:
         """Return the packets to ask for in the next read of this pass; 0 ends the pass.

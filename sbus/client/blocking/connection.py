@@ -240,10 +240,7 @@ class BlockingConnection(ClientApi[Sub]):
             return 0
 
     def _not_sent(self, sock: socket.socket, e: OSError, size: int) -> None:
-        """Find out why nothing was sent; return if it may be tried again, or if the connection is lost.
-
-        :param size: the bytes of the first packet.
-        """
+        """Find out why a packet of `size` bytes was not sent; return if it is to be tried again, or the connection lost."""
         if isinstance(e, BlockingIOError):
             return
         if self._error is not None:

@@ -679,6 +679,20 @@ def test_large_packets_are_read_in_one_pass(world):
     assert 2 * 400_000 < LARGE_PER_PASS <= 3 * 400_000
 
 
+def test_a_pass_of_large_packets_is_short_under_contention(world):
+    """As long as another socket has had packets a short while ago, one read of large packets is all of a pass."""
+    recorder = BatchRecorder()
+    world.connect(recorder)
+    transport = recorder.transport
+    transport.start_bundling(60_000)
+    transport._reader = LargePackets()
+    transport._multiplexer.contended = True
+    transport.ready(READ, False)
+    transport._multiplexer.contended = False
+    transport.ready(READ, True)
+    assert recorder.batches == [1, 1]
+
+
 def test_a_protocol_pauses_at_a_large_packet(world):
     """A protocol that takes no more gets nothing else in that pass."""
     recorder = BatchRecorder()
