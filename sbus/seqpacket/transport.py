@@ -321,7 +321,8 @@ class PacketTransport(SendingHalf):
             if taken < len(packets):
                 self._keep(packets, taken)
             multiplexer.has_read = True
-            if bundle_limit and len(packets[-1]) >= LARGE and self._pacer.is_alone():
+            if bundle_limit and len(packets[-1]) >= LARGE and self._payloads is None and self._pacer.is_alone():
+                # Not with payloads: whether their descriptors are too many is asked once above.
                 left -= total_size(packets)
                 if left > 0 and self.read_side is _READ_OPEN:
                     continue

@@ -240,7 +240,7 @@ class BlockingConnection(ClientApi[Sub]):
             return 0
 
     def _not_sent(self, sock: socket.socket, e: OSError, size: int) -> None:
-        """Find out why a packet of `size` bytes was not sent; return if it is to be tried again, or the connection lost."""
+        """Find out why `size` bytes were not sent; return if that is to be tried again, or the connection is lost."""
         if isinstance(e, BlockingIOError):
             return
         if self._error is not None:
