@@ -5,20 +5,23 @@ is there as a value, and ``problem`` is null. Of any other, ``value`` is null an
 ``payload`` has every payload as it was published. So one bad message spoils neither a query nor itself. Rows of
 other kinds than messages have neither a value nor a problem.
 
-Types are checked strictly, because a guess would hide what is wrong: text is not a number, nor a number text. A whole
-number may stand for a fraction; dates, times and decimals may be text; binary data in JSON is Base64, as `to_json`
-writes it. A field that is missing is null, and one that the type does not have is ignored, so that publishers can add
-fields.
+Types are checked strictly, because a guess would hide what is wrong: text is not a number, nor number a text. A whole
+number may stand for a fraction, and 2.0 for 2; dates, times and decimals may be text; binary data in JSON is Base64, as
+`to_json` writes it. A field that is missing is null, and one that the type does not have is ignored, so that publishers
+can add fields.
+
+msgspec decodes a payload and checks its type in one step, into an object with a slot for each field. Those of a batch
+become one Arrow array for each field, which takes a fifth of the time of an array of dictionaries.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import NoReturn, cast
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import Annotated, Any, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_type
@@ -45,15 +48,22 @@ from sbus.errors import UsageError
 
 __all__ = ["FORMATS", "PROBLEM", "VALUE", "PayloadParser"]
 
-FORMATS = ("json", "msgpack", "text")
+FORMATS = {"json": "JSON", "msgpack": "MessagePack", "text": "UTF-8"}
+"""The formats, and their names in the text of a problem."""
 VALUE = "value"
 PROBLEM = "problem"
 
 _MAX_REASON = 200
 """Characters of a reason at most."""
 _BITS: dict[type[DataType], int] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
-
-Converter = Callable[[object], object]
+_SIMPLE: dict[type[DataType], type] = {
+    StringType: str,
+    BooleanType: bool,
+    FloatType: float,
+    DoubleType: float,
+    BinaryType: bytes,
+    DateType: date,
+}
 
 
 class PayloadParser:
@@ -61,7 +71,7 @@ class PayloadParser:
 
     :param format_: one of `FORMATS`.
     :param type_: the type of the values.
-    :raises sbus.errors.UsageError: if the type is not possible, or MessagePack is not installed.
+    :raises sbus.errors.UsageError: if the type is not possible, or msgspec is not installed.
     """
 
     def __init__(self, format_: str, type_: DataType) -> None:
@@ -69,198 +79,90 @@ class PayloadParser:
             raise UsageError(
                 f"format('sbus'): payloadFormat='text': the column value is STRING, not {type_.simpleString().upper()}"
             )
-        self._decode = _DECODERS[format_]()
-        self._convert = _converter(type_)
+        self._format = FORMATS[format_]
+        self._decode = bytes.decode if format_ == "text" else _decoder(format_, type_)
         self._type = to_arrow_type(type_, timezone="UTC")
-        self._is_text = format_ == "text"
 
     def parse(self, payloads: pa.Array, is_message: pa.Array) -> tuple[pa.Array, pa.Array]:
         """Return the values and the problems of payloads.
 
         :param is_message: of which rows the payload is one of a message.
         """
-        values: list[object] = []
-        problems: list[str | None] = []
-        for payload, wanted in zip(payloads.to_pylist(), is_message.to_pylist(), strict=True):
-            value, problem = self._parse_one(payload) if wanted else (None, None)
-            values.append(value)
-            problems.append(problem)
-        return pa.array(values, self._type), pa.array(problems, pa.string())
+        decode = self._decode
+        values: list[Any] = []
+        problems: list[str | None] = [None] * len(payloads)
+        for row, (payload, wanted) in enumerate(zip(payloads.to_pylist(), is_message.to_pylist(), strict=True)):
+            try:
+                values.append(decode(payload) if wanted else None)
+            except (ValueError, OverflowError, RecursionError) as error:  # an error of msgspec is a ValueError
+                values.append(None)
+                problems[row] = self._reason(error)
+        return _array(values, self._type), pa.array(problems, pa.string())
 
-    def _parse_one(self, payload: bytes) -> tuple[object, str | None]:
-        try:
-            return self._convert(self._decode(payload)), None
-        except (ValueError, OverflowError, RecursionError, InvalidOperation) as error:
-            return None, (str(error) or type(error).__name__)[:_MAX_REASON]
-
-
-# --- formats --------------------------------------------------------------------------------------
-
-
-def _text() -> Callable[[bytes], object]:
-    return _decode_text
+    def _reason(self, error: Exception) -> str:
+        """Say in one short line what is wrong: the form of the payload, or the type of its value."""
+        is_malformed = type(error).__name__ != "ValidationError"  # a name, because msgspec need not be there for text
+        return (f"not {self._format}: {error}" if is_malformed else str(error))[:_MAX_REASON]
 
 
-def _decode_text(payload: bytes) -> str:
+def _decoder(format_: str, type_: DataType) -> Callable[[bytes], Any]:
+    """Return the function that decodes a payload and checks its type."""
     try:
-        return payload.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8: byte {error.start} is {payload[error.start]:#04x}") from None
-
-
-def _json() -> Callable[[bytes], object]:
-    def constant(name: str) -> NoReturn:
-        raise ValueError(f"not JSON: {name}")
-
-    def decode(payload: bytes) -> object:
-        try:
-            return cast("object", json.loads(_decode_text(payload), parse_constant=constant))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"not JSON: {error}") from None
-
-    return decode
-
-
-def _msgpack() -> Callable[[bytes], object]:
-    try:
-        import msgpack
+        import msgspec
     except ImportError:
         raise UsageError(
-            "format('sbus'): payloadFormat='msgpack' needs the package msgpack here and on the executors: "
-            "pip install msgpack"
+            f"format('sbus'): payloadFormat={format_!r} needs the package msgspec here and on the executors: "
+            "pip install msgspec"
         ) from None
 
-    def decode(payload: bytes) -> object:
-        try:
-            return cast("object", msgpack.unpackb(payload, timestamp=3))
-        except (ValueError, msgpack.UnpackException) as error:
-            raise ValueError(f"not MessagePack: {error or type(error).__name__}") from None
+    def optional(type_: DataType) -> Any:
+        return required(type_) | None
 
+    def required(type_: DataType) -> Any:
+        if isinstance(type_, StructType) and type_.fields:
+            fields = [
+                (f"f{number}", optional(field.dataType), msgspec.field(default=None, name=field.name))
+                for number, field in enumerate(type_)
+            ]
+            return msgspec.defstruct("Fields", fields, gc=False)
+        if isinstance(type_, ArrayType):
+            return list[optional(type_.elementType)]  # type: ignore[misc]
+        if isinstance(type_, MapType) and isinstance(type_.keyType, StringType):
+            return dict[str, optional(type_.valueType)]  # type: ignore[misc]
+        if isinstance(type_, TimestampType):
+            return _Converted("time", (), {"convert": staticmethod(_timestamp)})
+        if isinstance(type_, DecimalType):
+            return _Converted("decimal", (), {"convert": staticmethod(_decimal(type_))})
+        for kind, bits in _BITS.items():
+            if isinstance(type_, kind):
+                limit = 1 << bits - 1
+                whole = msgspec.Meta(ge=-float(limit), lt=float(limit), multiple_of=1.0)
+                return Annotated[int, msgspec.Meta(ge=-limit, le=limit - 1)] | Annotated[float, whole]
+        for kind, simple in _SIMPLE.items():
+            if isinstance(type_, kind):
+                return simple
+        raise UsageError(f"format('sbus'): a payload cannot be of the type {type_.simpleString().upper()}")
+
+    library = msgspec.json if format_ == "json" else msgspec.msgpack
+    try:
+        decoder = library.Decoder(optional(type_), dec_hook=lambda kind, value: kind.convert(value))
+    except ValueError as error:  # of fields with the same name
+        raise UsageError(f"format('sbus'): {type_.simpleString()}: {error}") from None
+    decode: Callable[[bytes], Any] = decoder.decode
     return decode
 
 
-_DECODERS: dict[str, Callable[[], Callable[[bytes], object]]] = {"json": _json, "msgpack": _msgpack, "text": _text}
+class _Converted(type):
+    """A type of msgspec whose values a function converts, which gets them as they stand in the payload."""
+
+    convert: Callable[[object], object]
+
+    def __instancecheck__(cls, value: object) -> bool:
+        """Whatever the function returns is of the type."""
+        return True
 
 
-# --- types ----------------------------------------------------------------------------------------
-
-
-def _converter(type_: DataType) -> Converter:
-    """Return the function that checks a decoded value, and returns what Arrow takes; null stays null."""
-    convert = _required(type_)
-    return lambda value: None if value is None else convert(value)
-
-
-def _required(type_: DataType) -> Converter:
-    if isinstance(type_, StructType):
-        return _struct(type_)
-    if isinstance(type_, ArrayType):
-        return _array(type_)
-    if isinstance(type_, MapType) and isinstance(type_.keyType, StringType):
-        return _map(type_)
-    if isinstance(type_, DecimalType):
-        return _decimal(type_)
-    for whole, bits in _BITS.items():
-        if isinstance(type_, whole):
-            return _integer(bits)
-    for simple, convert in _SIMPLE.items():
-        if isinstance(type_, simple):
-            return convert
-    raise UsageError(f"format('sbus'): a payload cannot be of the type {type_.simpleString().upper()}")
-
-
-def _struct(type_: StructType) -> Converter:
-    fields = [(field.name, _converter(field.dataType)) for field in type_]
-
-    def convert(value: object) -> object:
-        if not isinstance(value, dict):
-            _refuse(value, "an object")
-        found = {}
-        for name, convert_field in fields:
-            try:
-                found[name] = convert_field(value.get(name))
-            except (ValueError, OverflowError, InvalidOperation) as error:
-                raise ValueError(f"{name}: {error}") from None
-        return found
-
-    return convert
-
-
-def _array(type_: ArrayType) -> Converter:
-    element = _converter(type_.elementType)
-
-    def convert(value: object) -> object:
-        if not isinstance(value, list):
-            _refuse(value, "a list")
-        return [element(each) for each in value]
-
-    return convert
-
-
-def _map(type_: MapType) -> Converter:
-    element = _converter(type_.valueType)
-
-    def convert(value: object) -> object:
-        if not isinstance(value, dict):
-            _refuse(value, "an object")
-        return [(_string(key), element(each)) for key, each in value.items()]
-
-    return convert
-
-
-def _decimal(type_: DecimalType) -> Converter:
-    unit = Decimal(1).scaleb(-type_.scale)
-
-    def convert(value: object) -> object:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            _refuse(value, "a number")
-        number = Decimal(str(value))
-        if not number.is_finite() or number.quantize(unit).adjusted() >= type_.precision - type_.scale:
-            raise ValueError(f"{_shown(value)} is out of range")
-        return number.quantize(unit)
-
-    return convert
-
-
-def _integer(bits: int) -> Converter:
-    limit = 1 << bits - 1
-
-    def convert(value: object) -> object:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            _refuse(value, "a whole number")
-        if not -limit <= value < limit:
-            raise ValueError(f"{_shown(value)} is out of range")
-        return value
-
-    return convert
-
-
-def _float(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        _refuse(value, "a number")
-    return float(value)
-
-
-def _boolean(value: object) -> object:
-    return value if isinstance(value, bool) else _refuse(value, "true or false")
-
-
-def _string(value: object) -> object:
-    if not isinstance(value, str):
-        _refuse(value, "a text")
-    value.encode()  # JSON can have half of a surrogate pair, which no text of Spark can
-    return value
-
-
-def _binary(value: object) -> object:
-    if isinstance(value, str):
-        return base64.b64decode(value, validate=True)
-    return value if isinstance(value, bytes) else _refuse(value, "binary data")
-
-
-def _timestamp(value: object) -> object:
+def _timestamp(value: object) -> datetime:
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
@@ -268,25 +170,55 @@ def _timestamp(value: object) -> object:
     return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def _date(value: object) -> object:
-    return date.fromisoformat(value) if isinstance(value, str) else _refuse(value, "a date, such as 2026-01-31")
+def _decimal(type_: DecimalType) -> Callable[[object], Decimal]:
+    unit = Decimal(1).scaleb(-type_.scale)
 
+    def convert(value: object) -> Decimal:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            _refuse(value, "a number")
+        try:
+            number = Decimal(str(value)).quantize(unit)
+        except InvalidOperation:
+            _refuse(value, "a number of this size")
+        if not number.is_finite() or number.adjusted() >= type_.precision - type_.scale:
+            _refuse(value, "a number of this size")
+        return number
 
-_SIMPLE: dict[type[DataType], Converter] = {
-    StringType: _string,
-    BooleanType: _boolean,
-    FloatType: _float,
-    DoubleType: _float,
-    BinaryType: _binary,
-    TimestampType: _timestamp,
-    DateType: _date,
-}
+    return convert
 
 
 def _refuse(value: object, wanted: str) -> NoReturn:
-    raise ValueError(f"{_shown(value)} is not {wanted}")
-
-
-def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 40 else text[:39] + "…"
+    raise ValueError(f"{text if len(text) <= 40 else text[:39] + '…'} is not {wanted}")
+
+
+def _array(values: list[Any], type_: pa.DataType) -> pa.Array:
+    """Return decoded values as an array; a struct is put together from an array for each field."""
+    if pa.types.is_struct(type_):
+        names = [f"f{number}" for number in range(type_.num_fields)]
+        missing = type("Missing", (), dict.fromkeys(names))
+        is_null = [value is None for value in values]
+        if any(is_null):
+            values = [missing if value is None else value for value in values]
+        columns = [
+            _array([*map(attrgetter(name), values)], field.type) for name, field in zip(names, type_, strict=True)
+        ]
+        return pa.StructArray.from_arrays(columns, fields=[*type_], mask=pa.array(is_null, pa.bool_()))
+    if pa.types.is_list(type_):
+        return pa.ListArray.from_arrays(_offsets(values), _array(_flat(values), type_.value_type), type=type_)
+    if pa.types.is_map(type_):
+        keys = pa.array(_flat(values), pa.string())
+        items = _array(_flat([value and value.values() for value in values]), type_.item_type)
+        return pa.MapArray.from_arrays(_offsets(values), keys, items, type=type_)
+    return pa.array(values, type_)
+
+
+def _offsets(values: list[Any]) -> pa.Array:
+    """Return where the elements of each list begin, and where the last ones end; null for a list that is null."""
+    ends = accumulate((len(value or ()) for value in values), initial=0)
+    starts = [None if value is None else end for value, end in zip([*values, ()], ends, strict=True)]
+    return pa.array(starts, pa.int32())
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    return [*chain.from_iterable(value for value in values if value is not None)]
