@@ -20,11 +20,18 @@ from typing import TYPE_CHECKING
 from sbus.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from sbus.spark.rows import decode
     from sbus.spark.runtime.progress import lag
     from sbus.spark.runtime.session import get_session, register
 
-__all__ = ["get_session", "lag", "register"]
+__all__ = ["decode", "get_session", "lag", "register"]
 
 __getattr__ = lazy_names(
-    __name__, {"get_session": ".runtime.session", "lag": ".runtime.progress", "register": ".runtime.session"}
+    __name__,
+    {
+        "decode": ".rows",
+        "get_session": ".runtime.session",
+        "lag": ".runtime.progress",
+        "register": ".runtime.session",
+    },
 )

@@ -15,11 +15,13 @@ from msgspec import msgpack
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from sbus.errors import UsageError
 from sbus.journal.keytext import as_text
 from sbus.journal.layout import list_segments
 from sbus.journal.schema import Kind
 from sbus.journal.senders import TYPES, Senders
 from sbus.journal.writer import JournalWriter
+from sbus.spark import decode
 from sbus.spark.datasource.options import ReadOptions
 from sbus.spark.datasource.reader import SbusReader
 from sbus.spark.datasource.scan import schema
@@ -352,6 +354,20 @@ def test_payloads_of_messagepack(spark: SparkSession, new_journal: NewJournal):
     problems = [row.problem for row in bad]
     assert [problem.startswith("not MessagePack: ") for problem in problems] == [True, False, True]
     assert problems[1] == "Expected `float | null`, got `str` - at `$.t`"
+
+
+def test_payloads_of_any_table(spark: SparkSession):
+    """`decode` does the same for a column of any table; null stays null."""
+    rows = [(1, msgpack.encode({"the t": 1.5})), (2, msgpack.encode({"the t": "warm"})), (3, None)]
+    frame = spark.createDataFrame(rows, "n INT, payload BINARY")
+    found = frame.select("n", decode("payload", "`the t` DOUBLE", format="msgpack").alias("found")).orderBy("n")
+    assert [tuple(row) for row in found.select("found.value.the t", "found.problem").collect()] == [
+        (1.5, None),
+        (None, "Expected `float | null`, got `str` - at `$.the t`"),
+        (None, None),
+    ]
+    with pytest.raises(UsageError, match="format='text': use json or msgpack"):
+        decode("payload", "t DOUBLE", format="text")
 
 
 def test_wrong_options(spark: SparkSession, five: JournalWriter):

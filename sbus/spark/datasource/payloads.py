@@ -11,7 +11,7 @@ number may stand for a fraction, and 2.0 for 2; dates, times and decimals may be
 can add fields.
 
 msgspec decodes a payload and checks its type in one step, into an object with a slot for each field. Those of a batch
-become one Arrow array for each field, which takes a fifth of the time of an array of dictionaries.
+become one Arrow array for each field, which is several times as fast as an array of dictionaries.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from pyspark.sql.types import (
 )
 
 from sbus.errors import UsageError
+from sbus.journal.clock import as_utc, parse
 
 __all__ = ["FORMATS", "PROBLEM", "VALUE", "PayloadParser"]
 
@@ -164,10 +165,10 @@ class _Converted(type):
 
 def _timestamp(value: object) -> datetime:
     if isinstance(value, str):
-        value = datetime.fromisoformat(value)
+        value = parse(value)
     if not isinstance(value, datetime):
         _refuse(value, "a time, such as 2026-01-31T12:00:00Z")
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    return value if value.tzinfo is UTC else as_utc(value)
 
 
 def _decimal(type_: DecimalType) -> Callable[[object], Decimal]:
