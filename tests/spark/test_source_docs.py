@@ -119,7 +119,7 @@ def test_columns():
     [
         (["Options for reading\n", "Further options of tables"], ReadOptions, {"journal": "/j"}),
         (["Options for reading\n", "Further options of streams"], StreamOptions, {"journal": "/j"}),
-        (["list-table:: Options for writing"], WriteOptions, {}),
+        (["list-table:: Options for writing"], WriteOptions, {"socket": "/s"}),
     ],
     ids=["read", "stream", "write"],
 )

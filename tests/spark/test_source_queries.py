@@ -269,9 +269,10 @@ def test_what_cannot_be_published(spark: SparkSession, sbus_bus: RunningBus):
     good = spark.sql("SELECT 'k' AS key, 'x' AS payload")
     wrong = [
         (frame, {"socket": sbus_bus.address}, "append", r"UsageError: .*column key is NULL in 1 of 1 rows"),
-        (good.selectExpr("key"), {}, "append", r"UsageError: .*there is no column payload"),
+        (good.selectExpr("key"), {"socket": "/nowhere"}, "append", r"UsageError: .*there is no column payload"),
         (good, {"sockt": "/x"}, "append", r"UsageError: .*no option 'sockt'.*did you mean socket"),
-        (good, {}, "overwrite", r"UsageError: .*use mode\('append'\)"),
+        (good, {}, "append", r"UsageError: .*the option socket: name the bus"),
+        (good, {"socket": "/nowhere"}, "overwrite", r"UsageError: .*use mode\('append'\)"),
         (good, {"socket": "/nowhere"}, "append", r"ConnectError: no bus at /nowhere"),
     ]
     for rows, options, mode, words in wrong:

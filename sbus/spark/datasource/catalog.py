@@ -2,7 +2,11 @@
 
 Spark 4.3 gives a source in Python the options of such a table when it is created, and none when it is read. It keeps
 the columns with their comments, though, and hands them over at each read. So the options are kept in the comment of the
-first column, where ``DESCRIBE TABLE`` shows them, too.
+first column, where ``DESCRIBE TABLE`` shows them, too. An INSERT has the comments as well if Spark has to convert a
+column for it (`sbus.spark.datasource.writer.table_columns`).
+
+Spark does not ask the source when a table is created with columns of its own, nor pass on comments when a stream is
+written to a table; then there are no options. A read lacks its journal and a write its bus, and fails.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
         return None
     if "location" in named and "journal" not in named:
         named.setdefault("path", named["location"])
-    if "journal" in named:
+    if "journal" in named or "socket" in named:
         named.pop("path", None)  # the place of a managed table, where nothing is
     return {name: value for name, value in named.items() if name not in _PROPERTIES and not name.startswith("option.")}
 

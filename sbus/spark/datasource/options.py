@@ -44,8 +44,8 @@ _READ = (
 )
 _BATCH = ("since", "until", "endingOffsets")
 _STREAM = ("maxRowsPerTrigger", "maxBytesPerTrigger", "maxTriggerDelay", "failOnDataLoss", "consumer")
-_WRITE = ("socket", "dialect", "maxPacket")
-_SPARK_OPTIONS = frozenset({"checkpointlocation"})
+_WRITE = ("socket", "id", "dialect", "maxPacket")
+_SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname"})
 """Options that Spark uses itself and hands on."""
 
 
@@ -173,11 +173,13 @@ class WriteOptions:
     """The bus to publish to.
 
     :ivar address: where it listens.
+    :ivar id: the column whose text becomes the last segment of the key; None: there is none.
     :ivar dialect: the revision of the protocol that it speaks.
     :ivar max_packet: the bytes in the longest packet that it accepts.
     """
 
     address: str
+    id: str | None = None
     dialect: str = CURRENT.name
     max_packet: int = DEFAULT_MAX_PACKET
 
@@ -189,8 +191,18 @@ class WriteOptions:
         """
         given = _OptionReader(options, "write", _WRITE)
         given.refuse_unknown()
+        # A default would hide that Spark has lost the option (`sbus.spark.datasource.catalog`).
+        if "socket" not in given.options:
+            given.refuse(
+                "socket",
+                "name the bus, such as /run/sbus.sock. If it is an option of a table: leave out the columns in "
+                "CREATE TABLE, and publish a stream with format('sbus') and not with toTable",
+            )
+        if (name := given.options.get("id")) in ("", "key", "payload"):
+            given.refuse("id", "name a third column, such as id")
         return cls(
-            address=find_address(given.options.get("socket")),
+            address=find_address(given.options["socket"]),
+            id=name,
             dialect=given.dialect().name,
             max_packet=given.number("maxPacket") or DEFAULT_MAX_PACKET,
         )

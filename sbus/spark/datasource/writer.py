@@ -5,6 +5,10 @@ Each row is sent at least once, in order within a partition.
 A task connects, publishes its rows, and ends with a fence: it succeeds only after the server has handled all of its
 messages, and any error fails it. Spark can run a failed task again, and a stream can repeat its last batch after a
 crash; then messages are published twice, but none is lost.
+
+With the option ``id``, a row's id becomes the last segment of its key, so receivers know a repeat by its key alone,
+whatever the payload is, and whatever their language. Rejected: an id in front of the payload, which every receiver
+would have to cut off; a field of the payload, which only JSON has, and SQL can add.
 """
 
 from __future__ import annotations
@@ -19,17 +23,17 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import BinaryType, StringType, StructType, VarcharType
 
 from sbus.client.blocking import connect
+from sbus.client.core import find_dialect
 from sbus.client.denials import raise_denied
 from sbus.errors import UsageError
 from sbus.journal.keytext import from_text
 from sbus.spark.datasource.options import WriteOptions
 
-__all__ = ["Published", "SbusStreamWriter", "SbusWriter"]
+__all__ = ["Published", "SbusStreamWriter", "SbusWriter", "table_columns"]
 
-_PUBLISHED_COLUMNS = ("key", "payload")
 _FENCE_TIMEOUT = 300.0
 """Seconds for a bus to handle the messages of a task; slow receivers that block the publisher add to it."""
 
@@ -47,13 +51,13 @@ class Published(WriterCommitMessage):
 class SbusWriter(DataSourceArrowWriter):
     """Publish a DataFrame.
 
-    :raises sbus.errors.UsageError: if its columns are not `key` and `payload`, or the mode is overwrite.
+    :raises sbus.errors.UsageError: if its columns are not those of `table_columns`, or the mode is overwrite.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise UsageError("format('sbus'): published messages cannot be overwritten: use mode('append')")
-        _check(schema)
+        _check(schema, options)
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
@@ -64,7 +68,7 @@ class SbusWriter(DataSourceArrowWriter):
 class SbusStreamWriter(DataSourceStreamArrowWriter):
     """Publish a stream.
 
-    :raises sbus.errors.UsageError: if its columns are not `key` and `payload`, or the output mode is complete.
+    :raises sbus.errors.UsageError: if its columns are not those of `table_columns`, or the output mode is complete.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
@@ -73,7 +77,7 @@ class SbusStreamWriter(DataSourceStreamArrowWriter):
                 "format('sbus'): the output mode complete would publish everything again each time: "
                 "use outputMode('append') or outputMode('update')"
             )
-        _check(schema)
+        _check(schema, options)
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
@@ -81,8 +85,19 @@ class SbusStreamWriter(DataSourceStreamArrowWriter):
         return publish(self.options, iterator)
 
 
+def table_columns(options: WriteOptions) -> StructType:
+    """Return the columns of a table that publishes.
+
+    They take text; Spark turns what is inserted into it, and binary data stays as it is. The key is a VARCHAR, which no
+    query has: so Spark converts the columns of each INSERT, and then it adds the comments, with the options of the
+    table. It is as long as the text of a key can be: four characters (``\\xNN``) for a byte.
+    """
+    columns = StructType().add("key", VarcharType(4 * options.max_packet)).add("payload", StringType())
+    return columns if options.id is None else columns.add(options.id, StringType())
+
+
 def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Published:
-    """Publish rows of `key` and `payload`, and wait until the bus has handled them.
+    """Publish rows, and wait until the bus has handled them.
 
     :raises sbus.errors.UsageError: for a null, a text that is no key, or a message that does not fit into a packet; the
         batches before it are published by then.
@@ -92,9 +107,13 @@ def publish(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Publish
     """
     count = 0
     bus = None
+    separator = find_dialect(options.dialect).separator
     try:
         for batch in batches:
             keys, payloads = keys_of(batch.column("key")), payloads_of(batch.column("payload"))
+            if options.id is not None:
+                ids = ids_of(batch.column(options.id), options)
+                keys = [b"%b%b%b" % (key, separator, id_) for key, id_ in zip(keys, ids, strict=True)]
             if bus is None:  # a partition without rows needs no connection
                 bus = connect(
                     options.address,
@@ -127,6 +146,24 @@ def keys_of(column: pa.Array) -> list[bytes]:
     return list(column.to_pylist())
 
 
+def ids_of(column: pa.Array, options: WriteOptions) -> list[bytes]:
+    """Return the ids of rows, as segments of keys.
+
+    :raises sbus.errors.UsageError: for a null, or an id that is not one segment of a key.
+    """
+    name = str(options.id)
+    _refuse_nulls(column, name, "give each row an id that is the same when Spark computes the row again")
+    ids = keys_of(column)
+    separator = find_dialect(options.dialect).separator
+    for id_ in ids:
+        if not id_ or separator in id_:
+            raise UsageError(
+                f"format('sbus'): the column {name} has {id_.decode(errors='replace')!r}, which is not one segment of "
+                f"a key: use ids without {separator.decode()!r}, such as replace({name}, '{separator.decode()}', '-')"
+            )
+    return ids
+
+
 def payloads_of(column: pa.Array) -> list[bytes]:
     """Return payloads: bytes as they are, text as UTF-8.
 
@@ -144,15 +181,16 @@ def _refuse_nulls(column: pa.Array, name: str, advice: str) -> None:
         )
 
 
-def _check(schema: StructType) -> None:
-    names = schema.fieldNames()
-    others = [name for name in names if name not in _PUBLISHED_COLUMNS]
-    missing = [name for name in _PUBLISHED_COLUMNS if name not in names]
+def _check(schema: StructType, options: WriteOptions) -> None:
+    names, wanted = schema.fieldNames(), table_columns(options).fieldNames()
+    others = [name for name in names if name not in wanted]
+    missing = [name for name in wanted if name not in names]
     if others or missing:
         found = [f"there is no column {name}" for name in missing] + [f"{name} cannot be sent" for name in others]
+        advice = "" if options.id else "; the option id names a column of ids"
         raise UsageError(
-            f"format('sbus'): {', '.join(found)}: publish the columns key and payload alone, "
-            "such as df.select('key', 'payload')"
+            f"format('sbus'): {', '.join(found)}: publish the columns {' and '.join(wanted)} alone, "
+            f"such as df.select({', '.join(map(repr, wanted))}){advice}"
         )
     for field in schema:
         if not isinstance(field.dataType, StringType | BinaryType):

@@ -136,11 +136,11 @@ def test_limits_of_a_stream():
     assert options == StreamOptions(read(startingOffsets="latest"), 5, 7, False)
 
 
-def test_where_to_publish(monkeypatch: pytest.MonkeyPatch):
-    """The socket is the given one or the default of all clients; Spark's own option for a checkpoint is accepted."""
-    monkeypatch.setenv("SBUS_SOCKET", "/else")
+def test_where_to_publish():
+    """A write names its bus; Spark's own options, for the checkpoint and the name of a query, are accepted."""
     assert WriteOptions.parse({"socket": "/s", "maxpacket": "1000"}) == WriteOptions("/s", max_packet=1000)
-    assert WriteOptions.parse({"checkpointlocation": "/c", "dialect": "early"}) == WriteOptions("/else", "early")
+    options = {"socket": "/s", "checkpointlocation": "/c", "queryname": "q", "dialect": "early", "id": "n"}
+    assert WriteOptions.parse(options) == WriteOptions("/s", "n", "early")
 
 
 WRONG = [
@@ -181,6 +181,8 @@ WRONG = [
     (StreamOptions, {"journal": "/j", "startingoffsets": "soon"}, "startingOffsets='soon': use earliest, latest or a"),
     (StreamOptions, {"journal": "/j", "maxrowspertrigger": "1e6"}, "maxRowsPerTrigger='1e6': use a whole number"),
     (StreamOptions, {"journal": "/j", "maxbytespertrigger": "-1"}, "maxBytesPerTrigger='-1': use a whole number"),
+    (WriteOptions, {}, "the option socket: name the bus, such as .*leave out the columns in CREATE TABLE"),
+    (WriteOptions, {"socket": "/s", "id": "key"}, "id='key': name a third column"),
     (WriteOptions, {"sockt": "/s"}, "no option 'sockt' to write with; did you mean socket\\?"),
     (WriteOptions, {"path": "/s"}, "no option 'path' to write with; the options are: socket"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ from pyspark.sql.types import BinaryType, DataType, LongType, StringType, Struct
 
 from sbus.errors import ConnectError, InvalidKey, PacketTooLong, UsageError
 from sbus.spark.datasource.options import WriteOptions
-from sbus.spark.datasource.writer import SbusStreamWriter, SbusWriter, publish
+from sbus.spark.datasource.source import SbusDataSource
+from sbus.spark.datasource.writer import SbusStreamWriter, SbusWriter, publish, table_columns
 from sbus.testing import RunningBus
 
 
@@ -50,6 +52,34 @@ def test_text(sbus_bus: RunningBus):
         assert [tuple(bus.receive(5)) for _ in keys] == expected
 
 
+def test_ids(sbus_bus: RunningBus):
+    """An id is the last segment of the key; a task that is run again sends the same keys again."""
+    rows = pa.RecordBatch.from_pydict({"n": ["1", "2"], "payload": ["x", "y"], "key": ["a/b", "c"]})
+    sent = [(b"a/b/1", b"x"), (b"c/2", b"y")]
+    with sbus_bus.connect() as bus:
+        bus.subscribe(b"")
+        bus.fence(5)
+        for _ in range(2):
+            publish(WriteOptions(sbus_bus.address, id="n"), iter([rows]))
+        assert [tuple(bus.receive(5)) for _ in range(4)] == sent * 2
+
+
+@pytest.mark.parametrize(
+    ("id_", "dialect", "words"),
+    [
+        (None, "current", "the column n is NULL in 1 of 1 rows.*give each row an id that is the same when"),
+        ("", "current", "the column n has '', which is not one segment"),
+        ("a/b", "current", r"the column n has 'a/b'.*use ids without '/', such as replace\(n, '/', '-'\)"),
+        ("a.b", "early", r"use ids without '\.'"),
+    ],
+)
+def test_wrong_ids(sbus_bus: RunningBus, id_: str | None, dialect: str, words: str):
+    """An id that is not one segment of a key is refused with the remedy."""
+    rows = pa.RecordBatch.from_pydict({"key": ["a"], "payload": ["x"], "n": pa.array([id_], pa.utf8())})
+    with pytest.raises(UsageError, match=words):
+        publish(WriteOptions(sbus_bus.address, id="n", dialect=dialect), iter([rows]))
+
+
 def test_nothing_to_publish():
     """A partition without rows needs no bus."""
     assert publish(WriteOptions("/nowhere"), iter([])).messages == 0
@@ -85,6 +115,7 @@ def test_no_bus():
         publish(WriteOptions("/nowhere"), iter([batch([b"a"], [b""])]))
 
 
+KEY_AND_PAYLOAD = columns(key=StringType(), payload=StringType())
 WRONG = [
     (columns(key=StringType()), "there is no column payload"),
     (columns(payload=StringType(), key=BinaryType(), kind=StringType()), r"kind cannot be.*select\('key', 'payload'\)"),
@@ -98,6 +129,30 @@ def test_wrong_columns(writer: Callable[..., Any], schema: StructType, words: st
     """Columns that cannot be published are refused with the remedy, before anything is sent."""
     with pytest.raises(UsageError, match=words):
         writer(WriteOptions("/nowhere"), schema, False)
+
+
+def test_the_column_of_ids():
+    """The column that the option id names has to be there, and is a column of a table that publishes."""
+    options = WriteOptions("/nowhere", id="n")
+    with pytest.raises(UsageError, match="there is no column n: publish the columns key and payload and n alone"):
+        SbusWriter(options, KEY_AND_PAYLOAD, False)
+    with pytest.raises(UsageError, match=r"n cannot be sent.*the option id names a column of ids"):
+        SbusWriter(WriteOptions("/nowhere"), columns(key=StringType(), payload=StringType(), n=StringType()), False)
+    assert table_columns(options).fieldNames() == ["key", "payload", "n"]
+
+
+def test_columns_of_other_tables():
+    """What a column still has of the table that it was read from is no option of a write; what a table to publish to
+    has is, below what the write says itself.
+    """
+    journal, bus = ({"comment": f"sbus {json.dumps(options)}"} for options in ({"journal": "/j"}, {"socket": "/table"}))
+    schema = StructType().add("payload", StringType())
+    read, table = (StructType(schema.fields[:]).add("key", StringType(), True, each) for each in (journal, bus))
+    assert SbusDataSource({"socket": "/s"}).writer(read, False).options == WriteOptions("/s")
+    assert SbusDataSource({"Socket": "/s"}).writer(table, False).options == WriteOptions("/s")
+    assert SbusDataSource({}).writer(table, False).options == WriteOptions("/table")
+    with pytest.raises(UsageError, match="the option socket"):
+        SbusDataSource({}).writer(read, False)
 
 
 def test_modes():
