@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
+_WITH_ARROW = {"archive", "journal", "lake", "replay", "report", "sbus-recorder"}
+"""Words of a command line that import Arrow. A nursery of its own imports it for them: few tests need it."""
 _LARGEST = 1 << 17
 _MOST_DESCRIPTORS = 100
 
@@ -52,7 +54,7 @@ class _Child:
         self._ended, status = os.pipe()
         try:
             request = json.dumps([[*command], os.fspath(cwd), {**env}, [0, 1, 2, *pass_fds], umask]).encode()
-            nursery = _nursery()
+            nursery = _nursery(not _WITH_ARROW.isdisjoint(command))
             socket.send_fds(nursery, [request], [status, *streams, *pass_fds])
             answer = nursery.recv(100)
             assert answer, "the nursery has ended: see its error above"
@@ -145,13 +147,13 @@ def run(
 
 
 @functools.cache
-def _nursery() -> socket.socket:
-    """Start the process that forks; it ends with this one."""
+def _nursery(with_arrow: bool) -> socket.socket:
+    """Start a process that forks; it ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno())],
+            [sys.executable, "-m", __name__, str(theirs.fileno()), *(["arrow"] if with_arrow else [])],
             cwd=_ROOT,
             env={**os.environ, "PYTHONWARNINGS": "default"},
             stdin=subprocess.DEVNULL,
@@ -167,7 +169,7 @@ def _nursery() -> socket.socket:
     return ours
 
 
-def _import_all() -> None:
+def _import_all(with_arrow: bool) -> None:
     """Import what the scripts import."""
     import click
     import twisted.internet.epollreactor
@@ -186,8 +188,13 @@ def _import_all() -> None:
     list(getPlugins(IServiceMaker))
     commands, context = sbus.cli.main.cli, click.Context(sbus.cli.main.cli)
     for name in commands.list_commands(context):
-        if name not in ("journal", "lake", "spark"):  # they import Arrow, which few tests need
+        if with_arrow or name not in ("journal", "lake", "spark"):
             commands.get_command(context, name)
+    if with_arrow:
+        with contextlib.suppress(ImportError):  # some trees have no Arrow
+            import sbus.cli.journal.rows
+            import sbus.recorder.metrics
+            import sbus.recorder.service  # noqa: F401
     assert "twisted.internet.reactor" not in sys.modules, "the children would share a reactor"
 
 
@@ -238,7 +245,7 @@ def main() -> None:
     """Fork on request, and report how the children end."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     atexit.register(_leave)  # the first one is called last
-    _import_all()
+    _import_all(with_arrow="arrow" in sys.argv[2:])
     gc.collect()
     gc.freeze()  # else the collector of each child would look at all of it, and so copy it
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
