@@ -59,9 +59,9 @@ socket.send_fds(socket.socket(fileno=0), [str(os.getpid()).encode()], [sock.file
 
 def twistd() -> list[str]:
     """The command that starts the twistd of the interpreter in use."""
-    script = Path(sys.executable).with_name("twistd")
-    if script.exists():
-        return [sys.executable, str(script)]
+    installed = script("twistd")
+    if Path(installed[1]).exists():
+        return installed
     return [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
 
 
@@ -72,6 +72,41 @@ def can_fork(env: Iterable[str] = ()) -> bool:
     """
     early = any(name.startswith(("LC_", "PYTHON", "SBUS_PURE")) for name in env)
     return len(twistd()) == 2 and not early and not any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
+
+
+def script(name: str) -> list[str]:
+    """The command that runs an installed script with the interpreter in use."""
+    return [sys.executable, str(Path(sys.executable).with_name(name))]
+
+
+def run(
+    command: Sequence[str | Path],
+    directory: str | Path = ".",
+    *,
+    env: dict[str, str | None] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, without input; an installed script of the interpreter's is a fork where it may be.
+
+    :param env: changes of the environment; see `environment_with`.
+    """
+    words, environ = [str(word) for word in command], environment_with(env or {})
+    result: subprocess.CompletedProcess[bytes]
+    if words[:2] == script(Path(words[1]).name) and can_fork(env or ()):
+        result = nursery.run(words[1:], cwd=directory, env=environ, pass_fds=pass_fds, timeout=TIMEOUT)
+    else:
+        result = subprocess.run(
+            words,
+            cwd=directory,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            pass_fds=pass_fds,
+            timeout=TIMEOUT,
+        )
+    return subprocess.CompletedProcess(
+        words, result.returncode, *(os.fsdecode(output) for output in (result.stdout, result.stderr))
+    )
 
 
 def name_of(address: str | Path) -> bytes:
@@ -468,24 +503,10 @@ def refusal(
     there = sorted(os.listdir(directory))
     where = [f"--socket={directory / 'bus' if address is None else address}"] if named else []
     command = [str(part) for part in (*before, *twistd(), *flags, "sbus", *where, *options)]
-    result: subprocess.CompletedProcess[bytes]
-    if before or not can_fork(env or ()):
-        result = subprocess.run(
-            command,
-            cwd=directory,
-            env=environment_with(env or {}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            pass_fds=pass_fds,
-            timeout=TIMEOUT,
-        )
-    else:
-        result = nursery.run(
-            command[1:], cwd=directory, env=environment_with(env or {}), pass_fds=pass_fds, timeout=TIMEOUT
-        )
+    result = run(command, directory, env=env, pass_fds=pass_fds)
     assert result.returncode > 0, result
-    assert result.stdout == b""
-    lines = result.stderr.decode().splitlines()
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
     assert len(lines) == 1, result.stderr
     assert "Traceback" not in lines[0]
     assert lines[0].startswith("sbus: ")

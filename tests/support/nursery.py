@@ -194,7 +194,7 @@ def _import_all(with_arrow: bool) -> None:
         with contextlib.suppress(ImportError):  # some trees have no Arrow
             import sbus.cli.journal.rows
             import sbus.recorder.metrics
-            import sbus.recorder.service  # noqa: F401
+            import sbus.recorder.service
     assert "twisted.internet.reactor" not in sys.modules, "the children would share a reactor"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sbus.syscalls.polling import is_readable
-from tests.support.harness import TIMEOUT, Bus, Client, environment_with, twistd
+from tests.support.harness import TIMEOUT, Bus, Client, environment_with, run, script, twistd, wait_end
 from tests.support.waiting import wait_until
 
 TWISTD = {
@@ -38,12 +38,6 @@ run()
 Start = Callable[..., int]
 
 
-def run(directory: Path, command: Sequence[str], **kwargs: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # type: ignore[call-overload]
-        command, cwd=directory, env=environment_with({}), text=True, timeout=TIMEOUT, **kwargs
-    )
-
-
 @pytest.fixture
 def start(directory: Path) -> Iterator[Start]:
     """Start a daemon by its command, in a shell if redirections are given; return its process ID from ``pid``."""
@@ -51,9 +45,10 @@ def start(directory: Path) -> Iterator[Start]:
 
     def begin(command: Sequence[str], redirections: str = "", status: int = 0) -> int:
         if redirections:
-            command = ["sh", "-c", f'exec {redirections}; exec "$@"', "sh", *command]
-        out = {} if redirections else {"capture_output": True}
-        assert run(directory, command, **out).returncode == status
+            command = redirected(redirections, command)
+            assert subprocess.run(command, cwd=directory, env=environment_with({})).returncode == status
+        else:
+            assert run(command, directory).returncode == status
         return int(file.read_text())
 
     yield begin
@@ -63,17 +58,18 @@ def start(directory: Path) -> Iterator[Start]:
 
 def as_daemon(name: str, *flags: str) -> list[str]:
     if name == "sbusd":
-        return [sys.executable, "-m", "sbus.server.run.sbusd", "-a", "own", "-p", "pid", *flags]
+        return [*script("sbusd"), "-a", "own", "-p", "pid", *flags]
     return [*twistd(), "--pidfile=pid", "--logfile=log", *TWISTD[name], *flags]
 
 
-def ends(pid: int) -> Callable[[], bool]:
-    return lambda: not Path(f"/proc/{pid}").exists()
+def redirected(redirections: str, command: Sequence[str]) -> list[str]:
+    """Return a command with redirections, such as ``0<&-``."""
+    return ["sh", "-c", f'exec {redirections}; exec "$@"', "sh", *command]
 
 
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
-    wait_until(ends(pid))
+    wait_end(pid)
 
 
 @pytest.mark.parametrize("closed", CLOSED)
@@ -104,14 +100,14 @@ def test_a_recorder_with_closed_descriptors(
         client.msg(b"closed", b"payload")
         client.sync()
     stop(pid)
-    done = run(directory, [sys.executable, "-m", "sbus", "journal", "cat", "journal"], capture_output=True)
+    done = run([*script("sbus"), "journal", "cat", "journal"], directory)
     assert "closed" in done.stdout
 
 
 def test_a_reactor_with_closed_descriptors(directory: Path) -> None:
     """A reactor that twistd has made before the service can do anything is refused, with the remedy."""
     command = [*twistd(), "--reactor=epoll", "--pidfile=", "sbus", "--socket=own"]
-    done = run(directory, ["sh", "-c", 'exec 0<&-; exec "$@"', "sh", *command], capture_output=True)
+    done = run(redirected("0<&-", command), directory)
     assert done.returncode == 1
     assert "redirect them (</dev/null" in done.stderr
 
@@ -214,11 +210,11 @@ def test_stale_pid_files(bus: Callable[..., Bus], directory: Path, start: Start,
     bus()
     flags = ["-r"] if name == "sbusd" else []
     pid = start(as_daemon(name, *flags))
-    second = run(directory, as_daemon(name, *flags), capture_output=True)
+    second = run(as_daemon(name, *flags), directory)
     assert second.returncode == 1
     assert re.search(f"pid file .*/pid is that of process {pid}, which runs|in use by a server", second.stderr)
     os.kill(pid, signal.SIGKILL)
-    wait_until(ends(pid))
+    wait_end(pid)
     (directory / "pid").write_text(f"{os.getpid()}")
     os.utime(directory / "pid", (1_000_000_000, 1_000_000_000))
     stop(start(as_daemon(name, *flags)))
@@ -263,7 +259,8 @@ def test_a_daemon_lets_its_caller_read_to_the_end(directory: Path, start: Start,
     """A caller that reads the daemon's output to its end does not wait for the daemon: Ansible, ssh, subprocess."""
     reading, writing = os.pipe() if kind == "pipe" else [each.detach() for each in socket.socketpair()]
     try:
-        run(directory, as_daemon(name), stdout=writing, stderr=writing, check=True)
+        command, environ = as_daemon(name), environment_with({})
+        subprocess.run(command, cwd=directory, env=environ, stdout=writing, stderr=writing, check=True)
     finally:
         os.close(writing)
     pid = int((directory / "pid").read_text())

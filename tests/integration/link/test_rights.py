@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.link.conftest import StartBus, link_pid, wait_crossing
 from tests.integration.link.test_links import name_of
-from tests.support.harness import OTHER_USER, THIRD_USER, Client, Process, wait_end
+from tests.support.harness import OTHER_USER, THIRD_USER, Client, Process, run, script, twistd, wait_end
 
 CONTAINER = ("unshare", "--user", "--map-root-user", "--mount")
 
@@ -109,8 +109,7 @@ def test_link_alone(tree: StartBus, directory: Path, spawn: Callable[..., Any]) 
 )
 def test_wrong_options_of_a_link(directory: Path, options: list[str], line: str) -> None:
     """An option that cannot work is refused in one line."""
-    command = [*Script.launcher, "-n", "--pidfile=", "sbus-link", *options]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+    done = run([*twistd(), "-n", "--pidfile=", "sbus-link", *options], directory)
     assert done.returncode != 0
     assert line in done.stderr
     assert done.stderr.count("\n") == 1
@@ -122,8 +121,7 @@ def test_a_link_counts_as_no_client(tree: StartBus) -> None:
     leaf = tree("leaf", root, "--admin=auto", "--auto-close")
 
     def ask(what: str) -> Any:
-        words = [str(Path(sys.executable).with_name("sbus")), what, f"--socket={leaf.address}", "--json"]
-        return json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
+        return json.loads(run([*script("sbus"), what, f"--socket={leaf.address}", "--json"]).stdout)
 
     assert ask("status")["attached"] == {"link": True}
     assert [(each["pid"], each["listener"]) for each in ask("clients")["clients"]] == [(link_pid(leaf), "main")]
@@ -145,8 +143,7 @@ def test_wrong_options_for_a_master(directory: Path) -> None:
         (["--upstream-inside"], gone),
         (["--upstream=/x", "--upstream-inside=yes"], gone),
     ):
-        command = [*Script.launcher, "-n", "--pidfile=", "sbus", f"--socket={directory}/bus", *options]
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+        done = run([*twistd(), "-n", "--pidfile=", "sbus", f"--socket={directory}/bus", *options], directory)
         assert done.returncode != 0
         assert line in done.stderr
         assert done.stderr.count("\n") == 1

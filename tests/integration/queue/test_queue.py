@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,7 +20,7 @@ from sbus.errors import NobodyListens, PacketTooLong, RequestFailed, UsageError
 from tests.integration.clients.backends import Backend, Client
 from tests.integration.queue.conftest import Queued
 from tests.support.disks import filled, mounted
-from tests.support.harness import OTHER_USER, TIMEOUT, is_held_back
+from tests.support.harness import OTHER_USER, TIMEOUT, is_held_back, run, script
 from tests.support.queues import QueueProcess, WorkerProcess, ask
 from tests.support.waiting import wait_until
 
@@ -394,10 +392,9 @@ def test_metrics(queued: Start, directory: Path) -> None:
     assert f'sbus_queue_up{{bus="{server.address}"}} 0.0' in lines
 
 
-def run(server: Queued, *words: str) -> tuple[int, str]:
+def queue(server: Queued, *words: str) -> tuple[int, str]:
     """Run ``sbus queue``; return the exit status and all output."""
-    command = [sys.executable, "-m", "sbus", "queue", *words, f"--socket={server.address}"]
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT)
+    result = run([*script("sbus"), "queue", *words, f"--socket={server.address}"])
     return result.returncode, result.stdout + result.stderr
 
 
@@ -405,29 +402,29 @@ def test_command(queued: Start, directory: Path) -> None:
     """The command puts jobs, shows them, retries dead ones and deletes them; its exit statuses are those of sbus."""
     server = queued()
     (directory / "file").write_bytes(b"from a file")
-    assert run(server, "put", "jobs", "k", "text", "--id=x") == (0, "1\n")
-    assert run(server, "put", "jobs", "k", "text", "--id=x") == (0, "1\n")
-    assert run(server, "put", "jobs", "late", f"--file={directory}/file", "--delay=1000") == (0, "2\n")
-    assert run(server, "ls", "jobs") == (0, "0 waiting, 1 ready, 1 delayed, 0 out, 0 dead\n")
-    status, output = run(server, "peek", "jobs", "--json")
+    assert queue(server, "put", "jobs", "k", "text", "--id=x") == (0, "1\n")
+    assert queue(server, "put", "jobs", "k", "text", "--id=x") == (0, "1\n")
+    assert queue(server, "put", "jobs", "late", f"--file={directory}/file", "--delay=1000") == (0, "2\n")
+    assert queue(server, "ls", "jobs") == (0, "0 waiting, 1 ready, 1 delayed, 0 out, 0 dead\n")
+    status, output = queue(server, "peek", "jobs", "--json")
     assert status == 0
     first, second = (json.loads(line) for line in output.splitlines())
     assert (first["payload"], second["state"], second["payload"]) == ("text", "delayed", "from a file")
-    assert run(server, "dead", "jobs") == (3, "sbus: queue jobs has no such job\n")
+    assert queue(server, "dead", "jobs") == (3, "sbus: queue jobs has no such job\n")
     with sbus.connect(str(server.address)) as client:
         for job in client.work("jobs"):
             job.nack("poison", "no picture\x1b[2J")
             break
-    assert run(server, "dead", "jobs") == (
+    assert queue(server, "dead", "jobs") == (
         0,
         "1 k (4 B, dead, tries: 1): text\n  poison: no picture\\x1b[2J\n",
     )
-    assert run(server, "retry", "jobs", "--id=1") == (0, "1 job\n")
-    assert run(server, "drain", "jobs", "--yes") == (0, "2 jobs\n")
-    assert json.loads(run(server, "ls", "jobs", "--json")[1])["jobs"]["ready"] == 0
-    status, output = run(server, "ls", "none")
+    assert queue(server, "retry", "jobs", "--id=1") == (0, "1 job\n")
+    assert queue(server, "drain", "jobs", "--yes") == (0, "2 jobs\n")
+    assert json.loads(queue(server, "ls", "jobs", "--json")[1])["jobs"]["ready"] == 0
+    status, output = queue(server, "ls", "none")
     assert (status, "nobody subscribes" in output) == (3, True)
-    assert run(server, "ls", "a/b")[0] == 2
+    assert queue(server, "ls", "a/b")[0] == 2
 
 
 def test_only_the_operator_looks(queued: Start, as_root: None) -> None:

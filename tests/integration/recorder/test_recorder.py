@@ -24,7 +24,7 @@ from sbus.errors import JournalError
 from sbus.syscalls.polling import is_readable
 from tests.support import servers as conftest
 from tests.support.disks import fill, mounted
-from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, twistd
+from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, run, twistd
 from tests.support.journals import rows
 from tests.support.original import OriginalServer
 from tests.support.waiting import paused, wait_until
@@ -118,12 +118,7 @@ def test_everything_in_order(
     """
     started = bus()
     process = recorder("--pattern=", "--pattern=a/", "--pattern=a/*", "--sync=1h", "--batch-time=1h")
-    second = subprocess.run(
-        [*twistd(), "-n", "--pidfile=", "sbus-recorder", f"--socket={directory}/bus", f"--journal={journal}"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    second = run([*twistd(), "-n", "--pidfile=", "sbus-recorder", f"--socket={directory}/bus", f"--journal={journal}"])
     assert second.returncode == 1
     assert re.fullmatch(rf"sbus-recorder: .*process {process.pid} writes this journal.*\n", second.stderr)
     client = started.client()

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.harness import TIMEOUT, Bus, environment_with, twistd
+from tests.support.harness import Bus, environment_with, run, twistd
 
 
 def check(
-    directory: Path, *options: str, own: tuple[str, ...] = (), env: dict[str, str] | None = None
+    directory: Path, *options: str, own: tuple[str, ...] = (), env: dict[str, str | None] | None = None
 ) -> tuple[int, str, str]:
     """Run the check in a directory; return its status, and what it printed on standard output and standard error.
 
     :param own: options of ``twistd`` itself.
-    :param env: the environment; by default this process's.
+    :param env: changes of the environment.
     """
-    done = subprocess.run(
-        [*twistd(), *own, "sbus", "--check", *options],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        env=env,
-    )
+    done = run([*twistd(), *own, "sbus", "--check", *options], directory, env=env)
     return done.returncode, done.stdout, done.stderr
 
 

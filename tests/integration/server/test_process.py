@@ -29,6 +29,7 @@ from tests.support.harness import (
     goes_on,
     numbered,
     refusal,
+    run,
     twistd,
     wait_end,
 )
@@ -37,13 +38,7 @@ from tests.support.waiting import wait_until
 
 def output_of(*arguments: str) -> str:
     """Run twistd, which must succeed; return its output."""
-    result = subprocess.run(
-        [*twistd(), *arguments],
-        capture_output=True,
-        text=True,
-        env=environment_with({"COLUMNS": "100"}),
-        timeout=TIMEOUT,
-    )
+    result = run([*twistd(), *arguments], env={"COLUMNS": "100"})
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return result.stdout
@@ -208,13 +203,7 @@ class TestWrongOptions:
         """The pid file of a daemon that runs is refused at once: no file is made or removed."""
         started = bus(flags=["-n", f"--pidfile={directory}/pid"])
         there = sorted(os.listdir(directory))
-        result = subprocess.run(
-            [*twistd(), "-n", f"--pidfile={directory}/pid", "sbus", f"--socket={directory}/other"],
-            cwd=directory,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-        )
+        result = run([*twistd(), "-n", f"--pidfile={directory}/pid", "sbus", f"--socket={directory}/other"], directory)
         assert result.returncode > 0
         assert f"the pid file {directory}/pid is that of process {started.pid}, which runs" in result.stderr
         assert sorted(os.listdir(directory)) == there
@@ -544,7 +533,7 @@ class TestDaemon:
         def start(*options: str) -> int:
             flags = [f"--pidfile={directory}/pid", f"--logfile={directory}/log", f"--rundir={directory}"]
             command = [*twistd(), *flags, "sbus", f"--socket={directory}/bus", "--log-level=debug", *options]
-            result = subprocess.run(command, capture_output=True, text=True, env=environment_with({}), timeout=TIMEOUT)
+            result = run(command)
             assert (result.returncode, result.stderr) == (0, "")
             pids.append(int((directory / "pid").read_text()))
             return pids[-1]
@@ -602,9 +591,7 @@ class TestDaemon:
         """The random abstract address is printed on the standard output of the command that starts the daemon."""
         flags = [f"--pidfile={directory}/pid", f"--logfile={directory}/log"]
         command = [*twistd(), *flags, "sbus", "--socket=/dev/unix/abstract", "--auto-close"]
-        result = subprocess.run(
-            command, capture_output=True, text=True, cwd=directory, env=environment_with({}), timeout=TIMEOUT
-        )
+        result = run(command, directory)
         pid = int((directory / "pid").read_text())
         with Client(result.stdout.strip()) as client:
             assert client.sync() == []
