@@ -80,16 +80,22 @@ _T = TypeVar("_T")
 _expected: dict[str, bytes] = {}
 
 
-def _in_turn(commands: Sequence[str], kinds: Sequence[_T], each: int) -> list[object]:
-    """Pair every command with every kind; all but `each` kinds of a command, another one for the next, are slow.
+def _in_turn(commands: Sequence[str], kinds: Sequence[_T]) -> list[object]:
+    """Pair every command with every kind; all but one kind of a command, another one for the next, are slow.
 
     All commands print through `sbus.cli.streams`. So each command and each kind of output stay in make test, but not
-    every pair of them.
+    every pair of them, and a command without ``--json`` stands for the same one with it.
     """
-    step = len(kinds) // each
+    plain = [
+        command for command in commands if command.replace(" --json", "") not in commands or "--json" not in command
+    ]
     return [
-        pytest.param(command, kind, marks=[] if (place - number) % step == 0 else pytest.mark.slow)
-        for number, command in enumerate(commands)
+        pytest.param(
+            command,
+            kind,
+            marks=[] if command in plain and (place - plain.index(command)) % len(kinds) == 0 else pytest.mark.slow,
+        )
+        for command in commands
         for place, kind in enumerate(kinds)
     ]
 
@@ -236,7 +242,7 @@ _KINDS = (pipe, nonblocking_pipe, small_pipe, packet_pipe, stream_socket, nonblo
 
 
 @pytest.mark.parametrize("python", _PYTHONS)
-@pytest.mark.parametrize(("command", "kind"), _in_turn(BIG, _KINDS, 2), ids=_name)
+@pytest.mark.parametrize(("command", "kind"), _in_turn(BIG, _KINDS), ids=_name)
 def test_everything_arrives(
     world: World, tmp_path: Path, command: str, kind: Callable[[], tuple[int, int]], python: dict[str, str]
 ) -> None:
@@ -254,7 +260,14 @@ def test_everything_arrives(
         assert output == expected(world, command, tmp_path / "file")
 
 
-@pytest.mark.parametrize("command", ["get --raw v/picture", "journal cat --raw JOURNAL", "request answers/picture"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "get --raw v/picture",
+        pytest.param("journal cat --raw JOURNAL", marks=pytest.mark.slow),
+        pytest.param("request answers/picture", marks=pytest.mark.slow),
+    ],
+)
 def test_everything_arrives_on_a_terminal(world: World, command: str) -> None:
     """A terminal that another program has made non-blocking gets every byte."""
     reader, writer = nonblocking_terminal()
@@ -268,7 +281,7 @@ def test_everything_arrives_on_a_terminal(world: World, command: str) -> None:
 
 
 @pytest.mark.parametrize("python", _PYTHONS)
-@pytest.mark.parametrize("command", BIG)
+@pytest.mark.parametrize("command", [*BIG[:1], *(pytest.param(command, marks=pytest.mark.slow) for command in BIG[1:])])
 def test_disk_that_takes_a_part(world: World, tmp_path: Path, command: str, python: dict[str, str]) -> None:
     """If the output has only room for a part, the command fails and says why."""
     with open(tmp_path / "file", "wb") as file:
@@ -308,7 +321,7 @@ _FAILURES = (fails_on_a_full_disk, fails_if_closed, ends_without_a_reader)
 
 
 @pytest.mark.parametrize("python", _PYTHONS)
-@pytest.mark.parametrize(("command", "fails"), _in_turn([*SMALL, *BIG], _FAILURES, 1), ids=_name)
+@pytest.mark.parametrize(("command", "fails"), _in_turn([*SMALL, *BIG], _FAILURES), ids=_name)
 def test_output_that_fails(
     world: World, command: str, fails: Callable[[World, str, dict[str, str]], None], python: dict[str, str]
 ) -> None:
