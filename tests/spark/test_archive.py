@@ -344,6 +344,7 @@ def test_a_lake_is_read_by_the_hours_that_are_wanted(spark, new_journal, tmp_pat
         Lake(tmp_path / "nowhere").read(spark)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_an_archive_by_root_leaves_the_lake_to_its_owner(spark, new_journal, tmp_path):
     """All that root's archive writes to a lake of another user, with Spark's checkpoint, belongs to that user."""

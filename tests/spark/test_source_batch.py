@@ -75,6 +75,7 @@ def test_every_row_and_column(spark: SparkSession, new_journal: NewJournal):
         assert rows == wanted
 
 
+@pytest.mark.slow
 def test_some_columns(spark: SparkSession, new_journal: NewJournal):
     """A schema with some columns, in any order, reads those; a pattern still works without the key column."""
     journal = new_journal()
@@ -88,6 +89,7 @@ def test_some_columns(spark: SparkSession, new_journal: NewJournal):
             table(spark, journal, columns=columns).collect()
 
 
+@pytest.mark.slow
 def test_publishers(spark: SparkSession, new_journal: NewJournal):
     """The columns of publishers are there for a read that asks for them, by the option or by its schema."""
     journal = new_journal(clock=Clock(0))
@@ -224,6 +226,7 @@ def test_damage_is_told(spark: SparkSession, five: JournalWriter, tmp_path: Path
         table(spark, tmp_path / "spoiled").where("seq < 23").collect()
 
 
+@pytest.mark.slow
 def test_patterns(spark: SparkSession, five: JournalWriter, tmp_path: Path):
     """A pattern selects what the bus would deliver, and skips segments."""
     keys = table(spark, five, pattern="hosts/*/load").groupBy("key").count().orderBy("key").collect()
@@ -277,6 +280,7 @@ def test_sql(spark: SparkSession, five: JournalWriter):
         spark.catalog.dropTempView("some")
 
 
+@pytest.mark.slow
 def test_tables_of_the_catalog(spark: SparkSession, five: JournalWriter):
     """A table keeps its options, by OPTIONS or by LOCATION; dropping it leaves the journal alone."""
     whole = seqs(spark.read.format("sbus").load(five.directory))
@@ -370,6 +374,7 @@ def test_payloads_of_any_table(spark: SparkSession):
         decode("payload", "t DOUBLE", format="text")
 
 
+@pytest.mark.slow
 def test_wrong_options(spark: SparkSession, five: JournalWriter):
     """A wrong option or a missing journal fails at load(), for tables and streams."""
     with pytest.raises(PySparkException, match=r"sbus\.errors\.UsageError: .*no option 'patern'.*did you mean pattern"):
@@ -378,6 +383,7 @@ def test_wrong_options(spark: SparkSession, five: JournalWriter):
         spark.readStream.format("sbus").options(journal="/none").load()
 
 
+@pytest.mark.slow
 def test_a_segment_of_another_journal(spark: SparkSession, new_journal: NewJournal):
     """A segment that belongs to another journal fails the query, with its name."""
     one, other = new_journal("one"), new_journal("other")

@@ -80,6 +80,7 @@ def test_python(
     assert spark.read.parquet(f"{tmp_path}/messages").count() == 21
 
 
+@pytest.mark.slow
 def test_sql(spark: SparkSession, journal: JournalWriter):
     """The examples in SQL return the expected rows."""
     try:

@@ -137,6 +137,7 @@ def commands(word: bytes) -> list[bytes]:
     return [command for command in found if word in command]
 
 
+@pytest.mark.slow
 def test_following(new_journal: NewJournal, new_query: Callable[..., Query], tmp_path: Path):
     """A running query sees new rows, also in new segments and new journals."""
     first = new_journal("a/journal", segment_bytes=1000)
@@ -263,6 +264,7 @@ def test_there_and_back(spark: SparkSession, new_journal: NewJournal, sbus_bus: 
         assert [tuple(bus.receive(TIMEOUT)) for _ in messages] == messages
 
 
+@pytest.mark.slow
 def test_what_cannot_be_published(spark: SparkSession, sbus_bus: RunningBus):
     """A NULL, a wrong column, a wrong option or a missing bus fails the query with the reason."""
     frame = spark.sql("SELECT CAST(NULL AS STRING) AS key, 'x' AS payload")

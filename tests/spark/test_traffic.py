@@ -93,7 +93,11 @@ def as_frame(spark, rows: list[Row]):
     return frame.withColumn("time", F.timestamp_micros("micros"))
 
 
-def test_windows_and_prefixes_are_counted(spark):
+@pytest.mark.parametrize(
+    ("window", "depth"),
+    [(60.0, 2), *(pytest.param(*place, marks=pytest.mark.slow) for place in ((60.0, 1), (0.5, 0)))],
+)
+def test_windows_and_prefixes_are_counted(spark, window, depth):
     """A key with too few segments is its own prefix; windows begin at whole multiples of their length."""
     rows: list[Row] = [
         (0, "message", "a/b/c", 3),
@@ -115,12 +119,11 @@ def test_windows_and_prefixes_are_counted(spark):
     frame = as_frame(spark, rows)
     # Parquet leaves out what it does not know.
     assert traffic(frame).columns == spark_output.schema().names
-    for window, depth in ((60.0, 1), (60.0, 2), (0.5, 0)):
-        measured, expected = collected(traffic(frame, window=window, depth=depth)), by_hand(rows, window, depth)
-        for place, values in expected.items():
-            # What is counted approximately, within three standard deviations.
-            assert measured[place].pop("keys") == pytest.approx(values.pop("keys"), rel=0.06)
-        assert measured == expected
+    measured, expected = collected(traffic(frame, window=window, depth=depth)), by_hand(rows, window, depth)
+    for place, values in expected.items():
+        # What is counted approximately, within three standard deviations.
+        assert measured[place].pop("keys") == pytest.approx(values.pop("keys"), rel=0.06)
+    assert measured == expected
 
 
 def test_a_window_that_cannot_be_is_refused(spark):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sbus.syscalls.polling import is_readable
@@ -83,7 +83,7 @@ def run(
     command: Sequence[str | Path],
     directory: str | Path = ".",
     *,
-    env: dict[str, str | None] | None = None,
+    env: Mapping[str, str | None] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, without input; an installed script of the interpreter's is a fork where it may be.
@@ -288,7 +288,7 @@ class Process:
         directory: Path,
         arguments: Iterable[str | Path],
         *,
-        env: dict[str, str | None] | None = None,
+        env: Mapping[str, str | None] | None = None,
         before: Sequence[str | Path] = (),
         pass_fds: Sequence[int] = (),
         umask: int = -1,
@@ -415,7 +415,7 @@ class Bus(Process):
         address: str | Path | None = None,
         flags: Sequence[str | Path] = ("-n", "--pidfile="),
         named: bool = True,
-        env: dict[str, str | None] | None = None,
+        env: Mapping[str, str | None] | None = None,
         before: Sequence[str | Path] = (),
         pass_fds: Sequence[int] = (),
         umask: int = -1,
@@ -495,7 +495,7 @@ def refusal(
     address: str | Path | None = None,
     flags: Sequence[str | Path] = ("-n",),
     named: bool = True,
-    env: dict[str, str | None] | None = None,
+    env: Mapping[str, str | None] | None = None,
     before: Sequence[str | Path] = (),
     pass_fds: Sequence[int] = (),
 ) -> str:
@@ -514,7 +514,7 @@ def refusal(
     return lines[0]
 
 
-def environment_with(changes: dict[str, str | None]) -> dict[str, str]:
+def environment_with(changes: Mapping[str, str | None]) -> dict[str, str]:
     """Return the environment for a twistd: this one without systemd's sockets, with these changes (None removes)."""
     environment: dict[str, str] = {**os.environ, "PYTHONWARNINGS": "default"}
     for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):

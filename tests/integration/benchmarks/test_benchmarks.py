@@ -484,15 +484,20 @@ def test_command(tmp_path: Path) -> None:
             assert (second / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_clients_are_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "programs",
+    [["blocking-lists"], pytest.param(["blocking-lists", "asyncio", "twisted-turns"], marks=pytest.mark.slow)],
+    ids=len,
+)
+def test_clients_are_measured(tmp_path: Path, programs: list[str]) -> None:
     """Publisher and receiver agree on the messages for each way of use; the saved data gives the same table."""
     command = [sys.executable, str(ROOT / "benchmarks" / "clients.py")]
-    only = ["--only", "blocking-lists,asyncio,twisted-turns", "--rounds", "1", "--secs", "0.02"]
+    only = ["--only", ",".join(programs), "--rounds", "1", "--secs", "0.02"]
     done = subprocess.run([*command, *only, "--out", str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     about, *records = map(json.loads, (tmp_path / "data" / "python.jsonl").read_text().splitlines())
     assert about["machine"]["Python"]
-    assert [record["program"] for record in records] == ["blocking-lists", "asyncio", "twisted-turns"]
+    assert [record["program"] for record in records] == programs
     for record in records:
         assert record["messages"] > 0, record
         assert all(record[figure] > 0 for figure in ("per_second", "publisher_us", "server_us", "receiver_us"))
@@ -501,6 +506,7 @@ def test_clients_are_measured(tmp_path: Path) -> None:
     assert (tmp_path / "again" / "python.inc").read_bytes() == (tmp_path / "python.inc").read_bytes()
 
 
+@pytest.mark.slow
 def test_large_messages_are_measured() -> None:
     """There is a row for each case and library, with no message wrong or lost; a missing library is left out."""
     command = [sys.executable, str(ROOT / "benchmarks" / "payloads.py"), "--rounds", "1", "--seconds", "0.01"]

@@ -8,6 +8,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from sbus.client.blocking import connect
 from tests.integration.link.conftest import StartBus, link_pid, wait_crossing
 from tests.support.harness import TIMEOUT, WHOAMI, Client
@@ -196,7 +198,8 @@ def test_outage_is_counted_to_the_message(tree: StartBus) -> None:
     assert above.recv() == sent
 
 
-def test_killed_links_double_nothing(tree: StartBus) -> None:
+@pytest.mark.parametrize("most", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_killed_links_double_nothing(tree: StartBus, most: int) -> None:
     """A link that is killed under load is started again; each message arrives once or not at all, and in order."""
     root = tree("root")
     leaf = tree("leaf", root)
@@ -204,7 +207,7 @@ def test_killed_links_double_nothing(tree: StartBus) -> None:
     one, two = leaf.client(), root.client()
     number, killed_at = 0, -1
     last = {b"up": -1, b"down": -1}
-    for kills in range(5):
+    for kills in range(most + 1):
         while min(last.values()) <= killed_at:
             for _ in range(50):
                 one.msg(b"up", b"%d" % number)
@@ -215,7 +218,7 @@ def test_killed_links_double_nothing(tree: StartBus) -> None:
                     key, _, text = client.recv()[4:].partition(b"\0")
                     assert int(text) > last[key], "doubled, or out of order"
                     last[key] = int(text)
-        if kills < 4:
+        if kills < most:
             os.kill(link_pid(leaf), signal.SIGKILL)
             killed_at = number
             leaf.wait_log(r"link \d+ was started", kills + 2)

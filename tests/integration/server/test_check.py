@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.support.harness import Bus, environment_with, run, twistd
+from tests.support.harness import Bus, run, twistd
 
 
 def check(
-    directory: Path, *options: str, own: tuple[str, ...] = (), env: dict[str, str | None] | None = None
+    directory: Path, *options: str, own: tuple[str, ...] = (), env: Mapping[str, str | None] | None = None
 ) -> tuple[int, str, str]:
     """Run the check in a directory; return its status, and what it printed on standard output and standard error.
 
@@ -130,7 +131,7 @@ def test_a_plugin_that_fails(directory: Path):
         "third = Third()\n"
     )
     path = os.pathsep.join([str(directory / "packages"), os.environ.get("PYTHONPATH", "")])
-    env = environment_with({"PYTHONPATH": path.rstrip(os.pathsep), "PYTHONDONTWRITEBYTECODE": "1"})
+    env = {"PYTHONPATH": path.rstrip(os.pathsep), "PYTHONDONTWRITEBYTECODE": "1"}
     status, _, errors = check(directory, f"--socket={directory}/bus", "--credentials=third", env=env)
     assert status == 1
     assert "sbus: --credentials=third: the plug-in failed with RuntimeError('no database')" in errors

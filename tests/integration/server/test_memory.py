@@ -98,7 +98,7 @@ def try_to_send(sock: socket.socket, packet: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("user_memory", ["10M", "40M"])
+@pytest.mark.parametrize("user_memory", [pytest.param("10M", marks=pytest.mark.slow), "40M"])
 def test_the_process_survives(bus, user_memory):
     """With 40 MB and little more address space, the server outlives all of it at once, without a MemoryError.
 

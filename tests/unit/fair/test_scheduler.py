@@ -73,7 +73,7 @@ def test_users_with_work_get_equal_shares(users, turns):
 @given(st.lists(st.integers(1_000, 100_000), min_size=3, max_size=3), st.integers(1, 3))
 def test_each_line_of_a_user_gets_a_third(lengths, users):
     """Of a user's time, each line with endless work gets a third, within one step a turn."""
-    machine, turns = Machine(), 300
+    machine, turns = Machine(), 100
     for _ in range(users):
         lines = Lines()
         works = [add(machine, lines, line, length) for line, length in zip(LINES, lengths, strict=True)]

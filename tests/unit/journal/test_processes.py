@@ -31,10 +31,11 @@ while True:
 """
 
 
-def test_killed(tmp_path):
+@pytest.mark.parametrize("lives", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_killed(tmp_path, lives):
     """Readers see rows without holes while the process writes; after it was killed, all synced rows are there."""
     safe = 0
-    for _ in range(3):
+    for _ in range(lives):
         with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
             assert writer.stdout
             safe = int(writer.stdout.readline())
@@ -54,7 +55,7 @@ def test_killed(tmp_path):
         assert journal.ended == "crash"
         assert journal.next_seq >= safe
     assert [row["payload"] for row in rows(tmp_path)] == [b"%d" % seq for seq in range(journal.next_seq)]
-    assert len(JournalReader(tmp_path).segments()) > 4
+    assert len(JournalReader(tmp_path).segments()) > lives + 1
     problems: list[str] = []
     for found in verify(tmp_path, problems.append):
         problems += found.problems

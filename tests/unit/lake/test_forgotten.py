@@ -73,9 +73,16 @@ def traces(table: Table) -> Iterator[Path]:
                 yield path
 
 
-@pytest.mark.parametrize("what", ["archive", "compact"])
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 9])
-@pytest.mark.parametrize("format_", ["parquet", "delta"])
+@pytest.mark.parametrize(
+    ("format_", "step", "what"),
+    [
+        # A start of Python for each kill: make test has few, each format and each work with one of them.
+        pytest.param(format_, step, what, marks=[] if (format_, what) in quick else pytest.mark.slow)
+        for step, quick in ((1, ()), (19, (("parquet", "archive"), ("delta", "compact"))))
+        for format_ in ("parquet", "delta")
+        for what in ("archive", "compact")
+    ],
+)
 def test_what_a_killed_process_leaves_is_forgotten(tmp_path: Path, format_: str, step: int, what: str) -> None:
     """An archive or a compaction is killed at any of its operations. If ``forget`` reports that nothing is left, that
     is so; and when the archive is done with its batch, nothing is.

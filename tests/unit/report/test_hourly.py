@@ -111,8 +111,11 @@ def test_counts_give_the_same_report(tmp_path):
     assert found == whole
 
 
-def chances(seed):
-    """Two weeks of random journals: keys of one to six segments with rhythms of their own, rests, gaps and losses."""
+def chances(seed, hours):
+    """Two weeks of random journals: keys of one to six segments with rhythms of their own, rests, gaps and losses.
+
+    :param hours: rows are in each of so many hours.
+    """
     chance = random.Random(seed)
     rows = []
     for journal in ("one", "two", "three")[: chance.randint(1, 3)]:
@@ -144,6 +147,7 @@ def chances(seed):
             "clock": [b'{"step": 60.5}', b"{}", b'{"step": "no"}'],
             "full": [b'{"reason": "disk"}'],
         }
+        timed = [each for each in timed if int(each[0]) % hours == 0]
         first = timed[0][0] if timed else 0.0
         timed.insert(0, (first, "start", ""))
         payloads["start"] = [b'{"ended": "new"}', b'{"ended": "crash"}']
@@ -158,11 +162,15 @@ def chances(seed):
     return rows
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
-def test_random_rows_give_the_same_report(tmp_path, seed):
+@pytest.mark.parametrize(
+    ("seed", "hours"),
+    # Each hour with rows is a file of the lake.
+    [(0, 12), (1, 12), *(pytest.param(seed, 1, marks=pytest.mark.slow) for seed in range(4))],
+)
+def test_random_rows_give_the_same_report(tmp_path, seed, hours):
     """Whatever was recorded, the report from rows and the report from counts agree, with a pattern too."""
     table = PlainTable(tmp_path / "lake")
-    rows = chances(seed)
+    rows = chances(seed, hours)
     publishers = (None, (1000, 100, 42, 17, None), (1001, 100, 43, 18, None), (None, None, None, 0, None))
     for batch, sender in enumerate(publishers[: seed + 1]):
         archive(table, batch, rows[batch :: seed + 1], sender=sender)
@@ -201,30 +209,35 @@ def test_who_publishes_what(tmp_path):
     assert limited.publisher_count == 4
 
 
-def test_the_command_writes_metrics(tmp_path):
+@pytest.fixture(scope="module")
+def plant(tmp_path_factory):
+    """A lake with a message of each of four keys in every sixth hour of two weeks."""
+    table = PlainTable(tmp_path_factory.mktemp("plant") / "lake")
+    archive(table, 0, [row("one", seq, seq // 4 * 6, f"plant/{seq % 4}") for seq in range(4 * HOURS // 6)])
+    return table.location
+
+
+def test_the_command_writes_metrics(plant, tmp_path):
     """The command reports on a week, with the metrics of a job."""
-    table = PlainTable(tmp_path / "lake")
-    archive(table, 0, [row("one", seq, seq // 4, f"plant/{seq % 4}") for seq in range(4 * HOURS)])
     page, metrics = tmp_path / "report.html", tmp_path / "metrics"
-    arguments = [f"--lake={tmp_path / 'lake'}", "--last=7d", f"--output={page}", f"--metrics-file={metrics}"]
+    arguments = [f"--lake={plant}", "--last=7d", f"--output={page}", f"--metrics-file={metrics}"]
     result = CliRunner().invoke(report, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     # The last window is whole, and so is the first.
-    assert f"{4 * (7 * 24 + 1)} messages of 4 keys" in result.output
+    assert f"{4 * (7 * 4 + 1)} messages of 4 keys" in result.output
     assert "plant/3" in page.read_text()
-    assert f'sbus_job_success{{job="report",lake="{tmp_path / "lake"}"}} 1.0' in metrics.read_text()
+    assert f'sbus_job_success{{job="report",lake="{plant}"}} 1.0' in metrics.read_text()
 
 
-def test_the_start_alone_names_the_hours(tmp_path, monkeypatch):
+def test_the_start_alone_names_the_hours(plant, tmp_path, monkeypatch):
     """With --since alone, a report has all hours from then on, and as many before them to compare with."""
-    table = PlainTable(tmp_path / "lake")
-    archive(table, 0, [row("one", seq, seq // 4, f"plant/{seq % 4}") for seq in range(4 * HOURS)])
     seen = []
     monkeypatch.setattr(command, "run_alerts", lambda alerts, found: seen.append(found))
-    arguments = [f"--lake={tmp_path / 'lake'}", f"--since={START:%Y-%m-%d}", f"--output={tmp_path / 'report.html'}"]
+    arguments = [f"--lake={plant}", f"--since={START:%Y-%m-%d}", f"--output={tmp_path / 'report.html'}"]
     result = CliRunner().invoke(report, arguments, catch_exceptions=False)
     assert result.exit_code == 0
-    assert seen[0].totals.messages == seen[0].before.messages == 4 * 7 * 24
+    # The period ends with the last message, five hours early, so the one before begins five hours late.
+    assert (seen[0].totals.messages, seen[0].before.messages) == (4 * 7 * 4, 4 * (7 * 4 - 1))
 
 
 def test_a_pattern_selects_the_same_keys_in_python():

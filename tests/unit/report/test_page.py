@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -260,7 +261,8 @@ FRAME = """<!DOCTYPE html><title></title><script>onmessage = (e) => {{ document.
 <iframe src="{}" style="width:375px;height:3000px;border:0"></iframe>"""
 
 
-def test_a_browser_shows_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", ["window", pytest.param("phone", marks=pytest.mark.slow)])
+def test_a_browser_shows_it(tmp_path: Path, width: str) -> None:
     """Headless Chromium lays the page out, and runs its script: zoom, filter, links, local times.
 
     Nothing is cut at the width of a phone.
@@ -272,39 +274,43 @@ def test_a_browser_shows_it(tmp_path: Path) -> None:
     start, end = probed.index("script-src"), probed.index(";", probed.index("script-src"))
     file.write_text(probed[:start] + "script-src 'unsafe-inline'" + probed[end:], "utf-8")
     frame.write_text(FRAME.format(file.name), "utf-8")
-    for document in (file, frame):  # a window has 500 pixels at least, a frame can be as narrow as a phone
-        found = re.search("<title>(.*?)</title>", _dump(browser, document, tmp_path / document.stem, 1200), re.DOTALL)
-        assert found
-        assert found[1].split(" | ") == [
-            *("2 cursors", "0 images", "wide", "cut:", "windows 120,120"),
-            "zoomed 30,30 From Sun 1 Mar 2026, 12:30 to 13:00:00 UTC.",
-            *("closer 16,16", "whole 120,120 true", "filtered 3 to 1, all true, fewer true", "again 3 true"),
-            *("links lead", "here 3 true"),
-        ]
-    # Without the probe, and with the page's own policy, its own script runs.
-    file.write_text(page, "utf-8")
-    assert _dump(browser, file, tmp_path / "profile", 1200).count('class="cursor"') == 2
+    # A window has 500 pixels at least, a frame can be as narrow as a phone.
+    dumped = _dump(browser, file if width == "window" else frame, tmp_path / "profile", 1200)
+    found = re.search("<title>(.*?)</title>", dumped, re.DOTALL)
+    assert found
+    assert found[1].split(" | ") == [
+        *("2 cursors", "0 images", "wide", "cut:", "windows 120,120"),
+        "zoomed 30,30 From Sun 1 Mar 2026, 12:30 to 13:00:00 UTC.",
+        *("closer 16,16", "whole 120,120 true", "filtered 3 to 1, all true, fewer true", "again 3 true"),
+        *("links lead", "here 3 true"),
+    ]
 
 
-def test_local_times_in_the_night_of_a_clock_change(tmp_path: Path) -> None:
-    """An hour comes twice, so each local time names its zone; on other days none does."""
-    browser = _browser()
-    night = from_datetime(datetime(2026, 10, 24, 22, tzinfo=UTC))
+@pytest.mark.parametrize(
+    ("days", "expected"),
+    [
+        (0, ("GMT+2 to Mon, Oct 26, 00:00 GMT+1 in your", "02:30:00 GMT+2 to 02:30:00 GMT+1 here")),
+        pytest.param(
+            7, ("Sat, Oct 31, 23:00 to Mon, Nov 2, 00:00 in your", "01:30:00 to 02:30:00 here"), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["changed", "usual"],
+)
+def test_local_times_in_the_night_of_a_clock_change(tmp_path: Path, days: int, expected: Sequence[str]) -> None:
+    """An hour comes twice, so each local time names its zone; on other days none does.
+
+    The page's own policy lets its own script run.
+    """
+    start = from_datetime(datetime(2026, 10, 24, 22, tzinfo=UTC)) + days * DAY
     silence = replace(
-        new_report().silences[0], start=night + 2 * HOUR + 30 * MINUTE, end=night + 3 * HOUR + 30 * MINUTE
+        new_report().silences[0], start=start + 2 * HOUR + 30 * MINUTE, end=start + 3 * HOUR + 30 * MINUTE
     )
-    for name, start, expected in (
-        ("changed", night, ("GMT+2 to Mon, Oct 26, 00:00 GMT+1 in your", "02:30:00 GMT+2 to 02:30:00 GMT+1 here")),
-        ("usual", night + 7 * DAY, ("Sat, Oct 31, 23:00 to Mon, Nov 2, 00:00 in your", "01:30:00 to 02:30:00 here")),
-    ):
-        moved = replace(silence, start=silence.start + start - night, end=(silence.end or 0) + start - night)
-        file = tmp_path / f"{name}.html"
-        file.write_text(
-            page_of(replace(new_report(), period=Span(start, start + 25 * HOUR), silences=[moved])), "utf-8"
-        )
-        page = _dump(browser, file, tmp_path / name, 1200, "Europe/Berlin")
-        for part in expected:
-            assert part in page, (name, re.findall(r"[^>]*(?: here|in your)[^<]*", page))
+    file = tmp_path / "report.html"
+    file.write_text(page_of(replace(new_report(), period=Span(start, start + 25 * HOUR), silences=[silence])), "utf-8")
+    page = _dump(_browser(), file, tmp_path / "profile", 1200, "Europe/Berlin")
+    for part in expected:
+        assert part in page, re.findall(r"[^>]*(?: here|in your)[^<]*", page)
+    assert page.count('class="cursor"') == 2
 
 
 def _browser() -> str:
