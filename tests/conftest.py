@@ -24,7 +24,7 @@ from tests.support import ROOT
 pytest_plugins = ["tests.support.servers", "tests.support.journals"]
 
 # Other load on the machine must not fail a property test.
-settings.register_profile("sbus", deadline=None, max_examples=20)
+settings.register_profile("sbus", deadline=None, max_examples=10)
 settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.load_profile("sbus")
 

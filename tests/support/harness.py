@@ -70,7 +70,7 @@ def can_fork(env: Iterable[str] = ()) -> bool:
 
     It may not where coverage is measured, which each process begins by itself, nor if Python would read the variables.
     """
-    early = any(name.startswith(("LC_", "PYTHON", "SBUS_PURE")) for name in env)
+    early = any(name.startswith(("LC_", "PYTHON", "SBUS_PURE", "TZ")) for name in env)
     return len(twistd()) == 2 and not early and not any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
 
 

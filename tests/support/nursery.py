@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _WITH_ARROW = {"archive", "journal", "lake", "replay", "report", "sbus-recorder"}
@@ -116,6 +116,67 @@ class Forked(_Child):
         self.stdout: IO[str] = os.fdopen(output, errors="backslashreplace")
 
 
+class Piped(_Child):
+    """A process with streams of its own, with the methods of `subprocess.Popen` that the tests use.
+
+    :param stdin, stdout, stderr: as for `subprocess.Popen`.
+    :param text: whether the ends of its pipes here are text.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | bytes | Path],
+        cwd: str | Path,
+        env: Mapping[str, str],
+        *,
+        stdin: int | IO[Any] | socket.socket = subprocess.PIPE,
+        stdout: int | IO[Any] | socket.socket = subprocess.PIPE,
+        stderr: int | IO[Any] | socket.socket = subprocess.PIPE,
+        text: bool = False,
+        pass_fds: Sequence[int] = (),
+        umask: int = -1,
+    ) -> None:
+        pipes: list[IO[Any] | None] = []
+        with contextlib.ExitStack() as theirs:
+            descriptors: list[int] = []
+            for stream in (stdin, stdout, stderr):
+                ours: IO[Any] | None = None
+                if stream == subprocess.PIPE:
+                    reading, writing = os.pipe()
+                    mine, its = (reading, writing) if descriptors else (writing, reading)
+                    mode = "r" if descriptors else "w"
+                    ours = os.fdopen(mine, mode) if text else os.fdopen(mine, mode + "b", buffering=0)
+                    theirs.callback(os.close, its)
+                elif stream == subprocess.DEVNULL:
+                    its = os.open(os.devnull, os.O_RDWR)
+                    theirs.callback(os.close, its)
+                else:
+                    its = stream if isinstance(stream, int) else stream.fileno()
+                pipes.append(ours)
+                descriptors.append(its)
+            words = [os.fsdecode(word) for word in command]
+            super().__init__(words, Path(cwd).resolve(), env, descriptors, pass_fds, umask)
+        self.stdin, self.stdout, self.stderr = pipes
+
+    def communicate(self, stdin: bytes = b"", timeout: float | None = None) -> tuple[Any, Any]:
+        """Write the input, read both outputs to their ends, and wait for the process; kill it after the time-out."""
+        outputs = [file if file and not file.closed else None for file in (self.stdout, self.stderr)]
+        with ThreadPoolExecutor(2) as readers:
+            both = [file and readers.submit(file.read) for file in outputs]
+            try:
+                if self.stdin and not self.stdin.closed:
+                    with contextlib.suppress(BrokenPipeError), self.stdin:
+                        self.stdin.write(stdin)
+                self.wait(timeout)
+            finally:
+                self.kill()
+            found = [each and each.result() for each in both]
+        for file in outputs:
+            if file:
+                file.close()
+        return found[0], found[1]
+
+
 def run(
     command: Sequence[str | bytes | Path],
     *,
@@ -126,24 +187,10 @@ def run(
     timeout: float,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a script of Python's to its end, as `subprocess.run` does with ``capture_output``."""
-    (given, into), (output, out), (errors, err) = os.pipe(), os.pipe(), os.pipe()
-    with open(into, "wb", buffering=0) as stdin_file, open(output, "rb") as stdout, open(errors, "rb") as stderr:
-        try:
-            words = [os.fsdecode(word) for word in command]
-            child = _Child(words, Path(cwd).resolve(), env, (given, out, err), pass_fds)
-        finally:
-            for descriptor in (given, out, err):
-                os.close(descriptor)
-        with ThreadPoolExecutor(2) as readers:
-            both = [readers.submit(file.read) for file in (stdout, stderr)]
-            try:
-                with contextlib.suppress(BrokenPipeError):
-                    stdin_file.write(stdin)
-                stdin_file.close()
-                status = child.wait(timeout)
-            finally:
-                child.kill()
-            return subprocess.CompletedProcess(command, status, both[0].result(), both[1].result())
+    child = Piped(command, cwd, env, pass_fds=pass_fds)
+    output, errors = child.communicate(stdin, timeout)
+    assert child.returncode is not None
+    return subprocess.CompletedProcess(command, child.returncode, output, errors)
 
 
 @functools.cache

@@ -57,12 +57,15 @@ class Sbus:
     """A running ``sbus``; its standard error is a pipe."""
 
     def __init__(self, bus: Bus | None, *arguments: str | bytes | Path, **how: Any) -> None:
-        env = environment(bus, **how.pop("env", {}))
+        changes = how.pop("env", {})
+        env = environment(bus, **changes)
         how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | how
-        # Without buffers, so that `line` leaves the rest for `end`.
-        self.process: subprocess.Popen[Any] = subprocess.Popen(
-            [*command("sbus"), *arguments], env=env, bufsize=0, **how
-        )
+        self.process: subprocess.Popen[Any] | nursery.Piped
+        if len(command("sbus")) == 1 and can_fork(changes) and "preexec_fn" not in how:
+            self.process = nursery.Piped([*command("sbus"), *arguments], ".", env, **how)
+        else:
+            # Without buffers, so that `line` leaves the rest for `end`.
+            self.process = subprocess.Popen([*command("sbus"), *arguments], env=env, bufsize=0, **how)
 
     def __enter__(self) -> Sbus:
         return self
@@ -93,6 +96,7 @@ class Sbus:
         if number is not None:
             self.process.send_signal(number)
         output, errors = self.process.communicate(timeout=TIMEOUT)
+        assert self.process.returncode is not None
         return self.process.returncode, output or b"", (errors or b"").decode()
 
 

@@ -12,27 +12,34 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 from sbus.version import __version__
 from tests.integration.cli.test_cli import command, complaints
-from tests.support.harness import OTHER_USER, TIMEOUT, Client, wait_end
+from tests.support import nursery
+from tests.support.harness import OTHER_USER, TIMEOUT, Client, can_fork, wait_end
 
 USAGE = "usage: sbusd [-a address] [-f | -p pidfile] [-u user] ... [-cgor]\n"
 
-Start = Callable[..., subprocess.Popen[str]]
+Started: TypeAlias = "subprocess.Popen[str] | nursery.Piped"
+Start = Callable[..., Started]
 
 
 @pytest.fixture
 def start(directory: Path) -> Iterator[Start]:
     """Start an ``sbusd``; the fixture ends it by its process ID if the test does not."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Started] = []
 
-    def start(*arguments: str | Path, **how: Any) -> subprocess.Popen[str]:
+    def start(*arguments: str | Path, **how: Any) -> Started:
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen([*command("sbusd"), *arguments], cwd=directory, text=True, **(pipes | how))
+        line = [*command("sbusd"), *arguments]
+        process: Started
+        if len(command("sbusd")) == 1 and can_fork():
+            process = nursery.Piped(line, directory, os.environ, text=True, **(pipes | how))
+        else:
+            process = subprocess.Popen(line, cwd=directory, text=True, **(pipes | how))
         started.append(process)
         return process
 
@@ -42,13 +49,13 @@ def start(directory: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def output_of(process: subprocess.Popen[str]) -> str:
+def output_of(process: Started) -> str:
     """Return its output until it closes standard output, which means that it listens."""
     assert process.stdout is not None
     return process.stdout.read()
 
 
-def errors_of(process: subprocess.Popen[str]) -> str:
+def errors_of(process: Started) -> str:
     assert process.stderr is not None
     return complaints(process.stderr.read())
 
@@ -68,7 +75,7 @@ def use(address: str | Path) -> Client:
     return client
 
 
-def stop(process: subprocess.Popen[str], number: int = signal.SIGINT) -> None:
+def stop(process: Started, number: int = signal.SIGINT) -> None:
     """Stop it by a signal: status 0, and nothing on standard error."""
     process.send_signal(number)
     assert process.wait(TIMEOUT) == 0
