@@ -65,12 +65,16 @@ def twistd() -> list[str]:
     return [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
 
 
-def can_fork(env: Iterable[str] = ()) -> bool:
-    """Return whether a process may be a fork, given the variables that its environment changes.
+def can_fork(env: Mapping[str, str | None] | None = None) -> bool:
+    """Return whether a process may be a fork, given the changes of its environment.
 
-    It may not where coverage is measured, which each process begins by itself, nor if Python would read the variables.
+    It may not where coverage is measured, which each process begins by itself, nor if Python would read the variables
+    when it starts.
     """
-    early = any(name.startswith(("LC_", "PYTHON", "SBUS_PURE", "TZ")) for name in env)
+    env = env or {}
+    early = any(name.startswith(("LC_", "PYTHON", "SBUS_PURE", "TZ")) and name != "PYTHONPATH" for name in env)
+    folders = (env.get("PYTHONPATH") or "").split(os.pathsep)
+    early |= any((Path(folder) / "sitecustomize.py").exists() for folder in folders if folder)
     return len(twistd()) == 2 and not early and not any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
 
 
@@ -92,7 +96,7 @@ def run(
     """
     words, environ = [str(word) for word in command], environment_with(env or {})
     result: subprocess.CompletedProcess[bytes]
-    if words[:2] == script(Path(words[1]).name) and can_fork(env or ()):
+    if words[:2] == script(Path(words[1]).name) and can_fork(env):
         result = nursery.run(words[1:], cwd=directory, env=environ, pass_fds=pass_fds, timeout=TIMEOUT)
     else:
         result = subprocess.run(
@@ -299,7 +303,7 @@ class Process:
         self._changed = threading.Condition()
         self._over = False
         self._process: subprocess.Popen[str] | nursery.Forked
-        if before or self.launcher or not can_fork(env or ()):
+        if before or self.launcher or not can_fork(env):
             self._process = subprocess.Popen(
                 self.command,
                 cwd=directory,

@@ -257,6 +257,17 @@ def _leave() -> None:
         os._exit(_status)
 
 
+def _use_pythonpath(folders: Sequence[str]) -> None:
+    """Do what Python and Twisted do with ``PYTHONPATH`` when they start."""
+    from twisted.plugin import pluginPackagePaths
+
+    import twisted.plugins
+
+    sys.path[1:1] = [folder for folder in folders if folder and folder not in sys.path]
+    found = pluginPackagePaths(twisted.plugins.__name__)
+    twisted.plugins.__path__[:] = dict.fromkeys([*found, *twisted.plugins.__path__])
+
+
 def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
     """Become a script."""
     command, cwd, env, numbers, umask = json.loads(request)
@@ -276,6 +287,7 @@ def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
     os.environ.update(env)
     sys.argv = command
     sys.path[0] = os.path.dirname(command[0])
+    _use_pythonpath(env.get("PYTHONPATH", "").split(os.pathsep))
     global _status
     _status = 1
     try:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbus.protocol.bundles import _pack, _unbundle
+from tests.support.examples import examples
 from tests.support.harness import WHOAMI, Client, goes_on, numbered
 from tests.support.waiting import paused
 
@@ -214,7 +215,7 @@ def test_block_holds_the_rest_of_a_bundle(bus):
 PACKETS = st.lists(st.integers(0, 60).map(lambda size: b"." * size), min_size=1, max_size=60)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PACKETS, st.lists(st.integers(1, 9), min_size=1, max_size=20), st.sampled_from(["queue", "stack", "random"]))
 def test_any_split_gives_every_receiver_the_same(shared, payloads, sizes, order):
     """However packets are bundled on their way in, plain and bundling receivers get all of them, in order."""

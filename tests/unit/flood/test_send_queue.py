@@ -37,6 +37,7 @@ from sbus.flood.budget import MINIMUM
 from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrategy
 from sbus.protocol.notices import LossReason
 from tests.support.costs import calls
+from tests.support.examples import examples
 
 BATCH = 64
 SOFT = {strategy.selector.rsplit(b"/", 1)[1].decode(): strategy for strategy in SOFT_STRATEGIES}
@@ -1878,7 +1879,7 @@ class FloodMachine(RuleBasedStateMachine):
 
 
 TestFlood = FloodMachine.TestCase
-TestFlood.settings = settings(max_examples=150, stateful_step_count=40)
+TestFlood.settings = settings(max_examples=examples(500), stateful_step_count=40)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

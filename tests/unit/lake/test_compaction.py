@@ -26,6 +26,7 @@ from sbus.lake.maintenance import compact, forget, prune
 from sbus.lake.merge import Limits
 from sbus.lake.plain import PlainTable
 from sbus.lake.table import GRACE, Hour
+from tests.support.examples import examples
 from tests.support.lakes import Row, archive, row, rows_of
 
 NOW = Hour("2026-02-02", 0).start.timestamp()
@@ -361,7 +362,7 @@ class Compaction(RuleBasedStateMachine):
 
 TestCompaction = Compaction.TestCase
 TestCompaction.settings = settings(
-    max_examples=25, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(80), stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -18,6 +18,7 @@ from sbus.errors import LakeError
 from sbus.journal import disk
 from sbus.lake import plain
 from sbus.spark.jobs.lake import Lake
+from tests.support.examples import examples
 
 HOURS = [f"date=2026-01-{day:02}/hour={hour:02}" for day in (30, 31) for hour in (0, 23)]
 
@@ -105,7 +106,7 @@ batches = st.lists(
     kills=st.lists(st.lists(st.integers(0, 40), max_size=2), min_size=8, max_size=8),
     back=st.integers(0, 3),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(150))
 def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, back):
     """Batches are killed at any file operation, some of them repeatedly. Then what Spark knew of the last ones is
     lost, so that other rows get their numbers: in the end, the lake has what was committed last, and nothing else.

@@ -10,6 +10,7 @@ from twisted.internet.task import Clock
 from sbus.link.core import LOOP_RETRY, Side
 from sbus.protocol.keys import matches_open
 from tests.support.buses import Bus, Peer
+from tests.support.examples import examples
 from tests.support.links import Link, settle
 
 WHOAMI = b"CMSG !/cred/whoami"
@@ -287,7 +288,7 @@ def trees(draw):
     return parents, [(draw(LISTED), draw(LISTED)) for _ in parents]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(trees(), st.data())
 def test_every_message_that_may_cross_arrives_once(shape, data):
     """In any tree, whatever is subscribed and whichever links break, what may cross arrives once, and in order.

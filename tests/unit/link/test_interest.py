@@ -13,6 +13,7 @@ from sbus.errors import UsageError
 from sbus.link.interest import CONSIDERED, NOTED, Change, Interest
 from sbus.protocol.keys import matches_open
 from sbus.protocol.patterns import covers, shape
+from tests.support.examples import examples
 
 PATTERN = st.text("ab*/", max_size=5).map(str.encode)
 LISTS = st.lists(PATTERN.filter(shape), max_size=3)
@@ -68,7 +69,7 @@ STEPS = st.lists(
 @example(
     [b""], [("add", b"a"), ("wait", 0.3), ("replace", [b""]), ("replace", [b"a"]), ("add", b"")], 2, 5.0, False
 )  # a pattern that is wanted again before it was given up covers one that was wanted again just before
-@settings(max_examples=400)
+@settings(max_examples=examples(1000))
 @given(LISTS, STEPS, st.sampled_from([2, 4, 1000]), st.sampled_from([5.0, 1000.0]), st.booleans())
 def test_interest_is_what_is_wanted_and_listed(listed, steps, limit, rate, is_noted):
     """Whatever comes and goes: nothing wanted is ever missing once it is settled, and in the end nothing else is there.

@@ -35,6 +35,7 @@ from sbus.recorder.service import open_journal
 from sbus.recorder.settings import Settings
 from sbus.recorder.twistd import Options, makeService
 from sbus.recorder.writer_thread import Job, JournalThread
+from tests.support.examples import examples
 from tests.support.faults import let_go
 from tests.support.journals import rows
 
@@ -657,7 +658,7 @@ def test_disk_that_recovers_during_the_stop(record: Callable[..., Recorder], fau
 
 
 @given(st.lists(st.integers(1, 8), max_size=20), st.integers(400, 4_000))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_unconfirmed_messages_are_the_newest(counts: list[int], limit: int) -> None:
     """What is kept before the confirmation is the end of what came, in bounded memory, and no loss comes before it."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
@@ -746,7 +747,7 @@ actions = st.lists(
 
 @given(actions)
 @example([("add", 3), ("break", 0), ("add", 4), ("wait", 0.1), ("reconnect", 0), ("heal", 0), ("add", 1)])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_rows_are_complete_and_in_order(plan: list[tuple[str, Any]]) -> None:
     """For any sequence of messages, reconnects and failures of the disk: every row is there once, and in order."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:

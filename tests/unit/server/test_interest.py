@@ -508,7 +508,7 @@ TestWorld = World.TestCase
 TestWorld.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.sampled_from((b"SUB ", b"UNSUB ")), min_size=1, max_size=60), st.integers(1, 80))
 def test_churn_ends(steps, patterns):
     """However many patterns come and go before the first walk, the answers are right when the walks are done."""

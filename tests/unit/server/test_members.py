@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sbus.protocol.keys import PeerCredentials
 from sbus.server.bus.members import Members
 from sbus.server.core.listeners import MAIN, Listener
+from tests.support.examples import examples
 
 LIMIT = 3
 SIDECAR = 77
@@ -117,4 +118,4 @@ class MembersMachine(RuleBasedStateMachine):
 
 
 TestMembers = MembersMachine.TestCase
-TestMembers.settings = settings(max_examples=40, stateful_step_count=25)
+TestMembers.settings = settings(max_examples=examples(150), stateful_step_count=25)

@@ -24,6 +24,7 @@ from sbus.server.core.users import User
 from sbus.server.run import sbusd
 from sbus.server.run.command_line import Options
 from tests.support.buses import Bus, Peer
+from tests.support.examples import examples
 
 UID = 1000
 WHOAMI = b"CMSG !/cred/whoami"
@@ -495,7 +496,7 @@ class Account(RuleBasedStateMachine):
 
 
 TestAccount = Account.TestCase
-TestAccount.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestAccount.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
 
 
 def test_the_daemon_has_the_options_of_memory():

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbus.server.core.limits import Limits
 from tests.support.buses import Bus, HandTurnedBus, Peer
+from tests.support.examples import examples
 
 ASK = b"CMSG interest/patterns"
 END = b"CMSG interest/patterns\0"
@@ -239,4 +240,4 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestWorld.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
