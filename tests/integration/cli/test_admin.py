@@ -31,8 +31,7 @@ from sbus.cli.options import Target
 from sbus.server.ops.admin_events import events
 from sbus.syscalls.polling import is_readable
 from sbus.testing import RunningBus, running_bus
-from tests.support import nursery
-from tests.support.harness import can_fork
+from tests.support.harness import run, script
 from tests.support.waiting import wait_until
 
 
@@ -58,14 +57,9 @@ def environment(bus: RunningBus, **more: str) -> dict[str, str]:
 
 def sbus(bus: RunningBus, *arguments: str, status: int = 0, **environ: str) -> tuple[str, str]:
     """Run a command; return its output and its errors."""
-    env = environment(bus, **environ)
-    script = Path(sys.executable).with_name("sbus")
-    if script.exists() and can_fork(environ):
-        done = nursery.run([script, *arguments], env=env, timeout=30)
-    else:
-        done = subprocess.run([sys.executable, "-m", "sbus", *arguments], env=env, capture_output=True, timeout=30)
+    done = run([*script("sbus"), *arguments], env={"SBUS_ADMIN": None, "SBUS_SOCKET": bus.address, **environ})
     assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
-    return done.stdout.decode(), done.stderr.decode()
+    return done.stdout, done.stderr
 
 
 def test_a_full_backlog(tmp_path: Path) -> None:

@@ -320,6 +320,7 @@ async def main():
     )
     bus.startService()
     stays = await threads.deferToThread(connect, "bus")  # so that the user stays
+    gc.freeze()  # else each look for garbage would go through all modules
     left = {}
     for number, story in enumerate(STORIES * 2):
         gc.collect()

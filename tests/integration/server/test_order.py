@@ -10,7 +10,7 @@ from tests.integration.server.test_turns import bundle, bundling, sending
 from tests.support.harness import Bus, Client, name_of
 from tests.support.waiting import paused
 
-COUNTS = (1, 9, 200, 1_000)
+COUNTS = (1, 9, 200, pytest.param(1_000, marks=pytest.mark.slow))
 IN_BACKLOG = 100
 """Connections that the kernel keeps for a server that does not accept any."""
 

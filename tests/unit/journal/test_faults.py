@@ -63,7 +63,7 @@ def play(directory, disk):
 
 
 @pytest.mark.parametrize("names", [("pwrite",), ("fdatasync", "fsync"), ()])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_every_step(tmp_path, names, count):
     """Whichever step fails, once or three times, wholly or in part: recording continues without a loss."""
     for first in itertools.count(0, count):

@@ -211,7 +211,7 @@ def in_child(work: Callable[[], None], operations: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 13])
 @pytest.mark.parametrize("name", ["compact", "forget", "prune"])
 def test_kill_9_at_every_file_operation(tmp_path, name, step):
     """A child process is killed at each of its file operations in turn. Every time a reader finds each row once, and
