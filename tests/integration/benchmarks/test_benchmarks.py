@@ -436,6 +436,7 @@ def test_run(case: Case, workshop: Workshop) -> None:
         assert found["churned"] > 0
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_run_with_bundles(workshop: Workshop) -> None:
     """Clients with bundles lose nothing, with many small or a few large messages in a bundle."""

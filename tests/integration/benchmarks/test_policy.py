@@ -6,10 +6,13 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import ROOT
 from tests.support.harness import TIMEOUT
 
 
+@pytest.mark.slow
 def test_it_measures(as_root: None) -> None:
     """It prints what loading takes, and the longest round trip of each reload."""
     size = ("--rules=20", "--clients=3", "--patterns=30", "--reloads=2", "--seconds=0.7")

@@ -29,7 +29,8 @@ def test_packets_differ_in_their_numbers() -> None:
     assert raw.plain()[7].fill(5) == b"MSG %b\0%b%b" % (samples[7][0], (5).to_bytes(8, "little"), samples[7][1])
 
 
-@pytest.mark.parametrize("bundled", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("bundled", [False, True])
 def test_everything_is_kept(tmp_path: Path, bundled: bool) -> None:
     """A recorder and JetStream's file store keep every message; the comparison ends a run that has lost one."""
     kept = keeping.keep_in_journal(tmp_path, 3000, bundled=bundled)

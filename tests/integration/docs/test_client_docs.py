@@ -376,7 +376,7 @@ def test_c_program(bus: StartBus, spawn: Callable[..., Any], directory: Path, ab
     assert (no_bus.returncode, no_bus.stderr) == (1, f"{directory}/none: No such file or directory\n")
 
 
-@pytest.mark.parametrize("language", ["node", "java"])
+@pytest.mark.parametrize("language", ["node", pytest.param("java", marks=pytest.mark.slow)])
 def test_stream_programs(bus: StartBus, spawn: Callable[..., Any], directory: Path, language: str) -> None:
     """The programs in Node and in Java publish, receive, and learn their names through the stream door."""
     command: list[str | Path] = ["node", COOKBOOK / "client.js"]
@@ -595,6 +595,7 @@ def count_tests(name: str) -> int:
     return len(re.findall(r"^ *(?:async )?def test_", (EXAMPLES / name).read_text(), re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_users_tests_with_pytest(directory: Path) -> None:
     """The example of tests with pytest passes."""
     said = users_tests(directory, "pytest", "-q", "-p", "no:cacheprovider", "test_users_program.py")

@@ -103,7 +103,9 @@ def tree(directory: Path) -> Path:
     return tree
 
 
-@pytest.mark.parametrize("runtime", ["run", None], ids=["XDG_RUNTIME_DIR", "without"])
+@pytest.mark.parametrize(
+    "runtime", [pytest.param("run", marks=pytest.mark.slow), None], ids=["XDG_RUNTIME_DIR", "without"]
+)
 def test_first_message(tree: Path, directory: Path, spawn: Callable[..., Any], runtime: str | None) -> None:
     """The README's two commands pass a message on the bus of ``make run``, with either place of its socket."""
     env: dict[str, str | None] = {"XDG_RUNTIME_DIR": None}

@@ -25,7 +25,9 @@ ROLES = {
 }
 
 
-@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "tables" else []) for name in ROLES]
+)
 def test_example(bus: StartBus, spawn: Callable[..., Any], directory: Path, name: str) -> None:
     """One process sends, another receives in place; without the library the example is for, it is skipped."""
     library, (receive, send), arguments, printed = ROLES[name]

@@ -88,6 +88,7 @@ def test_loop_of_two_buses_is_refused_with_both_names(tree: StartBus, directory:
     assert client.sync() == []
 
 
+@pytest.mark.slow
 def test_loop_of_three_buses_is_refused(tree: StartBus, directory: Path) -> None:
     """The link that would close a loop of three is refused with the names of its two buses, whichever it is."""
     buses = [tree("one", directory / "three", wait=False)]

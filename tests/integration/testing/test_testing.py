@@ -139,6 +139,7 @@ def test_time_runs_out(directory: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_stop_and_start(directory: Path) -> None:
     """A stopped bus can be started again, with other options, at the same address."""
     with running_bus(max_packet=1000) as bus:
@@ -172,7 +173,7 @@ def test_kill_and_restart() -> None:
             client.fence(TIMEOUT)
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_crash_is_reported(number: signal.Signals) -> None:
     """A server that ends by itself makes the test fail, with the end of its log."""
 
@@ -282,6 +283,7 @@ def test_asyncio_recording(server: RunningBus) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_asyncio_recording_of_a_crash() -> None:
     """When the server goes away, a waiting asyncio client raises an error at once."""
 
@@ -350,7 +352,7 @@ def test_crashes(sbus_bus):
     os.kill(sbus_bus.pid, signal.SIGABRT)
 """
     )
-    status, output = run(directory, *PYTEST, "-v")
+    status, output = run(directory, *PYTEST, "-v", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert status == 1, output
     assert re.findall(r"::(test_\w+) (\w+)", output.split("short test summary")[0]) == [
         ("test_nearest", "PASSED"),
@@ -371,6 +373,7 @@ def test_the_plugin_is_registered(directory: Path) -> None:
     assert run(directory, "pytest", "--markers")[1].count("sbus_options") == 1
 
 
+@pytest.mark.slow
 def test_trial(directory: Path) -> None:
     """The mixin for trial starts and stops its bus within the test, and leaves the reactor clean."""
     temporary = directory / "tmp"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +14,13 @@ from sbus.errors import ConnectError, InvalidKey, PacketTooLong, UsageError
 from sbus.spark.datasource.options import WriteOptions
 from sbus.spark.datasource.source import SbusDataSource
 from sbus.spark.datasource.writer import SbusStreamWriter, SbusWriter, publish, table_columns
-from sbus.testing import RunningBus
+from sbus.testing import RunningBus, running_bus
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningBus]:
+    with running_bus() as bus:
+        yield bus
 
 
 def columns(**types: DataType) -> StructType:
@@ -29,25 +35,25 @@ def batch(keys: list[Any], payloads: list[Any], kind: pa.DataType | None = None)
     return pa.RecordBatch.from_arrays([pa.array(keys, kind), pa.array(payloads, kind)], names=["key", "payload"])
 
 
-def test_order_and_count(sbus_bus: RunningBus):
+def test_order_and_count(running: RunningBus):
     """All rows of all batches arrive in order before the task ends, and are counted."""
     sent = [(b"k/%d" % (i % 7), b"%d" % i) for i in range(3000)]
     thirds = [sent[at : at + 1000] for at in range(0, 3000, 1000)]
     batches = [batch([key for key, _ in third], [payload for _, payload in third]) for third in thirds]
-    with sbus_bus.connect() as bus:
+    with running.connect() as bus:
         bus.subscribe(b"k/")
         bus.fence(5)
-        assert publish(WriteOptions(sbus_bus.address), iter(batches)).messages == 3000
+        assert publish(WriteOptions(running.address), iter(batches)).messages == 3000
         assert [tuple(bus.receive(5)) for _ in sent] == sent
 
 
-def test_text(sbus_bus: RunningBus):
+def test_text(running: RunningBus):
     r"""Text is UTF-8; in keys, and in keys alone, \xNN stands for any other byte, as it does when they are read."""
     keys, payloads = ["ä/b", r"\xff\x5c", r"\xff\x5c", ""], ["ü", r"\xff", "", "\0"]
-    with sbus_bus.connect() as bus:
+    with running.connect() as bus:
         bus.subscribe(b"")
         bus.fence(5)
-        publish(WriteOptions(sbus_bus.address), iter([batch(keys, payloads, pa.utf8())]))
+        publish(WriteOptions(running.address), iter([batch(keys, payloads, pa.utf8())]))
         expected = [("ä/b".encode(), "ü".encode()), (b"\xff\\", rb"\xff"), (b"\xff\\", b""), (b"", b"\0")]
         assert [tuple(bus.receive(5)) for _ in keys] == expected
 
@@ -96,13 +102,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("refused", "error", "words"), REFUSED, ids=[words[:20] for _, _, words in REFUSED])
-def test_what_cannot_be_published(sbus_bus: RunningBus, refused: pa.RecordBatch, error: type[Exception], words: str):
+def test_what_cannot_be_published(running: RunningBus, refused: pa.RecordBatch, error: type[Exception], words: str):
     """A row that cannot be sent fails the task with the reason, and nothing of its batch is sent."""
-    with sbus_bus.connect() as bus:
+    with running.connect() as bus:
         bus.subscribe(b"")
         bus.fence(5)
         with pytest.raises(error, match=words):
-            publish(WriteOptions(sbus_bus.address), iter([batch([b"first"], [b"1"]), refused]))
+            publish(WriteOptions(running.address), iter([batch([b"first"], [b"1"]), refused]))
         bus.publish(b"ours")  # in no order with what others publish
         assert {bus.receive(5).key for _ in range(2)} == {b"first", b"ours"}
         bus.fence(5)
