@@ -257,15 +257,16 @@ def _leave() -> None:
         os._exit(_status)
 
 
-def _use_pythonpath(folders: Sequence[str]) -> None:
+def _use_pythonpath(text: str) -> None:
     """Do what Python and Twisted do with ``PYTHONPATH`` when they start."""
     from twisted.plugin import pluginPackagePaths
 
     import twisted.plugins
 
-    sys.path[1:1] = [folder for folder in folders if folder and folder not in sys.path]
-    found = pluginPackagePaths(twisted.plugins.__name__)
-    twisted.plugins.__path__[:] = dict.fromkeys([*found, *twisted.plugins.__path__])
+    if folders := [folder for folder in text.split(os.pathsep) if folder and folder not in sys.path]:
+        sys.path[1:1] = folders
+        found = pluginPackagePaths(twisted.plugins.__name__)
+        twisted.plugins.__path__[:] = dict.fromkeys([*found, *twisted.plugins.__path__])
 
 
 def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
@@ -287,7 +288,7 @@ def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
     os.environ.update(env)
     sys.argv = command
     sys.path[0] = os.path.dirname(command[0])
-    _use_pythonpath(env.get("PYTHONPATH", "").split(os.pathsep))
+    _use_pythonpath(env.get("PYTHONPATH", ""))
     global _status
     _status = 1
     try:

@@ -74,3 +74,16 @@ def test_an_exception_is_shown(script: Callable[[str], str]) -> None:
     done = run([script("1 / 0")], env=os.environ, timeout=20.0)
     assert done.returncode == 1
     assert done.stderr.endswith(b"ZeroDivisionError: division by zero\n")
+
+
+def test_a_script_uses_pythonpath(script: Callable[[str], str], tmp_path: Path) -> None:
+    """Modules and plugins of Twisted below ``PYTHONPATH`` are there for it, and for no other script."""
+    folder = tmp_path / "packages"
+    (folder / "twisted" / "plugins").mkdir(parents=True)
+    path = script("import sys, twisted.plugins; print(sys.path, *twisted.plugins.__path__, sep='\\n')")
+    done, other = (run([path], env={**os.environ, "PYTHONPATH": value}, timeout=20.0) for value in (str(folder), ""))
+    found, *plugins = done.stdout.decode().splitlines()
+    assert repr(str(folder)) in found
+    assert str(folder / "twisted" / "plugins") in plugins
+    assert os.fsencode(folder) not in other.stdout
+    assert b"plugins" in other.stdout
