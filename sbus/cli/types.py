@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from sbus.daemon.values import duration, mode, moment, size
+from sbus.daemon.moments import moment
+from sbus.daemon.values import duration, mode, size
 from sbus.errors import UsageError
 from sbus.ownership import check_file_mode
 

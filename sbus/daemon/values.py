@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import datetime
 from typing import overload
 
 from sbus.errors import UsageError
-from sbus.journal import clock
 
-__all__ = ["amount", "choice", "duration", "mode", "moment", "size"]
+__all__ = ["amount", "choice", "duration", "mode", "size"]
 
 _BYTES_PER_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS_PER_UNIT = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -109,23 +107,3 @@ def duration(option: str, minimum: float = 0.0) -> Callable[[str], float]:
         return seconds
 
     return parse
-
-
-def moment(text: str) -> datetime:
-    """Parse a time: a date or time of ISO 8601, by default in UTC, or how long ago it was, such as ``-15m``.
-
-    The second form needs a unit, because in other programs ``-1`` and ``-2`` stand for the ends of a stream.
-
-    :returns: the time in UTC.
-    :raises ValueError: if the text is no such time.
-    :raises OverflowError: if the time is not in the years 1 to 9999 of UTC.
-    """
-    if not text.startswith("-"):
-        return clock.as_utc(clock.parse(text))
-    if not text[-1:].isalpha():
-        raise ValueError(f"{text!r} has no unit")
-    try:
-        ago = duration("time")(text[1:])
-    except UsageError as e:
-        raise ValueError(str(e)) from None
-    return clock.to_datetime(clock.now() - clock.from_seconds(ago))

@@ -315,15 +315,18 @@ class PacketTransport(SendingHalf):
                 return
             if not packets:
                 return
+            large = 0
             if bundle_limit:
                 packets = self._taken_apart(packets)
+                if len(packets[-1]) >= LARGE:
+                    large = total_size(packets)  # before the receiver, which may change the list
             taken = self._receiver.packetsReceived(packets)  # not `_deliver`: each call counts here
             if taken < len(packets):
                 self._keep(packets, taken)
             multiplexer.has_read = True
-            if bundle_limit and len(packets[-1]) >= LARGE and self._payloads is None and self._pacer.is_alone():
+            if large and self._payloads is None and self._pacer.is_alone():
                 # Not with payloads: whether their descriptors are too many is asked once above.
-                left -= total_size(packets)
+                left -= large
                 if left > 0 and self.read_side is _READ_OPEN:
                     continue
             if limit == 1:

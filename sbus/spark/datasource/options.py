@@ -15,7 +15,8 @@ from typing import NoReturn
 
 from sbus.client.connecting import find_address
 from sbus.client.core import find_dialect
-from sbus.daemon.values import duration, moment
+from sbus.daemon.moments import moment
+from sbus.daemon.values import duration
 from sbus.errors import UsageError
 from sbus.journal.clock import from_datetime
 from sbus.journal.consumers import check_name

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sbus.daemon.values import moment
+from sbus.daemon.moments import moment
 from sbus.errors import JournalError, UsageError
 from sbus.journal.clock import from_datetime
 from sbus.journal.reader import JournalReader

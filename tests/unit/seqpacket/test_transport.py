@@ -679,6 +679,26 @@ def test_large_packets_are_read_in_one_pass(world):
     assert 2 * 400_000 < LARGE_PER_PASS <= 3 * 400_000
 
 
+class Emptying(BatchRecorder):
+    """A receiver that takes the packets out of the list, as a link does with those that are too long."""
+
+    def packetsReceived(self, packets):
+        taken = super().packetsReceived(packets)
+        packets.clear()
+        return taken
+
+
+def test_a_receiver_may_empty_the_list_of_large_packets(world):
+    """What a receiver does to its list changes nothing for the pass."""
+    recorder = Emptying()
+    world.connect(recorder)
+    transport = recorder.transport
+    transport.start_bundling(60_000)
+    transport._reader = LargePackets()
+    transport.ready(READ, True)
+    assert recorder.batches == [1] * 3
+
+
 def test_a_pass_of_large_packets_is_short_under_contention(world):
     """As long as another socket has had packets a short while ago, one read of large packets is all of a pass."""
     recorder = BatchRecorder()
