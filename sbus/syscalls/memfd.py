@@ -39,6 +39,8 @@ _BLOCK = 512
 """Bytes in a block of stat(2)."""
 _MOST_JOINED = 1024
 """Messages looked at for one bundle: about as many as fit one."""
+_MOST = 2
+"""Descriptors that a packet keeps: one too many has to be noticed, and a peer that is paused has many packets."""
 _AT_ONCE = 16 << 20
 """Bytes of the largest memory that the caller frees itself: the kernel takes 0.7 ms (1 GiB: 45 ms)."""
 _FREED_PER_SECOND = 2 << 30
@@ -208,7 +210,8 @@ class Attached(bytes):
     """A packet that came with descriptors.
 
     :ivar files: the descriptors.
-    :ivar is_cut: whether descriptors are missing: this process has no more, or a security module removed them.
+    :ivar is_cut: whether descriptors are missing: there were more than two, this process has no more, or a security
+        module removed them.
     :ivar is_batch: whether this is a packet out of a bundle.
     :ivar memory: an object that the packet's handler makes of the files; the packets of a bundle share it.
     """
@@ -220,10 +223,11 @@ class Attached(bytes):
 
     @classmethod
     def of(cls, packet: bytes, descriptors: Iterable[int], is_cut: bool) -> Self:
-        """Return a packet that owns these descriptors."""
+        """Return a packet that owns these descriptors; those past the second are closed."""
         attached = cls(packet)
-        attached.files = tuple(map(_Received, descriptors))
-        attached.is_cut = is_cut
+        files = tuple(map(_Received, descriptors))
+        attached.files = files[:_MOST]
+        attached.is_cut = is_cut or len(files) > _MOST
         return attached
 
     def parts(self) -> list[bytes]:
