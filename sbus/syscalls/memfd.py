@@ -178,12 +178,12 @@ def receive_from(user: int) -> None:
     _sender = user
 
 
-def _may_free(size: int) -> bool:
+def _may_free(size: int, sender: int | None) -> bool:
     """Return whether the caller frees memory itself, which is cheaper than to have another thread do it."""
     global _allowed_from
     now = monotonic()
     if size > _AT_ONCE or now < _allowed_from:
-        return is_behind()
+        return sender is None and is_behind()  # else nothing more is read from a user for whom too many calls wait
     _allowed_from = max(_allowed_from, now - _ALLOWANCE) + size / _FREED_PER_SECOND
     return True
 
@@ -198,12 +198,10 @@ class _Received(Memfd):
         self._sender = _sender
 
     def _close(self) -> None:
-        if self.fault() is not None:
-            do_elsewhere(partial(os.close, self._fd), self._sender)
-        elif _may_free(self._size):
+        if self.fault() is None and _may_free(self._size, self._sender):
             os.close(self._fd)
         else:
-            do_elsewhere(partial(os.close, self._fd), None)
+            do_elsewhere(partial(os.close, self._fd), self._sender)
 
 
 class Attached(bytes):
