@@ -33,7 +33,16 @@ class _Line:
         self.calls: deque[Callable[[], object]] = deque()
         self.is_running = False
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Have a thread make the calls, if none does."""
+        if not self.is_running:
+            self.is_running = True
+            try:
+                _thread.start_new_thread(self._run, ())
+            except RuntimeError:  # the kernel has no thread left, or Python ends
+                self.is_running = False
+
+    def _run(self) -> None:
         """Make the calls; return when there is none left."""
         while True:
             try:
@@ -44,7 +53,7 @@ class _Line:
                     return
                 self.is_running = True
                 continue
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, MemoryError):
                 call()
             del call
 
@@ -54,7 +63,7 @@ os.register_at_fork(after_in_child=_lines.clear)
 
 
 def do_elsewhere(call: Callable[[], object], user: int | None) -> None:
-    """Call something in a thread that nothing waits for; an `OSError` is ignored.
+    """Call something in a thread that nothing waits for; an `OSError` or `MemoryError` is ignored.
 
     It may be called by a destructor, so it takes no lock: at worst, a line has two threads for a while.
 
@@ -62,24 +71,19 @@ def do_elsewhere(call: Callable[[], object], user: int | None) -> None:
     """
     line = _lines.get(user) or _lines.setdefault(user, _Line())
     line.calls.append(call)
-    if not line.is_running:
-        line.is_running = True
-        try:
-            _thread.start_new_thread(line.run, ())
-        except RuntimeError:  # the kernel has no thread left, or Python ends
-            line.is_running = False
+    line.start()
 
 
 def is_behind() -> bool:
     """Return whether calls that nobody delays wait all the same; the next one is better made at once."""
-    return _waiting(None) > _FEW
+    line = _lines.get(None)
+    return line is not None and len(line.calls) > _FEW
 
 
 def is_overrun(user: int) -> bool:
     """Return whether so many calls of a user wait that nothing more should be read from it."""
-    return _waiting(user) > _MANY
-
-
-def _waiting(user: int | None) -> int:
     line = _lines.get(user)
-    return len(line.calls) if line is not None else 0
+    if line is None or len(line.calls) <= _MANY:
+        return False
+    line.start()  # there may have been no thread, and nothing that is read will ask for one
+    return True

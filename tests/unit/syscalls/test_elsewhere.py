@@ -27,16 +27,20 @@ def gate() -> Iterator[threading.Event]:
 
 
 def test_the_calls_of_one_user_hold_up_nobody_else(gate: threading.Event) -> None:
-    """However many calls of a user wait, those of others are made, in order, and so are those behind a failure."""
+    """However many calls of a user wait, those of others are made, in order, and so are those behind failures."""
     made: list[int] = []
     done = threading.Event()
 
     def fail() -> None:
         raise OSError
 
+    def fail_again() -> None:
+        raise MemoryError
+
     for _ in range(100):
         do_elsewhere(gate.wait, SLOW)
     do_elsewhere(fail, QUICK)
+    do_elsewhere(fail_again, QUICK)
     for number in range(100):
         do_elsewhere(lambda number=number: made.append(number), QUICK)  # type: ignore[misc]
     do_elsewhere(done.set, QUICK)
@@ -76,3 +80,20 @@ def test_nothing_is_read_from_a_user_with_many_descriptors_to_close(gate: thread
     world.turn()
     assert recorders[0].packets == [b"packet"]
     world.close()
+
+
+def test_a_line_without_a_thread_gets_one_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that were made while the kernel had no thread left are made later, though nothing more is read meanwhile."""
+    user, done = -5, threading.Event()
+
+    def refuse(*args: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("_thread.start_new_thread", refuse)
+        for _ in range(300):
+            do_elsewhere(lambda: None, user)
+        do_elsewhere(done.set, user)
+        assert is_overrun(user)
+    wait_until(lambda: is_overrun(user), lambda overrun: not overrun)
+    assert done.wait(20)
