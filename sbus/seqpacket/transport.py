@@ -354,8 +354,8 @@ class PacketTransport(SendingHalf):
 
     def _read_later(self) -> None:
         """Read again in a moment: the packets wait in the socket."""
+        self._poll(self._events & ~READ)
         if self._read_retry is None:
-            self._poll(self._events & ~READ)
             self._read_retry = self._multiplexer.reactor.callLater(MEMORY_RETRY, self._guarded, self._retry_read)
 
     def _retry_read(self) -> None:
@@ -419,7 +419,7 @@ class PacketTransport(SendingHalf):
                 self.before_read()
             if self.read_side is _READ_OPEN:
                 self._read_batches(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
-            if self.read_side is _READ_OPEN:
+            if self.read_side is _READ_OPEN and self._read_retry is None:
                 self._poll(self._events | READ)
 
     def _resume(self) -> None:

@@ -82,6 +82,27 @@ def test_nothing_is_read_from_a_user_with_many_descriptors_to_close(gate: thread
     world.close()
 
 
+def test_a_socket_is_not_looked_at_while_calls_of_its_user_wait(gate: threading.Event) -> None:
+    """Also not if its protocol reads on, or resumes, meanwhile: the kernel would report the same packet all the time."""
+    world, user = World(), SLOW
+    sock = world.connect(Recorder())
+    (transport,) = world.transports
+    assert transport.pass_payloads(True, user)
+    for _ in range(300):
+        do_elsewhere(gate.wait, user)
+    sock.send(b"packet")
+    looks: list[None] = []
+    transport.start_bundling(1 << 16)  # so that each read is announced
+    transport.before_read = lambda: looks.append(None)
+    for resume in (transport.resumeProducing, transport.read_on):
+        transport.pauseProducing()
+        resume()
+        for _ in range(10):
+            world.turn()
+    assert len(looks) <= 4
+    world.close()
+
+
 def test_a_line_without_a_thread_gets_one_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that were made while the kernel had no thread left are made later, though nothing more is read meanwhile."""
     user, done = -5, threading.Event()
