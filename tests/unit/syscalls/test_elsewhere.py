@@ -83,7 +83,7 @@ def test_nothing_is_read_from_a_user_with_many_descriptors_to_close(gate: thread
 
 
 def test_a_socket_is_not_looked_at_while_calls_of_its_user_wait(gate: threading.Event) -> None:
-    """Also not if its protocol reads on, or resumes, meanwhile: the kernel would report the same packet all the time."""
+    """Also not if its protocol resumes, or reads on, meanwhile: the kernel would report the same packet for ever."""
     world, user = World(), SLOW
     sock = world.connect(Recorder())
     (transport,) = world.transports
@@ -104,7 +104,7 @@ def test_a_socket_is_not_looked_at_while_calls_of_its_user_wait(gate: threading.
 
 
 def test_a_line_without_a_thread_gets_one_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that were made while the kernel had no thread left are made later, though nothing more is read meanwhile."""
+    """Calls that were made while the kernel had no thread left are made later, though nothing is read meanwhile."""
     user, done = -5, threading.Event()
 
     def refuse(*args: object) -> int:
