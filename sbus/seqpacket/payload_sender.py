@@ -44,7 +44,8 @@ MOST = 16
 files: without a bound, 15 receivers that did not read used up a limit of 20,000 (278 descriptors fit a socket)."""
 USER_MOST = 1024
 """Descriptors that all connections of one user together may leave unread, if there are not more connections than that:
-else one user with 1,250 connections took all that a server which is not root may have under way."""
+else one user with 1,250 connections took all that a server which is not root may have under way. What was sent while
+there were fewer connections stays unread: 256 that come one after another leave 2,348."""
 
 
 class PayloadSender:
