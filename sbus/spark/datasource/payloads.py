@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Annotated, Any, NoReturn
@@ -173,12 +173,13 @@ def _timestamp(value: object) -> datetime:
 
 def _decimal(type_: DecimalType) -> Callable[[object], Decimal]:
     unit = Decimal(1).scaleb(-type_.scale)
+    context = Context(prec=type_.precision + 1)  # rounding up can add a digit
 
     def convert(value: object) -> Decimal:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             _refuse(value, "a number")
         try:
-            number = Decimal(str(value)).quantize(unit)
+            number = Decimal(str(value)).quantize(unit, context=context)
         except InvalidOperation:
             _refuse(value, "a number of this size")
         if not number.is_finite() or number.adjusted() >= type_.precision - type_.scale:

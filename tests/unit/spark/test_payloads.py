@@ -93,6 +93,8 @@ TYPES: list[tuple[DataType, str, Any]] = [
     (TimestampType(), '"2026-01-31 12:00"', datetime(2026, 1, 31, 12, tzinfo=UTC)),
     (DecimalType(5, 2), "123.456", Decimal("123.46")),
     (DecimalType(5, 2), '"999.99"', Decimal("999.99")),
+    (DecimalType(38, 0), f'"{"9" * 38}"', Decimal("9" * 38)),
+    (DecimalType(38, 10), f'"-{"9" * 28}.{"9" * 10}"', Decimal(f"-{'9' * 28}.{'9' * 10}")),
     (ArrayType(IntegerType()), "[1, null, 3]", [1, None, 3]),
     (MapType(StringType(), DoubleType()), '{"a": 1, "b": null}', [("a", 1.0), ("b", None)]),
     (StructType().add("a", StructType().add("b", ArrayType(StringType()))), '{"a": {"b": ["c"]}}', {"a": {"b": ["c"]}}),
@@ -109,6 +111,8 @@ def test_types(type_: DataType, text: str, value: Any):
     ("type_", "text"),
     [
         (DecimalType(5, 2), "1000"),
+        (DecimalType(38, 10), f'"{"9" * 28}.{"9" * 11}"'),
+        (DecimalType(38, 0), '"1e38"'),
         (DecimalType(5, 2), '"NaN"'),
         (DecimalType(5, 2), '"x"'),
         (BinaryType(), '"%"'),
