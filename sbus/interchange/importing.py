@@ -4,7 +4,8 @@ The journal is built beside its place, under a hidden name, and renamed when it 
 that is there is never touched, and an import that was killed can be run again: it removes what the first one left,
 unless that still runs, which the lock of the writer says.
 
-Rows are numbered anew, from 0. Gaps, digests and steps of the clock keep their places and what they say.
+Rows are numbered anew, from 0. Gaps, digests and steps of the clock keep their places and what they say. A row of the
+kind ``damaged`` takes the numbers of all rows that it stands for, as in the journal that was damaged.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def append(writer: JournalWriter, rows: Iterable[Row], where: str) -> int:
             raise UsageError(f"{where}: row {count + 1}: {problem}")
         if waiting and (
             row.kind != waiting[-1].kind
-            or row.kind == Kind.CLOCK
+            or row.kind in (Kind.CLOCK, Kind.DAMAGED)
             or len(waiting) >= _BATCH_ROWS
             or size + len(row.payload) > _BATCH_BYTES
             or row.time < waiting[-1].time

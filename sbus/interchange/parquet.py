@@ -73,9 +73,7 @@ def _rows(path: str, file: pq.ParquetFile) -> Iterator[Row]:
             journals.update(columns["journal"].unique().to_pylist())
             if len(journals) > 1:
                 raise UsageError(f"{path}: it has rows of several journals: import those of one at a time")
-        keys = columns["key"].to_pylist()
-        if not pa.types.is_binary(columns["key"].type):
-            keys = [from_text(key) if "\\" in key else key.encode() for key in keys]
+        keys = [_key(key) for key in columns["key"].to_pylist()]
         senders = [columns[name].to_pylist() if name in columns else [None] * rows for name in _SENDER]
         found = zip(
             columns["seq"].to_pylist() if "seq" in columns else range(number, number + rows),
@@ -91,3 +89,9 @@ def _rows(path: str, file: pq.ParquetFile) -> Iterator[Row]:
             if time is None or key is None or payload is None:
                 raise UsageError(f"{path}: a row without time, key or payload: leave it out, or give it one")
             yield Row(seq, time, kind, key if kind in MESSAGES else b"", payload, sender_text(*sender))
+
+
+def _key(key: bytes | str | None) -> bytes | None:
+    if isinstance(key, str):
+        return from_text(key) if "\\" in key else key.encode()
+    return key

@@ -85,6 +85,9 @@ MESSAGES = frozenset({Kind.MESSAGE, Kind.DIGEST})
 GAPS = frozenset(KINDS) - MESSAGES - {Kind.CLOCK}
 """The kinds of gaps: messages may be missing before such a row, and of `Kind.DAMAGED` in its place."""
 
+_MAX_DAMAGED = 2**32 - 1
+"""A record of the index counts rows with 32 bits."""
+
 _NAMES = pa.dictionary(pa.int8(), pa.utf8())
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -412,3 +415,12 @@ def damaged_row(
     details = {"rows": rows, "last": first_seq + rows - 1, "reason": reason}
     data = encode(Kind.DAMAGED, first_seq, time, [b""], [json.dumps(details).encode()])
     return decode(data, journal_id, columns, host=host)
+
+
+def damaged_rows(payload: bytes) -> int:
+    """Return how many rows a row of the kind ``damaged`` stands for; 1 if it does not say."""
+    try:
+        rows = json.loads(payload)["rows"]
+    except (ValueError, KeyError, TypeError):
+        return 1
+    return min(rows, _MAX_DAMAGED) if isinstance(rows, int) and rows >= 1 else 1

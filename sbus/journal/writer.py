@@ -65,7 +65,7 @@ from sbus.journal.layout import (
 from sbus.journal.lock import make_directory, take_lock
 from sbus.journal.place import Place
 from sbus.journal.row_clock import EPOCH_STEP, TOLERANCE, RowClock
-from sbus.journal.schema import FORMAT, Kind, encode
+from sbus.journal.schema import FORMAT, Kind, damaged_rows, encode
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.senders import Senders
 from sbus.journal.summary import read_summary
@@ -327,9 +327,10 @@ class JournalWriter:
         times: Sequence[int],
         senders: Senders | None = None,
     ) -> None:
-        """Append rows of one kind as another journal has them, as one batch; a ``clock`` row comes alone.
+        """Append rows of one kind as another journal has them, as one batch.
 
-        A ``clock`` row of a large step begins a new epoch, as it did there.
+        A ``clock`` row comes alone; that of a large step begins a new epoch, as it did there. A ``damaged`` row comes
+        alone, and takes the numbers of all rows that it stands for.
 
         :param keys: the key of each row; empty for a gap.
         :param payloads: the payload of each row.
@@ -338,7 +339,8 @@ class JournalWriter:
         :raises OSError: as for `append`.
         """
         if kind is not Kind.CLOCK:
-            self._write(kind, keys, payloads, times, senders=senders)
+            stands_for = damaged_rows(payloads[0]) if kind is Kind.DAMAGED else None
+            self._write(kind, keys, payloads, times, senders=senders, stands_for=stands_for)
             return
         self._repair()
         try:
@@ -360,6 +362,7 @@ class JournalWriter:
         times: int | Sequence[int] | None,
         ends: Sequence[int] | None = None,
         senders: Senders | None = None,
+        stands_for: int | None = None,
     ) -> None:
         self._repair()  # before the times are chosen: it may append a row, and no later row may have an earlier time
         times, is_set_back = self._times.on_one_clock(self._times.read() if times is None else times)
@@ -367,7 +370,7 @@ class JournalWriter:
         if is_set_back and self.next_seq:
             self._begin_epoch(first)
         self._note_step(first)
-        self._put(kind, keys, payloads, self._times.rising(times), self._epoch, ends, senders)
+        self._put(kind, keys, payloads, self._times.rising(times), self._epoch, ends, senders, stands_for)
 
     def _begin_epoch(self, time: int) -> None:
         step = time - self._times.last
@@ -415,8 +418,12 @@ class JournalWriter:
         epoch: int,
         ends: Sequence[int] | None = None,
         senders: Senders | None = None,
+        stands_for: int | None = None,
     ) -> None:
-        """Append rows whose times are those that they get."""
+        """Append rows whose times are those that they get.
+
+        :param stands_for: the number of rows that a ``damaged`` row stands for.
+        """
         first, last = (rising, rising) if isinstance(rising, int) else (rising[0], rising[-1])
         self._check_time(first)
         self._check_time(last)
@@ -428,7 +435,7 @@ class JournalWriter:
             segment = Segment(self.directory, self.next_seq, first, closed=False, epoch=epoch)
             self._segment = SegmentWriter.create(segment, self.id, self._file_mode)
             self._segment_started = monotonic()
-        self._segment.add(kind, len(keys), data, first, last)
+        self._segment.add(kind, len(keys) if stands_for is None else stands_for, data, first, last)
         self.next_seq = self._segment.next_seq
         self._times.last = last
         self.unsynced_rows += len(keys)

@@ -122,6 +122,28 @@ class TestRows:
         assert found == [*times, ("message", 101)]
         assert "no problems" in sbus("verify", tmp_path / "j")
 
+    def test_damaged(self, tmp_path):
+        """A row for damaged ones counts as many rows as before, and takes their numbers."""
+        message = {"time": 1, "key": "a", "payload": "1"}
+        gaps = [
+            {"kind": "damaged", "time": 1, "details": {"rows": count, "last": 0, "reason": "damaged on the disk"}}
+            for count in (500, 2)
+        ]
+        sbus("import", lines(tmp_path / "d.jsonl", message, *gaps, message), tmp_path / "j")
+        found = [(row["seq"], row["kind"]) for row in rows(tmp_path / "j")]
+        assert found == [(0, "message"), (1, "damaged"), (501, "damaged"), (503, "message")]
+        assert [json.loads(row["payload"])["rows"] for row in rows(tmp_path / "j")[1:3]] == [500, 2]
+        assert "504 rows: no problems" in sbus("verify", tmp_path / "j")
+
+    @pytest.mark.parametrize("type_", [pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int8(), pa.binary())])
+    def test_parquet_with_binary_keys(self, type_, tmp_path):
+        """Keys of another program may be binary data in each of Arrow's types, such as Polars's large_binary."""
+        times = pa.array([0, 0], pa.timestamp("us"))
+        keys = pa.array([b"a", b"\\\xff"], pa.binary()).cast(type_)
+        pq.write_table(pa.table({"time": times, "key": keys, "payload": ["1", "2"]}), tmp_path / "p.parquet")
+        sbus("import", tmp_path / "p.parquet", tmp_path / "j")
+        assert messages(tmp_path / "j") == [(b"a", b"1"), (b"\\\xff", b"2")]
+
     def test_parquet_of_others(self, tmp_path):
         """A Parquet file of another program needs a time, a key and a payload, whatever their types."""
         columns = {
