@@ -20,7 +20,7 @@ __all__ = ["decode", "is_message", "payload_size"]
 def decode(payload: Column | str, schema: str, *, format: str = "json") -> Column:
     """Return payloads as values, for rows of a lake or of any other table; a read of journals has ``payloadFormat``.
 
-    :param payload: the column, or its name.
+    :param payload: the column, or its name; of rows of the kind ``message``, because a digest is JSON, too.
     :param schema: the fields of the values, in Spark's DDL, such as ``temperature DOUBLE, unit STRING``.
     :param format: ``json`` or ``msgpack``.
     :returns: a STRUCT of ``value``, null for a payload that does not have this form, and ``problem``, which says why.

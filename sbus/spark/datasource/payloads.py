@@ -168,7 +168,10 @@ def _timestamp(value: object) -> datetime:
         value = parse(value)
     if not isinstance(value, datetime):
         _refuse(value, "a time, such as 2026-01-31T12:00:00Z")
-    return value if value.tzinfo is UTC else as_utc(value)
+    try:
+        return value if value.tzinfo is UTC else as_utc(value)
+    except OverflowError:
+        _refuse(value, "a time in the years 1 to 9999 of UTC")
 
 
 def _decimal(type_: DecimalType) -> Callable[[object], Decimal]:
