@@ -21,7 +21,7 @@ import pyarrow as pa
 from sbus.errors import JournalError, UsageError
 from sbus.interchange.rows import Row
 from sbus.journal import clock, disk
-from sbus.journal.layout import is_journal
+from sbus.journal.layout import LATEST, is_journal
 from sbus.journal.lock import locked
 from sbus.journal.schema import KINDS, MESSAGES, Kind
 from sbus.journal.senders import Senders
@@ -32,8 +32,6 @@ __all__ = ["append", "new_journal"]
 _BATCH_ROWS = 8192
 _BATCH_BYTES = 4 << 20
 """A batch is at most as long as this, or one row: readers decode a whole one."""
-_LATEST = 10**16
-"""Times have 16 digits in the names of segments."""
 
 
 @contextlib.contextmanager
@@ -98,7 +96,7 @@ def _problem(row: Row) -> str | None:
     """Return why a row cannot be in a journal, with the remedy; None if it can."""
     if row.kind not in KINDS:
         return f"there are no rows of the kind {row.kind!r}: install a newer version of sbus"
-    if not 0 <= row.time < _LATEST:
+    if not 0 <= row.time <= LATEST:
         return f"its time is {row.time} µs after 1970, but a journal has times from 1970 to 2286: correct it"
     if b"\0" in row.key or (not row.key and row.kind in MESSAGES):
         return f"{row.key!r} is no key: a key has at least one byte, and no NUL"

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from sbus.errors import UsageError
 from sbus.interchange.damaged import explained
-from sbus.interchange.rows import Row, Selection, sender_text
+from sbus.interchange.rows import SENDER_COLUMNS, Row, Selection, sender_text
 from sbus.journal.keytext import from_text
 from sbus.journal.resizing import resized
 from sbus.journal.schema import COLUMN_NAMES, MESSAGES, schema
@@ -23,7 +23,6 @@ __all__ = ["IS_TEXT", "read", "write"]
 IS_TEXT = False
 _BATCH_ROWS = 16_384
 """Rows that are read at once."""
-_SENDER = ("sender_number", "sender_uid", "sender_gid", "sender_pid", "sender_chain")
 
 
 def write(file: IO[bytes], chosen: Selection) -> int:
@@ -63,7 +62,7 @@ def _rows(path: str, file: pq.ParquetFile) -> Iterator[Row]:
         raise UsageError(f"{path}: it has no column {sorted(missing)[0]!r}: a row needs time, key and payload")
     if not pa.types.is_timestamp(file.schema_arrow.field("time").type):
         raise UsageError(f"{path}: its column 'time' is no timestamp: convert it, as with to_timestamp() in DuckDB")
-    wanted = [name for name in ("journal", "seq", "time", "kind", "key", "payload", *_SENDER) if name in names]
+    wanted = [name for name in ("journal", "seq", "time", "kind", "key", "payload", *SENDER_COLUMNS) if name in names]
     journals: set[str] = set()
     number = 0
     for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
@@ -74,7 +73,7 @@ def _rows(path: str, file: pq.ParquetFile) -> Iterator[Row]:
             if len(journals) > 1:
                 raise UsageError(f"{path}: it has rows of several journals: import those of one at a time")
         keys = [_key(key) for key in columns["key"].to_pylist()]
-        senders = [columns[name].to_pylist() if name in columns else [None] * rows for name in _SENDER]
+        senders = [columns[name].to_pylist() if name in columns else [None] * rows for name in SENDER_COLUMNS]
         found = zip(
             columns["seq"].to_pylist() if "seq" in columns else range(number, number + rows),
             columns["time"].cast(pa.timestamp("us", tz="UTC"), safe=False).cast(pa.int64()).to_pylist(),

@@ -16,10 +16,12 @@ from sbus.journal.reader import JournalReader, read
 from sbus.journal.senders import TYPES
 from sbus.protocol.keys import OpenPattern
 
-__all__ = ["COLUMNS", "Row", "Selection", "sender_text"]
+__all__ = ["COLUMNS", "SENDER_COLUMNS", "Row", "Selection", "sender_text"]
 
 COLUMNS = ("seq", "time", "kind", "key", "payload")
 """The columns of a row that are not its sender."""
+SENDER_COLUMNS = ("sender_number", "sender_uid", "sender_gid", "sender_pid", "sender_chain")
+"""Those of its sender, in the order of `sender_text`."""
 _CACHED_KEYS = 100_000
 """Keys for which it is known whether they match."""
 
@@ -157,8 +159,7 @@ def sender_text(number: int | None, uid: int | None, gid: int | None, pid: int |
 
 def _senders(batch: pa.RecordBatch) -> Iterable[bytes]:
     """Return the publisher of each row."""
-    names = ("sender_number", "sender_uid", "sender_gid", "sender_pid", "sender_chain")
-    columns = [batch.column(name) for name in names]
+    columns = [batch.column(name) for name in SENDER_COLUMNS]
     if columns[0].null_count == batch.num_rows:
         return [b""] * batch.num_rows
     return list(starmap(sender_text, zip(*(column.to_pylist() for column in columns), strict=True)))

@@ -122,6 +122,13 @@ class TestRows:
         assert found == [*times, ("message", 101)]
         assert "no problems" in sbus("verify", tmp_path / "j")
 
+    @pytest.mark.parametrize("step", ["x", None, float("nan"), float("inf"), 1e300])
+    def test_a_step_that_is_none(self, step, tmp_path):
+        """A clock row of another program need not say by how much the clock was set."""
+        clock = {"kind": "clock", "time": 1, "details": {"step": step}}
+        sbus("import", lines(tmp_path / "c.jsonl", {"time": 1, "key": "a", "payload": "1"}, clock), tmp_path / "j")
+        assert [row["kind"] for row in rows(tmp_path / "j")] == ["message", "clock"]
+
     def test_damaged(self, tmp_path):
         """A row for damaged ones counts as many rows as before, and takes their numbers."""
         message = {"time": 1, "key": "a", "payload": "1"}
