@@ -56,6 +56,7 @@ entries = st.lists(
         st.tuples(st.just("lost"), receipts),
         st.tuples(st.just("digest"), keys),
         st.tuples(st.just("clock"), steps),
+        st.tuples(st.just("damaged"), st.integers(1, 2**33)),
     ),
     max_size=12,
 )
@@ -76,6 +77,8 @@ def record(directory: Path, recording) -> None:
                 journal.append_columns(keys, payloads, [clock.time], [len(what)], Senders(names, ends))
             elif kind == "digest":
                 journal.append_digest(what, Digest(70_000, "ab" * 32))
+            elif kind == "damaged":
+                journal.append_copies(Kind.DAMAGED, [b""], [b'{"rows": %d}' % what], [clock.time])
             elif kind == "lost":
                 journal.append_lost(what)
             else:
