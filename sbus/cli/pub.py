@@ -137,8 +137,8 @@ def _wait_for_subscriber(bus: Bus, key: bytes, deadline: Deadline) -> None:
 def _json_messages(stream: BufferedReader) -> Iterator[tuple[bytes, bytes]]:
     """Yield the key and the payload of each message in lines as ``sub --json`` prints them.
 
-    Blank lines are left out. Lost messages, which ``sub --receipts`` and ``journal cat`` print as well, cannot be
-    published; a line on standard error says so.
+    Blank lines are left out. Lost messages, which ``sub --receipts`` and ``journal cat`` print as well, and digests,
+    whose payloads were not recorded, cannot be published; a line on standard error says so.
 
     :raises UsageError: if a line is something else; with its number.
     """

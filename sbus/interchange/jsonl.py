@@ -46,8 +46,10 @@ def decoded(fields: Mapping[str, str], name: str, encoding: str) -> bytes:
 
 
 def is_gap(fields: object) -> bool:
-    """Return whether an object stands for lost messages: a loss that ``sub`` prints, or a row of a journal."""
-    return isinstance(fields, dict) and "key" not in fields and ("lost" in fields or "details" in fields)
+    """Return whether an object stands for lost messages: a loss that ``sub`` prints, or a row without a payload."""
+    if not isinstance(fields, dict) or "payload" in fields:
+        return False
+    return "details" in fields or ("lost" in fields and "key" not in fields)
 
 
 def sender_fields(sender: Sender) -> dict[str, object]:

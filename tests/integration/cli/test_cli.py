@@ -191,17 +191,19 @@ LOSS = '{"time": 1.0, "lost": 3, "bytes": 30, "total": 3, "why": "queue-full"}'
 
 
 def test_pub_json_lines_with_lines_that_are_no_messages(shared: Bus, subscriber: Client) -> None:
-    """Blank lines are passed over. So are losses, as sub --receipts and journal cat print them, with a word on each."""
+    """Blank lines are passed over, and, with a word on each, losses and digests as sub and journal cat print them."""
     lines = [
         *("\ufeff", '{"key": "t/1", "payload": "a"}', "", " \t", LOSS),
         '{"seq": 3, "kind": "lost", "time": 1.0, "details": {"messages": 3}}',
-        '{"seq": 4, "kind": "message", "key": "t/2", "payload": "b"}\r',
+        '{"seq": 4, "kind": "digest", "time": 1.0, "key": "t/3", "details": {"length": 70000, "sha256": "ab"}}',
+        '{"seq": 5, "kind": "message", "key": "t/2", "payload": "b"}\r',
     ]
     output, errors = sbus(shared, "pub", "--json-lines", stdin="\n".join(lines).encode())
     assert output == b""
     assert subscriber.receive(2) == [b"MSG t/1\0a", b"MSG t/2\0b"]
     assert errors.splitlines()[0] == f"sbus: line 5 of standard input is no message, but a loss: {LOSS}"
-    assert errors.splitlines()[1].startswith("sbus: line 6 of standard input is no message, but a loss: ")
+    for number, line in enumerate(errors.splitlines()[1:], 6):
+        assert line.startswith(f"sbus: line {number} of standard input is no message, but a loss: ")
     for line in ("[]", "null", "3", '{"key": "t/1"}', '{"lost": 3, "key": "t/1"}', "x"):
         assert "line 1 of standard input is no message" in failure(
             shared, "pub", "--json-lines", stdin=line.encode(), status=2
