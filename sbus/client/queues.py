@@ -39,6 +39,7 @@ from sbus.errors import Closed, ConnectionLost, PacketTooLong, SbusError, UsageE
 __all__ = [
     "ALL_QUEUES",
     "INBOX",
+    "LONGEST_WHY",
     "MOST_CREDIT",
     "REASONS",
     "Job",
@@ -61,8 +62,8 @@ INBOX = b"/sbus/work/"
 """What stands between a worker's name and its token in the key of its inbox."""
 _LONGEST_ID = 256
 """Bytes of the longest ID against doubles: the service remembers all IDs of a day."""
-_LONGEST_WHY = 1000
-"""Characters of a reason that are sent."""
+LONGEST_WHY = 1000
+"""Characters of a reason: the service keeps it in memory."""
 _HEAD_ROOM = 512
 """Bytes of a packet that a job's sender, and the keys around it, may take on its way."""
 MOST_CREDIT = 4096
@@ -241,7 +242,7 @@ class Job:
         if reason not in REASONS:
             raise UsageError(f"nack({reason!r}): use {', '.join(map(repr, REASONS))}")
         return self._work.end_job(
-            self, b"nack", b" %b %b" % (reason.encode(), why[:_LONGEST_WHY].encode(errors="replace"))
+            self, b"nack", b" %b %b" % (reason.encode(), why[:LONGEST_WHY].encode(errors="replace"))
         )
 
     def __enter__(self) -> Self:

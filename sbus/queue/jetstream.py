@@ -27,7 +27,7 @@ from twisted.internet.threads import deferToThread
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
-from sbus.errors import QueueError, SbusError
+from sbus.errors import QueueError
 from sbus.queue.jobs import Changes, Job, JobQueue, Row, Settings, to_row
 from sbus.queue.service import Put, QueueService
 from sbus.queue.store import KNOWN_SECONDS, Ident, Store
@@ -69,7 +69,7 @@ def _parse(seq: int, data: bytes) -> tuple[Row, bytes]:
     head, reason, payload = data.split(b"\0", 2)
     id, tries, due, uid, number, credentials, key = head.split(b" ", 6)
     sender = b"%b %b" % (number, credentials)
-    known = int(id) or seq, key, sender, int(uid), len(payload), float(due), int(tries), b"", reason.decode()
+    known = int(id) or seq, key, sender, int(uid), len(key) + len(payload), float(due), int(tries), b"", reason.decode()
     return known, payload
 
 
@@ -392,15 +392,14 @@ class JetQueueService(QueueService):
         answers: list[tuple[Message, bytes]] = []
         new: list[Put] = []
         for request, ident, job in puts:
-            if len(job.key) + job.size + _HEAD_ROOM <= store.max_payload:
+            if job.size + _HEAD_ROOM <= store.max_payload:
                 new.append((request, ident, job))
                 continue
             jobs.events["refused"] += 1
             problem = f"longer than {store.max_payload:,} bytes, max_payload of nats-server"
             self._log.error("queue {name}: a job was refused: {problem}", name=self.settings.name, problem=problem)
             if request is not None:
-                with suppress(SbusError):
-                    self._intake.fail(request, problem)
+                self._fail_put(request, problem)
         if new:
             numbers: dict[int, tuple[int, bool]] = {}
             await self._on_disk(lambda: store.put(new, numbers))

@@ -57,7 +57,7 @@ class Settings:
     :ivar deliveries: deliveries without an ack after which a job is dead.
     :ivar is_ordered: whether jobs of one key go out one by one.
     :ivar most: jobs of one user, dead ones included. A million take 500 MB of memory, and 20 s at the start.
-    :ivar most_bytes: bytes of their payloads.
+    :ivar most_bytes: bytes of their keys and payloads.
     """
 
     name: str = ""
@@ -76,7 +76,7 @@ class Job:
 
     :ivar sender: the publisher, as in a notice of the bus (`sbus.protocol.notices`).
     :ivar uid: the publisher's user; -1 without one.
-    :ivar size: bytes of its payload.
+    :ivar size: bytes of its key and its payload: both are kept, and sent.
     :ivar due: when it may go out first, or again.
     :ivar tries: the deliveries that count.
     :ivar holder: the worker that has it, or nothing.
@@ -149,7 +149,7 @@ class JobQueue:
     :ivar jobs: all jobs by ID.
     :ivar workers: by name, with those that held jobs before the service was started.
     :ivar owned: jobs by user.
-    :ivar owned_bytes: bytes of their payloads by user.
+    :ivar owned_bytes: bytes of their keys and payloads by user.
     :ivar events: what has happened since the start, by word.
     :ivar died: jobs that have died since the caller last cleared it.
     """

@@ -32,7 +32,7 @@ from twisted.logger import Logger
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
-from sbus.client.queues import ALL_QUEUES, INBOX, MOST_CREDIT, build_job, parse_put, queue_key
+from sbus.client.queues import ALL_QUEUES, INBOX, LONGEST_WHY, MOST_CREDIT, build_job, parse_put, queue_key
 from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
 from sbus.client.watches import Watch
@@ -143,7 +143,7 @@ class QueueService(Service):
         self._jobs_in: list[Subscription] = []
         self._vigils: dict[bytes, _Vigil] = {}
         self._turn_waiters: list[defer.Deferred[None]] = []
-        self._is_turning = self._is_writing = self._trusts_pids = False
+        self._is_turning = self._is_writing = self._trusts_pids = self._has_dropped = False
         self._timer: IDelayedCall | None = None
         self._due = math.inf  # when a turn is wanted
         self._expected = 0  # puts and acks that will come because of the last turn
@@ -256,9 +256,9 @@ class QueueService(Service):
                 try:
                     ident, due, payload = parse_put(payload.partition(b"\0")[2])
                 except UsageError as e:
-                    self._intake.fail(message, str(e))
+                    self._fail_put(message, str(e))
                     continue
-            job = Job(0, key, name, uid, len(payload), due, 0, b"", "", payload)
+            job = Job(0, key, name, uid, len(key) + len(payload), due, 0, b"", "", payload)
             self._puts.append((request, (uid, ident) if ident else None, job))
         if self._is_writing:
             self._intake.pause_for(self._jobs_in[0])
@@ -291,7 +291,7 @@ class QueueService(Service):
                 jobs.renew(job, self._now())
             else:
                 why = b" ".join(words[3:]).decode(errors="replace").replace("\0", "")
-                jobs.nack(job, words[2].decode(), why, self._now())
+                jobs.nack(job, words[2].decode(), why[:LONGEST_WHY], self._now())
 
     def _worker_ready(self, token: bytes, holder: bytes, words: list[bytes]) -> None:
         if not _TOKEN.fullmatch(token):
@@ -405,11 +405,15 @@ class QueueService(Service):
         limits = f"most={self.settings.most}, bytes={self.settings.most_bytes}"
         why = f"no room for another job of this user ({limits}): start workers, drain the queue, or raise these"
         if request is not None:
-            with suppress(SbusError):
-                self._intake.fail(request, why)
-        elif self.jobs.events["full"] == 1:
+            self._fail_put(request, why)
+        elif not self._has_dropped:
+            self._has_dropped = True
             why = f"messages of {job.sender.decode()} are dropped: {why}"
             self._log.warn("queue {name}: {why}", name=self.settings.name, why=why)
+
+    def _fail_put(self, request: Message, why: str) -> None:
+        with suppress(SbusError):  # not connected: its publisher has no answer, and the next ones are not to be lost
+            self._intake.fail(request, why)
 
     def _write(self, changes: Changes, known: dict[Ident, int], missing: list[Job]) -> None:
         self._store.write(changes, known, self._now())
@@ -529,7 +533,7 @@ class QueueService(Service):
                 "tries": job.tries,
                 "sender": job.sender.decode(),
                 "reason": job.reason or None,
-                "bytes": job.size,
+                "bytes": len(payloads[job.id]),
                 "payload": payloads[job.id][:_SHOWN_BYTES].decode(errors="backslashreplace"),
             }
             for job, state in jobs

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
 
 from sbus.client.core import ClientCore
 from sbus.client.dispatch import Message
+from sbus.client.queues import LONGEST_WHY
 from sbus.client.senders import kind_of
 from sbus.protocol.packets import build
 from sbus.queue.jobs import Changes, Settings
@@ -42,6 +46,9 @@ class RecordingBus:
     def _reply(self, replies: list[tuple[Message, bytes]]) -> None:
         self.sent += [answer for _, answer in replies]
 
+    def fail(self, request: Message, error: str) -> None:
+        self._reply([(request, b"-" + error.encode())])
+
     def pause_for(self, subscription: object) -> None:
         self.is_read = False
 
@@ -55,9 +62,10 @@ class Served:
     :ivar writes: for each transaction, the number of jobs that it kept, and of those that it deleted.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, **chosen: Any) -> None:
         self.clock = Clock()
-        self.service = QueueService(self.clock, "bus", Settings(name="jobs", store=str(path)), self.fail, 100_000)
+        settings = Settings(name="jobs", store=str(path), **chosen)
+        self.service = QueueService(self.clock, "bus", settings, self.fail, 100_000)
         self.service._load()
         self.bus: Any = RecordingBus()
         service: Any = self.service
@@ -67,6 +75,9 @@ class Served:
         self._write = self.service._store.write
         self.seconds = 0.0
         self.replace(self.count)
+
+    def close(self) -> None:
+        self.service._store.close()
 
     def fail(self) -> None:
         raise AssertionError("the service ended")
@@ -93,9 +104,8 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path / "store")
-    yield served
-    served.service._store.close()
+    with closing(Served(tmp_path / "store")) as served:
+        yield served
 
 
 def job(id: int) -> bytes:
@@ -168,3 +178,36 @@ def test_a_job_that_came_back_meanwhile_is_not_sent(served: Served) -> None:
     served.clock.pump([1.0, 0.1])
     assert served.take() == [b"+1"]
     assert served.service.jobs.counts()["ready"] == 1
+
+
+def test_keys_count_as_much_as_payloads(served: Served) -> None:
+    """Long keys fill a user's bytes, and those of a worker, as payloads do; operators see the payload's length."""
+    served.service._put(b"", [Sent(b"k" * 1000, b"a job")])
+    served.clock.advance(0)
+    jobs = served.service.jobs
+    assert list(jobs.owned_bytes.values()) == [1005]
+    [shown] = Deferred.fromCoroutine(served.service._shown(jobs.find_all("ready"))).result
+    assert shown["bytes"] == 5
+
+
+def test_a_reason_has_a_bounded_length(served: Served) -> None:
+    """The service cuts the words of a worker that nacks, which are kept in memory."""
+    served.say(b"ready", b"1 1")
+    served.put(1)
+    served.clock.advance(0)
+    served.say(b"nack", b"1 1 poison " + b"x" * 50_000)
+    [(job, _)] = served.service.jobs.find_all("dead")
+    assert len(job.reason) == len("poison: ") + LONGEST_WHY
+
+
+def test_dropped_messages_are_logged_also_after_a_refused_request(tmp_path: Path) -> None:
+    """The first message that is dropped is logged, whatever was refused before; later ones are only counted."""
+    with closing(Served(tmp_path / "store", most=1)) as served, capturedLogs() as logs:
+        served.put(2)
+        served.clock.advance(0)
+        for _ in range(2):
+            served.service._put(b"", [Sent(b"k", b"a job")])
+            served.clock.advance(1)
+        assert served.service.jobs.events["full"] == 3
+        [why] = [log["why"] for log in logs if "why" in log]
+        assert why.startswith("messages of 7 !/cred/1/2/3 are dropped")
