@@ -37,7 +37,7 @@ from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
 from sbus.client.watches import Watch
 from sbus.daemon.service import Service
-from sbus.errors import QueueError, RequestFailed, SbusError, UsageError
+from sbus.errors import NobodyListens, NotAllowed, QueueError, RequestFailed, SbusError, TimedOut, UsageError
 from sbus.protocol.packets import MSG, UNSUB, build
 from sbus.queue.jobs import MOST_DELIVERIES, Changes, Job, JobQueue, Settings
 from sbus.queue.store import Ident, Store
@@ -52,6 +52,8 @@ _RETRY = 1.0
 """Seconds between two attempts to write while the disk refuses; every 60th failure is logged."""
 _SIP, _MOST_ATTEMPTS = 5, 160
 """Attempts after which publishers are read a little, well within the 30 s of ``--block-timeout``, and for how long."""
+_SERVED_TIMEOUT = 0.5
+"""Seconds in which another service of the queue would answer; a monitor of its key makes a start wait for them."""
 _STOP_TIMEOUT = 5.0
 """Seconds in which a service that stops takes what the bus has queued for it."""
 _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
@@ -175,8 +177,7 @@ class QueueService(Service):
             self._log.critical("{error}", error=error)  # a daemon's standard error goes nowhere
             raise SystemExit(f"sbus-queue: {error}") from None
         super().startService()
-        for service in self._services:
-            service.startService()
+        self._services[0].startService()
 
     @staticmethod
     def open_store(settings: Settings) -> Store:
@@ -222,8 +223,27 @@ class QueueService(Service):
             self._jobs_in.append(_Inflow(bus, self.settings.pattern, partial(self._put, b"")))
         await bus.fence()
 
+    async def _is_served(self, bus: Bus) -> bool:
+        """Return whether a service has this queue: workers could not tell its jobs from those of this one."""
+        try:
+            await bus.request(self._key(b"admin/ls"), b"", _SERVED_TIMEOUT)
+        except (NobodyListens, NotAllowed, TimedOut):
+            return False
+        return True
+
     async def _set_up_floor(self, bus: Bus) -> None:
         self._floor = bus
+        intake = self._services[1]
+        if not intake.running:
+            if await self._is_served(bus):
+                self._log.critical(
+                    "another service on this bus has the queue {name}: stop it, or give this queue another name",
+                    name=self.settings.name,
+                )
+                self._fail()
+                return
+            intake.startService()
+            await intake.whenConnected()
         self._trusts_pids = (await bus.whoami()).endswith(b"/%d" % os.getpid())
         for holder in list(self.jobs.workers):  # they had jobs before the service was started
             self._watch(holder)

@@ -440,7 +440,7 @@ def test_only_the_operator_looks(queued: Start, as_root: None) -> None:
 
 
 def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:
-    """A second service on a store, and a store that is none, end the start with one line."""
+    """A second service of a queue or on a store, and a store that is none, end the start with one line."""
     server = bus()
     spawn(QueueProcess, directory, server.address, "--queue=jobs").wait_started()
     (directory / "text").write_text("no database" * 1000)
@@ -455,3 +455,7 @@ def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:
         assert refused.wait() == 1
         assert text in refused.log
         assert refused.log.count("\n") == 1
+    second = spawn(QueueProcess, directory, server.address, f"--queue=jobs,store={directory}/second")
+    assert second.wait() == 1
+    assert second.log.count("another service on this bus has the queue jobs: stop it") == 1
+    assert "ready" not in second.log
