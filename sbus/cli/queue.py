@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from sbus.cli.pub import read_payload
 from sbus.cli.streams import open_input
 from sbus.cli.types import BYTES, SECONDS
 from sbus.client.queues import queue_key
+from sbus.errors import NobodyListens
 
 __all__ = ["queue"]
 
@@ -49,7 +51,15 @@ def _command(short_help: str, *options: Callable[[Any], Any]) -> Callable[[Calla
     """Make a function a command of the group, whose first argument is the queue's name."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
-        decorated: Any = pass_target(function)
+        @functools.wraps(function)
+        def answered(target: Target, name: str, **how: Any) -> None:
+            try:
+                function(target, name, **how)
+            except NobodyListens:
+                remedy = "start one with twistd sbus-queue, or see its log for the name"
+                raise Nothing(f"no service on this bus has the queue {name}: {remedy}") from None
+
+        decorated: Any = pass_target(answered)
         for option in (connection_options, _TIMEOUT, *reversed(options), click.argument("name")):
             decorated = option(decorated)
         return queue.command(short_help=short_help)(decorated)
@@ -126,18 +136,31 @@ def dead(target: Target, name: str, **how: Any) -> None:
     _show(target, name, dead=True, **how)
 
 
+def _change(target: Target, name: str, verb: bytes, timeout: float, ids: tuple[int], **what: object) -> None:
+    count = _ask(target, name, verb, timeout, ids=ids, **what)
+    if ids and not count:
+        raise Nothing(f"queue {name} has no such job")
+    click.echo(pluralize(count, "job"))
+
+
 @_command("Give dead jobs to workers again.", _IDS)
 def retry(target: Target, name: str, ids: tuple[int], timeout: float) -> None:
-    """Make dead jobs of queue NAME new ones; without --id all."""
-    click.echo(pluralize(_ask(target, name, b"retry", timeout, ids=ids), "job"))
+    """Make dead jobs of queue NAME new ones; without --id all.
+
+    The status is 3 if --id names no dead job.
+    """
+    _change(target, name, b"retry", timeout, ids)
 
 
 @_command(
     "Delete jobs that no worker has.",
-    click.option("--dead", is_flag=True, help="Delete dead jobs, instead of those that wait."),
+    click.option("--dead", is_flag=True, help="Delete the dead jobs instead."),
     _IDS,
     click.confirmation_option("--yes", prompt="Delete these jobs for good?"),
 )
 def drain(target: Target, name: str, dead: bool, ids: tuple[int], timeout: float) -> None:
-    """Delete the jobs of queue NAME that wait; without --id all."""
-    click.echo(pluralize(_ask(target, name, b"drain", timeout, dead=dead, ids=ids), "job"))
+    """Delete the jobs of queue NAME that no worker has, and that are not dead; without --id all.
+
+    The status is 3 if --id names no such job.
+    """
+    _change(target, name, b"drain", timeout, ids, dead=dead)

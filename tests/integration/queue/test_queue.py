@@ -419,11 +419,12 @@ def test_command(queued: Start, directory: Path) -> None:
         0,
         "1 k (4 B, dead, tries: 1): text\n  poison: no picture\\x1b[2J\n",
     )
+    assert queue(server, "retry", "jobs", "--id=2") == (3, "sbus: queue jobs has no such job\n")
     assert queue(server, "retry", "jobs", "--id=1") == (0, "1 job\n")
     assert queue(server, "drain", "jobs", "--yes") == (0, "2 jobs\n")
     assert json.loads(queue(server, "ls", "jobs", "--json")[1])["jobs"]["ready"] == 0
     status, output = queue(server, "ls", "none")
-    assert (status, "nobody subscribes" in output) == (3, True)
+    assert (status, "no service on this bus has the queue none" in output) == (3, True)
     assert queue(server, "ls", "a/b")[0] == 2
 
 
