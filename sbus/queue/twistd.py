@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -36,10 +37,12 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ordered": ("is_ordered", lambda text: bool(choice("queue=…,ordered", "key")(text))),
 }
 """What may stand behind the pattern: each name with the field of `Settings`, and its parser."""
+_OPTION = re.compile(",[a-z]+=")
+"""An option, which is misspelt if it is still there: as part of the pattern, it would keep messages from the queue."""
 
 
 def parse_queue(text: str, directory: str | None) -> Settings:
-    """Parse the value of ``--queue``; a comma in the pattern is part of it.
+    """Parse the value of ``--queue``; a comma in the pattern is part of it, unless a word and ``=`` follow.
 
     :param directory: where the stores are that are not named.
     :raises sbus.errors.UsageError: with the remedy.
@@ -48,6 +51,9 @@ def parse_queue(text: str, directory: str | None) -> Settings:
     rest = text
     while (name := (split := rest.rpartition(","))[2].partition("=")[0]) in _PARSERS and split[1]:
         given[name], rest = split[2].partition("=")[2], split[0]
+    if _OPTION.search(rest):
+        options = ", ".join(f"{option}=" for option in _PARSERS)
+        raise UsageError(f"--queue={text}: an option is unknown or malformed: behind the pattern, use {options}")
     name, equals, pattern_text = rest.partition("=")
     pattern = os.fsencode(pattern_text) if equals else None
     own = [queue_key(name, verb) for verb in (b"ready", b"put/key", b"worker/" + b"0" * 32)]

@@ -14,7 +14,7 @@ from sbus.queue.twistd import parse_queue
     [
         ("jobs", Settings(name="jobs", store="/d/jobs.sqlite")),
         ("jobs=jobs/", Settings(name="jobs", pattern=b"jobs/", store="/d/jobs.sqlite")),
-        ("a=x,y=z,lease=2m", Settings(name="a", pattern=b"x,y=z", store="/d/a.sqlite", lease=120.0)),
+        ("a=x,y/z=,lease=2m", Settings(name="a", pattern=b"x,y/z=", store="/d/a.sqlite", lease=120.0)),
         (
             "a=b/*,store=/s/t,deliveries=3,most=7,bytes=8K,ordered=key",
             Settings(name="a", pattern=b"b/*", store="/s/t", deliveries=3, most=7, most_bytes=8192, is_ordered=True),
@@ -37,6 +37,10 @@ def test_queues(text: str, settings: Settings) -> None:
         ("a=*/a/*", "the pattern matches the queue's own keys"),
         ("a=!/cred/1/2/3/x", "the pattern matches the queue's own keys, or secret ones"),
         ("a=!", "'!' is reserved"),
+        ("a=b,lese=5s", "an option is unknown or malformed: behind the pattern, use store=, lease="),
+        ("a=b,lese=5s,deliveries=3", "an option is unknown"),
+        ("a=b,lease=5s,often", "an option is unknown or malformed"),
+        ("a,lese=5s", "an option is unknown"),
         ("a=b,lease=0", "give a time"),
         ("a=b,deliveries=0", "give a number of deliveries"),
         ("a=b,ordered=user", "use key"),
