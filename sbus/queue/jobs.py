@@ -5,7 +5,7 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 
 ===========  ============================================================================================
 *waiting*    behind an earlier job of its key, which is under way (``ordered=key`` alone)
-*ready*      in the heap of its user; users take turns. A job goes to the worker that has the fewest
+*ready*      in a heap of its user; users take turns. A job goes to the worker that has the fewest
 *delayed*    by its sender, or after it has failed
 *out*        at a worker, in the order in which leases end: all leases are equally long
 *dead*       kept for an operator
@@ -165,8 +165,8 @@ class JobQueue:
         self._next_id = next_id
         self._dirty: dict[int, Job | None] = {}  # None: it is gone
         self._lines: dict[bytes, deque[Job]] = {}  # of each key, the first one is under way
-        self._ready: OrderedDict[int, list[int]] = OrderedDict()  # by user, in the order of their turns
-        self._alone: list[int] = []  # ready, too
+        # By user, in the order of their turns: the heap of jobs that go alone, and that of the others.
+        self._ready: OrderedDict[int, tuple[list[int], list[int]]] = OrderedDict()
         self._delayed: list[tuple[float, int]] = []
         self._out: OrderedDict[int, Job] = OrderedDict()
         self._dead: dict[int, Job] = {}
@@ -291,7 +291,7 @@ class JobQueue:
 
     def counts(self) -> dict[str, int]:
         """Return the number of jobs in each state."""
-        ready = sum(map(len, self._ready.values())) + len(self._alone)
+        ready = sum(map(len, chain(*self._ready.values())))
         others = [ready, len(self._delayed), len(self._out), len(self._dead)]
         return dict(zip(STATES, [len(self.jobs) - sum(others), *others], strict=True))
 
@@ -299,7 +299,7 @@ class JobQueue:
         """Return the jobs in some states, each with its state, the oldest first."""
         places: dict[str, Iterable[Job]] = {
             "waiting": (job for line in self._lines.values() for job in islice(line, 1, None)),
-            "ready": (self.jobs[id] for id in chain(self._alone, *self._ready.values())),
+            "ready": (self.jobs[id] for id in chain(*chain(*self._ready.values()))),
             "delayed": (self.jobs[id] for _, id in self._delayed),
             "out": self._out.values(),
             "dead": self._dead.values(),
@@ -319,11 +319,13 @@ class JobQueue:
         """Delete jobs that are not out."""
         ids = {job.id for job in jobs}
         self._delayed = [entry for entry in self._delayed if entry[1] not in ids]
-        self._alone = [id for id in self._alone if id not in ids]
-        kept = {uid: [id for id in heap if id not in ids] for uid, heap in self._ready.items()}
-        self._ready = OrderedDict((uid, heap) for uid, heap in kept.items() if heap)
-        for heap in (self._delayed, self._alone, *self._ready.values()):
-            heapify(heap)  # type: ignore[arg-type]
+        heapify(self._delayed)
+        for uid, heaps in list(self._ready.items()):
+            for heap in heaps:
+                heap[:] = [id for id in heap if id not in ids]
+                heapify(heap)
+            if not any(heaps):
+                del self._ready[uid]
         for key, line in list(self._lines.items()):
             left = deque(job for job in line if job.id not in ids)
             if left and left[0] is not line[0]:
@@ -349,7 +351,7 @@ class JobQueue:
             self.workers[job.holder].is_silent = True
             self._lose(job, "the lease ran out")
         handed: list[Job] = []
-        if self._ready or self._alone:
+        if self._ready:
             self._hand_out(handed, now)
             self.events["delivered"] += len(handed)
         return handed
@@ -362,20 +364,23 @@ class JobQueue:
     def _hand_out(self, handed: list[Job], now: float) -> None:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))
         free = [worker for worker in self.workers.values() if worker.has_room(most_bytes)]
-        while self._alone and free:
-            worker = min(free, key=lambda worker: len(worker.jobs))
-            free.remove(worker)
-            if worker.jobs:
-                break  # it is kept free until it is idle
-            handed.append(self._deliver(heappop(self._alone), worker, now))
         loads = [(len(worker.jobs), number, worker) for number, worker in enumerate(free)]
         heapify(loads)
-        while loads and self._ready and len(handed) < MOST_DELIVERIES:
-            uid, heap = next(iter(self._ready.items()))
-            _, number, worker = loads[0]
+        turns, is_kept = deque(self._ready), False
+        while loads and turns and len(handed) < MOST_DELIVERIES:
+            alone, others = self._ready[turns[0]]
+            load, number, worker = loads[0]
+            if alone and load and not is_kept:
+                heappop(loads)  # it is kept free until it is idle
+                is_kept = True
+                continue
+            uid, heap = turns.popleft(), others if load or not alone else alone
+            if not heap:
+                continue  # this user's jobs wait for an idle worker
             handed.append(self._deliver(heappop(heap), worker, now))
-            if heap:
+            if alone or others:
                 self._ready.move_to_end(uid)
+                turns.append(uid)
             else:
                 del self._ready[uid]
             if worker.has_room(most_bytes):
@@ -433,10 +438,10 @@ class JobQueue:
                 del self._lines[job.key]
 
     def _make_ready(self, job: Job) -> None:
-        heap = self._alone if job.tries >= _ALONE_FROM - 1 else self._ready.get(job.uid)
-        if heap is None:
-            heap = self._ready[job.uid] = []
-        heappush(heap, job.id)
+        heaps = self._ready.get(job.uid)
+        if heaps is None:
+            heaps = self._ready[job.uid] = [], []
+        heappush(heaps[job.tries < _ALONE_FROM - 1], job.id)
 
     def _lend(self, job: Job, worker: Worker, now: float) -> None:
         job.until = now + self.settings.lease

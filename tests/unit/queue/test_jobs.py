@@ -72,6 +72,24 @@ def test_users_take_turns() -> None:
     assert [job.uid for job in queue.advance(0.0)] == [1, 2, 3, 1]
 
 
+def test_a_user_whose_jobs_kill_workers_takes_turns_too() -> None:
+    """Jobs that go alone take the turns of their user: those of another one go between them."""
+    queue = queue_with(1, deliveries=9)
+    bad = [put(queue, b"bad", b"", uid=1) for _ in range(3)]
+    for now in (0.0, 100.0):
+        for _ in bad:
+            [job] = queue.advance(now)
+            queue.nack(job, "failed", "", now)
+    for _ in range(2):
+        put(queue, b"good", b"", uid=2)
+    served = []
+    for _ in range(4):
+        [job] = queue.advance(200.0)
+        served.append(job.uid)
+        queue.ack(job)
+    assert served in ([1, 2, 1, 2], [2, 1, 2, 1])
+
+
 def test_failures_pause_longer_each_time() -> None:
     """The pauses after failures are 1 s, 2 s, 4 s and so on, up to 5 minutes."""
     queue, now, pauses = queue_with(deliveries=20), 0.0, []
@@ -306,8 +324,7 @@ class Machine(RuleBasedStateMachine):
                 assert all(self.queue.jobs[id].reason for id in earlier)
             self.begun.add(job.id)
             self.hold[token][job.id] = job.tries
-            if job.tries < 3:
-                served.append(job.uid)
+            served.append(job.uid)
         for uid in (1, 2):  # nobody has two while another one who had some got none
             if before[uid] and uid not in served:
                 assert served.count(3 - uid) <= 1 or self.chosen.is_ordered
