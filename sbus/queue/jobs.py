@@ -35,6 +35,8 @@ __all__ = ["MOST_DELIVERIES", "ROW", "STATES", "Changes", "Job", "JobQueue", "Ro
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
 """Seconds after a first failure, which double with each further one, and their limit."""
+_MOST_DOUBLINGS = 16
+"""Enough for the limit; a float ends at 1,023."""
 _ALONE_FROM = 3
 """The delivery from which on a job goes alone."""
 _MOST_BYTES_OUT, _MOST_BYTES_EACH = 64 << 20, 1 << 20
@@ -284,7 +286,7 @@ class JobQueue:
         elif reason == "poison" or job.tries >= self.settings.deliveries:
             self._die(job, f"{reason}: {why}")
         else:
-            job.due = now + min(_FIRST_PAUSE * 2.0 ** (job.tries - 1), _LONGEST_PAUSE)
+            job.due = now + min(_FIRST_PAUSE * 2.0 ** min(job.tries - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE)
             heappush(self._delayed, (job.due, job.id))
 
     # --- operators ---------------------------------------------------------------------------

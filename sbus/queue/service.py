@@ -517,7 +517,7 @@ class QueueService(Service):
             ids, limit = asked.get("ids"), min(int(asked.get("limit", _MOST_SHOWN)), _MOST_SHOWN)
             states = ("dead",) if asked.get("dead") or verb == b"retry" else ("waiting", "ready", "delayed")
             found = [each for each in self.jobs.find_all(*states) if ids is None or each[0].id in ids]
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, OverflowError, TypeError, AttributeError):
             raise RequestFailed("give a JSON object with ids, dead and limit") from None
         if verb == b"peek":
             await self._settled()

@@ -115,7 +115,12 @@ class Store:
         :param known: IDs to remember, each with its job.
         :raises sqlite3.Error: if nothing was changed.
         """
-        run, many = self._db.execute, self._db.executemany
+        run, many, slots = self._db.execute, self._db.executemany, dict(self._slots)
+
+        def next_slot(uid: int) -> int:
+            slots[uid] = (slots.get(uid, -1) + 1) % self._most_slots
+            return slots[uid]
+
         run("BEGIN IMMEDIATE")
         try:
             many(_KEEP, [(*row, payload) for row, payload in changes.kept])
@@ -123,17 +128,14 @@ class Store:
             many("DELETE FROM job WHERE id=?", zip(changes.gone))
             many(
                 "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)",
-                [(uid, self._next_slot(uid), id, job, now + KNOWN_SECONDS) for (uid, id), job in known.items()],
+                [(uid, next_slot(uid), id, job, now + KNOWN_SECONDS) for (uid, id), job in known.items()],
             )
             run("COMMIT")
         except BaseException:
             if self._db.in_transaction:
                 run("ROLLBACK")
             raise
-
-    def _next_slot(self, uid: int) -> int:
-        slot = self._slots[uid] = (self._slots.get(uid, -1) + 1) % self._most_slots
-        return slot
+        self._slots = slots
 
     def find_known(self, idents: Iterable[Ident], now: float) -> dict[Ident, int]:
         """Return the jobs of IDs that their users have used before."""

@@ -103,6 +103,18 @@ def test_failures_pause_longer_each_time() -> None:
     assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
 
 
+def test_a_job_may_fail_for_days() -> None:
+    """With many deliveries, a job that has failed a thousand times still comes back."""
+    queue = queue_with(1, deliveries=5000)
+    put(queue, b"k", b"")
+    now = 0.0
+    for _ in range(1100):
+        [job] = queue.advance(now)
+        queue.nack(job, "failed", "", now)
+        now += 300.0
+    assert state_of(queue, job) == "delayed"
+
+
 def test_a_job_dies_after_its_deliveries() -> None:
     """A job that fails as often as it may be delivered is dead, with the last reason; a retry makes it new."""
     queue = queue_with(deliveries=2)

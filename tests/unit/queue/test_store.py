@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,3 +134,15 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
         store = again(store)
         assert [each[0] for each in store.rows()] == [9]
         store.close()
+
+
+def test_a_transaction_that_fails_uses_up_no_slots(tmp_path: Path) -> None:
+    """While the disk refuses, a write that is repeated does not make older IDs forgotten."""
+    with closing(Store(str(tmp_path / "store"), slots=3)) as store:
+        store.write(NOTHING, {(1, b"a"): 1, (1, b"b"): 2}, 0.0)
+        none: Any = None
+        with pytest.raises(sqlite3.IntegrityError):
+            store.write(NOTHING, {(1, b"c"): none}, 0.0)
+        store.write(NOTHING, {(1, b"c"): 3}, 0.0)
+        idents = [(1, id) for id in (b"a", b"b", b"c")]
+        assert list(store.find_known(idents, 0.0).values()) == [1, 2, 3]
