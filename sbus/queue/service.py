@@ -137,6 +137,7 @@ class QueueService(Service):
         self, reactor: Any, address: str, settings: Settings, fail: Callable[[], object], max_packet: int
     ) -> None:
         self._reactor = reactor
+        self._address = address
         self.settings = settings
         self._fail = fail
         self._epoch = time.time() - reactor.seconds()
@@ -177,6 +178,7 @@ class QueueService(Service):
             self._log.critical("{error}", error=error)  # a daemon's standard error goes nowhere
             raise SystemExit(f"sbus-queue: {error}") from None
         super().startService()
+        self._log.info("queue {name}: connecting to {bus}", name=self.settings.name, bus=self._address)
         self._services[0].startService()
 
     @staticmethod
