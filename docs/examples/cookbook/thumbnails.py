@@ -18,11 +18,12 @@ WIDTH = 32
 
 
 def thumbnail(picture: bytes) -> bytes:
-    kind, width, height, rest = picture.split(maxsplit=3)
-    if kind != b"P6" or not rest.startswith(b"255\n"):
+    fields = picture.split(maxsplit=3)
+    if len(fields) < 4 or fields[0] != b"P6" or not fields[3].startswith(b"255\n"):
         raise ValueError("not a PPM of the format P6")
-    columns, pixels, step = int(width), rest[4:], max(1, int(width) // WIDTH)
-    lines = [pixels[3 * columns * y : 3 * columns * (y + 1)] for y in range(0, int(height), step)]
+    columns, height, pixels = int(fields[1]), int(fields[2]), fields[3][4:]
+    step = max(1, columns // WIDTH)
+    lines = [pixels[3 * columns * y : 3 * columns * (y + 1)] for y in range(0, height, step)]
     small = [b"".join(line[3 * x : 3 * x + 3] for x in range(0, columns, step)) for line in lines]
     return b"P6 %d %d 255\n%b" % (len(small[0]) // 3, len(small), b"".join(small))
 

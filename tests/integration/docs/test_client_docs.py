@@ -565,7 +565,7 @@ def test_thumbnails(bus: StartBus, start: Start, spawn: Callable[..., Any], dire
     assert {path.name: path.read_bytes() for path in made.iterdir()} == dict.fromkeys(["slow.ppm", *names], small)
     [dead] = ask(address, "peek", "thumbnails", dead=True)
     assert (dead["key"], dead["tries"]) == ("thumbnails/bad.ppm", 2)
-    assert dead["reason"].startswith("failed: ValueError: not enough values")
+    assert dead["reason"].startswith("failed: ValueError: not a PPM")
 
 
 # --- the tests of users ---------------------------------------------------------------------------
