@@ -1,4 +1,4 @@
-"""``sbus queue``: put jobs into queues, look at them, and deal with dead letters."""
+"""``sbus queue``: put jobs into queues, look at them, and deal with dead ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIMIT = click.option("--limit", "-n", type=click.IntRange(1, 100), default=10, 
 
 
 @click.group(
-    short_help="Put jobs into queues, look at them, and deal with dead letters.",
+    short_help="Put jobs into queues, look at them, and deal with dead ones.",
     epilog="""\
 \b
 Examples:
@@ -40,10 +40,10 @@ Examples:
 """,
 )
 def queue() -> None:
-    """Put jobs into queues, look at them, and deal with dead letters.
+    """Put jobs into queues, look at them, and deal with dead ones.
 
-    A queue is served by 'twistd sbus-queue'. The status is 3 if none serves it. All but 'put' and 'ls' are for
-    root and the user of the service.
+    The service of a queue is 'twistd sbus-queue'. The status is 3 if no service has the queue. All commands but
+    'put' and 'ls' are for root and the service's user.
     """
 
 
@@ -78,8 +78,8 @@ def _ask(target: Target, name: str, verb: bytes, timeout: float, **what: object)
     click.argument("key", type=BYTES),
     click.argument("payload", type=BYTES, required=False),
     click.option("--file", "-f", type=click.File("rb"), metavar="FILE", help="Read the payload from FILE."),
-    click.option("--id", "id", type=BYTES, metavar="ID", help="Name of the job, against doubles within a day."),
-    click.option("--delay", type=SECONDS, metavar="SECONDS", help="Keep it from workers for SECONDS."),
+    click.option("--id", "id", type=BYTES, metavar="ID", help="Add only one job with this ID a day."),
+    click.option("--delay", type=SECONDS, metavar="SECONDS", help="Keep the job from workers for SECONDS."),
 )
 def put(target: Target, name: str, key: bytes, payload: bytes | None, file: Any, timeout: float, **how: Any) -> None:
     """Put a job into queue NAME, and print its number once it is on the disk.
@@ -96,9 +96,9 @@ def put(target: Target, name: str, key: bytes, payload: bytes | None, file: Any,
         click.echo(bus.enqueue(name, key, payload or b"", timeout=timeout, **how))
 
 
-@_command("Show the jobs of a queue by state, and its workers.", _JSON)
+@_command("Count the jobs of a queue, and show its workers.", _JSON)
 def ls(target: Target, name: str, as_json: bool, timeout: float) -> None:
-    """Show how many jobs of queue NAME are in which state, and its workers."""
+    """Count the jobs of queue NAME in each state, and show its workers."""
     found = _ask(target, name, b"ls", timeout)
     if as_json:
         click.echo(json.dumps(found))
@@ -121,18 +121,18 @@ def _show(target: Target, name: str, dead: bool, limit: int, ids: tuple[int], as
         raise Nothing(f"queue {name} has no such job")
 
 
-@_command("Show the oldest jobs.", _LIMIT, _IDS, _JSON)
+@_command("Show the oldest jobs that no worker has.", _LIMIT, _IDS, _JSON)
 def peek(target: Target, name: str, **how: Any) -> None:
-    """Show the oldest jobs of queue NAME that no worker has, with the beginnings of their payloads.
+    """Show the oldest jobs of queue NAME that no worker has, each with the first 200 bytes of its payload.
 
-    The status is 3 if there is none.
+    The status is 3 if there are none.
     """
     _show(target, name, dead=False, **how)
 
 
 @_command("Show the dead jobs.", _LIMIT, _IDS, _JSON)
 def dead(target: Target, name: str, **how: Any) -> None:
-    """Show the oldest dead jobs of queue NAME, as 'peek' does, with the reasons."""
+    """Show the oldest dead jobs of queue NAME, as 'peek' does, each with its reason."""
     _show(target, name, dead=True, **how)
 
 
@@ -145,7 +145,7 @@ def _change(target: Target, name: str, verb: bytes, timeout: float, ids: tuple[i
 
 @_command("Give dead jobs to workers again.", _IDS)
 def retry(target: Target, name: str, ids: tuple[int], timeout: float) -> None:
-    """Make dead jobs of queue NAME new ones; without --id all.
+    """Make dead jobs of queue NAME new ones: all of them, or those of --id.
 
     The status is 3 if --id names no dead job.
     """
@@ -159,7 +159,7 @@ def retry(target: Target, name: str, ids: tuple[int], timeout: float) -> None:
     click.confirmation_option("--yes", prompt="Delete these jobs for good?"),
 )
 def drain(target: Target, name: str, dead: bool, ids: tuple[int], timeout: float) -> None:
-    """Delete the jobs of queue NAME that no worker has, and that are not dead; without --id all.
+    """Delete jobs of queue NAME that no worker has and that are not dead: all of them, or those of --id.
 
     The status is 3 if --id names no such job.
     """

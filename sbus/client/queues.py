@@ -3,15 +3,15 @@
 Theory of operation
 -------------------
 
-The service is a client like this one (`sbus.queue`); its docstring has the table of what is said. A `WorkCore` owns
+The service is a client like this one (`sbus.queue`); its docstring has the table of the messages. A `WorkCore` owns
 three subscriptions: its inbox, a secret key with a random *token* in it; the key that shows the service that it lives;
-and the one on which the service says that it is ready.
+and the key on which the service reports that it is ready.
 
 *Announcing.* The worker announces itself when it begins, when the service says that it is ready, and when the server
 reports on the service's key, as it does after each reconnect. Each announcement begins a *round* and names the jobs
-that the worker holds. The service takes those back that it lacks; the worker drops deliveries of an earlier round. Its
-latest answers go out again first, as many as it takes jobs at once: more cannot have been lost with the service. So an
-interruption anywhere leaves each job with one worker, without timers.
+that the worker holds. The service takes back jobs that the worker does not name; the worker drops deliveries of an
+earlier round. Before it announces itself, it sends its latest answers again, as many as its credit: the service cannot
+have lost more. So an interruption anywhere leaves each job with one worker, without timers.
 
 *Leases.* A job's lease runs while it waits here for the application. So each `WorkCore._next`, and each `Job.renew`,
 renews the jobs that wait, and releases a job whose lease has ended meanwhile: another worker may have it, and the
@@ -61,7 +61,7 @@ ALL_QUEUES = b"queue/ls"
 INBOX = b"/sbus/work/"
 """What stands between a worker's name and its token in the key of its inbox."""
 _LONGEST_ID = 256
-"""Bytes of the longest ID against doubles: the service remembers all IDs of a day."""
+"""Bytes of the longest ID against doubles: the service remembers the IDs of a day."""
 LONGEST_WHY = 1000
 """Characters of a reason: the service keeps it in memory."""
 _HEAD_ROOM = 512
@@ -87,15 +87,15 @@ def queue_key(name: str, verb: bytes) -> bytes:
     return b"queue/%b/%b" % (check_queue(name).encode(), verb)
 
 
-# --- what publishers say -------------------------------------------------------------------------
+# --- what publishers send -------------------------------------------------------------------------
 
 
 def build_put(payload: bytes, id: bytes | str | None = None, delay: float = 0.0) -> bytes:
     """Return the payload of a request that puts a job into a queue.
 
-    :param id: as for `sbus.client.api.ClientApi.enqueue`.
+    :param id: as for `QueueCalls.enqueue`.
     :param delay: likewise.
-    :raises UsageError: if the ID is too long, or has a space or a NUL in it.
+    :raises UsageError: if the ID is empty or too long, or has a space or a NUL in it.
     """
     words = []
     if id is not None:
@@ -171,17 +171,17 @@ def build_job(round: int, id: int, tries: int, lease: bytes, sender: bytes, key:
 class Job:
     """A job of this worker.
 
-    As a context manager it answers by itself: `ack` at the end of the block, `nack` if the block raises. An exception
-    means *failed*; one that is no `Exception`, such as a cancellation, means *released*.
+    As a context manager it answers by itself: `ack` at the end of the block, `nack` if the block raises. An `Exception`
+    means *failed*; any other `BaseException`, such as a cancellation, means *released*.
 
-    A second answer is ignored, and so is one that comes when the job has become another worker's.
+    The queue ignores a second answer, and an answer that comes after another worker has got the job.
 
     :ivar key: the key that it was published with.
     :ivar payload: its payload.
     :ivar id: its number in the queue.
     :ivar tries: the deliveries so far that count, this one included.
-    :ivar lease: the seconds in which to answer, or to renew.
-    :ivar sender: who published it.
+    :ivar lease: the seconds in which to answer or renew.
+    :ivar sender: its publisher.
     """
 
     __slots__ = ("_renewed", "_work", "id", "key", "lease", "payload", "sender", "tries")
@@ -206,15 +206,15 @@ class Job:
         """Give the job back.
 
         :param reason: ``released``: this worker stops, and the delivery does not count. ``failed``: the queue tries
-            again after a pause of 1 s, which doubles each time up to 5 min. ``poison``: no worker can do it; it becomes
-            a dead letter at once.
-        :param why: the cause, for people.
+            again after a pause of 1 s, which doubles each time up to 5 min. ``poison``: no worker can do it; it is
+            dead at once.
+        :param why: the cause, for people; the first 1,000 characters are kept.
         :raises sbus.errors.UsageError: for any other reason.
         """
         return self._work.publish(self.nack_words(reason, why))
 
     def renew(self) -> Any:
-        """Let the lease of this job begin anew, and of those that wait behind it."""
+        """Begin the lease of this job anew, and those of the jobs that wait behind it."""
         self._renewed = time.monotonic()
         self._work.renew_waiting()
         return self._work.publish((b"renew", self.word) if self.is_held else None)
@@ -489,8 +489,8 @@ class QueueCalls(ABC):
     ) -> Result[int]:
         """Put a job into a queue, and return its number once it is on the disk.
 
-        :param id: any name of the job. If this user has put a job with the same ID within a day, it is not put again:
-            the result is the number of the first one, so a call that failed can be repeated.
+        :param id: any name of the job. If this user has put a job with the same ID within a day, the result is the
+            number of that job, and no job is added: so you can repeat a call that failed.
         :param delay: seconds until a worker may get it.
         :raises sbus.errors.PacketTooLong: if the job does not fit a packet; it never goes into sealed memory.
         :raises sbus.errors.NobodyListens: if no service (``twistd sbus-queue``) has this queue.

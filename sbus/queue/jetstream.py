@@ -4,7 +4,7 @@ A service pulls as many jobs as its workers have room for, and decides about the
 It says three times in a lease that it still has them; when it ends, the stream gives them to another one.
 
 A job for which no worker here has room, and a dead one, *moves*: the service publishes it anew, with its number and its
-tries, and then ends the old message. If that is interrupted, the job is there twice. Dead letters are messages of the
+tries, and then ends the old message. If that is interrupted, the job is there twice. Dead jobs are messages of the
 stream that no consumer takes.
 """
 
@@ -48,7 +48,7 @@ _HEAD_ROOM = 512
 class _Held(NamedTuple):
     """A message of the stream.
 
-    :ivar reply: where its acknowledgement goes; nothing for a dead letter.
+    :ivar reply: where its acknowledgement goes; nothing for a dead job.
     """
 
     seq: int
@@ -201,7 +201,7 @@ class JetStore(Store):
             return
         held = self._held.get(row[0])
         if held is not None and not held.reply and held.seq > seq:
-            await message.ack()  # the service that moved it to the dead letters was interrupted
+            await message.ack()  # the service that moved it to the dead ones was interrupted
             return
         self._held[row[0]] = _Held(seq, message.reply, payload)
         if held is None or not held.reply:

@@ -6,16 +6,16 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 ===========  ============================================================================================
 *waiting*    behind an earlier job of its key, which is under way (``ordered=key`` alone)
 *ready*      in a heap of its user; users take turns. A job goes to the worker that has the fewest
-*delayed*    by its sender, or after it has failed
+*delayed*    by its publisher, or after it has failed
 *out*        at a worker, in the order in which leases end: all leases are equally long
 *dead*       kept for an operator
 ===========  ============================================================================================
 
-*Bytes.* A worker has jobs up to its credit, and up to its part of `_MOST_BYTES_OUT`, or one job. So what is sent to a
-worker that does not read fits its queue on the bus, which would drop the rest.
+*Bytes.* A worker has jobs up to its credit, and up to its part of `_MOST_BYTES_OUT`, or one job. So the jobs of a
+worker that does not read fit its queue on the bus, which would drop the rest.
 
 *Alone.* A job that was out twice may have killed its workers. From then on it goes to a worker that has no other, so
-that no other job is counted for the same death. If no worker is idle, the least busy one gets nothing more.
+that no other job is charged with the same death. If no worker is idle, the least busy one gets no more until it is.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ STATES = ("waiting", "ready", "delayed", "out", "dead")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the operator has chosen for a queue.
+    """The operator's choices for a queue.
 
-    :ivar pattern: of ordinary messages that are jobs; None for none.
+    :ivar pattern: the pattern of messages that are jobs, or None.
     :ivar store: the path of the store, or its URL.
-    :ivar lease: seconds that a worker has for a job, and again from each renewal.
-    :ivar deliveries: deliveries without an ack after which a job is dead.
+    :ivar lease: seconds in which a worker answers or renews a job.
+    :ivar deliveries: counted deliveries after which a job is dead.
     :ivar is_ordered: whether jobs of one key go out one by one.
     :ivar most: jobs of one user, dead ones included. A million take 500 MB of memory, and 20 s at the start.
     :ivar most_bytes: bytes of their keys and payloads.
@@ -110,11 +110,11 @@ to_row: Callable[[Job], Row] = attrgetter(*ROW)
 class Worker:
     """A worker, and the jobs that it has.
 
-    :ivar holder: what names it, at all times.
+    :ivar holder: its token and its name on the bus.
     :ivar size: bytes of its jobs.
     :ivar is_alone: whether its job goes alone.
-    :ivar is_silent: whether a lease ran out since it was heard: else it would get every job again, as the one with the
-        fewest.
+    :ivar is_silent: whether a lease has run out since it last said something. With the fewest jobs, it would get each
+        next one.
     """
 
     holder: bytes
@@ -133,7 +133,7 @@ class Worker:
 
 
 class Changes(NamedTuple):
-    """What is to be written, in one transaction.
+    """The changes for one transaction.
 
     :ivar kept: rows of jobs that are new or have changed, each with the payload, or with nothing if the store has it.
     :ivar gone: IDs of jobs to delete.
@@ -152,7 +152,7 @@ class JobQueue:
     :ivar workers: by name, with those that held jobs before the service was started.
     :ivar owned: jobs by user.
     :ivar owned_bytes: bytes of their keys and payloads by user.
-    :ivar events: what has happened since the start, by word.
+    :ivar events: the number of events since the start, by name.
     :ivar died: jobs that have died since the caller last cleared it.
     """
 
@@ -217,7 +217,7 @@ class JobQueue:
     def ready(self, holder: bytes, uid: int, round: int, credit: int, held: Mapping[int, int]) -> bool:
         """Take an announcement; return whether there is a place for the worker.
 
-        :param held: for each job that the worker holds, the delivery.
+        :param held: the jobs that the worker holds, each with its delivery.
         """
         worker = self.workers.get(holder)
         if worker is None:
@@ -247,7 +247,7 @@ class JobQueue:
             self._forget_idle(worker)
 
     def find(self, holder: bytes, id: int, tries: int) -> Job | None:
-        """Return the job that a worker holds, if it does; it has been heard in any case."""
+        """Return the job if the worker holds it. In any case the worker is no longer silent."""
         worker = self.workers.get(holder)
         if worker is not None:
             worker.is_silent = False
@@ -265,7 +265,7 @@ class JobQueue:
         self._erase(job)
 
     def renew(self, job: Job, now: float) -> None:
-        """Let a lease begin anew."""
+        """Begin a lease anew."""
         job.until = now + self.settings.lease
         self._out.move_to_end(job.id)
 
@@ -341,7 +341,7 @@ class JobQueue:
     # --- time --------------------------------------------------------------------------------
 
     def advance(self, now: float) -> list[Job]:
-        """Do what is due, hand out what can be handed out, and return that."""
+        """Do what is due, hand out jobs as far as workers have room, and return these."""
         while self._delayed and self._delayed[0][0] <= now:
             job = self.jobs[heappop(self._delayed)[1]]
             if job.tries:
@@ -401,7 +401,7 @@ class JobQueue:
     # --- changes -----------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:
-        """Return what has changed since the last call; payloads of jobs that have not gone out are the store's now."""
+        """Return the changes since the last call. Payloads of jobs that are not out are in the store alone then."""
         dirty, self._dirty = self._dirty, {}
         changes = Changes([], [])
         for id, job in dirty.items():

@@ -22,7 +22,7 @@ _EVENTS = {
     "failed": "Jobs that workers gave back as failed. If it rises, see the workers' logs.",
     "expired": "Leases that ran out. If it rises, workers hang, or lease= is too short.",
     "gone": "Workers that ended without giving their jobs back.",
-    "dead": "Jobs that became dead letters. If it rises: sbus queue dead.",
+    "dead": "Jobs that died. If it rises: sbus queue dead.",
 }
 
 

@@ -47,7 +47,7 @@ __all__ = ["Put", "QueueService"]
 T = TypeVar("T")
 
 _MOST_PATIENCE = 0.02
-"""Seconds for which a turn waits for more."""
+"""Seconds for which a turn waits for more messages."""
 _RETRY = 1.0
 """Seconds between two attempts to write while the disk refuses; every 60th failure is logged."""
 _SIP, _MOST_ATTEMPTS = 5, 160
@@ -61,7 +61,7 @@ _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each payload in it, so that it fits a packet."""
 
 Put: TypeAlias = tuple[Message | None, Ident | None, Job]
-"""A job that has no number yet, behind the request to answer, and what its publisher calls it."""
+"""The request to answer, the ID that its publisher gave, and the job, which has no number yet."""
 
 
 class _Inflow(Subscription):
@@ -161,7 +161,7 @@ class QueueService(Service):
         return queue_key(self.settings.name, verb)
 
     def _now(self) -> float:
-        """Return the time since 1970; while the service runs, nobody sets it."""
+        """Return seconds since 1970, by a clock that nobody sets while the service runs."""
         seconds: float = self._epoch + self._reactor.seconds()
         return seconds
 
@@ -287,7 +287,7 @@ class QueueService(Service):
         self._came(len(messages))
 
     def _worker_said(self, verb: bytes, messages: list[Message]) -> None:
-        """Take what a worker says; what is malformed is counted."""
+        """Take a worker's messages; malformed ones are counted."""
         name, said = b" " + str(messages[0].sender).encode(), 0
         for message in messages:
             token, *words = message.payload.split(b" ")

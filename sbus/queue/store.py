@@ -21,7 +21,7 @@ from sbus.queue.jobs import ROW, Changes, Row
 __all__ = ["KNOWN_SECONDS", "Ident", "Store"]
 
 Ident: TypeAlias = tuple[int, bytes]
-"""What a publisher calls a job, against doubles: the user, and the ID."""
+"""A user, and the ID that this user has given a job, against doubles."""
 _APPLICATION = 0x53425553
 _VERSION = 2
 _SCHEMA = """

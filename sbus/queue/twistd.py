@@ -36,7 +36,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "bytes": ("most_bytes", size("queue=…,bytes")),
     "ordered": ("is_ordered", lambda text: bool(choice("queue=…,ordered", "key")(text))),
 }
-"""What may stand behind the pattern: each name with the field of `Settings`, and its parser."""
+"""The options behind the pattern: each name with the field of `Settings`, and its parser."""
 _OPTION = re.compile(",[a-z]+=")
 """An option, which is misspelt if it is still there: as part of the pattern, it would keep messages from the queue."""
 
@@ -44,7 +44,7 @@ _OPTION = re.compile(",[a-z]+=")
 def parse_queue(text: str, directory: str | None) -> Settings:
     """Parse the value of ``--queue``; a comma in the pattern is part of it, unless a word and ``=`` follow.
 
-    :param directory: where the stores are that are not named.
+    :param directory: the directory for a store that is not named.
     :raises sbus.errors.UsageError: with the remedy.
     """
     given: dict[str, str] = {}
@@ -140,7 +140,7 @@ class Options(CommandLine):
 def makeService(options: Options) -> IService:
     """Make the service that the options configure; see `twisted.application.service.IServiceMaker`.
 
-    The stores are opened and closed once before the process becomes a daemon, so that the operator sees what is wrong.
+    The stores are opened and closed once before the process becomes a daemon, so that the operator sees any error.
 
     :raises SystemExit: with one line, if a store cannot be used.
     """
