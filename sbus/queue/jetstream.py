@@ -427,7 +427,7 @@ class JetQueueService(QueueService):
             with suppress(QueueError):  # else what was known
                 self._elsewhere = await deferToThread(self._store.counts)
             return await super()._asked(request)
-        rows = {row[0]: row for row in await self._on_disk(self._store.rows)}
+        rows = {row[0]: row for row in await self._look(self._store.rows)}
         self.jobs.forget([job for job, _ in self.jobs.find_all("dead") if job.id not in rows])
         for id, row in rows.items():
             if id not in self.jobs.jobs:

@@ -58,7 +58,7 @@ _STOP_TIMEOUT = 5.0
 """Seconds in which a service that stops takes what the bus has queued for it."""
 _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
-"""Jobs in an answer to an operator, and bytes of each payload in it, so that it fits a packet."""
+"""Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""
 
 Put: TypeAlias = tuple[Message | None, Ident | None, Job]
 """The request to answer, the ID that its publisher gave, and the job, which has no number yet."""
@@ -457,7 +457,7 @@ class QueueService(Service):
             except (sqlite3.OperationalError, QueueError) as e:
                 self.problem = str(e)
             if attempt % 60 == 0:
-                why = f"{self.settings.store}: cannot write: {self.problem}"
+                why = f"{self._store.path}: cannot write: {self.problem}"
                 self._log.error("{why}: publishers wait; make room, or start it again", why=why)
             if attempt % _SIP == _SIP - 1 and attempt < _MOST_ATTEMPTS:
                 self._read_publishers()
@@ -465,7 +465,7 @@ class QueueService(Service):
         self._is_writing, self._patience = False, min(_MOST_PATIENCE, (self._reactor.seconds() - start) / 2)
         self._read_publishers()
         if self.problem:
-            self._log.info("{path}: the disk takes jobs again", path=self.settings.store)
+            self._log.info("{path}: the disk takes jobs again", path=self._store.path)
             self.problem = ""
         return result
 
@@ -523,7 +523,7 @@ class QueueService(Service):
             raise RequestFailed("give a JSON object with ids, dead and limit") from None
         if verb == b"peek":
             await self._settled()
-            return json.dumps(await self._shown(found[:limit])).encode()
+            return json.dumps(await self._shown(found[:limit]), ensure_ascii=False).encode()
         if verb not in (b"retry", b"drain"):
             raise RequestFailed("ask for ls, peek, retry or drain")
         (self.jobs.retry if verb == b"retry" else self.jobs.drain)([job for job, _ in found])
@@ -545,12 +545,19 @@ class QueueService(Service):
             "problem": self.problem or None,
         }
 
+    async def _look(self, do: Callable[[], T]) -> T:
+        """Read the store once, for an operator: a turn that the disk refuses goes on holding publishers back."""
+        try:
+            return await self._call(do)
+        except (sqlite3.OperationalError, QueueError) as e:
+            raise RequestFailed(f"{self._store.path}: cannot read: {e}") from None
+
     async def _shown(self, jobs: list[tuple[Job, str]]) -> list[dict[str, object]]:
-        payloads = await self._on_disk(lambda: self._store.payloads([job.id for job, _ in jobs]))
+        payloads = await self._look(lambda: self._store.payloads([job.id for job, _ in jobs]))
         return [
             {
                 "id": job.id,
-                "key": job.key.decode(errors="backslashreplace"),
+                "key": job.key[:_SHOWN_BYTES].decode(errors="backslashreplace"),
                 "state": state,
                 "tries": job.tries,
                 "sender": job.sender.decode(),

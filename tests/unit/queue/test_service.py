@@ -163,6 +163,23 @@ def test_publishers_wait_while_the_disk_refuses(served: Served) -> None:
     assert (served.take(), served.service.problem) == ([b"+1", b"+2"], "")
 
 
+def test_publishers_wait_although_an_operator_looks(served: Served) -> None:
+    """To show jobs while the disk refuses new ones lets no publisher go on."""
+
+    def refuse(*args: object) -> None:
+        raise sqlite3.OperationalError("full")
+
+    served.put(1)
+    served.clock.advance(0)
+    served.replace(refuse)
+    served.put(1)
+    served.clock.advance(1)
+    served.put(1)
+    shown: Any = Deferred.fromCoroutine(served.service._shown(served.service.jobs.find_all("ready"))).result
+    assert [each["id"] for each in shown] == [1]
+    assert (served.bus.is_read, served.service.problem) == (False, "full")
+
+
 def test_a_job_that_came_back_meanwhile_is_not_sent(served: Served) -> None:
     """A worker that is gone before the disk has taken its job does not get it; another one does."""
 
@@ -187,7 +204,7 @@ def test_keys_count_as_much_as_payloads(served: Served) -> None:
     jobs = served.service.jobs
     assert list(jobs.owned_bytes.values()) == [1005]
     shown: Any = Deferred.fromCoroutine(served.service._shown(jobs.find_all("ready"))).result
-    assert [each["bytes"] for each in shown] == [5]
+    assert [(each["bytes"], len(each["key"])) for each in shown] == [(5, 200)]
 
 
 def test_a_reason_has_a_bounded_length(served: Served) -> None:
