@@ -38,12 +38,12 @@ class Deadline:
     """A moment in the future, or never.
 
     :param seconds: seconds from now; None for never.
-    :param activity: what has to be done by then, for the text of the error, such as ``publishing``.
+    :ivar activity: what has to be done by then, for the text of the error, such as ``publishing``.
     """
 
     def __init__(self, seconds: float | None, activity: str = "waiting") -> None:
         self.seconds = seconds
-        self._activity = activity
+        self.activity = activity
         self._at = None if seconds is None else time.monotonic() + seconds
 
     @property
@@ -78,7 +78,7 @@ class Deadline:
             raise self._timed_out() from None
 
     def _timed_out(self) -> TimedOut:
-        return TimedOut(f"timed out: {self._activity} did not finish within {self.seconds:g} seconds")
+        return TimedOut(f"timed out: {self.activity} did not finish within {self.seconds:g} seconds")
 
 
 def wait_readable(bus: Bus, seconds: float | None, output: int | None = None) -> bool:

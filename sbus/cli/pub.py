@@ -25,6 +25,7 @@ from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["pub", "read_payload"]
 
+_ACTIVITY = "publishing"
 _BATCH_MESSAGES = 64
 """Copies of a message that ``--repeat`` without ``--rate`` publishes at once."""
 
@@ -60,7 +61,7 @@ Examples:
 )
 @click.option("--rate", type=RATE, metavar="N", help="Publish at most N messages per second.")
 @click.option("--if-subscribed", is_flag=True, help="Publish nothing if nobody subscribes to KEY, and exit with 3.")
-@click.option("--wait", is_flag=True, help="Wait until somebody subscribes to KEY.")
+@click.option("--wait", is_flag=True, help="Wait until somebody subscribes to KEY; limit the wait with --timeout.")
 @click.option("--timeout", "-t", type=SECONDS, metavar="SECONDS", help="Give up after SECONDS, with status 124.")
 @click.option("--no-wait", is_flag=True, help="Exit without waiting for the server to handle the messages.")
 @connection_options
@@ -84,6 +85,9 @@ def pub(
     Without PAYLOAD the message is empty; '-' reads it from standard input. A FILE may be longer
     than a packet, if the server takes large messages. The command exits when the server has
     handled every message.
+
+    For --if-subscribed and --wait, recorders and other observers are not subscribers: with only a
+    recorder on the bus, --wait waits.
     """
     if payload is not None and file is not None:
         raise click.UsageError("PAYLOAD and --file exclude each other.")
@@ -99,7 +103,7 @@ def pub(
         raise click.UsageError("--if-subscribed and --wait exclude each other.")
     if (if_subscribed or wait) and key is None:
         raise click.UsageError("--if-subscribed and --wait need KEY, and --json-lines has none.")
-    deadline = Deadline(timeout, "publishing")
+    deadline = Deadline(timeout, _ACTIVITY)
     stream = open_input(file, deadline)
     payloads = file is not None and not lines and not json_lines
     with target.connect_by(deadline, payloads=payloads) as bus, deadline.applied(), bus.limit(deadline.left):
@@ -129,9 +133,14 @@ def pub(
 
 
 def _wait_for_subscriber(bus: Bus, key: bytes, deadline: Deadline) -> None:
+    deadline.activity = f"waiting for a subscriber of {escape(key)}"
     with bus.watch_subscribers(key) as watch:
-        while not watch.get(deadline.left):
-            pass
+        if not watch.get(deadline.left):
+            text = f"sbus: waiting for a subscriber of {escape(key)}; recorders and other observers do not count"
+            click.echo(text, err=True)
+            while not watch.get(deadline.left):
+                pass
+    deadline.activity = _ACTIVITY
 
 
 def _json_messages(stream: BufferedReader) -> Iterator[tuple[bytes, bytes]]:

@@ -185,10 +185,14 @@ def test_pub_if_subscribed(shared: Bus) -> None:
 
 
 def test_pub_wait(shared: Bus) -> None:
-    """``pub --wait`` publishes once somebody subscribes, or gives up in time."""
-    said = failure(shared, "pub", "--wait", "--timeout=0.3", "wait/for", "x", status=124)
-    assert "publishing did not finish within 0.3 seconds" in said
+    """``pub --wait`` says that it waits, and publishes once somebody subscribes, or gives up in time."""
+    waits = "sbus: waiting for a subscriber of wait/for; recorders and other observers do not count\n"
+    with Sbus(shared, "pub", "--wait", "--timeout=0.3", "wait/for", "x") as running:
+        late = "sbus: timed out: waiting for a subscriber of wait/for did not finish within 0.3 seconds\n"
+        assert running.end() == (124, b"", waits + late)
     with Sbus(shared, "pub", "--wait", "wait/for", "x") as waiting:
+        assert waiting.process.stderr is not None
+        assert waiting.process.stderr.readline().decode() == waits
         with follow(shared, "--count=1", "wait/") as running:
             assert running.end() == (0, b"wait/for x\n", "")
         assert waiting.end() == (0, b"", "")
