@@ -40,6 +40,13 @@ _log = logging.getLogger("sbus.journal")
 Offset = dict[str, int]
 """For each journal, by its ID, the number of the first row that is not read yet."""
 
+_ALLOW = "or go on without them with failOnDataLoss=false (the archive: --allow-loss)"
+_NAME = f"name its directory as well, restore it from a copy, {_ALLOW}"
+_RESTORE = (
+    f"restore from a copy, {_ALLOW}; retention keeps rows until a consumer has read them: name one with the option "
+    "consumer"
+)
+
 
 def _from_the_first(journal: Snapshot, is_new: bool) -> int:
     return journal.start()
@@ -106,7 +113,7 @@ class Follower:
             if first < end:
                 behind[journal_id] = (first, end)
         for journal_id in start.keys() - journals.keys():
-            self._report_loss(f"the journal {journal_id} is gone; it was read up to row {start[journal_id]}")
+            self._report_loss(f"the journal {journal_id} is missing; it was read up to row {start[journal_id]}", _NAME)
         if behind and not self._is_due(journals, behind):
             behind = {}
         if is_limited:
@@ -125,7 +132,9 @@ class Follower:
         journals = self.journals() if ranges else {}
         for journal_id, (first, last) in ranges.items():
             if journal_id not in journals:
-                self._report_loss(f"the journal {journal_id} is gone; its rows {first} to {last - 1} were not read")
+                self._report_loss(
+                    f"the journal {journal_id} is missing; its rows {first} to {last - 1} were not read", _NAME
+                )
                 continue
             journal = journals[journal_id]
             yield journal, self._without_loss(journal, first), last
@@ -135,15 +144,12 @@ class Follower:
         first = journal.start()
         if first <= seq:
             return seq
-        self._report_loss(f"the rows {seq} to {first - 1} of the journal in {journal.directory} are deleted")
+        self._report_loss(f"the rows {seq} to {first - 1} of the journal in {journal.directory} are deleted", _RESTORE)
         return first
 
-    def _report_loss(self, what: str) -> None:
+    def _report_loss(self, what: str, remedy: str) -> None:
         if self.fail_on_data_loss:
-            raise JournalError(
-                f"{what}: restore from a copy, or go on without them with failOnDataLoss=false (the archive: "
-                "--allow-loss); retention keeps rows until a consumer has read them: name one with the option consumer"
-            )
+            raise JournalError(f"{what}: {remedy}")
         if what not in self._reported:
             self._reported.add(what)
             _log.warning("%s; going on without them (failOnDataLoss=false)", what)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from sbus.errors import LakeError
 from sbus.journal.following import Follower, Offset
+from sbus.journal.layout import is_journal
 from sbus.journal.reports import Reports
 from sbus.lake.checkpoint import Checkpoint
 from sbus.lake.table import Table
@@ -80,6 +83,7 @@ class ArchiveJob(abc.ABC):
             consumer of a journal under this name.
         """
         journals = self._follower.journals()
+        _check_is_no_journal(self._table.location)
         with contextlib.ExitStack() as starting:
             starting.enter_context(self._table.writing())
             state = self._table.state
@@ -163,3 +167,16 @@ class ArchiveJob(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _check_is_no_journal(location: str) -> None:
+    """Check that a lake is not in a journal.
+
+    :raises LakeError: if it is.
+    """
+    if "://" in location:
+        return
+    lake = Path(os.path.realpath(location))
+    for directory in (lake, *lake.parents):
+        if is_journal(str(directory)):
+            raise LakeError(f"{location}: {directory} is a journal: name another directory for the lake")

@@ -188,7 +188,7 @@ def test_a_journal_that_is_moved_away(tmp_path):
             add()
             assert archiver.process.wait(TIMEOUT) == 1
     assert re.search(
-        f"the journal [0-9a-f]+ is gone; it was read up to row {taken(away)}: .*--allow-loss", archiver.log
+        f"the journal [0-9a-f]+ is missing; it was read up to row {taken(away)}: .*--allow-loss", archiver.log
     )
     assert archived(lake) == recorded(away)[:20]
     with archiving(tmp_path / "journal*", lake) as archiver:

@@ -135,6 +135,26 @@ def test_a_later_run_takes_what_is_new(new_journal: NewJournal, tmp_path: Path) 
     assert {row["seq"] for row in archived(lake) if row["journal"] == one.id} == {*range(15), *range(18, 21)}
 
 
+def test_a_journal_that_is_not_named(new_journal: NewJournal, tmp_path: Path) -> None:
+    """An archive of fewer journals than before names the one that is missing, and the remedy."""
+    one, two = new_journal("one"), new_journal("two")
+    put_away([one, two], tmp_path / "lake")
+    with pytest.raises(JournalError, match=rf"journal {two.id} is missing; .* row 0: name its directory as well"):
+        put_away([one], tmp_path / "lake")
+
+
+@pytest.mark.parametrize("place", ["journal", "journal/lake", "link"])
+def test_a_lake_in_a_journal(place: str, new_journal: NewJournal, tmp_path: Path) -> None:
+    """A lake in a journal is refused before anything is written there."""
+    journal = new_journal("journal")
+    os.symlink("journal", tmp_path / "link")
+    before = sorted(os.listdir(journal.directory))
+    with pytest.raises(LakeError, match=r"journal is a journal: name another directory for the lake"):
+        put_away([journal], tmp_path / place)
+    assert sorted(os.listdir(journal.directory)) == before
+    assert not (tmp_path / "journal.sbus").exists()
+
+
 @pytest.mark.parametrize("name", ["_move", "_sync"])
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_batch_that_failed_half_way_is_done_again(

@@ -114,5 +114,8 @@ def test_check_finds_damage(lake):
 def test_bad_usage(tmp_path, lake):
     """A directory without a lake, and a pattern for everything, are refused with the remedy."""
     assert "there is no lake" in sbus("ls", tmp_path / "nothing", status=1)
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(cli, ["report", f"--lake={tmp_path}/nothing", f"--output={page}"])
+    assert (done.exit_code, "/nothing: there is no lake" in done.output, page.exists()) == (1, True, False)
     assert "an empty pattern matches every key" in sbus("forget", "--key=", lake, status=2)
     assert "leave out --state" in sbus("ls", "--state=/tmp", lake, status=2)

@@ -352,9 +352,9 @@ def test_a_journal_that_is_gone(new_journal: NewJournal, tmp_path: Path, caplog:
     offset, end = {gone.id: 2, stays.id: 0}, {gone.id: 5, stays.id: 1}
     gone.close()
     shutil.rmtree(tmp_path / "a")
-    with pytest.raises(JournalError, match=rf"the journal {gone.id} is gone; it was read up to row 2: restore"):
+    with pytest.raises(JournalError, match=rf"the journal {gone.id} is missing; it was read up to row 2: name"):
         stream(glob).latestOffset(offset, ALL)
-    with pytest.raises(JournalError, match=rf"the journal {gone.id} is gone; its rows 2 to 4 were not read"):
+    with pytest.raises(JournalError, match=rf"the journal {gone.id} is missing; its rows 2 to 4 were not read"):
         stream(glob).partitions(offset, end)
     lenient = stream(glob, failOnDataLoss="false")
     for _ in range(3):
