@@ -153,6 +153,8 @@ def run(
                 if stop.is_made:
                     break
                 if choices.once or choices.no_retry or not has_run or not is_alive():
+                    if isinstance(e, OSError | StorageError):
+                        raise StorageError(_with_remedy(e, room)) from e
                     raise
                 progress.clear()
                 seconds = backoff.next(did_work=running is not None and running.batches > 0)

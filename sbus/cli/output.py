@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
+from collections.abc import Iterator
 
 import click
 
-from sbus.errors import SbusError
+from sbus.errors import SbusError, StorageError
 from sbus.journal.keytext import printable
 
 __all__ = [
@@ -63,6 +66,26 @@ def describe_os_error(error: OSError) -> str:
     if not error.strerror:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
+@contextlib.contextmanager
+def explained_writing(what: str, path: str, remedy: str, *, only_full: bool = False) -> Iterator[None]:
+    """Translate what the kernel refuses in the block to an error with the remedy.
+
+    :param what: what is written, such as ``the report``.
+    :param path: where to.
+    :param remedy: what to do instead, such as ``name another file``.
+    :param only_full: whether to translate only the errors of a full disk, because the block also reads.
+    :raises StorageError: for an `OSError`.
+    """
+    try:
+        yield
+    except OSError as e:
+        is_full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+        if only_full and not is_full:
+            raise
+        room = "make room there, or " if is_full else ""
+        raise StorageError(f"cannot write {what} to {path}: {e.strerror}: {room}{remedy}") from e
 
 
 def pluralize(count: int, noun: str) -> str:

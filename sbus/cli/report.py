@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 
 import click
 
 from sbus.cli.alerts import Alert, AlertRule, run_alerts
 from sbus.cli.job_metrics import JobMetrics
-from sbus.cli.output import Progress, pluralize
+from sbus.cli.output import Progress, explained_writing, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.types import COUNT, Duration, Time
 from sbus.distribution import needs
-from sbus.errors import StorageError, UsageError
+from sbus.errors import UsageError
 from sbus.journal.keytext import as_text
 from sbus.ownership import check_replaceable, replacing
 
@@ -128,12 +127,12 @@ def report(
     begun = time.monotonic()
     with JobMetrics("report", metrics_file, _labels(journal, lake)).measured():
         with needs("recorder,report"):
-            from sbus.lake.opening import open_table
+            from sbus.lake.opening import open_existing
             from sbus.report import JournalRows, LakeRows, measure, render
             from sbus.report.keys import key_filter
         progress = Progress()
         figures = measure(
-            JournalRows(journal) if lake is None else LakeRows(open_table(lake, state=state)),
+            JournalRows(journal) if lake is None else LakeRows(open_existing(lake, state=state)),
             start=since,
             end=until,
             last=length,
@@ -167,7 +166,7 @@ def check_writable(path: str) -> None:
 
     :raises StorageError: if it cannot.
     """
-    with _explained(path):
+    with _writing(path):
         check_replaceable(path)
 
 
@@ -176,20 +175,9 @@ def write(path: str, page: str) -> None:
 
     :raises StorageError: if it cannot be written; a page from before stays.
     """
-    with _explained(path), replacing(path, _MODE) as file:
+    with _writing(path), replacing(path, _MODE) as file:
         file.write(page.encode())
 
 
-@contextlib.contextmanager
-def _explained(path: str) -> Iterator[None]:
-    """Translate errors of the disk.
-
-    :raises StorageError: for an `OSError` in the block, with the remedy.
-    """
-    try:
-        yield
-    except OSError as e:
-        room = "make room there, or " if e.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise StorageError(
-            f"cannot write the report to {path}: {e.strerror}: {room}name another file (--output)"
-        ) from e
+def _writing(path: str) -> AbstractContextManager[None]:
+    return explained_writing("the report", path, "name another file (--output)")

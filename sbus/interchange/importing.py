@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
-from sbus.errors import JournalError, UsageError
+from sbus.errors import JournalError, JournalLocked, UsageError
 from sbus.interchange.rows import Row
 from sbus.journal import clock, disk
 from sbus.journal.layout import LATEST, is_journal
@@ -51,12 +51,13 @@ def new_journal(directory: str, host: str, warn: Callable[[str], object]) -> Ite
     if is_journal(building):
         with locked(building):
             shutil.rmtree(building)
-    # Not the system's clock as it is: rows that are appended now are no sign of its steps.
-    writer = JournalWriter.open(building, clock=lambda: clock.now(), warn=warn, host=host)
     try:
-        with writer:
+        # Not the system's clock as it is: rows that are appended now are no sign of its steps.
+        with JournalWriter.open(building, clock=lambda: clock.now(), warn=warn, host=host) as writer:
             yield writer
         os.rename(building, directory)
+    except JournalLocked:
+        raise  # it is the other import's
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise

@@ -7,7 +7,7 @@ import os
 import click
 
 from sbus.cli.journal.formats import format_option, load_format
-from sbus.cli.output import pluralize
+from sbus.cli.output import explained_writing, pluralize
 from sbus.distribution import needs
 from sbus.errors import UsageError
 
@@ -44,7 +44,10 @@ def import_(files: tuple[str, ...], directory: str, format_: str | None, host: s
     with needs("recorder"):
         from sbus.interchange.importing import append, new_journal
     rows = 0
-    with new_journal(directory, host, lambda text: click.echo(f"sbus: {text}", err=True)) as writer:
+    with (
+        explained_writing("the journal", directory, "name another directory", only_full=True),
+        new_journal(directory, host, lambda text: click.echo(f"sbus: {text}", err=True)) as writer,
+    ):
         for module, file in zip(modules, files, strict=True):
             rows += append(writer, module.read(file), file)
     click.echo(f"{directory}: {pluralize(rows, 'row')}", err=True)

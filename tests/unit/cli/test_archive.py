@@ -108,6 +108,9 @@ def test_it_gives_up_if_it_may_not_try_again(run: Run, options: tuple[str, ...])
     """With --no-retry or --once the first failure is the last: one line, and status 1."""
     done: Any = run(FakeArchive(SparkError("Spark: it broke")), options=options)
     assert (done.exit_code, done.waited, done.stderr) == (1, [], "sbus: Spark: it broke\n")
+    done = run(full(), options=options)
+    assert (done.exit_code, done.waited) == (1, [])
+    assert re.fullmatch(r"sbus: No space left on device: make room for .*\n", done.stderr)
 
 
 def test_it_gives_up_without_its_jvm(run: Run) -> None:

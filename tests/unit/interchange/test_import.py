@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from sbus.cli.main import cli
 from sbus.journal.schema import Kind
 from sbus.journal.writer import JournalWriter
+from tests.support.disks import filled, mounted
 from tests.support.journals import Clock, messages, rows
 
 BEGIN = 1_700_000_000_000_000
@@ -67,6 +68,16 @@ class TestPlace:
         sbus("import", one, tmp_path / "j")
         assert messages(tmp_path / "j") == [(b"a", b"1")]
         assert sorted(os.listdir(tmp_path)) == ["j", "one.jsonl"]
+
+    def test_a_full_disk(self, one, tmp_path):
+        """Import and export name what they cannot write, with the remedy, and leave nothing."""
+        sbus("import", one, tmp_path / "j")
+        with mounted(tmp_path / "disk", "64k") as disk, filled(disk):
+            text = sbus("import", one, disk / "new", status=1)
+            assert f"cannot write the journal to {disk}/new: No space left on device: make room there" in text
+            text = sbus("export", "-o", disk / "new.jsonl", tmp_path / "j", status=1)
+            assert f"cannot write the rows to {disk}/new.jsonl: No space left on device: make room there" in text
+            assert os.listdir(disk) == ["_ballast"]
 
     def test_a_line_that_is_no_row(self, one, tmp_path):
         """The line is named, and nothing is left of the journal."""
