@@ -88,7 +88,6 @@ def record(shell: Shell, directory: Path) -> None:
     bus, publish, _ = blocks("Record", "Archive and report")
     shell.run("bash", "-e", text=bus)
     assert (directory / "tutorial.sock").is_socket()
-    until(lambda: has_rows(directory / "journal", 1))  # the recorder has begun
     shell.run("bash", "-e", text=publish)
     until(lambda: has_rows(directory / "journal", MESSAGES + 1))
 
@@ -99,7 +98,7 @@ def test_with_spark(shell: Shell, tmp_path: Path) -> None:
     record(shell, tmp_path)
     archive, _ = blocks("Archive and report", "Replay")
     shell.run("bash", "-e", text=archive)
-    [ask] = blocks("Ask", "Measure")
+    [ask] = blocks("Query", "Measure")
     averages = dict(re.findall(r"\|sensors/(\w+)/temperature *\| *([\d.]+) *\|", shell.run(sys.executable, text=ask)))
     assert {room: float(value) // 1 for room, value in averages.items()} == {"kitchen": 21, "attic": 14}
     [traffic] = blocks("Measure")
