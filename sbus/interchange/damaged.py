@@ -1,4 +1,4 @@
-"""What the libraries of the formats raise for a damaged file, as one error with the remedy."""
+"""Turn the errors that a format's library raises for a bad file into one error with the remedy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["explained"]
 
 @contextlib.contextmanager
 def explained(path: str, format_: str, remedy: str) -> Iterator[None]:
-    """Translate what a library raises in the block: errors of every kind, from struct, zstd, Thrift and others.
+    """Translate what a library raises in the block, whether from struct, zstd, Thrift or others.
 
-    Errors of the disk stay what they are.
+    Errors of the disk pass through.
 
     :param path: the file.
     :param format_: the name of its format.

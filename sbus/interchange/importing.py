@@ -1,11 +1,11 @@
-"""Rows become a journal of their own: it is there as a whole, or not at all.
+"""Make a new journal of rows, whole or not at all.
 
-The journal is built beside its place, under a hidden name, and renamed when it is complete and synced. So a journal
-that is there is never touched, and an import that was killed can be run again: it removes what the first one left,
-unless that still runs, which the lock of the writer says.
+The journal is built beside its place, under a hidden name, and renamed when it is complete and synced. So an import
+never changes a journal that exists. An import after a killed one removes what that left; the writer's lock tells
+whether another import still runs.
 
-Rows are numbered anew, from 0. Gaps, digests and steps of the clock keep their places and what they say. A row of the
-kind ``damaged`` takes the numbers of all rows that it stands for, as in the journal that was damaged.
+Rows are numbered from 0 again. Gaps, digests and steps of the clock keep their places and contents. A row of the kind
+``damaged`` takes the numbers of all rows that it stands for, as in the journal that was damaged.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = ["append", "new_journal"]
 
 _BATCH_ROWS = 8192
 _BATCH_BYTES = 4 << 20
-"""A batch is at most as long as this, or one row: readers decode a whole one."""
+"""Limits of a batch, which can also be one longer row: readers decode a whole batch at once."""
 
 
 @contextlib.contextmanager
 def new_journal(directory: str, host: str, warn: Callable[[str], object]) -> Iterator[JournalWriter]:
-    """Yield the writer of a new journal; at the end of the block it is in its place, and if that fails, there is none.
+    """Yield the writer of a new journal. When the block ends, the journal is in its place; if it fails, there is none.
 
-    :param host: the name of the machine that the rows come from; empty: unknown.
-    :param warn: called with a sentence about a clock that went back.
-    :raises JournalError: if something is in its place, or another process is importing to it.
+    :param host: the name of the machine that the rows come from; empty if unknown.
+    :param warn: called with a sentence when the clock goes back.
+    :raises JournalError: if something is in its place, or another process imports into it.
     """
     directory = os.path.abspath(directory)
     if os.path.lexists(directory) and not (os.path.isdir(directory) and not os.listdir(directory)):

@@ -1,6 +1,6 @@
-"""Lines of JSON: what ``sbus sub --json`` and ``sbus journal cat --json`` print, and back.
+"""JSON lines: write and read what ``sbus sub --json`` and ``sbus journal cat --json`` print.
 
-Keys and payloads that are UTF-8 stand as text, all others in base64, so every byte survives. Importing the module does
+Keys and payloads are text if they are UTF-8, and base64 otherwise, so every byte survives. Importing the module does
 not import PyArrow.
 """
 
@@ -28,7 +28,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def encoded(data: bytes) -> tuple[str, str]:
-    """Return bytes as text, and how: ``text`` or ``base64``."""
+    """Return bytes as text, and the encoding: ``text`` or ``base64``."""
     try:
         return data.decode(), "text"
     except UnicodeDecodeError:
@@ -38,8 +38,8 @@ def encoded(data: bytes) -> tuple[str, str]:
 def decoded(fields: Mapping[str, str], name: str, encoding: str) -> bytes:
     """Return the bytes of a field.
 
-    :param encoding: the name of the field that says how they are written; if it is missing, as text.
-    :raises ValueError: if they are not written so; also `KeyError`, `TypeError` or `AttributeError`.
+    :param encoding: the name of the field with the encoding; if that field is missing, the encoding is ``text``.
+    :raises ValueError: if the field does not have that encoding; also `KeyError`, `TypeError` or `AttributeError`.
     """
     text = fields[name].encode()
     return base64.b64decode(text, validate=True) if fields.get(encoding, "text") == "base64" else text
@@ -78,7 +78,7 @@ def row_fields(row: Row) -> dict[str, object]:
 
 
 def _details(row: Row) -> object:
-    """Return what is known about a gap or a digest: an object; or the payload as text, if it cannot be one."""
+    """Return the payload of a gap or a digest as an object, or as text if it is none."""
     if row.kind == "lost":
         lost = parse_lost(row.payload)
         if lost is not None and format_lost(lost) == row.payload:
@@ -106,9 +106,9 @@ def write(file: IO[bytes], chosen: Selection) -> int:
 def read(path: str) -> Iterator[Row]:
     """Yield the rows of a file.
 
-    Blank lines are left out. A line without ``kind`` is a message, or a loss, as ``sbus sub --json`` prints them.
+    Blank lines are skipped. A line without ``kind`` is a message or a loss, as ``sbus sub --json`` prints it.
 
-    :raises UsageError: if a line is something else; with its number.
+    :raises UsageError: if a line is anything else; names its number.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):

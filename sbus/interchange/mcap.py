@@ -1,11 +1,11 @@
-"""MCAP files: what Foxglove, rosbag2 and their tools read and write.
+"""MCAP files, which Foxglove, rosbag2 and their tools read and write.
 
 Theory of operation
 -------------------
 
-*Export.* Rows stand in their order. A topic is a key as text (`sbus.journal.keytext`), or ``!/`` and the kind of a gap,
-which no key begins with. MCAP describes a message only by its channel, so a channel stands for a key, a publisher and a
-form of the payload. Foxglove shows JSON objects and nothing else, so there are four forms:
+*Export.* Rows keep their order. A topic is a key as text (`sbus.journal.keytext`), or ``!/`` and the kind of a gap; no
+key begins with that. MCAP describes a message only by its channel, so each channel stands for a key, a publisher and a
+form of payload. Foxglove shows only JSON objects, so there are four forms:
 
 ==========  ==============================  ==================================
 form        payload                         data in the file
@@ -13,19 +13,19 @@ form        payload                         data in the file
 ``object``  a JSON object                   the payload
 ``value``   other JSON, such as ``21.5``    ``{"value":`` the payload ``}``
 ``text``    other UTF-8                     ``{"value":"…"}``
-``bytes``   all else                        the payload, as octet-stream
+``bytes``   other bytes                     the payload, as octet-stream
 ==========  ==============================  ==================================
 
-The file has the profile ``sbus``, and the metadata of a channel its kind, form and publisher, so import restores every
+The file has the profile ``sbus``. The metadata of a channel has its kind, form and publisher, so import restores every
 byte. ``log_time`` is the time of the row in ns, and ``sequence`` its number.
 
-*Import.* A file with that profile is read in its order. In any other file each topic is a key, byte for byte, each
-message a payload, and the order is that of ``log_time``; schemas are left out.
+*Import.* A file with that profile is read in its order. In any other file, each topic is a key, byte for byte, and each
+message a payload; rows are ordered by ``log_time``, and schemas are ignored.
 
-The writer keeps an index of each chunk in memory: about 100 bytes for each channel in it. `_CHUNK_BYTES` keeps that
-small: a million rows of 4,000 keys take 5 MB.
+The writer keeps an index of each chunk in memory: about 100 bytes for each channel in the chunk. `_CHUNK_BYTES` bounds
+the total: a million rows of 4,000 keys take 5 MB.
 
-Rejected: publishers as messages among the others. Sorting or filtering such a file would give messages to the wrong
+Rejected: publishers as messages among the others. Sorting or filtering such a file would assign messages to the wrong
 publisher.
 """
 
@@ -52,7 +52,7 @@ __all__ = ["IS_TEXT", "read", "write"]
 _PROFILE = "sbus"
 IS_TEXT = False
 _CHUNK_BYTES = 4 << 20
-"""A chunk is what a reader decompresses at once."""
+"""Size of a chunk, which a reader decompresses at once."""
 _MAX_CHANNELS = 65_535
 """MCAP numbers channels with 16 bits."""
 _NS = 1000
@@ -64,7 +64,7 @@ _BEFORE, _AFTER = b'{"value":', b"}"
 def write(file: IO[bytes], chosen: Selection, *, max_channels: int = _MAX_CHANNELS) -> int:
     """Write rows to a file; return their number.
 
-    :param max_channels: the most channels that the file may have.
+    :param max_channels: the maximum number of channels.
     :raises UsageError: if there are more pairs of a key and a publisher than MCAP has channels.
     """
     writer = Writer(cast(IO[bytes], _Counted(file)), chunk_size=_CHUNK_BYTES)
@@ -100,7 +100,7 @@ def write(file: IO[bytes], chosen: Selection, *, max_channels: int = _MAX_CHANNE
 
 
 class _Counted:
-    """An output that knows how much was written to it, as a pipe does not."""
+    """An output that counts the bytes written, because a pipe has no position."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.flush = file.flush
@@ -143,7 +143,7 @@ def _decoded(form: str, data: bytes) -> bytes:
 def read(path: str) -> Iterator[Row]:
     """Yield the rows of a file.
 
-    :raises UsageError: if it is no MCAP file, is cut off, or is damaged.
+    :raises UsageError: if it is not an MCAP file, or is truncated or damaged.
     """
     with open(path, "rb") as file:
         if not file.seekable():
@@ -175,7 +175,7 @@ def _own(records: Iterator[Any]) -> Iterator[Row]:
 
 
 def _foreign(file: IO[bytes]) -> Iterator[Row]:
-    """Yield the messages of another program's file by their times; without an index of chunks, in its order."""
+    """Yield the messages of another program's file, ordered by time, or without a chunk index in file order."""
     reader = make_reader(file, validate_crcs=True)
     summary = reader.get_summary()
     in_order = summary is not None and bool(summary.chunk_indexes)

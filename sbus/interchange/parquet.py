@@ -1,4 +1,4 @@
-"""One Parquet file with the columns of a lake: for pandas, DuckDB, Polars and all else that reads Parquet."""
+"""One Parquet file with the columns of a lake, for pandas, DuckDB, Polars and other readers of Parquet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["IS_TEXT", "read", "write"]
 
 IS_TEXT = False
 _BATCH_ROWS = 16_384
-"""Rows that are read at once."""
+"""Rows read at a time."""
 
 
 def write(file: IO[bytes], chosen: Selection) -> int:
@@ -31,7 +31,7 @@ def write(file: IO[bytes], chosen: Selection) -> int:
     whole = schema(chosen.reader.id)
     waiting = [pa.RecordBatch.from_pylist([], pa.schema([whole.field(name) for name in columns]))]
     count = filled = 0
-    # Without rows the file has its columns all the same.
+    # A file without rows has the columns, too.
     with new_writer(pa.PythonFile(file, "w"), as_stored(waiting).schema, is_sorted=True) as writer:
         for batch in resized(chosen.batches(columns)):
             waiting.append(batch)
@@ -46,11 +46,11 @@ def write(file: IO[bytes], chosen: Selection) -> int:
 
 
 def read(path: str) -> Iterator[Row]:
-    """Yield the rows of a file that `write` wrote, or of another with columns ``time``, ``key`` and ``payload``.
+    """Yield the rows of a file that `write` wrote, or of any file with ``time``, ``key`` and ``payload``.
 
-    Keys that are text are read as those of a lake. A file without ``kind`` has messages alone.
+    Keys that are text have the form of a lake's. In a file without ``kind``, every row is a message.
 
-    :raises UsageError: if it is no Parquet file, lacks a column, or has rows of several journals.
+    :raises UsageError: if it is not a Parquet file, lacks a column, or has rows of several journals.
     """
     with explained(path, "Parquet", "export it again"), pq.ParquetFile(path, memory_map=True) as file:
         yield from _rows(path, file)

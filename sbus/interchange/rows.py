@@ -1,4 +1,4 @@
-"""Rows as plain Python, and the rows of one journal that a command chooses."""
+"""Rows as plain Python objects, and the selection of a journal's rows."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sbus.protocol.keys import OpenPattern
 __all__ = ["COLUMNS", "SENDER_COLUMNS", "Row", "Selection", "sender_text"]
 
 COLUMNS = ("seq", "time", "kind", "key", "payload")
-"""The columns of a row that are not its sender."""
+"""The columns of a row, without its sender."""
 SENDER_COLUMNS = ("sender_number", "sender_uid", "sender_gid", "sender_pid", "sender_chain")
-"""Those of its sender, in the order of `sender_text`."""
+"""The columns of its sender, in the order of `sender_text`."""
 _CACHED_KEYS = 100_000
-"""Keys for which it is known whether they match."""
+"""Size of the cache of keys that match or do not, in keys."""
 
 
 class Row(NamedTuple):
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     :ivar seq: its number.
     :ivar time: in µs since the epoch.
     :ivar kind: the value of its `Kind`.
-    :ivar sender: its publisher in the bus's text form; empty if that is not known.
+    :ivar sender: its publisher in the bus's text form; empty if unknown.
     """
 
     seq: int
@@ -44,14 +44,14 @@ class Row(NamedTuple):
 
 
 class Selection:
-    """Rows of one journal: those that are there now, until `limit` chooses some of them.
+    """Select rows of one journal: all that it has now, or those that `limit` chooses.
 
     :param directory: the directory of the journal.
     :param patterns: leave out messages whose key matches none of these; empty for all messages.
     :param kinds: leave out rows of other kinds; None: all kinds.
-    :param sender: whether rows have their publisher.
+    :param sender: whether to read the publishers of rows.
     :ivar reader: the reader of the journal.
-    :ivar start: the number of the first row; `end`: the one after the last row.
+    :ivar start: the number of the first row; `end`: that after the last row.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Selection:
         first: int | None = None,
         last: int | None = None,
     ) -> None:
-        """Choose the rows from one time to before another, and from one number to another, both included."""
+        """Choose rows by time, from `since` until before `until`, and by number, `first` to `last` inclusive."""
         if since:
             self._min_time = clock.from_datetime(since)
             self.start = max(self.start, self.reader.seq_at_time(self._min_time))
@@ -94,7 +94,7 @@ class Selection:
             self.end = min(self.end, last + 1)
 
     def rows(self, start: int | None = None, end: int | None = None) -> Iterator[Row]:
-        """Yield the chosen rows, or those between two numbers.
+        """Yield the chosen rows, or those of them between two numbers.
 
         :raises JournalError: if they are damaged, or retention has deleted some.
         """
@@ -123,7 +123,7 @@ class Selection:
                     yield batch
 
     def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that are in time."""
+        """Return the rows within the chosen times."""
         times = batch.column("time").cast(pa.int64())
         if self._min_time is not None:
             batch = batch.filter(pc.greater_equal(times, self._min_time))
@@ -149,7 +149,7 @@ class Selection:
 
 
 def sender_text(number: int | None, uid: int | None, gid: int | None, pid: int | None, chain: str | None) -> bytes:
-    """Return a publisher in the bus's text form; empty if it is not known."""
+    """Return a publisher in the bus's text form; empty if unknown."""
     if number is None:
         return b""
     if uid is None:

@@ -4,22 +4,23 @@ Theory of operation
 -------------------
 
 An archive takes rows in batches. `sbus.journal.following` plans them, `sbus.lake.staging` writes their files, and the
-table adds them to the lake. Every row gets there exactly once, whatever is killed and whenever:
+table adds the files to the lake. Every row reaches the lake exactly once, whatever is killed at any moment:
 
-1. *A batch has fixed rows.* Its offset is synced to the checkpoint before it is read. It has exactly the rows between
-   two offsets, and these never change.
-2. *A batch has a fixed place.* A batch that runs again replaces its own files, and never adds to those of another one
+1. *A batch has fixed rows.* It has exactly the rows between two offsets, which never change. The archive syncs the end
+   offset to the checkpoint before it reads the rows.
+2. *A batch has a fixed place.* A batch that runs again replaces its own files, and never adds to those of another batch
    (`sbus.lake.table.Table.commit`).
-3. *A batch is repeated until it is done.* It is marked as done after its files are synced. If anything ends in between,
-   the next start runs it again.
-4. *Rows are deleted only after they are safe.* A journal learns how far it is archived after the mark is synced
+3. *A batch is repeated until it is done.* The archive marks a batch as done after it has synced the files. If it ends
+   before that, the next start runs the batch again.
+4. *Rows are deleted only after they are safe.* The archive reports to a journal after it has synced the mark
    (`sbus.journal.reports`). Until then, retention keeps the rows.
 
-The checkpoint is that of ``sbus spark archive``, which is the same job on a cluster: either goes on where the other
-was, also in the middle of a batch. They share all modules but the one that writes the files; one lock keeps them apart.
+``sbus spark archive`` is the same job on a cluster, with the same checkpoint: either continues where the other stopped,
+even in the middle of a batch. They share all modules except the one that writes the files; a lock excludes one while
+the other runs.
 
-Everything runs in the thread that calls `Archive.wait`, one batch in each call. So nothing happens between two calls,
-and a caller that stops calling has stopped the archive.
+Everything runs in the thread that calls `Archive.wait`, one batch per call. Between two calls nothing happens, so a
+caller that stops calling stops the archive.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ __all__ = ["Archive"]
 
 
 class Archive(ArchiveJob):
-    """An archive in this process; each call of `wait` is one batch, or waits for it."""
+    """An archive in this process. Each call of `wait` runs one batch, or waits for the next."""
 
     is_busy = False
-    """Never between two calls."""
+    """Always false: between two calls no batch runs."""
 
     _look_at = 0.0
 
@@ -67,7 +68,7 @@ class Archive(ArchiveJob):
         return False
 
     def _run_batch(self) -> bool:
-        """Do the next batch, if there is one; return whether there was."""
+        """Run the next batch, if there is one; return whether there was."""
         batch, mode = self._done + 1, self._table.state.file_mode
         if self._checkpoint.is_planned(batch):
             end = self._checkpoint.offsets(batch)

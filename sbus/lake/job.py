@@ -1,4 +1,4 @@
-"""What an archive does whoever writes its files: its options, its start, and the account of its batches."""
+"""The part of an archive that does not depend on what writes its files: options, start and accounting."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from sbus.lake.upkeep import Upkeep
 __all__ = ["LOOK_INTERVAL", "MAX_ROWS", "ArchiveJob"]
 
 _CONSUMER = "archive"
-"""The name of an archive as a consumer of journals, by default."""
+"""The default name of an archive as a consumer of journals."""
 
 MAX_ROWS = 10_000_000
-"""Rows in the largest batch, by default."""
+"""The default maximum number of rows in a batch."""
 
 LOOK_INTERVAL = 1.0
-"""Seconds after which it looks whether a batch is full before its time."""
+"""Seconds between two checks whether a batch is full before its time."""
 
 
 class ArchiveJob(abc.ABC):
-    """An archive of journals: it runs from `start` to `stop`; as a context manager, it does both.
+    """An archive of journals. It runs from `start` to `stop`; a ``with`` block calls both.
 
     :param journals: paths and globs.
     :param table: the lake to write.
     :param every: seconds from one batch to the next; None: archive the rows that are there at the start, and end.
-    :param max_rows: the largest number of rows in a batch.
-    :param max_bytes: about the largest number of bytes of journals in a batch; None: no limit. A batch starts when it
-        is as large as it may be, or after `every` seconds.
+    :param max_rows: the maximum number of rows in a batch.
+    :param max_bytes: about the maximum number of bytes of journals in a batch; None: no limit. A batch starts when it
+        is full, or after `every` seconds.
     :param consumer: the name under which the job reports to the journals; each lake of a journal needs its own.
-    :param fail_on_data_loss: whether the job fails if rows were deleted before they are archived, or are damaged; else
-        it goes on, and a row of the kind ``damaged`` stands in place of damaged ones.
-    :param compacts: whether to compact closed hours meanwhile (`sbus.lake.upkeep`).
-    :ivar rows: rows that are in the lake since the start.
-    :ivar batches: the batches that they came in.
-    :ivar lost: rows that were deleted before they were archived.
+    :param fail_on_data_loss: whether the job fails if rows were deleted before they were archived, or are damaged.
+        Otherwise it continues, and a row of the kind ``damaged`` replaces damaged ones.
+    :param compacts: whether to compact closed hours as well (`sbus.lake.upkeep`).
+    :ivar rows: rows archived since the start.
+    :ivar batches: batches with rows since the start.
+    :ivar lost: rows that were deleted before they were archived, since the start.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class ArchiveJob(abc.ABC):
         self._offset: Offset = {}
 
     def start(self) -> None:
-        """Lock the lake, find where to go on, and begin.
+        """Lock the lake, find where to continue, and begin.
 
-        :raises sbus.errors.SbusError: if a journal is missing, the lake cannot be written, or another lake is the
-            consumer of a journal under this name.
+        :raises sbus.errors.SbusError: if a journal is missing, the lake is in a journal or cannot be written, or
+            another lake has this name as a consumer of a journal.
         """
         journals = self._follower.journals()
         _check_is_no_journal(self._table.location)
@@ -113,8 +113,8 @@ class ArchiveJob(abc.ABC):
     def wait(self, seconds: float | None = None) -> bool:
         """Let the job work.
 
-        :param seconds: the longest time; None: no limit, or until the next batch.
-        :returns: whether all is done, for an archive that ends.
+        :param seconds: the maximum time; None: no limit, or until the next batch.
+        :returns: whether an archive that ends has archived everything.
         :raises sbus.errors.SbusError: if the job has failed.
         :raises OSError: if something cannot be written.
         """
@@ -126,7 +126,7 @@ class ArchiveJob(abc.ABC):
 
     @property
     def lag(self) -> int:
-        """Rows that are in the journals and not yet in the lake."""
+        """The number of rows in the journals that are not in the lake yet."""
         journals = self._follower.journals()
         return sum(
             max(0, journal.end() - self._offset.get(name, journal.start())) for name, journal in journals.items()
@@ -134,11 +134,11 @@ class ArchiveJob(abc.ABC):
 
     @property
     def done_at(self) -> float:
-        """When the last batch was done, in seconds since the epoch; 0 before the first."""
+        """The time at which the last batch was done, in seconds since the epoch; 0 before the first."""
         return self._checkpoint.done_at(self._done)
 
     def stop(self) -> None:
-        """Stop the job; a batch that is not done runs again at the next start."""
+        """Stop the job. A batch that is not done runs again at the next start."""
         if self.upkeep is not None:
             self.upkeep.stop()
         self._resources.close()
@@ -156,7 +156,7 @@ class ArchiveJob(abc.ABC):
         self._done, self._offset = batch, end
 
     def _report(self) -> None:
-        """Report to the journals what is safe."""
+        """Report to the journals which rows are safe in the lake."""
         self._reports.send(self._follower.journals(), self._offset)
 
     def __enter__(self) -> Self:

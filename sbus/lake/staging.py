@@ -3,17 +3,17 @@
 Theory of operation
 -------------------
 
-Each journal yields its rows in order, cut at the hours. `stage` takes the pieces of all journals hour by hour, so a
-file has the rows of one journal after the other, sorted, and few files are open at a time.
+Each journal yields its rows in order, in pieces of one hour. `stage` takes the pieces of all journals hour by hour, so
+a file has sorted rows, one journal after the other, and few files are open at a time.
 
-1. *Cut.* A batch of rows within one hour, as nearly all are, is one piece. Another is cut where the hour changes.
+1. *Cut.* Nearly every batch of rows lies within one hour, and is one piece. Any other is cut where the hour changes.
 2. *Merge.* The journal whose next piece has the earliest hour comes next. So an hour is complete before the next one
    begins, unless a clock was set back.
-3. *Write.* Pieces of an hour wait until they have `Limits.group_bytes`, and become a row group. A file ends at
-   `Limits.max_bytes`, and the hour goes on in another one. If more than `_MAX_OPEN` hours are open, because of clocks
-   that were set, the one that was not used for longest is ended; its hour may get another file.
+3. *Write.* Pieces of an hour are collected until they have `Limits.group_bytes`, and become a row group. A file ends at
+   `Limits.max_bytes`; the hour continues in another file. If more than `_MAX_OPEN` hours are open, because clocks were
+   set, the least recently used one is closed; if more of its rows follow, they get another file.
 
-Memory is bounded by a row group for each open hour, and a batch for each journal.
+Memory is bounded by one row group for each open hour, and one batch for each journal.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ LIMITS = Limits(group_bytes=32 << 20)
 one hour: a peak of 44 MiB of Arrow instead of 79, and files 1.8 % larger; with 16 MiB 26 MiB, and 7 % larger."""
 
 _MAX_OPEN = 4
-"""Hours that are open at a time: those of journals whose clocks differ. Each costs a row group of memory."""
+"""Maximum number of open hours; journals whose clocks differ need several. Each costs a row group of memory."""
 
 _NAMES = pa.dictionary(pa.int32(), pa.utf8())
-"""A row group may have the rows of more journals than the index of one journal's rows can tell apart, which are 127."""
+"""The type of columns of names. A row group may have rows of more than 127 journals, which is the most for int8."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -53,7 +53,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def stage(directory: Path, journals: Sequence[Iterable[pa.RecordBatch]], limits: Limits = LIMITS) -> None:
     """Write rows to files in subdirectories ``date=…/hour=…``.
 
-    :param directory: an empty directory of this process.
+    :param directory: an empty directory that no other process uses.
     :param journals: the rows of each journal, in order, with the columns of a journal.
     :raises OSError: if a file cannot be written, as on a full disk.
     """
@@ -104,7 +104,7 @@ class _HourWriter:
     """Writes the rows of an hour to one file after another.
 
     :param hour: its number since the epoch.
-    :param begun: the files that were begun of each hour.
+    :param begun: for each hour, the number of files begun.
     """
 
     def __init__(self, directory: Path, hour: int, begun: dict[int, int], limits: Limits) -> None:
@@ -132,7 +132,7 @@ class _HourWriter:
         self._end_file()
 
     def close(self) -> None:
-        """Close what an error has left open."""
+        """Close the file that an error left open."""
         if self._file is not None:
             self._file.close()
 
@@ -160,7 +160,7 @@ class _HourWriter:
 
 
 def as_stored(batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    """Return rows of journals with the columns of a lake: keys as text, and all columns nullable, as Spark has them."""
+    """Return rows of journals with the columns of a lake: keys as text, and every column nullable, as in Spark."""
     columns: dict[str, pa.ChunkedArray] = {}
     for name in batches[0].schema.names:
         column = pa.chunked_array([batch.column(name) for batch in batches])

@@ -1,4 +1,4 @@
-"""Errors of this package in one line, where Spark would print a traceback, too."""
+"""Make Spark report errors of this package in one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sbus.errors import SbusError
 __all__ = ["HIDE", "in_one_line"]
 
 HIDE = "SPARK_HIDE_TRACEBACK"
-"""The variable that makes Spark's worker send the text of an exception alone."""
+"""The environment variable that makes Spark's worker send only the text of an exception."""
 
 
 @contextmanager

@@ -1,19 +1,19 @@
-"""Read journals as a table, and where Spark permits it no more than a query can use.
+"""Read journals as a table and, where Spark permits it, only what a query can use.
 
 Theory of operation
 -------------------
 
-A reader with `PushingReader.pushFilters` gets the conditions of a query, and one with ``pushLimit`` its limit, before
-it plans. Both only help to read less: Spark checks each row, and counts, once more.
+Before Spark plans a query, it passes the conditions to a reader with `PushingReader.pushFilters`, and the limit to one
+with ``pushLimit``. Both only reduce what is read: Spark still checks and counts every row.
 
-*From which Spark on.* Spark 4.3 keeps the plan that follows from conditions with the result of ``load()``. A second
-query on that DataFrame, or the other side of a union, then silently gets the rows of the first. The change that
-brought ``pushLimit`` (SPARK-58551) keeps each plan with its own query. So a Spark whose readers have that method is one
-whose conditions can be taken, whatever its version, and `test_filters_of_queries_on_one_table` fails if it is not.
+*Since which Spark.* Spark 4.3 keeps the plan for a query's conditions with the result of ``load()``. A second query on
+that DataFrame, or the other side of a union, then silently gets the rows of the first. The change that added
+``pushLimit`` (SPARK-58551) keeps each plan with its own query. So the reader takes conditions only if Spark's readers
+have that method, whatever the version; `test_filters_of_queries_on_one_table` fails if that is not enough.
 
-*Only when Spark asks.* Spark refuses each query on a reader that takes conditions unless
-``spark.sql.python.filterPushdown.enabled`` is true, and by default it is not. A data source cannot see the setting. But
-Spark has a program of its own for asking, and only there the reader takes conditions.
+*Only when Spark asks.* Spark refuses every query on a reader that takes conditions unless
+``spark.sql.python.filterPushdown.enabled`` is true; the default is false, and a data source cannot see the setting. But
+Spark asks in a program of its own, and only there does the reader take conditions.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from sbus.spark.datasource.scan import JournalPartition, Scan
 __all__ = ["ASKING", "PushingReader", "SbusReader", "keeps_plans_apart", "reader_class"]
 
 ASKING = "pyspark.sql.worker.data_source_pushdown_filters"
-"""The program with which Spark asks a reader what it can use of a query."""
+"""The program in which Spark passes conditions to a reader."""
 
 
 class SbusReader(DataSourceReader):
     """Read journals as a table.
 
-    It has all rows that are safe on the disk when the query is planned.
+    The table has all rows that are safe on the disk when Spark plans the query.
 
     :param options: which rows to read.
     :param schema: which columns to read.
@@ -64,30 +64,30 @@ class PushingReader(SbusReader):
     """Read journals as a table, and only as much as a query can use."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Leave out rows for which these conditions do not hold, and have Spark check the others."""
+        """Skip rows for which these conditions do not hold; return all of them, so that Spark checks the rest."""
         self.scan.narrow(filters)
         return filters
 
     def pushLimit(self, limit: int) -> bool:
-        """Read no more than this number of rows in each task."""
+        """Read at most `limit` rows in each task."""
         self.scan.limit = limit
         return True
 
 
 def reader_class() -> type[SbusReader]:
-    """Return the class of the reader for the program that runs."""
+    """Return the class of the reader for the running program."""
     return PushingReader if keeps_plans_apart(DataSourceReader) and _is_asking() else SbusReader
 
 
 def keeps_plans_apart(reader: type) -> bool:
-    """Return whether Spark keeps the plan for each query with that query.
+    """Return whether Spark keeps each plan with its own query.
 
-    :param reader: its base class of readers.
+    :param reader: Spark's base class of readers.
     """
     return hasattr(reader, "pushLimit")
 
 
 def _is_asking() -> bool:
-    """Return whether Spark asks: the program runs as a module, or in a fork of Spark's daemon."""
+    """Return whether this is the program in which Spark asks, run as a module or in a fork of Spark's daemon."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return ASKING in sys.modules or getattr(main, "name", None) == ASKING
