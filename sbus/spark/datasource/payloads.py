@@ -1,17 +1,16 @@
 """Payloads as typed values: ``payloadFormat`` is ``json``, ``msgpack`` or ``text``.
 
-The columns ``value`` and ``problem`` join those of a journal. A payload that has the format and the type of ``value``
-is there as a value, and ``problem`` is null. Of any other, ``value`` is null and ``problem`` says why; the column
-``payload`` has every payload as it was published. So one bad message spoils neither a query nor itself. Rows of
-other kinds than messages have neither a value nor a problem.
+The columns ``value`` and ``problem`` follow those of a journal. If a payload has the format and the type of ``value``,
+its value is there, and ``problem`` is null. Otherwise ``value`` is null, and ``problem`` says why; the column
+``payload`` always has it as it was published. So a bad message neither fails a query nor gets lost. Rows that are not
+messages have neither a value nor a problem.
 
-Types are checked strictly, because a guess would hide what is wrong: text is not a number, nor number a text. A whole
-number may stand for a fraction, and 2.0 for 2; dates, times and decimals may be text; binary data in JSON is Base64, as
-`to_json` writes it. A field that is missing is null, and one that the type does not have is ignored, so that publishers
-can add fields.
+Types are strict, because a guess would hide errors: text is not a number, and a number is not text. A whole number may
+stand for a fraction, and 2.0 for 2; dates, times and decimals may be text; binary data in JSON is Base64, as `to_json`
+writes it. A missing field is null. A field that the type does not have is ignored, so publishers can add fields.
 
-msgspec decodes a payload and checks its type in one step, into an object with a slot for each field. Those of a batch
-become one Arrow array for each field, which is several times as fast as an array of dictionaries.
+msgspec decodes a payload and checks its type in one step, into an object with a slot for each field. The objects of a
+batch become one Arrow array per field, which is several times as fast as an array of dictionaries.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ VALUE = "value"
 PROBLEM = "problem"
 
 _MAX_REASON = 200
-"""Characters of a reason at most."""
+"""Maximum length of a reason, in characters."""
 _BITS: dict[type[DataType], int] = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
 _SIMPLE: dict[type[DataType], type] = {
     StringType: str,
@@ -72,7 +71,7 @@ class PayloadParser:
 
     :param format_: one of `FORMATS`.
     :param type_: the type of the values.
-    :raises sbus.errors.UsageError: if the type is not possible, or msgspec is not installed.
+    :raises sbus.errors.UsageError: if the type is not supported, or msgspec is not installed.
     """
 
     def __init__(self, format_: str, type_: DataType) -> None:
@@ -87,7 +86,7 @@ class PayloadParser:
     def parse(self, payloads: pa.Array, is_message: pa.Array) -> tuple[pa.Array, pa.Array]:
         """Return the values and the problems of payloads.
 
-        :param is_message: of which rows the payload is one of a message.
+        :param is_message: whether each payload is that of a message.
         """
         decode = self._decode
         values: list[Any] = []
@@ -101,7 +100,7 @@ class PayloadParser:
         return _array(values, self._type), pa.array(problems, pa.string())
 
     def _reason(self, error: Exception) -> str:
-        """Say in one short line what is wrong: the form of the payload, or the type of its value."""
+        """Return in one short line what is wrong: the form of the payload, or the type of its value."""
         is_malformed = type(error).__name__ != "ValidationError"  # a name, because msgspec need not be there for text
         return (f"not {self._format}: {error}" if is_malformed else str(error))[:_MAX_REASON]
 
@@ -154,12 +153,12 @@ def _decoder(format_: str, type_: DataType) -> Callable[[bytes], Any]:
 
 
 class _Converted(type):
-    """A type of msgspec whose values a function converts, which gets them as they stand in the payload."""
+    """A type for msgspec whose `convert` gets values as they are in the payload."""
 
     convert: Callable[[object], object]
 
     def __instancecheck__(cls, value: object) -> bool:
-        """Whatever the function returns is of the type."""
+        """Accept whatever `convert` returns."""
         return True
 
 
@@ -198,7 +197,7 @@ def _refuse(value: object, wanted: str) -> NoReturn:
 
 
 def _array(values: list[Any], type_: pa.DataType) -> pa.Array:
-    """Return decoded values as an array; a struct is put together from an array for each field."""
+    """Return decoded values as an array; a struct is made of one array per field."""
     if pa.types.is_struct(type_):
         names = [f"f{number}" for number in range(type_.num_fields)]
         missing = type("Missing", (), dict.fromkeys(names))
@@ -219,7 +218,7 @@ def _array(values: list[Any], type_: pa.DataType) -> pa.Array:
 
 
 def _offsets(values: list[Any]) -> pa.Array:
-    """Return where the elements of each list begin, and where the last ones end; null for a list that is null."""
+    """Return the offset of each list's first element, null for a null list, and the end of the last list."""
     ends = accumulate((len(value or ()) for value in values), initial=0)
     starts = [None if value is None else end for value, end in zip([*values, ()], ends, strict=True)]
     return pa.array(starts, pa.int32())

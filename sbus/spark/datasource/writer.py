@@ -4,11 +4,11 @@ Each row is sent at least once, in order within a partition.
 
 A task connects, publishes its rows, and ends with a fence: it succeeds only after the server has handled all of its
 messages, and any error fails it. Spark can run a failed task again, and a stream can repeat its last batch after a
-crash; then messages are published twice, but none is lost.
+crash. Then some messages are published twice, but none is lost.
 
-With the option ``id``, a row's id becomes the last segment of its key, so receivers know a repeat by its key alone,
-whatever the payload is, and whatever their language. Rejected: an id in front of the payload, which every receiver
-would have to cut off; a field of the payload, which only JSON has, and SQL can add.
+With the option ``id``, a row's id becomes the last segment of its key, so a receiver in any language recognises a
+repeat by the key alone, whatever the payload. Rejected: an id before the payload, which every receiver would have to
+remove; a field of the payload, which only JSON has, and which SQL can add.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FENCE_TIMEOUT = 300.0
 class Published(WriterCommitMessage):
     """The result of a task.
 
-    :ivar messages: how many messages it has published.
+    :ivar messages: the number of messages that it has published.
     """
 
     messages: int
@@ -88,9 +88,9 @@ class SbusStreamWriter(DataSourceStreamArrowWriter):
 def table_columns(options: WriteOptions) -> StructType:
     """Return the columns of a table that publishes.
 
-    They take text; Spark turns what is inserted into it, and binary data stays as it is. The key is a VARCHAR, which no
-    query has: so Spark converts the columns of each INSERT, and then it adds the comments, with the options of the
-    table. It is as long as the text of a key can be: four characters (``\\xNN``) for a byte.
+    The columns are text: Spark casts what is inserted, and binary data stays unchanged. The key is a VARCHAR, which no
+    query returns, so Spark casts the columns of every INSERT, and thereby adds the comments, which hold the options of
+    the table. Its length is that of the longest key as text: four characters (``\\xNN``) per byte.
     """
     columns = StructType().add("key", VarcharType(4 * options.max_packet)).add("payload", StringType())
     return columns if options.id is None else columns.add(options.id, StringType())
