@@ -111,8 +111,8 @@ def test_a_killed_commit_is_made_good_by_any_later_one(first, second, kills, bac
     """Batches are killed at any file operation, some of them repeatedly. Then what Spark knew of the last ones is
     lost, so that other rows get their numbers: in the end, the lake has what was committed last, and nothing else.
     """
-    directory = tempfile.mkdtemp()
-    lake = Lake(directory)
+    directory = Path(tempfile.mkdtemp())
+    lake = Lake(directory / "lake")  # its state is beside it
     kept = first[: len(first) - min(back, len(first))]
     for (number, batch), operations in zip([*enumerate(first), *enumerate(second, len(kept))], kills, strict=False):
         for count in operations:
