@@ -277,11 +277,13 @@ def _padded_row(record: Record, length: int, format_: Format) -> bytes | None:
     def row(payload: bytes) -> pa.Buffer:
         return encode(Kind.DAMAGED, record.first_seq, record.min_time, [b""], [payload], format_=format_)
 
-    details = json.dumps({"rows": record.rows, "last": record.next_seq - 1, "reason": "damaged on the disk"}).encode()
     room = length - row(b"").size
     if room < 0:
         return None
-    payload = details.ljust(room) if room >= len(details) else b" " * room
+    details = {"rows": record.rows, "last": record.next_seq - 1, "reason": "damaged on the disk"}
+    # Without the index, the number of rows is what shows which row is behind them.
+    choices = (json.dumps(each).encode() for each in (details, {"rows": record.rows}))
+    payload = next((each for each in choices if len(each) <= room), b"").ljust(room)
     data = row(payload).to_pybytes()
     return data if len(data) == length else None
 

@@ -5,8 +5,9 @@ lost are looked for in ``.arrows``, and what is not found becomes a record of th
 rows. So the records that it returns follow one another without a hole, as those of an undamaged index do.
 
 A batch that is found without its record has no checksum to compare. It counts as whole if it decodes, its values are
-valid, its rows have exactly the numbers that are missing, and its times do not fall. Damage that hits the record of a
-batch and its bytes alike in this way is not detected; it takes two accidents.
+valid, its rows have exactly the numbers that are missing, and its times do not fall. A ``damaged`` row states how many
+numbers it stands for. Damage that hits the record of a batch and its bytes alike in this way is not detected; it takes
+two accidents.
 
 Rejected: to search a damaged region for the next message by its first bytes. Payloads may contain any bytes, also those
 of a message.
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 
 from sbus.journal.index import BATCH, HEAD, SYNC, Index, Record, parse_records
 from sbus.journal.layout import ARROWS, INDEX, Segment
-from sbus.journal.schema import END_OF_STREAM, FORMATS, KINDS, Format, Kind
+from sbus.journal.schema import END_OF_STREAM, FORMATS, KINDS, Format, Kind, damaged_rows
 
 __all__ = ["find_header", "salvage_index"]
 
@@ -149,8 +150,8 @@ class _Finder:
 def _parse(data: pa.Buffer, first_seq: int, format_: Format) -> tuple[int, Kind, int, int, int] | None:
     """Parse a batch at the beginning of some bytes.
 
-    :returns: its length in bytes, the kind and the number of its rows, and their first and last time; None if there is
-        no batch whose rows begin with `first_seq`.
+    :returns: its length in bytes, the kind of its rows, how many numbers they take, and their first and last time; None
+        if there is no batch whose rows begin with `first_seq`.
     """
     try:
         with pa.BufferReader(data) as reader:
@@ -171,4 +172,7 @@ def _parse(data: pa.Buffer, first_seq: int, format_: Format) -> tuple[int, Kind,
             return None
     except (pa.ArrowException, EOFError, OSError, ValueError):
         return None
-    return length, KINDS[kinds[0]], count, times[0].as_py(), times[-1].as_py()
+    kind = KINDS[kinds[0]]
+    if kind is Kind.DAMAGED:  # one row, as `sbus.journal.repair` and `JournalWriter.append_copies` write it
+        count = damaged_rows(rows.column("payload")[0].as_py())
+    return length, kind, count, times[0].as_py(), times[-1].as_py()
