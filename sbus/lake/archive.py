@@ -35,6 +35,7 @@ from sbus.journal.resizing import resized
 from sbus.journal.schema import COLUMN_NAMES
 from sbus.lake.job import LOOK_INTERVAL, ArchiveJob
 from sbus.lake.staging import stage
+from sbus.lake.table import count_staged
 
 __all__ = ["Archive"]
 
@@ -77,13 +78,14 @@ class Archive(ArchiveJob):
             if end == self._offset:
                 return False
             self._checkpoint.plan(batch, end, mode)
-        self._write(batch, end)
+        rows = self._write(batch, end)
         self._checkpoint.mark(batch, mode)
-        self._account(batch, end)
+        self._account(batch, end, rows)
         self._report()
         return True
 
-    def _write(self, batch: int, end: Offset) -> None:
+    def _write(self, batch: int, end: Offset) -> int:
+        """Put a batch into the lake, and return the number of its rows."""
         staged = self._table.state.staging / f"{batch:010}-{uuid.uuid4().hex}"
         try:
             stage(
@@ -93,6 +95,8 @@ class Archive(ArchiveJob):
                     for journal, first, last in self._follower.ranges(self._offset, end)
                 ],
             )
+            rows = count_staged(staged)
             self._table.commit(batch, staged)
+            return rows
         finally:
             shutil.rmtree(staged, ignore_errors=True)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbus.journal.clock import HOUR, from_datetime
+from sbus.journal.schema import Kind, damaged_rows
 from sbus.lake.merge import Limits, iter_rows
 from sbus.lake.table import DataFile, Table, open_parquet
 
@@ -29,7 +30,7 @@ class Findings:
     :ivar rows: rows in these.
     :ivar problems: what is wrong, one line each.
     :ivar holes: rows that are missing between others, for each journal; that is no fault after `forget` or a loss that
-        was allowed.
+        was allowed. Where a ``damaged`` row stands for rows, none is missing.
     """
 
     files: int = 0
@@ -79,6 +80,8 @@ def _read(table: Table, file: DataFile, ranges: dict[str, list[tuple[int, int]]]
                 if len(journals.dictionary) > 1:
                     seqs = seqs.filter(pc.equal(journals.indices, index))
                 ranges.setdefault(journal, []).extend(_ranges(seqs))
+            for journal, covered in _covered(batch):
+                ranges[journal].append(covered)
     if outside:
         problems.append(f"{file.name}: {outside} of {rows} rows are of another hour")
     for journal, parts in ranges.items():
@@ -92,6 +95,14 @@ def _ranges(seqs: pa.Array) -> list[tuple[int, int]]:
     breaks = pc.indices_nonzero(pc.not_equal(pc.subtract(seqs[1:], seqs[:-1]), 1)).to_pylist()
     starts, ends = [0, *(at + 1 for at in breaks)], [*breaks, len(seqs) - 1]
     return [(seqs[start].as_py(), seqs[end].as_py() + 1) for start, end in zip(starts, ends, strict=True)]
+
+
+def _covered(rows: pa.RecordBatch) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the journal of each ``damaged`` row, and the range of numbers that it stands for besides its own."""
+    damaged = rows.select(["journal", "seq", "payload"]).filter(pc.equal(rows.column("kind"), Kind.DAMAGED.value))
+    for row in damaged.to_pylist():
+        if (count := damaged_rows(row["payload"])) > 1:
+            yield row["journal"], (row["seq"] + 1, row["seq"] + count)
 
 
 def _joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -143,13 +143,15 @@ class ArchiveJob(abc.ABC):
             self.upkeep.stop()
         self._resources.close()
 
-    def _account(self, batch: int, end: Offset) -> None:
-        """Count a batch that is done and synced."""
+    def _account(self, batch: int, end: Offset, rows: int) -> None:
+        """Count a batch that is done and synced.
+
+        :param rows: its rows in the lake; the numbers of a journal are more where one row stands for damaged ones.
+        """
         lost = 0
         for journal_id, journal in self._follower.journals().items():
             first = self._offset.get(journal_id, journal.start())
             lost += max(0, min(journal.start(), end.get(journal_id, first)) - first)
-        rows = sum(last - self._offset.get(journal_id, last) for journal_id, last in end.items()) - lost
         self.lost += lost
         self.rows += rows
         self.batches += rows > 0

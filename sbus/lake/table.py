@@ -43,7 +43,7 @@ import pyarrow.parquet as pq
 from sbus.errors import LakeError
 from sbus.lake.state import State
 
-__all__ = ["GRACE", "DataFile", "Event", "Hour", "Table", "open_parquet", "staged_files"]
+__all__ = ["GRACE", "DataFile", "Event", "Hour", "Table", "count_staged", "open_parquet", "staged_files"]
 
 GRACE = 3600.0
 """The least time in seconds for which a file that was replaced can still be read."""
@@ -230,6 +230,11 @@ def staged_files(staged: Path) -> Iterator[tuple[str, list[Path]]]:
     paths = sorted(staged.glob("*/*/*.parquet"))
     for hour, files in itertools.groupby(paths, lambda path: str(path.parent.relative_to(staged))):
         yield hour, list(files)
+
+
+def count_staged(staged: Path) -> int:
+    """Return the number of rows in staged files."""
+    return sum(pq.read_metadata(path).num_rows for _, paths in staged_files(staged) for path in paths)
 
 
 def open_parquet(table: Table, file: DataFile) -> pq.ParquetFile:

@@ -52,6 +52,7 @@ class Archive(ArchiveJob):
         self._spark = spark
         self._lake = lake
         self._query: StreamingQuery | None = None
+        self._written: dict[int, int] = {}  # rows of batches that are not counted yet
 
     def _begin(self) -> None:
         asked = self._follower
@@ -103,7 +104,7 @@ class Archive(ArchiveJob):
 
     def _write(self, rows: DataFrame, batch: int) -> None:
         """Write a batch; Spark calls this in a thread of its own."""
-        self._lake.write(rows, batch, writers=self._writers)
+        self._written[batch] = self._lake.write(rows, batch, writers=self._writers)
 
     @property
     def _writers(self) -> int:
@@ -123,5 +124,5 @@ class Archive(ArchiveJob):
         elif not self._reports.is_due:
             return
         for batch in range(self._done + 1, done + 1):
-            self._account(batch, self._checkpoint.offsets(batch) or self._offset)
+            self._account(batch, self._checkpoint.offsets(batch) or self._offset, self._written.pop(batch, 0))
         self._report()

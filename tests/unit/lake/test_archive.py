@@ -263,6 +263,20 @@ def test_a_damaged_batch_does_not_stop_the_archive(new_journal: NewJournal, tmp_
     assert consumers(journal.directory) == {"archive": 30}
 
 
+def test_a_damaged_row_is_one_row_and_no_hole(new_journal: NewJournal, tmp_path: Path) -> None:
+    """The archive counts the rows that the lake has; the check finds no row missing where one stands for many."""
+    journal, lake = new_journal(clock=Clock(MIDNIGHT)), tmp_path / "lake"
+    journal.append(messages(20))
+    journal.append_copies(Kind.DAMAGED, [b""], [b'{"rows": 500}'], [MIDNIGHT])
+    journal.append(messages(10))
+    journal.sync()
+    job = put_away([journal], lake)
+    assert (job.rows, job.batches, job.lost) == (31, 1, 0)
+    assert consumers(journal.directory) == {"archive": 530}
+    (*_, found) = check(open_table(str(lake)))
+    assert (found.rows, found.problems, found.holes) == (31, [], {})
+
+
 def test_rows_that_were_deleted_are_counted(new_journal: NewJournal, tmp_path: Path) -> None:
     """An archive that may go on without them says how many there were, and counts as archived what the lake has."""
     journal, lake = new_journal(segment_bytes=1), tmp_path / "lake"
