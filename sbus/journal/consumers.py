@@ -28,9 +28,9 @@ import re
 
 from sbus.errors import JournalError, UsageError
 from sbus.journal import disk
-from sbus.journal.layout import read_object
+from sbus.journal.layout import read_identity, read_object
 
-__all__ = ["advance", "check_consumer", "check_name", "consumers"]
+__all__ = ["advance", "check_consumer", "check_name", "consumers", "release"]
 
 _DIRECTORY = "consumers"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -44,22 +44,41 @@ def consumers(directory: str | os.PathLike[str]) -> dict[str, int]:
 
     :raises JournalError: if the file of a consumer is damaged.
     """
-    home = os.path.join(directory, _DIRECTORY)
+    return {name: _read_next_seq(os.path.join(directory, _DIRECTORY, f"{name}.json")) for name in _names(directory)}
+
+
+def _names(directory: str | os.PathLike[str]) -> list[str]:
     try:
-        names = sorted(os.listdir(home))
+        files = sorted(os.listdir(os.path.join(directory, _DIRECTORY)))
     except FileNotFoundError:
-        return {}
-    found = {}
-    for name, suffix in map(os.path.splitext, names):
-        if suffix == ".json":
-            found[name] = _read_next_seq(os.path.join(home, name + suffix))
-    return found
+        return []
+    return [name for name, suffix in map(os.path.splitext, files) if suffix == ".json"]
+
+
+def release(directory: str | os.PathLike[str], name: str) -> None:
+    """Forget a consumer that is gone for good; one that still runs comes back when it advances.
+
+    :raises UsageError: if no consumer can have this name.
+    :raises JournalError: if there is no journal, or no such consumer.
+    :raises OSError: if its file cannot be removed.
+    """
+    path = _path(directory, name)
+    read_identity(os.fspath(directory))
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        names = _names(directory)
+        known = f"its consumers are {', '.join(names)}" if names else "it has no consumers"
+        raise JournalError(f"{os.fspath(directory)}: there is no consumer {name!r}: {known}") from None
+    disk.sync_directory(os.path.dirname(path))
 
 
 def _read_next_seq(path: str) -> int:
     next_seq = read_object(path).get("next")
     if not isinstance(next_seq, int):
-        raise JournalError(f"{path}: it has no number of a next row: restore it, or remove it to forget this consumer")
+        raise JournalError(
+            f"{path}: it has no number of a next row: restore it, or run 'sbus journal release' to forget this consumer"
+        )
     return next_seq
 
 
@@ -81,8 +100,8 @@ def check_consumer(directory: str | os.PathLike[str], name: str, identity: str, 
         raise JournalError(
             f"{os.fspath(directory)}: the consumer {name!r} is another lake or stream ({owner}), not "
             f"{place or identity}: with one name, retention would delete rows that one of the two lacks; choose "
-            f"another name (--consumer=NAME; of a stream, the option consumer), or remove {path} if that one is gone "
-            "for good"
+            f"another name (--consumer=NAME; of a stream, the option consumer), or run 'sbus journal release "
+            f"{os.fspath(directory)} {name}' if that one is gone for good"
         )
 
 

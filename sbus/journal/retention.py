@@ -166,7 +166,8 @@ def _first_needed(directory: str) -> tuple[int, str]:
         )
     slowest = min(known, key=lambda name: known[name])
     return known[slowest], (
-        f"{directory}: {exceeds} the consumer {slowest!r} has not taken the oldest segment yet: check that it runs"
+        f"{directory}: {exceeds} the consumer {slowest!r} has not taken the oldest segment yet: check that it runs, or "
+        f"run 'sbus journal release {directory} {slowest}' if it is gone for good"
     )
 
 

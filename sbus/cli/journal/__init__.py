@@ -1,4 +1,4 @@
-"""``sbus journal``: list, print, follow, verify, repair, export and import journals, without Spark."""
+"""``sbus journal``: the commands on journals, without Spark."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _MODULES = {
     "tail": "sbus.cli.journal.tail",
     "verify": "sbus.cli.journal.verify",
     "repair": "sbus.cli.journal.repair",
+    "release": "sbus.cli.journal.release",
     "export": "sbus.cli.journal.export",
     "import": "sbus.cli.journal.import_",
 }
@@ -30,6 +31,7 @@ Examples:
   sbus journal cat --pattern='sensors/' --since=2026-01-31 /var/lib/sbus/journal
   sbus journal tail /var/lib/sbus/journal
   sbus journal verify /var/lib/sbus/journal
+  sbus journal release /var/lib/sbus/journal alerts
   sbus journal export --output=today.mcap --since=2026-01-31 /var/lib/sbus/journal
   sbus journal import run.mcap ./journal
 """,

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from sbus.cli.main import cli
-from sbus.journal.consumers import advance
+from sbus.journal.consumers import advance, consumers
 from sbus.journal.digests import Digest
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, read
@@ -101,8 +101,9 @@ class TestLs:
 
     def test_missing(self, tmp_path):
         """A directory that is not a journal is reported by name."""
-        for name in ("ls", "cat", "tail", "verify"):
-            assert sbus(name, tmp_path, status=1) == (
+        for name in ("ls", "cat", "tail", "verify", "release"):
+            consumer = ["archive"] if name == "release" else []
+            assert sbus(name, tmp_path, *consumer, status=1) == (
                 f"sbus: {tmp_path}: this is no journal (it has no journal.json): "
                 "name the directory that the recorder writes\n"
             )
@@ -368,6 +369,21 @@ class TestRepair:
         assert sbus("repair", directory).endswith("nothing is damaged\n")
         sbus("verify", directory)
         assert "# damaged " in sbus("cat", directory)
+
+
+def test_release(tmp_path):
+    """A consumer is forgotten, even with a damaged file; an unknown name is an error that lists the names."""
+    directory = tmp_path / "j"
+    JournalWriter.open(directory).close()
+    assert "'archive': it has no consumers\n" in sbus("release", directory, "archive", status=1)
+    for name in ("archive", "alerts", "report"):
+        advance(directory, name, 0)
+    (directory / "consumers" / "archive.json").write_text("no object")
+    message = f"sbus: {directory}: there is no consumer 'arhcive': its consumers are alerts, archive, report\n"
+    assert sbus("release", directory, "arhcive", status=1) == message
+    assert "is no name for a consumer" in sbus("release", directory, "../journal", status=2)
+    assert sbus("release", directory, "archive") == f"{directory}: the consumer 'archive' no longer holds rows\n"
+    assert consumers(directory) == {"alerts": 0, "report": 0}
 
 
 @pytest.mark.parametrize(

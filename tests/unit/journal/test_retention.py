@@ -329,7 +329,8 @@ class TestConsumers:
             lambda: advance(journal.directory, "archive", 50, identity="two"),
         ):
             with pytest.raises(
-                JournalError, match=r"another lake or stream \(one\).*--consumer=NAME.*archive.json if that one"
+                JournalError,
+                match=r"another lake or stream \(one\).*--consumer=NAME.*journal release .* archive' if that one",
             ):
                 refused()
         check_consumer(journal.directory, "archive", "one")
