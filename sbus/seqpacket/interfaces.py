@@ -144,7 +144,12 @@ class IPacketTransport(Interface):
     def stop_bundling() -> None:
         """Accept and send no more bundles."""
 
-    def pass_payloads(wanted: bool, user: int | None = None, connections: Callable[[], int] = ...) -> bool:
+    def pass_payloads(
+        wanted: bool,
+        user: int | None = None,
+        connections: Callable[[], int] = ...,
+        hold: Callable[[], Callable[[], None]] | None = None,
+    ) -> bool:
         """Accept descriptors from now on, and send payloads with theirs (`sbus.flood.PayloadMessage`), or no more.
 
         A payload that waits when this ends is sent as a plain message, if it fits.
@@ -153,6 +158,8 @@ class IPacketTransport(Interface):
             peer's own.
         :param connections: returns the number of connections that the peer's user has, which share a limit of
             descriptors that are not read yet; by default this one alone.
+        :param hold: called if the connection ends before the peer has read its descriptors; the socket is kept until it
+            has, or has hung up, and then what `hold` returned is called. By default, no socket is kept.
         :returns: whether the transport can do so at all.
         """
 

@@ -45,7 +45,8 @@ files: without a bound, 15 receivers that did not read used up a limit of 20,000
 USER_MOST = 1024
 """Descriptors that all connections of one user together may leave unread, if there are not more connections than that:
 else one user with 1,250 connections took all that a server which is not root may have under way. What was sent while
-there were fewer connections stays unread: 256 that come one after another leave 2,348."""
+there were fewer connections stays unread: 256 that come one after another leave 2,348. A connection that has ended
+counts until its descriptors are read (`sbus.seqpacket.unread`)."""
 
 
 class PayloadSender:
@@ -133,7 +134,11 @@ class PayloadSender:
         return count
 
     def _send_plain(self, message: PayloadMessage) -> int:
-        return send_packets(self._sock, [message.plain()])
+        try:
+            plain = message.plain()
+        except MemoryError as e:
+            raise OSError(errno.ENOMEM, "no memory to copy the payload") from e
+        return send_packets(self._sock, [plain])
 
     def _send_with(self, packet: bytes, descriptor: int) -> bool:
         try:
@@ -162,6 +167,10 @@ class PayloadSender:
         if self.is_waiting:
             self.stop_waiting()
         return True
+
+    def has_unread(self) -> bool:
+        """Return whether the peer may have descriptors left to read."""
+        return self._in_flight > 0 and unread_bytes(self._sock) > 0
 
     def stop_waiting(self) -> None:
         """Stop waiting for the peer to read."""

@@ -118,6 +118,7 @@ class SendingHalf(Endings):
         "_fd",
         "_flush_scheduled",
         "_half",
+        "_hold",
         "_input_limit",
         "_memory_retry",
         "_multiplexer",
@@ -144,6 +145,7 @@ class SendingHalf(Endings):
         self.may_grow: Callable[[int], bool] | None = None
         self._send_batch: Callable[[list[bytes]], int] = partial(send_packets, sock)
         self._payloads: PayloadSender | None = None
+        self._hold: Callable[[], Callable[[], None]] | None = None
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
         self._send_bundle_limit = 0  # the same, from when the answer that agrees to it is sent
@@ -469,13 +471,20 @@ class SendingHalf(Endings):
 
     # --- payloads ----------------------------------------------------------------------------
 
-    def pass_payloads(self, wanted: bool, user: int | None = None, connections: Callable[[], int] = lambda: 1) -> bool:
+    def pass_payloads(
+        self,
+        wanted: bool,
+        user: int | None = None,
+        connections: Callable[[], int] = lambda: 1,
+        hold: Callable[[], Callable[[], None]] | None = None,
+    ) -> bool:
         """Send payloads with their descriptors from now on, or no more; see `IPacketTransport`."""
         if wanted and self._payloads is None:
             self._payloads = PayloadSender(self._sock, self._multiplexer, self._longest_plain(), self._fit, connections)
             self._send_batch = self._payloads.send
         if self._payloads is not None:
             self._payloads.is_wanted = wanted
+        self._hold = hold
         return True
 
     @abstractmethod

@@ -64,7 +64,13 @@ class StreamTransport(PacketTransport):
         """Receive packets of up to `size` bytes from now on, if the limit was lower."""
         self._frames.max_packet = max(self._frames.max_packet, size)
 
-    def pass_payloads(self, wanted: bool, user: int | None = None, connections: Callable[[], int] = lambda: 1) -> bool:
+    def pass_payloads(
+        self,
+        wanted: bool,
+        user: int | None = None,
+        connections: Callable[[], int] = lambda: 1,
+        hold: Callable[[], Callable[[], None]] | None = None,
+    ) -> bool:
         """Pass no descriptors: a frame can be cut in two, and a descriptor would go with the first half."""
         return False
 

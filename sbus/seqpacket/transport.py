@@ -68,11 +68,12 @@ from sbus.seqpacket.pacing import IN_TURN, LARGE, LARGE_PER_PASS, ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.sending import MEMORY_RETRY, NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
+from sbus.seqpacket.unread import end_when_read
 from sbus.syscalls.batch import BATCH, PacketReader
 from sbus.syscalls.elsewhere import do_elsewhere, is_overrun
 from sbus.syscalls.memfd import receive_from
 from sbus.syscalls.processes import peer_executable
-from sbus.syscalls.sockets import discard_and_close, pass_descriptors, peer_credentials, peer_groups
+from sbus.syscalls.sockets import discard_and_close, discard_input, pass_descriptors, peer_credentials, peer_groups
 
 __all__ = ["PacketTransport", "closed"]
 
@@ -234,6 +235,7 @@ class PacketTransport(SendingHalf):
 
     def lost(self, reason: Failure) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
+        self._hold = None
         self._close(reason)
 
     # --- reading -----------------------------------------------------------------------------
@@ -247,12 +249,18 @@ class PacketTransport(SendingHalf):
         if size > self._reader.max_packet:
             self._reader = self._multiplexer.reader(size, self._reader.descriptors)
 
-    def pass_payloads(self, wanted: bool, user: int | None = None, connections: Callable[[], int] = lambda: 1) -> bool:
+    def pass_payloads(
+        self,
+        wanted: bool,
+        user: int | None = None,
+        connections: Callable[[], int] = lambda: 1,
+        hold: Callable[[], Callable[[], None]] | None = None,
+    ) -> bool:
         """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
         self._passer = self.credentials.uid if user is None else user
         pass_descriptors(self._sock, wanted)
         self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
-        return super().pass_payloads(wanted, user, connections)
+        return super().pass_payloads(wanted, user, connections, hold)
 
     def _longest_plain(self) -> int:
         return self._reader.max_packet
@@ -479,8 +487,8 @@ class PacketTransport(SendingHalf):
         if self.life is Life.CLOSED:
             return
         self._stop_polling()
-        may_have_descriptors = self._payloads is not None
-        if may_have_descriptors:
+        payloads = self._payloads
+        if payloads is not None:
             self._payloads, self._send_batch = None, closed  # which refer to this object
         self.move(Event.CLOSE)
         self._undelivered = None
@@ -498,8 +506,8 @@ class PacketTransport(SendingHalf):
             producer, self._producer = self._producer, None
             self._guarded(producer.stopProducing)
         try:
-            if may_have_descriptors:
-                self._close_elsewhere()
+            if payloads is not None:
+                self._close_elsewhere(payloads.has_unread())
             else:
                 self._sock.close()
         except OSError as e:  # the descriptor is gone all the same (close(2))
@@ -509,12 +517,26 @@ class PacketTransport(SendingHalf):
         if protocol is not None:
             protocol.connectionLost(reason)
 
-    def _close_elsewhere(self) -> None:
-        """Close the socket at which descriptors may wait: to close these may take long."""
+    def _close_elsewhere(self, has_unread: bool) -> None:
+        """Close the socket at which descriptors may wait: to close these may take long.
+
+        :param has_unread: whether the peer has descriptors to read: then the socket is kept, if its owner wants that.
+        """
         sock = socket.socket(fileno=self._sock.detach())
         with contextlib.suppress(OSError):  # the peer has left
             sock.shutdown(socket.SHUT_RDWR)
-        do_elsewhere(partial(discard_and_close, sock, self._input_limit), self._passer)
+        passer, hold, self._hold = self._passer, self._hold, None
+        if hold is None or not has_unread:
+            do_elsewhere(partial(discard_and_close, sock, self._input_limit), passer)
+            return
+        do_elsewhere(partial(discard_input, sock, self._input_limit), passer)
+        release = hold()
+
+        def end() -> None:
+            do_elsewhere(sock.close, passer)
+            release()
+
+        end_when_read(sock, self._multiplexer, end)
 
     # --- addresses ---------------------------------------------------------------------------
 

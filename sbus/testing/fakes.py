@@ -255,7 +255,13 @@ class FakePacketTransport(Endings):
         """Note that bundles are not allowed any more."""
         self.bundle_limit = 0
 
-    def pass_payloads(self, wanted: bool, user: int | None = None, connections: Callable[[], int] = lambda: 1) -> bool:
+    def pass_payloads(
+        self,
+        wanted: bool,
+        user: int | None = None,
+        connections: Callable[[], int] = lambda: 1,
+        hold: Callable[[], Callable[[], None]] | None = None,
+    ) -> bool:
         """Note whether payloads go with their descriptors; a fake takes them as they are."""
         self.takes_payloads = wanted
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
@@ -314,6 +315,37 @@ def test_thousands_of_descriptors_to_silent_readers(shared):
     for reader in silent:
         reader.close()
     forgets(shared)
+
+
+def test_unread_descriptors_of_ended_connections_keep_their_places(bus):
+    """A receiver that the server has closed is one of its user's clients until it has read, or has left."""
+    started = bus("--user-clients=2", "--mode=0777")
+    publisher = asking(started)
+    ended = []
+    for _ in range(2):
+        silent = asking(started, b"k", user=OTHER_USER)
+        publish_one(publisher, b"k", b"x")
+        publisher.sync()
+        silent.send(b"no packet of the protocol")
+        poll = select.poll()
+        poll.register(silent.sock, 0)
+        assert poll.poll(TIMEOUT * 1000)
+        ended.append(silent)
+    assert started.client(user=OTHER_USER).has_ended()
+    assert payload_of(ended[0]) == (b"k", b"x")
+    wait_until(lambda: asks(started), bool)
+    ended[1].close()
+    wait_until(lambda: asks(started), bool)
+
+
+def asks(bus: Bus) -> bool:
+    """Return whether one more client of the other user is served."""
+    client = bus.client(user=OTHER_USER)
+    client.send(ON)
+    try:
+        return client.recv() == ANSWER
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("victim", ["publisher", "receiver"])

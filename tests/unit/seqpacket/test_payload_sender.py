@@ -6,9 +6,11 @@ import errno
 import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from twisted.internet import error
+from twisted.python.failure import Failure
 
 from sbus.flood import PROGRAM, PayloadMessage, SharedBudget, SharedMemory, UserShare
 from sbus.protocol.bundles import unbundle
@@ -20,6 +22,7 @@ from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
 from tests.support.descriptors import descriptors
 from tests.support.reactors import Recorder
 from tests.support.transports import World
+from tests.support.waiting import wait_until
 
 
 def shared(size: int = 100) -> SharedMemory:
@@ -98,6 +101,77 @@ def test_the_connections_of_one_user_share_a_limit(world: World, connections: in
     for number in range(20):
         assert take(peer) == b"FMSG k\x000 %d" % (number + 1)
         world.settle()
+
+
+@pytest.mark.parametrize("leave", [False, True], ids=["reads", "hangs up"])
+@pytest.mark.parametrize("end", ["abortConnection", "loseConnection"])
+def test_what_is_unread_counts_after_the_end(world: World, end: str, leave: bool) -> None:
+    """A connection that has ended is held until its peer has read the descriptors, or hung up."""
+    peer = world.connect(Recorder())
+    (transport,) = world.transports
+    held: list[bool] = []
+
+    def hold() -> Callable[[], None]:
+        held.append(True)
+        return held.clear
+
+    before = len(descriptors())
+    assert transport.pass_payloads(True, hold=hold)
+    memory = shared()
+    for number in range(3):
+        transport.write(message(number, memory))
+    world.settle()
+    getattr(transport, end)()
+    world.settle()
+    assert transport.protocol is None
+    if leave:
+        peer.close()
+    else:
+        assert [take(peer) for _ in range(2)] == [b"FMSG k\x000 1", b"FMSG k\x000 2"]
+        world.settle()
+        assert held == [True]
+        assert take(peer) == b"FMSG k\x000 3"
+        assert peer.recv(1) == b""
+    world.settle()
+    assert held == []
+    del memory
+    wait_until(lambda: len(descriptors()), lambda found: found <= before - 1)
+
+
+def test_nothing_unread_holds_nothing(world: World) -> None:
+    """A connection whose descriptors were read ends at once."""
+    peer = world.connect(Recorder())
+    (transport,) = world.transports
+    assert transport.pass_payloads(True, hold=lambda: pytest.fail("held"))
+    transport.write(message(0))
+    world.settle()
+    assert take(peer) is not None
+    transport.abortConnection()
+    world.settle()
+    assert peer.recv(1) == b""
+
+
+@pytest.mark.parametrize("stops_first", [False, True])
+def test_nothing_is_held_when_the_reactor_stops(world: World, stops_first: bool) -> None:
+    """A reactor that stops closes what is held, and nothing more is held."""
+    world.connect(Recorder())
+    (transport,) = world.transports
+    held: list[bool] = []
+
+    def hold() -> Callable[[], None]:
+        held.append(True)
+        return held.clear
+
+    assert transport.pass_payloads(True, hold=hold)
+    transport.write(message(0))
+    world.settle()
+    if not stops_first:
+        transport.abortConnection()
+        world.settle()
+        assert held == [True]
+    for reader in world.reactor.getReaders():
+        reader.connectionLost(Failure(error.ConnectionDone()))
+    assert held == []
 
 
 def test_server_without_a_free_descriptor_tries_again(world: World) -> None:
@@ -221,3 +295,21 @@ def test_too_many_descriptors_and_no_packet_is_long_enough(world: World, too_man
     world.reactor.rightNow += 0.05
     world.settle()
     assert take(peer) == b"FMSG k\x000 %d" % size
+
+
+def test_no_memory_for_the_plain_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory for the bytes of a payload, the connection stays, and goes on after 50 ms."""
+    peer = connect(world)
+    transport = world.transports[0]
+    transport.pass_payloads(False)
+
+    def fail(message: PayloadMessage) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PayloadMessage, "plain", fail)
+        transport.write(message(2))
+        world.settle()
+    world.reactor.advance(MEMORY_RETRY)
+    world.settle()
+    assert peer.recv(100) == b"MSG k\0xxx"
