@@ -18,7 +18,7 @@ from sbus.protocol.bundles import unbundle
 from sbus.syscalls.memfd import SEALS, Memfd
 from sbus.syscalls.polling import is_readable
 from tests.support.harness import OTHER_USER, THIRD_USER, TIMEOUT, Bus, Client
-from tests.support.waiting import wait_until
+from tests.support.waiting import paused, wait_until
 
 ON = b"CMSG payload/on"
 ANSWER = b"CMSG payload/on\x00131072 67108864"
@@ -259,8 +259,9 @@ def test_what_one_user_passes_delays_the_closing_of_no_other(shared):
         hostile = asking(shared, user=OTHER_USER)
         ours, theirs = lingering()
         ends.append(theirs)
-        socket.send_fds(hostile.sock, [b"FMSG k\x000 1"], [ours.fileno()])
-        ours.close()
+        with paused(shared.pid):  # else the server may be the first to close it, and this process waits
+            socket.send_fds(hostile.sock, [b"FMSG k\x000 1"], [ours.fileno()])
+            ours.close()
         assert hostile.has_ended()
     reading, writing = os.pipe()
     with open(reading, "rb") as pipe:
