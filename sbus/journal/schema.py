@@ -160,7 +160,7 @@ COLUMNS = (
         "of the root bus, or of a bus without a master",
         True,
     ),
-    Column("host", _NAMES, "the name of the machine that the journal was begun on; null if it does not say", True),
+    Column("host", _NAMES, "the name of the machine on which the journal began; null if unknown", True),
 )
 """The columns of a journal, in their order."""
 

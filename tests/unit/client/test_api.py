@@ -250,7 +250,7 @@ def test_responding(caplog: pytest.LogCaptureFixture) -> None:
     assert third.startswith(b"MSG %b\0-the responder failed (ValueError)" % to)
     assert requests[0] == (b"div/x", b"3")
     assert [record.name for record in caplog.records] == ["sbus.client"] * 2
-    assert "ZeroDivisionError: integer division" in caplog.text
+    assert [record.exc_info and record.exc_info[0] for record in caplog.records] == [ZeroDivisionError, ValueError]
 
 
 def test_what_a_handler_may_do(caplog: pytest.LogCaptureFixture) -> None:

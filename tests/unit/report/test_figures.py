@@ -316,8 +316,8 @@ def test_command_writes_the_page(made: _Made) -> None:
 @pytest.mark.parametrize(
     "period", [["--since=0001-01-01", "--until=2027-01-01"], ["--until=2027-01-01", "--last=1000000d"]]
 )
-def test_a_period_that_no_calendar_holds_is_refused(period: list[str]) -> None:
-    """A period outside of the calendar is refused in one line, before anything is read."""
-    result = CliRunner().invoke(cli, ["report", "--lake=x", *period])
+def test_a_period_that_no_calendar_holds_is_refused(lake: Path, period: list[str]) -> None:
+    """A period outside of the calendar is refused in one line."""
+    result = CliRunner().invoke(cli, ["report", f"--lake={lake}", *period])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert "before the year 1" in result.output
