@@ -141,7 +141,10 @@ def test_a_name_belongs_to_one_checkpoint(new_journal: NewJournal):
     add(journal)
     Stream(journal.directory).run()
     again = Stream(journal.directory)
-    words = r"the consumer 'mine' is another lake or stream \(\w{32}\), not this stream: .*option consumer.*sbus journal release \S+ mine"
+    words = (
+        r"the consumer 'mine' is another lake or stream \(\w{32}\), not this stream: "
+        r".*option consumer.*sbus journal release \S+ mine"
+    )
     with pytest.raises(JournalError, match=words):
         again.run()
     assert again.rows == {}
