@@ -259,7 +259,8 @@ def check_lake(lake: Path, rows: int) -> None:
 def query(lake: Path, rows: int, where: str = "") -> Stage:
     """Count messages and bytes by key with DuckDB, in a process of its own."""
     program = (
-        'import duckdb; print(len(duckdb.sql("SELECT key, count(*), sum(octet_length(payload)) FROM '
+        "import duckdb; duckdb.sql('SET enable_progress_bar = false'); "
+        'print(len(duckdb.sql("SELECT key, count(*), sum(octet_length(payload)) FROM '
         f"read_parquet('{lake}/*/*/*.parquet') WHERE kind = 'message' {where} GROUP BY key\").fetchall()))"
     )
     stage, text = run(rows, sys.executable, "-c", program)
