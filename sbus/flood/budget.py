@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sbus.syscalls.elsewhere import Closing
+
 __all__ = [
     "MINIMUM",
     "UNLIMITED",
@@ -140,18 +142,29 @@ class SharedBudget:
 
 
 class PayloadShare:
-    """What waits of the payloads that one user has published (`sbus.flood.payloads`).
+    """What large messages make the server, and the kernel for it, hold for one user, also after its connections.
 
-    :ivar files: memfds.
+    :ivar files: memfds that the user has published, and that wait (`sbus.flood.payloads`).
     :ivar bytes: the bytes of these.
     :ivar receivers: the files and their bytes, by the users of their receivers.
+    :ivar connections: connections that take descriptors (`sbus.seqpacket.payload_sender`).
+    :ivar ended: those of them that have ended, and are kept until their peers have read the descriptors.
     """
 
-    __slots__ = ("__weakref__", "bytes", "files", "receivers")
+    __slots__ = ("__weakref__", "_closing", "bytes", "connections", "ended", "files", "receivers")
 
     def __init__(self) -> None:
         self.files = self.bytes = 0
         self.receivers: dict[UserShare, tuple[int, int]] = {}
+        self.connections = self.ended = 0
+        self._closing: Closing | None = None
+
+    @property
+    def closing(self) -> Closing:
+        """What waits to be closed of all that the user has passed."""
+        if self._closing is None:  # most users pass nothing, and it takes 1.5 kB
+            self._closing = Closing()
+        return self._closing
 
 
 class UserShare:

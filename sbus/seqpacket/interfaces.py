@@ -9,6 +9,7 @@ from typing import Protocol
 from twisted.internet.interfaces import IDelayedCall, IReadDescriptor
 from zope.interface import Attribute, Interface
 
+from sbus.flood import PayloadShare
 from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import PeerCredentials
@@ -144,23 +145,15 @@ class IPacketTransport(Interface):
     def stop_bundling() -> None:
         """Accept and send no more bundles."""
 
-    def pass_payloads(
-        wanted: bool,
-        user: int | None = None,
-        connections: Callable[[], int] = ...,
-        hold: Callable[[], Callable[[], None]] | None = None,
-    ) -> bool:
+    def pass_payloads(wanted: bool, share: PayloadShare | None = None) -> bool:
         """Accept descriptors from now on, and send payloads with theirs (`sbus.flood.PayloadMessage`), or no more.
 
         A payload that waits when this ends is sent as a plain message, if it fits.
 
-        :param user: the user for whom the peer's descriptors count as long as they are not closed; by default the
-            peer's own.
-        :param connections: returns the number of connections that the peer's user has, which share a limit of
-            descriptors that are not read yet; by default this one alone.
-        :param hold: called if the connection ends before the peer has read its descriptors; the socket is kept until it
-            has, or has hung up, and then what `hold` returned is called. By default, no socket is kept.
-        :returns: whether the transport can do so at all.
+        :param share: what the peer's user has of all descriptors. Its connections share a limit of those that they have
+            not read, also after their end: then the socket is kept until they are read, or the peer has hung up. By
+            default, nobody shares them with this peer, and no socket is kept.
+        :returns: whether the transport does so: not over a stream, nor for a user of whose sockets too many are kept.
         """
 
     def pauseProducing() -> None:

@@ -45,7 +45,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary, ref
 
-from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
+from twisted.internet.interfaces import IDelayedCall, IReactorFDSet, IReadDescriptor
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -54,7 +54,7 @@ from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.pacing import WITH_DESCRIPTORS, AcceptPacer, batch_size
 from sbus.syscalls.batch import BATCH, PacketReader
 
-__all__ = ["GONE", "HANGUP", "READ", "WRITE", "Handler", "Multiplexer"]
+__all__ = ["GONE", "HANGUP", "READ", "RETRY", "WRITE", "Handler", "Multiplexer"]
 
 READ: Final[int] = select.EPOLLIN
 WRITE: Final[int] = select.EPOLLOUT
@@ -73,8 +73,10 @@ _SHORT_PASSES_TIME = 0.0005
 """The same once `_LONG_PASSES` passes have been made: the turn then goes on only if they were short."""
 _DEFERRED_ROUNDS: Final = range(4)
 """Rounds of deferred calls in one pass at most; a deferred call can defer another one."""
-_CLOSING_SLICE = 0.001
-"""Seconds of closing connections in one turn of the reactor, about."""
+_SLICE = 0.001
+"""Seconds of closing connections in one turn of the reactor, about, and of trying again in `RETRY` seconds."""
+RETRY: Final = 0.05
+"""Seconds until the next attempt to send or to read, after the kernel had no memory."""
 
 _ONLY_READ: Final = frozenset((READ,))
 """What happens to sockets nearly always."""
@@ -136,6 +138,8 @@ class Multiplexer:
         self._deferred: _Calls = []
         self._closing: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._closing_is_due = False
+        self._retries: dict[Callable[[], object], None] = {}
+        self._retry_timer: IDelayedCall | None = None
         self._dispatching = False
         self.on_fatal: Callable[[], object] | None = None
         self._askers: tuple[Callable[[], bool], ...] = ()
@@ -292,7 +296,7 @@ class Multiplexer:
     def _close_some(self) -> None:
         """Make steps of closing connections for the time of a slice."""
         self._closing_is_due = True  # the steps that these steps ask for need no turn of their own
-        end = time.monotonic() + _CLOSING_SLICE
+        end = time.monotonic() + _SLICE
         while self._closing:
             self._call(*self._closing.popleft())
             if time.monotonic() >= end:
@@ -304,6 +308,36 @@ class Multiplexer:
     def _continue_closing(self) -> None:
         self._closing_is_due = True
         self.reactor.callLater(0, self._close_some)
+
+    def try_again(self, call: Callable[[], object]) -> None:
+        """Call something again that had no memory, or no descriptor: in `RETRY` seconds, or when there is time.
+
+        All such calls have a slice each `RETRY` seconds: a user can have thousands of them.
+        """
+        self._retries[call] = None
+        if self._retry_timer is None:
+            self._retry_timer = self.reactor.callLater(RETRY, self._retry_some)
+
+    def try_no_more(self, call: Callable[[], object]) -> None:
+        """Take back a `try_again`."""
+        self._retries.pop(call, None)
+        if self._retry_timer is not None and not self._retries:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+
+    def _retry_some(self) -> None:
+        """Make the calls that have waited longest, for the time of a slice."""
+        self._retry_timer = None
+        end = time.monotonic() + _SLICE
+        for call in tuple(self._retries):
+            if call not in self._retries:
+                continue  # an earlier call has ended its connection
+            del self._retries[call]
+            self._call(call, ())
+            if time.monotonic() >= end:
+                break
+        if self._retries and self._retry_timer is None:
+            self._retry_timer = self.reactor.callLater(RETRY, self._retry_some)
 
     def _call(self, call: Callable[..., object], args: tuple[object, ...]) -> None:
         try:

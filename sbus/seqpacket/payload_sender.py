@@ -30,14 +30,15 @@ import errno
 import socket
 from collections.abc import Callable
 
-from sbus.flood import PayloadMessage
+from sbus.flood import PayloadMessage, PayloadShare
 from sbus.routing.runs import find_type
 from sbus.seqpacket.multiplexer import Multiplexer
+from sbus.seqpacket.unread import close, close_when_read
 from sbus.syscalls.batch import BATCH, send_packets
 from sbus.syscalls.memfd import join
 from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
 
-__all__ = ["MOST", "USER_MOST", "PayloadSender"]
+__all__ = ["MOST", "MOST_ENDED", "USER_MOST", "PayloadSender", "may_join"]
 
 MOST = 16
 """Descriptors that a peer may leave unread. Those of all receivers together count against the server's limit of open
@@ -45,8 +46,19 @@ files: without a bound, 15 receivers that did not read used up a limit of 20,000
 USER_MOST = 1024
 """Descriptors that all connections of one user together may leave unread, if there are not more connections than that:
 else one user with 1,250 connections took all that a server which is not root may have under way. What was sent while
-there were fewer connections stays unread: 256 that come one after another leave 2,348. A connection that has ended
-counts until its descriptors are read (`sbus.seqpacket.unread`)."""
+there were fewer connections stays unread: 256 that come one after another leave 2,348, and 63 more of which each has
+ended 2,537 (a connection that has ended counts until its descriptors are read)."""
+MOST_ENDED = USER_MOST // MOST
+"""Connections of one user that have ended, and whose descriptors are not read, with which no other one gets any. Else
+root, whom no limit of connections stops, could have any number of them."""
+
+
+def may_join(share: PayloadShare) -> bool:
+    """Return whether one more connection of a user may have descriptors.
+
+    It may not while too many of those that have ended wait: each is a socket of this process.
+    """
+    return share.ended < MOST_ENDED and not share.closing.is_overrun()
 
 
 class PayloadSender:
@@ -54,22 +66,25 @@ class PayloadSender:
 
     :param max_packet: bytes in the longest plain message.
     :param fit: raises the send buffer to hold a packet of a size in bytes; returns whether the buffer has grown.
-    :param connections: returns the number of connections that the peer's user has.
+    :param share: what the peer's user has of all descriptors; None if nobody shares them with this peer.
+    :ivar share: the same; one of its own if there was none.
+    :ivar is_kept: whether the socket is kept after its end until the peer has read its descriptors.
     :ivar is_wanted: whether the peer takes descriptors; else it gets large messages as plain ones.
     :ivar bundle_limit: bytes in the longest bundle of large messages in one memfd; 0 for no bundles.
     :ivar is_waiting: whether the sender waits for the peer to read.
     """
 
     __slots__ = (
-        "_connections",
         "_fit",
         "_in_flight",
         "_max_packet",
         "_multiplexer",
         "_sock",
         "bundle_limit",
+        "is_kept",
         "is_waiting",
         "is_wanted",
+        "share",
     )
 
     def __init__(
@@ -78,13 +93,15 @@ class PayloadSender:
         multiplexer: Multiplexer,
         max_packet: int,
         fit: Callable[[int], bool],
-        connections: Callable[[], int],
+        share: PayloadShare | None,
     ) -> None:
         self._sock = sock
         self._multiplexer = multiplexer
         self._max_packet = max_packet
         self._fit = fit
-        self._connections = connections
+        self.is_kept = share is not None
+        self.share = PayloadShare() if share is None else share
+        self.share.connections += 1
         self._in_flight = 0  # an upper bound
         self.is_wanted = True
         self.bundle_limit = 0
@@ -154,8 +171,8 @@ class PayloadSender:
         :raises OSError: EMFILE, if the server has no descriptor left to find out, or to wait.
         """
         in_flight = self._in_flight
-        if in_flight and (in_flight >= MOST or (in_flight + 1) * self._connections() > USER_MOST):
-            most = max(1, min(MOST, USER_MOST // max(self._connections(), 1)))
+        if in_flight and (in_flight >= MOST or (in_flight + 1) * self.share.connections > USER_MOST):
+            most = max(1, min(MOST, USER_MOST // self.share.connections))
             unread = min(in_flight, unread_bytes(self._sock) // least_charge())
             # Half: each wait costs several system calls, so it should be worth it.
             if unread > (most // 2 if self.is_waiting else most - 1):
@@ -168,9 +185,18 @@ class PayloadSender:
             self.stop_waiting()
         return True
 
-    def has_unread(self) -> bool:
-        """Return whether the peer may have descriptors left to read."""
-        return self._in_flight > 0 and unread_bytes(self._sock) > 0
+    def close(self, limit: int) -> None:
+        """Close the socket, when its peer has read its descriptors if it is to be kept.
+
+        :param limit: packets of the peer to discard at most.
+        """
+        self.share.connections -= 1
+        has_unread = self.is_kept and self._in_flight > 0 and unread_bytes(self._sock) > 0
+        sock = socket.socket(fileno=self._sock.detach())
+        if has_unread:
+            close_when_read(sock, self.share, limit, self._multiplexer)
+        else:
+            close(sock, self.share, limit)
 
     def stop_waiting(self) -> None:
         """Stop waiting for the peer to read."""

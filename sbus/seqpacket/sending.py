@@ -50,23 +50,21 @@ from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol, IP
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from sbus.flood import PayloadMessage, PayloadShare
 from sbus.flood.fifo import FifoQueue
 from sbus.flood.interfaces import IPacketQueue
-from sbus.flood.payloads import PayloadMessage
 from sbus.protocol.bundles import BundleCache, pack
 from sbus.seqpacket.endings import Endings
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import WRITE, Multiplexer
-from sbus.seqpacket.payload_sender import PayloadSender
+from sbus.seqpacket.payload_sender import PayloadSender, may_join
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH, send_packets
 from sbus.syscalls.sockets import OVERHEAD, discard_input, make_send_room, max_sendable, unread_bytes
 
-__all__ = ["MEMORY_RETRY", "NO_MEMORY", "SendingHalf"]
+__all__ = ["NO_MEMORY", "SendingHalf"]
 
-MEMORY_RETRY: Final = 0.05
-"""Seconds until the next attempt to send or to read, after the kernel had no memory."""
 NO_MEMORY: Final = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE)
 """The errors of a kernel that has no memory now, no descriptor, or too many of this user under way."""
 _ROUNDS_PER_FLUSH: Final = range(16)
@@ -118,7 +116,6 @@ class SendingHalf(Endings):
         "_fd",
         "_flush_scheduled",
         "_half",
-        "_hold",
         "_input_limit",
         "_memory_retry",
         "_multiplexer",
@@ -145,13 +142,12 @@ class SendingHalf(Endings):
         self.may_grow: Callable[[int], bool] | None = None
         self._send_batch: Callable[[list[bytes]], int] = partial(send_packets, sock)
         self._payloads: PayloadSender | None = None
-        self._hold: Callable[[], Callable[[], None]] | None = None
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
         self._send_bundle_limit = 0  # the same, from when the answer that agrees to it is sent
         self.plain_socket: socket.socket | None = None
         self._flush_scheduled = False
-        self._memory_retry: IDelayedCall | None = None
+        self._memory_retry = False
         self._producer: IPushProducer | None = None
         self._pace = _Pace.PUSH
         # The farewell
@@ -249,7 +245,7 @@ class SendingHalf(Endings):
             queue.ack(taken, sent)
             if sent < len(taken) and len(queue):
                 is_waiting = self._payloads is not None and self._payloads.is_waiting
-                self._poll_writing(self._memory_retry is None and not is_waiting)
+                self._poll_writing(not self._memory_retry and not is_waiting)
                 return
             if sent < wanted and not self._events & WRITE:
                 break
@@ -396,10 +392,8 @@ class SendingHalf(Endings):
                         self._log.error("{transport} cannot be sent to: {why}: closing it", transport=self, why=str(e))
                         self._abort(Failure(e))
                     return None
-                if self._memory_retry is None:
-                    self._memory_retry = self._multiplexer.reactor.callLater(
-                        MEMORY_RETRY, self._guarded, self._retry_flush
-                    )
+                self._memory_retry = True
+                self._multiplexer.try_again(self._retry_flush)
                 return sent
             sent += count
             if count == 0 or count == len(batch):
@@ -408,8 +402,8 @@ class SendingHalf(Endings):
             batch = items[sent : sent + 1]
 
     def _retry_flush(self) -> None:
-        self._memory_retry = None
-        self.flush()
+        self._memory_retry = False
+        self._guarded(self.flush)
 
     def _poll_writing(self, on: bool) -> None:
         self._poll(self._events | WRITE if on else self._events & ~WRITE)
@@ -471,20 +465,15 @@ class SendingHalf(Endings):
 
     # --- payloads ----------------------------------------------------------------------------
 
-    def pass_payloads(
-        self,
-        wanted: bool,
-        user: int | None = None,
-        connections: Callable[[], int] = lambda: 1,
-        hold: Callable[[], Callable[[], None]] | None = None,
-    ) -> bool:
-        """Send payloads with their descriptors from now on, or no more; see `IPacketTransport`."""
+    def pass_payloads(self, wanted: bool, share: PayloadShare | None = None) -> bool:
+        """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
         if wanted and self._payloads is None:
-            self._payloads = PayloadSender(self._sock, self._multiplexer, self._longest_plain(), self._fit, connections)
+            if share is not None and not may_join(share):
+                return False
+            self._payloads = PayloadSender(self._sock, self._multiplexer, self._longest_plain(), self._fit, share)
             self._send_batch = self._payloads.send
         if self._payloads is not None:
             self._payloads.is_wanted = wanted
-        self._hold = hold
         return True
 
     @abstractmethod

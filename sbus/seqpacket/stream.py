@@ -21,10 +21,10 @@ are the packet transport's.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 
 from twisted.python.failure import Failure
 
+from sbus.flood import PayloadShare
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.framing import HEADER, FrameReader, frame
@@ -64,13 +64,7 @@ class StreamTransport(PacketTransport):
         """Receive packets of up to `size` bytes from now on, if the limit was lower."""
         self._frames.max_packet = max(self._frames.max_packet, size)
 
-    def pass_payloads(
-        self,
-        wanted: bool,
-        user: int | None = None,
-        connections: Callable[[], int] = lambda: 1,
-        hold: Callable[[], Callable[[], None]] | None = None,
-    ) -> bool:
+    def pass_payloads(self, wanted: bool, share: PayloadShare | None = None) -> bool:
         """Pass no descriptors: a frame can be cut in two, and a descriptor would go with the first half."""
         return False
 
@@ -129,7 +123,7 @@ class StreamTransport(PacketTransport):
         if self._unsent and self._send([]) is None:
             self._lose_writing()
         elif self._unsent:
-            self._poll_writing(self._memory_retry is None)
+            self._poll_writing(not self._memory_retry)
         else:
             super()._queue_sent()
 

@@ -38,17 +38,14 @@ halves of today share the table of states).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Final, cast
 
 from twisted.internet import error, main
 from twisted.internet.interfaces import (
     IConsumer,
-    IDelayedCall,
     IHalfCloseableProtocol,
     IProtocol,
     IPushProducer,
@@ -57,6 +54,7 @@ from twisted.internet.interfaces import (
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from sbus.flood import PayloadShare
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.runs import total_size
@@ -66,14 +64,12 @@ from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Reactor
 from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE
 from sbus.seqpacket.pacing import IN_TURN, LARGE, LARGE_PER_PASS, ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
-from sbus.seqpacket.sending import MEMORY_RETRY, NO_MEMORY, SendingHalf
+from sbus.seqpacket.sending import NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
-from sbus.seqpacket.unread import end_when_read
 from sbus.syscalls.batch import BATCH, PacketReader
-from sbus.syscalls.elsewhere import do_elsewhere, is_overrun
 from sbus.syscalls.memfd import receive_from
 from sbus.syscalls.processes import peer_executable
-from sbus.syscalls.sockets import discard_and_close, discard_input, pass_descriptors, peer_credentials, peer_groups
+from sbus.syscalls.sockets import pass_descriptors, peer_credentials, peer_groups
 
 __all__ = ["PacketTransport", "closed"]
 
@@ -147,7 +143,6 @@ class PacketTransport(SendingHalf):
 
     __slots__ = (
         "_pacer",
-        "_passer",
         "_read_retry",
         "_reader",
         "_receiver",
@@ -170,7 +165,6 @@ class PacketTransport(SendingHalf):
     ) -> None:
         super().__init__(reactor, sock, send_buffer)
         self.credentials = peer_credentials(sock)
-        self._passer = self.credentials.uid
         self.protocol: IProtocol | None = None
         self._receiver = _NO_RECEIVER
         self._reader: PacketReader | FrameReader = self._multiplexer.reader(max_packet)
@@ -178,7 +172,7 @@ class PacketTransport(SendingHalf):
         self.read_limit = BATCH
         self.keeps_bundles = False
         self._undelivered: list[bytes] | None = None
-        self._read_retry: IDelayedCall | None = None
+        self._read_retry = False
         self.before_read: Callable[[], None] | None = None
         self.on_writable: Callable[[bool], bool] | None = None
         self.has_hung_up = False
@@ -235,7 +229,8 @@ class PacketTransport(SendingHalf):
 
     def lost(self, reason: Failure) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
-        self._hold = None
+        if self._payloads is not None:
+            self._payloads.is_kept = False
         self._close(reason)
 
     # --- reading -----------------------------------------------------------------------------
@@ -249,18 +244,13 @@ class PacketTransport(SendingHalf):
         if size > self._reader.max_packet:
             self._reader = self._multiplexer.reader(size, self._reader.descriptors)
 
-    def pass_payloads(
-        self,
-        wanted: bool,
-        user: int | None = None,
-        connections: Callable[[], int] = lambda: 1,
-        hold: Callable[[], Callable[[], None]] | None = None,
-    ) -> bool:
+    def pass_payloads(self, wanted: bool, share: PayloadShare | None = None) -> bool:
         """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
-        self._passer = self.credentials.uid if user is None else user
+        if not super().pass_payloads(wanted, share):
+            return False
         pass_descriptors(self._sock, wanted)
         self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
-        return super().pass_payloads(wanted, user, connections, hold)
+        return True
 
     def _longest_plain(self) -> int:
         return self._reader.max_packet
@@ -276,14 +266,14 @@ class PacketTransport(SendingHalf):
     def _read_out(self) -> None:
         """Read to the end: the peer has hung up. If the protocol pauses, the rest stays in the kernel."""
         self.has_hung_up = True
-        while self.read_side is _READ_OPEN and self._read_retry is None:
+        while self.read_side is _READ_OPEN and not self._read_retry:
             if self.before_read is not None:
                 self.before_read()
             if self.read_side is _READ_OPEN:
                 self._read_batches(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
         if self.read_side in _PAUSED:
             self._hung_up()
-        elif self._read_retry is not None:
+        elif self._read_retry:
             self._multiplexer.suspend(self._fd)  # else the kernel reports the hang-up until the retry
 
     def _read(self, exclusive: bool) -> None:
@@ -304,10 +294,11 @@ class PacketTransport(SendingHalf):
         """
         multiplexer, bundle_limit = self._multiplexer, self._bundle_limit
         if self._payloads is not None:
-            if is_overrun(self._passer):
+            closing = self._payloads.share.closing
+            if closing.is_overrun():
                 self._read_later()
                 return
-            receive_from(self._passer)
+            receive_from(closing)
         left = LARGE_PER_PASS
         while limit:
             try:
@@ -363,12 +354,16 @@ class PacketTransport(SendingHalf):
     def _read_later(self) -> None:
         """Read again in a moment: the packets wait in the socket."""
         self._poll(self._events & ~READ)
-        if self._read_retry is None:
-            self._read_retry = self._multiplexer.reactor.callLater(MEMORY_RETRY, self._guarded, self._retry_read)
+        self._read_retry = True
+        self._multiplexer.try_again(self._retry_read)
 
     def _retry_read(self) -> None:
-        self._read_retry = None
-        if self.read_side is _READ_OPEN:
+        self._read_retry = False
+        if self.read_side is not _READ_OPEN:
+            return
+        if self._payloads is not None and self._payloads.share.closing.is_overrun():
+            self._read_later()
+        else:
             self._poll(self._events | READ)
 
     def _deliver(self, packets: list[bytes]) -> None:
@@ -427,7 +422,7 @@ class PacketTransport(SendingHalf):
                 self.before_read()
             if self.read_side is _READ_OPEN:
                 self._read_batches(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
-            if self.read_side is _READ_OPEN and self._read_retry is None:
+            if self.read_side is _READ_OPEN and not self._read_retry:
                 self._poll(self._events | READ)
 
     def _resume(self) -> None:
@@ -493,12 +488,8 @@ class PacketTransport(SendingHalf):
         self.move(Event.CLOSE)
         self._undelivered = None
         self.queue.discard_all()
-        if self._memory_retry is not None:
-            self._memory_retry.cancel()
-            self._memory_retry = None
-        if self._read_retry is not None:
-            self._read_retry.cancel()
-            self._read_retry = None
+        self._multiplexer.try_no_more(self._retry_flush)
+        self._multiplexer.try_no_more(self._retry_read)
         if self._farewell_timer is not None:
             self._farewell_timer.cancel()
             self._farewell_timer = None
@@ -507,7 +498,7 @@ class PacketTransport(SendingHalf):
             self._guarded(producer.stopProducing)
         try:
             if payloads is not None:
-                self._close_elsewhere(payloads.has_unread())
+                payloads.close(self._input_limit)
             else:
                 self._sock.close()
         except OSError as e:  # the descriptor is gone all the same (close(2))
@@ -516,27 +507,6 @@ class PacketTransport(SendingHalf):
         self._receiver = _NO_RECEIVER  # the protocol refers to the transport
         if protocol is not None:
             protocol.connectionLost(reason)
-
-    def _close_elsewhere(self, has_unread: bool) -> None:
-        """Close the socket at which descriptors may wait: to close these may take long.
-
-        :param has_unread: whether the peer has descriptors to read: then the socket is kept, if its owner wants that.
-        """
-        sock = socket.socket(fileno=self._sock.detach())
-        with contextlib.suppress(OSError):  # the peer has left
-            sock.shutdown(socket.SHUT_RDWR)
-        passer, hold, self._hold = self._passer, self._hold, None
-        if hold is None or not has_unread:
-            do_elsewhere(partial(discard_and_close, sock, self._input_limit), passer)
-            return
-        do_elsewhere(partial(discard_input, sock, self._input_limit), passer)
-        release = hold()
-
-        def end() -> None:
-            do_elsewhere(sock.close, passer)
-            release()
-
-        end_when_read(sock, self._multiplexer, end)
 
     # --- addresses ---------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@ It waits for a TCP socket with SO_LINGER whose other end does not read, and for 
 peer that passes such a descriptor could stop this process for hours. The kernel closes what nobody has received, too:
 the descriptors for which recvmsg(2) had no room, and those in a socket that is closed unread.
 
-Calls wait in *lines*, each with a thread as long as it has calls. The calls of one user wait for each other only.
+What waits for one user is a `Closing`. Its calls are made one by one, so a user delays only itself. All users share
+64 threads that peers can hold up, and one for sealed memory, which takes CPU time alone: peers who hold up all 64
+delay the closing of what is no sealed memory, and of nothing else.
 """
 
 from __future__ import annotations
@@ -15,75 +17,142 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["do_elsewhere", "is_behind", "is_overrun"]
+__all__ = ["NOBODY", "Closing"]
 
 _FEW = 16
-"""Calls that wait, beyond which a thread is slower than those who call it."""
+"""Calls that wait, beyond which the thread for memory is slower than those who call it."""
 _MANY = 256
 """Calls of one user that wait, each with a descriptor: the next read brings up to 2,024 more (8 packets of 253), and a
 user must not take all that the process may have (20,000 in our units)."""
+_MOST_HELD_UP = 64
+"""Threads that peers can hold up. With one for each user, a person with 65,536 subordinate UIDs had as many."""
+
+
+class _Threads:
+    """Threads that make the calls of lines, by turns; they end when no line waits.
+
+    There is no lock, as a destructor may need them. At worst, a line has two threads for a while.
+
+    :ivar lines: the lines that wait for a thread.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, without threads."""
+        self.lines: deque[_Line] = deque()
+        self._places = deque(range(self._most))
+
+    def start(self) -> None:
+        """Have one more thread, if a line waits and there may be one more."""
+        if not self.lines:
+            return
+        try:
+            place = self._places.pop()
+        except IndexError:
+            return
+        try:
+            _thread.start_new_thread(self._run, (place,))
+        except RuntimeError:  # the kernel has no thread left, or Python ends
+            self._places.append(place)
+
+    def _run(self, place: int) -> None:
+        try:
+            while True:
+                self.lines.popleft().make_one()
+        except IndexError:
+            pass
+        finally:
+            self._places.append(place)
+            self.start()  # a line came before the place was free, or a call has failed
 
 
 class _Line:
     """Calls of which each waits for the one before it."""
 
-    __slots__ = ("calls", "is_running")
+    __slots__ = ("_among", "_threads", "calls")
 
-    def __init__(self) -> None:
+    def __init__(self, threads: _Threads) -> None:
         self.calls: deque[Callable[[], object]] = deque()
-        self.is_running = False
+        self._threads = threads
+        self._among: object = None  # the lines among which this one waits, or has a thread
 
-    def start(self) -> None:
-        """Have a thread make the calls, if none does."""
-        if not self.is_running:
-            self.is_running = True
-            try:
-                _thread.start_new_thread(self._run, ())
-            except RuntimeError:  # the kernel has no thread left, or Python ends
-                self.is_running = False
+    def add(self, call: Callable[[], object]) -> None:
+        """Have a thread make a call."""
+        if self._among is not None and self._among is not self._threads.lines:
+            self.calls.clear()  # this is a child of fork(2): they are those of its parent
+        self.calls.append(call)
+        self._go_on()
 
-    def _run(self) -> None:
-        """Make the calls; return when there is none left."""
-        while True:
-            try:
-                call = self.calls.popleft()
-            except IndexError:
-                self.is_running = False
-                if not self.calls or self.is_running:  # else one came between these two lines, and no other thread
-                    return
-                self.is_running = True
-                continue
+    def _go_on(self) -> None:
+        lines = self._threads.lines
+        if self._among is not lines:
+            self._among = lines
+            lines.append(self)
+            self._threads.start()
+
+    def make_one(self) -> None:
+        """Make the first call."""
+        try:
+            call = self.calls.popleft()
             with contextlib.suppress(OSError, MemoryError):
                 call()
             del call
+        finally:
+            self._among = None
+            if self.calls:
+                self._go_on()
+
+    def has_many(self) -> bool:
+        """Return whether more calls wait than may."""
+        if len(self.calls) <= _MANY:
+            return False
+        self._threads.start()  # there may have been none, and nothing that is read will ask for one
+        return True
 
 
-_lines: dict[int | None, _Line] = {}
-os.register_at_fork(after_in_child=_lines.clear)
+_held_up = _Threads(_MOST_HELD_UP)
+_freeing = _Threads(1)
 
 
-def do_elsewhere(call: Callable[[], object], user: int | None) -> None:
-    """Call something in a thread that nothing waits for; an `OSError` or `MemoryError` is ignored.
+def _forget() -> None:
+    _held_up.reset()
+    _freeing.reset()
 
-    It may be called by a destructor, so it takes no lock: at worst, a line has two threads for a while.
 
-    :param user: the user who decides how long it takes; None: nobody does.
+os.register_at_fork(after_in_child=_forget)
+
+
+class Closing:
+    """What waits to be closed of all that one user has passed.
+
+    An `OSError` or `MemoryError` of a call is ignored. A destructor may call these methods.
     """
-    line = _lines.get(user) or _lines.setdefault(user, _Line())
-    line.calls.append(call)
-    line.start()
+
+    __slots__ = ("_closing", "_freeing")
+
+    def __init__(self) -> None:
+        self._closing = _Line(_held_up)
+        self._freeing = _Line(_freeing)
+
+    def close(self, call: Callable[[], object]) -> None:
+        """Have something closed by a thread that nothing waits for: the user decides how long it takes."""
+        self._closing.add(call)
+
+    def free(self, call: Callable[[], object]) -> None:
+        """The same for sealed memory, which takes CPU time alone."""
+        self._freeing.add(call)
+
+    def is_behind(self) -> bool:
+        """Return whether memory waits, which nobody delays, so that the next is better freed at once."""
+        return len(self._freeing.calls) > _FEW
+
+    def is_overrun(self) -> bool:
+        """Return whether so much waits that nothing more should be read from the user."""
+        return self._closing.has_many() or self._freeing.has_many()
 
 
-def is_behind() -> bool:
-    """Return whether calls that nobody delays wait all the same; the next one is better made at once."""
-    line = _lines.get(None)
-    return line is not None and len(line.calls) > _FEW
-
-
-def is_overrun(user: int) -> bool:
-    """Return whether so many calls of a user wait that nothing more should be read from it."""
-    line = _lines.get(user)
-    if line is None or len(line.calls) <= _MANY:
-        return False
-    line.start()  # there may have been no thread, and nothing that is read will ask for one
-    return True
+NOBODY = Closing()
+"""What waits of descriptors that no user of a server has passed."""

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from sbus.protocol.bundles import pack, unbundle
 from sbus.protocol.packets import FMSG, build_range
-from sbus.syscalls.elsewhere import do_elsewhere, is_behind
+from sbus.syscalls.elsewhere import NOBODY, Closing
 
 __all__ = ["SEALS", "Attached", "InMemory", "Memfd", "join", "receive_from"]
 
@@ -169,21 +169,21 @@ class Memfd:
 
 
 _allowed_from = 0.0
-_sender: int | None = None
+_closing = NOBODY
 
 
-def receive_from(user: int) -> None:
-    """Have the descriptors that arrive from now on count for a user if they take long to close."""
-    global _sender  # as they are closed wherever a packet ends, also by the reader itself
-    _sender = user
+def receive_from(closing: Closing) -> None:
+    """Have the descriptors that arrive from now on wait here if they take long to close."""
+    global _closing  # as they are closed wherever a packet ends, also by the reader itself
+    _closing = closing
 
 
-def _may_free(size: int, sender: int | None) -> bool:
+def _may_free(size: int, closing: Closing) -> bool:
     """Return whether the caller frees memory itself, which is cheaper than to have another thread do it."""
     global _allowed_from
     now = monotonic()
     if size > _AT_ONCE or now < _allowed_from:
-        return sender is None and is_behind()  # else nothing more is read from a user for whom too many calls wait
+        return closing is NOBODY and closing.is_behind()  # else nothing more is read from a user for whom much waits
     _allowed_from = max(_allowed_from, now - _ALLOWANCE) + size / _FREED_PER_SECOND
     return True
 
@@ -191,17 +191,19 @@ def _may_free(size: int, sender: int | None) -> bool:
 class _Received(Memfd):
     """A descriptor that a peer has passed; it is closed elsewhere if that may take long."""
 
-    __slots__ = ("_sender",)
+    __slots__ = ("_closing",)
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
-        self._sender = _sender
+        self._closing = _closing
 
     def _close(self) -> None:
-        if self.fault() is None and _may_free(self._size, self._sender):
+        if self.fault() is not None:
+            self._closing.close(partial(os.close, self._fd))
+        elif _may_free(self._size, self._closing):
             os.close(self._fd)
         else:
-            do_elsewhere(partial(os.close, self._fd), self._sender)
+            self._closing.free(partial(os.close, self._fd))
 
 
 class Attached(bytes):

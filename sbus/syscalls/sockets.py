@@ -25,6 +25,7 @@ __all__ = [
     "TRUNC",
     "discard_and_close",
     "discard_input",
+    "discard_plain",
     "grow_send_buffer",
     "is_unix",
     "least_charge",
@@ -73,6 +74,8 @@ TOO_MANY_GROUPS = frozenset({-1})
 _SO_PASSRIGHTS = 83
 _UCRED = struct.Struct("iII")
 _INT = struct.Struct("i")
+_CREDENTIALS = socket.CMSG_SPACE(_UCRED.size)
+"""Bytes of control data that have room for credentials, and then for no descriptor."""
 
 
 def is_unix(sock: socket.socket, kind: socket.SocketKind = socket.SOCK_SEQPACKET) -> bool:
@@ -207,6 +210,29 @@ def discard_input(sock: socket.socket, limit: int) -> int:
         except OSError:
             return count
     return limit
+
+
+def discard_plain(sock: socket.socket, limit: int) -> bool:
+    """Discard what waits in a socket, as `discard_input` does, but no packet that came with descriptors.
+
+    With the last packet that holds it, the kernel closes a descriptor, which can take long (`sbus.syscalls.elsewhere`).
+
+    :returns: whether nothing is left, so that the socket can be closed at once.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)  # to tell an empty packet from the end
+    while True:
+        try:
+            _, credentials, flags, _ = sock.recvmsg(1, _CREDENTIALS, DONTWAIT | PEEK)
+        except ConnectionResetError:  # reported once, before the packets that still wait
+            continue
+        except OSError:
+            return False
+        if not credentials and not flags & socket.MSG_CTRUNC:
+            return True
+        if flags & socket.MSG_CTRUNC or not limit:
+            return False
+        sock.recv(1, DONTWAIT)
+        limit -= 1
 
 
 def discard_and_close(sock: socket.socket, limit: int) -> None:

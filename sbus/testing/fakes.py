@@ -25,6 +25,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from sbus.flood import PayloadShare
 from sbus.flood.fifo import FifoQueue
 from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache
@@ -255,13 +256,7 @@ class FakePacketTransport(Endings):
         """Note that bundles are not allowed any more."""
         self.bundle_limit = 0
 
-    def pass_payloads(
-        self,
-        wanted: bool,
-        user: int | None = None,
-        connections: Callable[[], int] = lambda: 1,
-        hold: Callable[[], Callable[[], None]] | None = None,
-    ) -> bool:
+    def pass_payloads(self, wanted: bool, share: PayloadShare | None = None) -> bool:
         """Note whether payloads go with their descriptors; a fake takes them as they are."""
         self.takes_payloads = wanted
         return True

@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sbus.errors import Violation, ViolationReason
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAX_BUNDLE, MIN_BUNDLE_LIMIT
 from sbus.protocol.packets import CMSG, LEAST_PAYLOAD, build
 from sbus.server.bus.receiving import ReceivingHalf
-
-if TYPE_CHECKING:
-    from sbus.server.bus.registry import SubscriptionRegistry
 
 __all__ = ["handle"]
 
@@ -85,26 +81,15 @@ def _set_bundles(client: ReceivingHalf, key: bytes, wanted: bool) -> None:
 
 
 def _payloads(client: ReceivingHalf, key: bytes) -> bool:
-    """Begin or end payloads in sealed memory; a request over a stream counts as unknown."""
+    """Begin or end payloads in sealed memory.
+
+    A request counts as unknown over a stream, or if too many connections of the user have ended with payloads unread.
+    """
     transport = client.transport
-    user = client.user.uid
-    connections = partial(client.registry.users.connections_of, user)
-    hold = partial(_hold, client.registry, user)
-    if transport is None or not transport.pass_payloads(key == controls.PAYLOAD_ON, user, connections, hold):
+    if transport is None or not transport.pass_payloads(key == controls.PAYLOAD_ON, client.user.payloads):
         return False
     client.in_order("choice", partial(_set_payloads, client, key))
     return True
-
-
-def _hold(registry: SubscriptionRegistry, uid: int) -> Callable[[], None]:
-    """Count a connection that has ended as one of its user's, until what is returned is called."""
-    user = registry.users.connect(uid)
-
-    def release() -> None:
-        registry.users.disconnect(user)
-        registry.forget_user(user)
-
-    return release
 
 
 def _set_payloads(client: ReceivingHalf, key: bytes) -> None:

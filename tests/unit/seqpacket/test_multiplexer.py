@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE, Multiplexer
+from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, RETRY, WRITE, Multiplexer
 from sbus.seqpacket.transport import PacketTransport
 from tests.support.descriptors import descriptors
 from tests.support.reactors import HandTurnedReactor, Recorder, socket_pair
@@ -472,6 +472,47 @@ def test_closing_is_done_in_slices(reactor, multiplexer, handlers, logged, now):
     assert now[1:] == [3, 6, 9]
     assert reactor.getDelayedCalls() == []
     assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
+
+
+def test_what_is_tried_again_has_a_slice(reactor, multiplexer, now):
+    """All calls that are made again share a bounded time, in turns; one that is taken back is not made."""
+    made: list[str] = []
+
+    def again(name: str) -> Callable[[], None]:
+        def call() -> None:
+            made.append(name)
+            now[0] += 0.0004
+            multiplexer.try_again(call)
+
+        return call
+
+    calls = [again(name) for name in "abcde"]
+    for call in calls:
+        multiplexer.try_again(call)
+        multiplexer.try_again(call)
+    for expected in ("", "abc", "dea", "bcd"):
+        assert "".join(made) == expected
+        made.clear()
+        reactor.advance(RETRY)
+    multiplexer.try_no_more(calls[4])
+    made.clear()
+    for _ in range(4):
+        reactor.advance(RETRY)
+    assert sorted("".join(made[:4])) == list("abcd")
+    for call in calls:
+        multiplexer.try_no_more(call)
+    assert reactor.getDelayedCalls() == []
+
+
+def test_what_is_tried_again_and_fails(reactor, multiplexer, logged):
+    """A call that raises is logged, and the others are made."""
+    made: list[str] = []
+    multiplexer.try_again(lambda: 1 // 0)
+    multiplexer.try_again(lambda: made.append("made"))
+    reactor.advance(RETRY)
+    assert made == ["made"]
+    assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
+    assert reactor.getDelayedCalls() == []
 
 
 # --- hang-ups -----------------------------------------------------------------------------------

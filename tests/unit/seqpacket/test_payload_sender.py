@@ -6,23 +6,22 @@ import errno
 import os
 import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from twisted.internet import error
 from twisted.python.failure import Failure
 
-from sbus.flood import PROGRAM, PayloadMessage, SharedBudget, SharedMemory, UserShare
+from sbus.flood import PROGRAM, PayloadMessage, PayloadShare, SharedBudget, SharedMemory, UserShare
 from sbus.protocol.bundles import unbundle
 from sbus.seqpacket import payload_sender
-from sbus.seqpacket.payload_sender import MOST
-from sbus.seqpacket.sending import MEMORY_RETRY
+from sbus.seqpacket.multiplexer import RETRY
+from sbus.seqpacket.payload_sender import MOST, MOST_ENDED
 from sbus.syscalls.memfd import Memfd
 from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
 from tests.support.descriptors import descriptors
 from tests.support.reactors import Recorder
 from tests.support.transports import World
-from tests.support.waiting import wait_until
 
 
 def shared(size: int = 100) -> SharedMemory:
@@ -93,7 +92,9 @@ def test_the_connections_of_one_user_share_a_limit(world: World, connections: in
     """More connections have fewer unread descriptors each, but one in any case, and all arrive when they are read."""
     peer = world.connect(Recorder())
     (transport,) = world.transports
-    transport.pass_payloads(True, connections=lambda: connections)
+    share = PayloadShare()
+    share.connections = connections - 1
+    transport.pass_payloads(True, share)
     for number in range(20):
         transport.write(message(number))
     world.settle()
@@ -106,17 +107,11 @@ def test_the_connections_of_one_user_share_a_limit(world: World, connections: in
 @pytest.mark.parametrize("leave", [False, True], ids=["reads", "hangs up"])
 @pytest.mark.parametrize("end", ["abortConnection", "loseConnection"])
 def test_what_is_unread_counts_after_the_end(world: World, end: str, leave: bool) -> None:
-    """A connection that has ended is held until its peer has read the descriptors, or hung up."""
+    """A connection that has ended counts until its peer has read the descriptors, or hung up."""
     peer = world.connect(Recorder())
     (transport,) = world.transports
-    held: list[bool] = []
-
-    def hold() -> Callable[[], None]:
-        held.append(True)
-        return held.clear
-
-    before = len(descriptors())
-    assert transport.pass_payloads(True, hold=hold)
+    before, share = len(descriptors()), PayloadShare()
+    assert transport.pass_payloads(True, share)
     memory = shared()
     for number in range(3):
         transport.write(message(number, memory))
@@ -129,49 +124,66 @@ def test_what_is_unread_counts_after_the_end(world: World, end: str, leave: bool
     else:
         assert [take(peer) for _ in range(2)] == [b"FMSG k\x000 1", b"FMSG k\x000 2"]
         world.settle()
-        assert held == [True]
+        assert (share.connections, share.ended) == (1, 1)
         assert take(peer) == b"FMSG k\x000 3"
         assert peer.recv(1) == b""
     world.settle()
-    assert held == []
+    assert (share.connections, share.ended) == (0, 0)
     del memory
-    wait_until(lambda: len(descriptors()), lambda found: found <= before - 1)
+    assert len(descriptors()) <= before - 1
+
+
+def test_connections_that_have_ended_are_bounded(world: World) -> None:
+    """A user with `MOST_ENDED` whose descriptors are unread gets none on others, until one is read."""
+    share, peers = PayloadShare(), []
+    for _ in range(MOST_ENDED):
+        peers.append(world.connect(Recorder()))
+        assert world.transports[-1].pass_payloads(True, share)
+        world.transports[-1].write(message(0))
+        world.settle()
+        world.transports[-1].abortConnection()
+        world.settle()
+    world.connect(Recorder())
+    transport = world.transports[-1]
+    assert not transport.pass_payloads(True, share)
+    assert transport.pass_payloads(True, PayloadShare())
+    assert take(peers[0]) is not None
+    world.settle()
+    world.connect(Recorder())
+    assert world.transports[-1].pass_payloads(True, share)
 
 
 def test_nothing_unread_holds_nothing(world: World) -> None:
     """A connection whose descriptors were read ends at once."""
     peer = world.connect(Recorder())
     (transport,) = world.transports
-    assert transport.pass_payloads(True, hold=lambda: pytest.fail("held"))
+    share = PayloadShare()
+    assert transport.pass_payloads(True, share)
     transport.write(message(0))
     world.settle()
     assert take(peer) is not None
     transport.abortConnection()
     world.settle()
     assert peer.recv(1) == b""
+    assert (share.connections, share.ended) == (0, 0)
 
 
 @pytest.mark.parametrize("stops_first", [False, True])
-def test_nothing_is_held_when_the_reactor_stops(world: World, stops_first: bool) -> None:
-    """A reactor that stops closes what is held, and nothing more is held."""
+def test_nothing_is_kept_when_the_reactor_stops(world: World, stops_first: bool) -> None:
+    """A reactor that stops closes what is kept, and nothing more is kept."""
     world.connect(Recorder())
     (transport,) = world.transports
-    held: list[bool] = []
-
-    def hold() -> Callable[[], None]:
-        held.append(True)
-        return held.clear
-
-    assert transport.pass_payloads(True, hold=hold)
+    share = PayloadShare()
+    assert transport.pass_payloads(True, share)
     transport.write(message(0))
     world.settle()
     if not stops_first:
         transport.abortConnection()
         world.settle()
-        assert held == [True]
+        assert share.ended == 1
     for reader in world.reactor.getReaders():
         reader.connectionLost(Failure(error.ConnectionDone()))
-    assert held == []
+    assert (share.connections, share.ended) == (0, 0)
 
 
 def test_server_without_a_free_descriptor_tries_again(world: World) -> None:
@@ -192,7 +204,7 @@ def test_server_without_a_free_descriptor_tries_again(world: World) -> None:
     got = 0
     while got < len(packets):
         world.settle()
-        world.reactor.advance(MEMORY_RETRY)
+        world.reactor.advance(RETRY)
         got += take(peer) is not None
 
 
@@ -310,6 +322,6 @@ def test_no_memory_for_the_plain_message(world: World, monkeypatch: pytest.Monke
         patched.setattr(PayloadMessage, "plain", fail)
         transport.write(message(2))
         world.settle()
-    world.reactor.advance(MEMORY_RETRY)
+    world.reactor.advance(RETRY)
     world.settle()
     assert peer.recv(100) == b"MSG k\0xxx"

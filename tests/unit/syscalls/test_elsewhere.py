@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from sbus.syscalls.elsewhere import do_elsewhere, is_behind, is_overrun
+from sbus.flood import PayloadShare
+from sbus.syscalls.elsewhere import Closing
 from tests.support.reactors import Recorder
 from tests.support.transports import World
 from tests.support.waiting import wait_until
 
-SLOW, QUICK = -2, -3
-"""Users that do not exist."""
+
+def threads() -> int:
+    """Return the number of threads of this process."""
+    return len(os.listdir("/proc/self/task"))
 
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
     """What calls can wait for; it opens at the end."""
-    made = threading.Event()
+    made, before = threading.Event(), threads()
     yield made
     made.set()
-    wait_until(is_behind, lambda behind: not behind)
+    wait_until(threads, lambda count: count <= before)
 
 
 def test_the_calls_of_one_user_hold_up_nobody_else(gate: threading.Event) -> None:
@@ -37,26 +41,93 @@ def test_the_calls_of_one_user_hold_up_nobody_else(gate: threading.Event) -> Non
     def fail_again() -> None:
         raise MemoryError
 
+    slow, quick = Closing(), Closing()
     for _ in range(100):
-        do_elsewhere(gate.wait, SLOW)
-    do_elsewhere(fail, QUICK)
-    do_elsewhere(fail_again, QUICK)
+        slow.close(gate.wait)
+    quick.close(fail)
+    quick.close(fail_again)
     for number in range(100):
-        do_elsewhere(lambda number=number: made.append(number), QUICK)  # type: ignore[misc]
-    do_elsewhere(done.set, QUICK)
+        quick.close(lambda number=number: made.append(number))  # type: ignore[misc]
+    quick.close(done.set)
     assert done.wait(20)
     assert made == list(range(100))
-    assert not is_behind()
+
+
+def test_many_users_have_few_threads(gate: threading.Event) -> None:
+    """Users who hold up all threads hold up those who close something, later, and nobody who frees memory."""
+    before, started, done, freed = threads(), threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        started.release()
+        gate.wait()
+
+    hostile = [Closing() for _ in range(100)]
+    for closing in hostile:
+        closing.close(wait)
+    for _ in range(64):
+        assert started.acquire(timeout=20)
+    assert threads() - before == 64
+    late = Closing()
+    late.close(done.set)
+    late.free(freed.set)
+    assert freed.wait(20)
+    assert not done.is_set()
+    gate.set()
+    assert done.wait(20)
+
+
+def test_users_take_turns(gate: threading.Event) -> None:
+    """One user's memory is freed in turns with that of the others, however much of it waits."""
+    made: list[str] = []
+    done = threading.Event()
+    closings = {name: Closing() for name in "abc"}
+    closings["a"].free(gate.wait)
+    for name, closing in closings.items():
+        for _ in range(3):
+            closing.free(lambda name=name: made.append(name))  # type: ignore[misc]
+    closings["a"].free(done.set)
+    gate.set()
+    assert done.wait(20)
+    assert "".join(made[:6]) == "bcabca"
+
+
+def test_a_failure_is_its_own(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a call that raises what no close raises, the others of the line are made."""
+    failures: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", failures.append)
+    closing, done = Closing(), threading.Event()
+
+    def fail() -> None:
+        raise ValueError
+
+    closing.free(fail)
+    closing.free(done.set)
+    assert done.wait(20)
+    assert len(failures) == 1
+
+
+def test_a_child_leaves_the_calls_of_its_parent(gate: threading.Event) -> None:
+    """After fork(2), the numbers of descriptors may mean other files."""
+    closing = Closing()
+    closing.close(gate.wait)
+    closing.close(lambda: os._exit(1))
+    pid = os.fork()
+    if not pid:
+        done = threading.Event()
+        closing.close(done.set)
+        os._exit(0 if done.wait(20) else 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    closing._closing.calls.clear()  # else they end this process
 
 
 def test_a_thread_ends_with_its_calls_and_another_one_begins(gate: threading.Event) -> None:
     """No thread waits for calls that may come."""
-    before = len(os.listdir("/proc/self/task"))
+    before, closing = threads(), Closing()
     for _ in range(3):
         done = threading.Event()
-        do_elsewhere(done.set, QUICK)
+        closing.close(done.set)
         assert done.wait(20)
-        wait_until(lambda: len(os.listdir("/proc/self/task")), lambda count: count <= before)
+        wait_until(threads, lambda count: count <= before)
 
 
 def test_nothing_is_read_from_a_user_with_many_descriptors_to_close(gate: threading.Event) -> None:
@@ -65,31 +136,49 @@ def test_nothing_is_read_from_a_user_with_many_descriptors_to_close(gate: thread
     recorders = Recorder(), Recorder()
     sockets = [world.connect(recorder) for recorder in recorders]
     passing, _ = world.transports
-    user = SLOW
-    assert passing.pass_payloads(True, user)
+    share = PayloadShare()
+    assert passing.pass_payloads(True, share)
     for _ in range(300):
-        do_elsewhere(gate.wait, user)
-    assert is_overrun(user)
+        share.closing.close(gate.wait)
+    assert share.closing.is_overrun()
     for sock in sockets:
         sock.send(b"packet")
     world.turn()
     assert [recorder.packets for recorder in recorders] == [[], [b"packet"]]
     gate.set()
-    wait_until(lambda: is_overrun(user), lambda overrun: not overrun)
+    wait_until(share.closing.is_overrun, lambda overrun: not overrun)
     world.reactor.advance(0.06)
     world.turn()
     assert recorders[0].packets == [b"packet"]
     world.close()
 
 
+def test_sockets_that_wait_to_be_closed_are_bounded(gate: threading.Event) -> None:
+    """A user whose descriptors take long to close gets none on more connections: each would leave a socket to close."""
+    world, share = World(), PayloadShare()
+    share.closing.close(gate.wait)
+    ended = 0
+    while ended < 400:
+        peer = world.connect(Recorder())
+        if not world.transports[-1].pass_payloads(True, share):
+            break
+        socket.send_fds(peer, [b"packet"], [0])
+        world.transports[-1].abortConnection()
+        world.settle()
+        peer.close()
+        ended += 1
+    assert 200 < ended < 300
+    world.close()
+
+
 def test_a_socket_is_not_looked_at_while_calls_of_its_user_wait(gate: threading.Event) -> None:
     """Also not if its protocol resumes, or reads on, meanwhile: the kernel would report the same packet for ever."""
-    world, user = World(), SLOW
+    world, share = World(), PayloadShare()
     sock = world.connect(Recorder())
     (transport,) = world.transports
-    assert transport.pass_payloads(True, user)
+    assert transport.pass_payloads(True, share)
     for _ in range(300):
-        do_elsewhere(gate.wait, user)
+        share.closing.close(gate.wait)
     sock.send(b"packet")
     looks: list[None] = []
     transport.start_bundling(1 << 16)  # so that each read is announced
@@ -105,7 +194,7 @@ def test_a_socket_is_not_looked_at_while_calls_of_its_user_wait(gate: threading.
 
 def test_a_line_without_a_thread_gets_one_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that were made while the kernel had no thread left are made later, though nothing is read meanwhile."""
-    user, done = -5, threading.Event()
+    closing, done = Closing(), threading.Event()
 
     def refuse(*args: object) -> int:
         raise RuntimeError("can't start new thread")
@@ -113,8 +202,8 @@ def test_a_line_without_a_thread_gets_one_when_there_is_one(monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr("_thread.start_new_thread", refuse)
         for _ in range(300):
-            do_elsewhere(lambda: None, user)
-        do_elsewhere(done.set, user)
-        assert is_overrun(user)
-    wait_until(lambda: is_overrun(user), lambda overrun: not overrun)
+            closing.close(lambda: None)
+        closing.close(done.set)
+        assert closing.is_overrun()
+    wait_until(closing.is_overrun, lambda overrun: not overrun)
     assert done.wait(20)

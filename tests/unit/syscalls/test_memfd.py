@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sbus.syscalls import _pure, batch
 from sbus.syscalls.descriptors import open_descriptors
-from sbus.syscalls.elsewhere import do_elsewhere
+from sbus.syscalls.elsewhere import Closing
 from sbus.syscalls.memfd import Attached, Memfd, receive_from
 from sbus.syscalls.sockets import pass_descriptors, send_with
 from tests.support.waiting import wait_until
@@ -173,9 +173,9 @@ def test_memory_that_takes_long_to_free_is_closed_elsewhere(mebibytes: list[int]
 
 def test_the_reader_frees_no_more_than_its_allowance() -> None:
     """However much memory a user has passed: one read can bring 2 GiB, which would stop the server for 90 ms."""
-    user, gate, memfd = -4, threading.Event(), sealed(bytes(17 << 20))
-    do_elsewhere(gate.wait, user)
-    receive_from(user)
+    closing, gate, memfd = Closing(), threading.Event(), sealed(bytes(17 << 20))
+    closing.free(gate.wait)
+    receive_from(closing)
     before = open_descriptors()
     packets = [received(memfd) for _ in range(40)]
     packets.clear()

@@ -25,6 +25,7 @@ from sbus.syscalls.sockets import (
     LARGEST_SEND_BUFFER,
     OVERHEAD,
     TOO_MANY_GROUPS,
+    discard_plain,
     grow_send_buffer,
     is_unix,
     max_sendable,
@@ -813,3 +814,28 @@ def test_unread_bytes():
         assert counts[0] >= 300
         assert counts == sorted(set(counts), reverse=True)
         assert counts[-1] == 0
+
+
+@given(
+    packets=st.lists(st.tuples(st.sampled_from([b"", b"x", b"xx" * 600]), st.booleans()), max_size=8),
+    limit=st.integers(0, 10),
+    leaves=st.booleans(),
+)
+def test_discarding_what_is_plain(packets: list[tuple[bytes, bool]], limit: int, leaves: bool) -> None:
+    """Packets are discarded up to the limit, or the first that came with descriptors; only an empty socket is one."""
+    ours, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    with ours, peer:
+        ours.send(b"unread")  # so that the peer's end resets the connection
+        for packet, has_descriptor in packets:
+            if has_descriptor:
+                socket.send_fds(peer, [packet], [0])
+            else:
+                peer.send(packet)
+        if leaves:
+            peer.close()
+        ours.shutdown(socket.SHUT_RDWR)
+        is_plain = [not has_descriptor for _, has_descriptor in packets]
+        plain = is_plain.index(False) if False in is_plain else len(packets)
+        assert discard_plain(ours, limit) is (plain == len(packets) <= limit)
+        for packet, _ in packets[min(plain, limit) :]:
+            assert ours.recv(2000) == packet
