@@ -28,11 +28,13 @@ class Connections(NamedTuple):
     """The server's ends of its connections.
 
     :ivar open: ends that the server has accepted and that are not shut down both ways.
-    :ivar unread: bytes of kernel memory that hold what the clients have not read.
+    :ivar unread: bytes of kernel memory that hold what the clients of these have not read.
+    :ivar ended: other ends, whose clients have not read all.
     """
 
     open: int
     unread: int
+    ended: int = 0
 
 
 def connections(path: str) -> Connections:
@@ -41,12 +43,17 @@ def connections(path: str) -> Connections:
     :raises OSError: if this kernel does not offer sock_diag for Unix sockets.
     """
     name = path.encode()
-    count = unread = 0
+    count = unread = ended = 0
     for attributes in _sockets():
-        if attributes.get(_NAME, b"").rstrip(b"\0") == name and attributes.get(_SHUTDOWN) != bytes([_BOTH_WAYS]):
+        if attributes.get(_NAME, b"").rstrip(b"\0") != name:
+            continue
+        (size,) = struct.unpack_from("=I", attributes[_MEMORY], 4 * _WRITE_ALLOC)
+        if attributes.get(_SHUTDOWN) == bytes([_BOTH_WAYS]):
+            ended += size > 0
+        else:
             count += 1
-            unread += struct.unpack_from("=I", attributes[_MEMORY], 4 * _WRITE_ALLOC)[0]
-    return Connections(count, unread)
+            unread += size
+    return Connections(count, unread, ended)
 
 
 def _sockets() -> Iterator[dict[int, bytes]]:

@@ -7,11 +7,12 @@ import fcntl
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator, Sequence
 
 from benchmarks.attacks.attack import Attack
 from benchmarks.attacks.attacker import Attacker, bundle, receive_now
-from benchmarks.attacks.readers import EVERYTHING, silent
+from benchmarks.attacks.readers import EVERYTHING, PACE, silent
 
 __all__ = ["payloads"]
 
@@ -22,6 +23,8 @@ _SIZE = 65_536
 _MOST_DESCRIPTORS = 253
 """Descriptors that one packet can carry (SCM_MAX_FD)."""
 _READERS = 200
+_GRACE = 10
+"""Connections that are made before one breaks the protocol: payloads come meanwhile."""
 _MANY_READERS = 625
 """Readers of which each has 16 descriptors unread: 10,000 in all."""
 
@@ -149,6 +152,21 @@ def _come_and_go(me: Attacker) -> None:
         me.count()
 
 
+def _end_unread(me: Attacker) -> None:
+    """Ask for payloads, break the protocol once some have come, read none of them, and begin again."""
+    held: list[socket.socket] = []
+    me.ready()
+    while me.running():
+        if len(held) < me.most_files - 100:
+            with contextlib.suppress(OSError):
+                held.append(me.connect(b"CMSG payload/on", EVERYTHING))
+            for sock in held[-_GRACE : -_GRACE + 1]:
+                with contextlib.suppress(OSError):
+                    sock.send(b"no packet of the protocol")
+                    me.count()
+        time.sleep(PACE)
+
+
 def payloads() -> Iterator[Attack]:
     """Return the attacks with large payloads."""
     yield Attack("payload-wrong", "payloads that break each rule in turn", (_wrong,))
@@ -166,4 +184,7 @@ def payloads() -> Iterator[Attack]:
         "payload-plain", f"payloads to {_READERS} silent readers that have not asked", (silent(_READERS), _flood)
     )
     yield Attack("payload-parts", "bundles of payloads of one byte", (silent(_READERS, *_ASKING), _parts))
+    yield Attack(
+        "payload-ended", "readers that the server ends with payloads unread, one after another", (_end_unread, _flood)
+    )
     yield Attack("payload-leavers", "readers of payloads that come and go", (_come_and_go, _flood))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from benchmarks.attacks.attack import Part
 from benchmarks.attacks.attacker import Attacker, receive_now
 
-__all__ = ["EVERYTHING", "connect_many", "draining", "flood", "resting", "silent"]
+__all__ = ["EVERYTHING", "PACE", "connect_many", "draining", "flood", "resting", "silent"]
 
 EVERYTHING = b"SUB "
 """Subscribes to the empty pattern."""
@@ -19,7 +19,7 @@ EVERYTHING = b"SUB "
 _FLOOD = b"MSG flood/key\0" + bytes(64)
 _AT_ONCE = 950
 """Connections of one user that come at once: the server accepts 1,000 (`sbus.server.bus.admission`)."""
-_PACE = 0.0052
+PACE = 0.0052
 """Seconds from one connection to the next beyond these: the server accepts 200 a second, and refuses the others. It is
 the pace of the attack, and waits for nothing."""
 _TICK = 0.1
@@ -51,7 +51,7 @@ def connect_many(me: Attacker, number: int, packets: Iterable[tuple[bytes, ...]]
     for index, each in enumerate(itertools.islice(packets, number)):
         yield me.connect(*each)
         if index + 1 >= _AT_ONCE:
-            time.sleep(_PACE)
+            time.sleep(PACE)
 
 
 def resting(number: int, *packets: bytes) -> Part:

@@ -164,6 +164,8 @@ def _remarks(record: Record) -> Iterator[str]:
         yield f"{record['ready']:.0f} of {record['processes']:.0f} attackers finished their set-up"
     if record["attackers_failed"]:
         yield f"{record['attackers_failed']:.0f} attackers failed"
+    if ended := record.get("ended"):
+        yield f"{ended:.0f} connections have ended unread"
     if record["status"]:
         yield f"exit status {record['status']:.0f}"
 

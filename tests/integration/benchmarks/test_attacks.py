@@ -198,12 +198,12 @@ def test_connections(tmp_path: Path) -> None:
             client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             client.connect(path)
         first, second = (stack.enter_context(server.accept()[0]) for _ in range(2))
-        assert kernel.connections(path) == (2, 0)
+        assert kernel.connections(path) == (2, 0, 0)
         first.send(bytes(1000))
         assert kernel.connections(path).unread >= 1000
         first.shutdown(socket.SHUT_RDWR)
         second.shutdown(socket.SHUT_WR)
-        assert kernel.connections(path) == (1, 0)
+        assert kernel.connections(path) == (1, 0, 1)
 
 
 @pytest.mark.parametrize(("command", "status"), [("exit 3", 3), ("kill $$", -15)])
