@@ -249,7 +249,8 @@ class PacketTransport(SendingHalf):
         if not super().pass_payloads(wanted, share):
             return False
         pass_descriptors(self._sock, wanted)
-        self._reader = self._multiplexer.reader(self._reader.max_packet, wanted)
+        if wanted:  # and for good: behind the end, there may be descriptors that were sent before
+            self._reader = self._multiplexer.reader(self._reader.max_packet, True)
         return True
 
     def _longest_plain(self) -> int:

@@ -37,6 +37,8 @@ _ATTEMPTS = 5
 (compaction). It looks five times in 150 ms; in one run of benchmarks/payloads, that was not enough."""
 _BLOCK = 512
 """Bytes in a block of stat(2)."""
+_MOST_BEYOND = 2 << 20
+"""Bytes that memory may have beyond its end: a huge page. Who checks it frees them, and 1 GiB takes 50 ms."""
 _MOST_JOINED = 1024
 """Messages looked at for one bundle: about as many as fit one."""
 _MOST = 2
@@ -114,7 +116,9 @@ class Memfd:
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode) or seals & SEALS != SEALS:
             return "the memory lacks a seal: SEAL, SHRINK, GROW and WRITE are needed"
-        try:  # pages beyond the end would make up for holes (fallocate(2), KEEP_SIZE); the seals forbid new ones
+        if status.st_blocks * _BLOCK > status.st_size + _MOST_BEYOND:
+            return "the memory has pages beyond its end"
+        try:  # these would make up for holes (fallocate(2), KEEP_SIZE); the seals forbid new ones
             os.ftruncate(self._fd, status.st_size)
         except OSError:
             return "the descriptor is open for reading only"

@@ -392,6 +392,35 @@ sys.stdin.read()
     forgets(shared)
 
 
+def test_half_of_the_receivers_end_meanwhile(shared):
+    """Others, and those that only shut down sending, get all messages, in order; of those that ended nothing stays."""
+    publisher, count = asking(shared), 20
+    readers = [asking(shared, b"k") for _ in range(200)]
+    for number in range(count):
+        publish_one(publisher, b"k", b"%d" % number)
+    publisher.sync()
+    for at, reader in enumerate(readers):
+        if at % 4 == 0:
+            reader.close()
+        elif at % 4 == 1:
+            reader.send(b"no packet of the protocol")
+        elif at % 4 == 2:
+            reader.sock.shutdown(socket.SHUT_WR)
+    publisher.sync()
+    expected = [(b"k", b"%d" % number) for number in range(count)]
+    for at, reader in enumerate(readers):
+        if at % 4 > 1:
+            assert [payload_of(reader) for _ in range(count)] == expected
+        if at % 4 == 2:
+            assert reader.has_ended()
+    publisher.sync()
+    forgets(shared)
+    for reader in readers[1::4]:
+        assert [payload_of(reader) for _ in range(1024 // 201)] == expected[: 1024 // 201]
+        assert take(reader) == (b"", None)
+    wait_until(lambda: takes_descriptors(shared), bool)
+
+
 def drain(client: Client) -> None:
     """Read until the server has handled everything before."""
     client.send(b"CMSG !/cred/whoami")

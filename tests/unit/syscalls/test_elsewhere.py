@@ -11,6 +11,7 @@ import pytest
 
 from sbus.flood import PayloadShare
 from sbus.syscalls.elsewhere import Closing
+from sbus.syscalls.polling import is_readable
 from tests.support.reactors import Recorder
 from tests.support.transports import World
 from tests.support.waiting import wait_until
@@ -168,6 +169,26 @@ def test_sockets_that_wait_to_be_closed_are_bounded(gate: threading.Event) -> No
         peer.close()
         ended += 1
     assert 200 < ended < 300
+    world.close()
+
+
+def test_what_came_before_the_end_of_payloads_is_closed_elsewhere(gate: threading.Event) -> None:
+    """Also if it is read behind the end: the kernel would close it at once, which may take long."""
+    world, share, recorder = World(), PayloadShare(), Recorder()
+    peer = world.connect(recorder)
+    (transport,) = world.transports
+    assert transport.pass_payloads(True, share)
+    share.closing.close(gate.wait)
+    reading, writing = os.pipe()
+    with open(reading, "rb") as pipe:
+        socket.send_fds(peer, [b"packet"], [writing])
+        os.close(writing)
+        assert transport.pass_payloads(False, share)
+        world.settle()
+        recorder.packets.clear()
+        assert not is_readable(pipe, 0)
+        gate.set()
+        assert is_readable(pipe, 20)
     world.close()
 
 

@@ -91,6 +91,18 @@ class TestMemfd:
         assert status.st_blocks * 512 >= status.st_size
         assert "holes" in str(memfd.fault())
 
+    def test_much_memory_beyond_the_end_is_a_fault(self) -> None:
+        """It stays: to free 1 GiB takes 50 ms of the caller. A huge page is no fault."""
+        allocate = ctypes.CDLL(None, use_errno=True).fallocate
+        keep_size = 1
+        for mebibytes, is_freed in ((2, True), (4, False)):
+            memfd = Memfd.create()
+            os.write(memfd.fileno(), b"x")
+            assert allocate(memfd.fileno(), keep_size, ctypes.c_long(0), ctypes.c_long(mebibytes << 20)) == 0
+            memfd.seal()
+            assert (memfd.fault() is None) is is_freed
+            assert (os.fstat(memfd.fileno()).st_blocks * 512 < 1 << 20) is is_freed
+
     def test_a_descriptor_for_reading_only_is_a_fault(self) -> None:
         """Pages beyond the end can be freed only with a descriptor that is open for writing."""
         memfd = sealed(b"x")
