@@ -33,10 +33,12 @@ from collections.abc import Callable
 from sbus.flood import PayloadMessage, PayloadShare
 from sbus.routing.runs import find_type
 from sbus.seqpacket.multiplexer import Multiplexer
+from sbus.seqpacket.pacing import WITH_DESCRIPTORS
 from sbus.seqpacket.unread import close, close_when_read
 from sbus.syscalls.batch import BATCH, send_packets
-from sbus.syscalls.memfd import join
-from sbus.syscalls.sockets import least_charge, send_with, unread_bytes
+from sbus.syscalls.descriptors import has_room
+from sbus.syscalls.memfd import join, receive_from
+from sbus.syscalls.sockets import MOST_PASSED, least_charge, send_with, unread_bytes
 
 __all__ = ["MOST", "MOST_ENDED", "USER_MOST", "PayloadSender", "may_join"]
 
@@ -58,11 +60,11 @@ def may_join(share: PayloadShare) -> bool:
 
     It may not while too many of those that have ended wait: each is a socket of this process.
     """
-    return share.ended < MOST_ENDED and not share.closing.is_overrun()
+    return share.ended < MOST_ENDED and not share.is_overrun()
 
 
 class PayloadSender:
-    """Sends the packets of one socket, large messages with their descriptors.
+    """Sends the packets of one socket, large messages with their descriptors, and bounds those that are read from it.
 
     :param max_packet: bytes in the longest plain message.
     :param fit: raises the send buffer to hold a packet of a size in bytes; returns whether the buffer has grown.
@@ -184,6 +186,20 @@ class PayloadSender:
         if self.is_waiting:
             self.stop_waiting()
         return True
+
+    def readable(self) -> int:
+        """Return the packets that may be read now, and have their descriptors count for the peer's user.
+
+        There is room for all descriptors that may come. Those for which there is none are closed by the kernel, which
+        may take long (`sbus.syscalls.elsewhere`).
+        """
+        share, descriptor = self.share, self._sock.fileno()
+        if share.is_overrun():
+            return 0
+        receive_from(share)
+        if has_room(descriptor, WITH_DESCRIPTORS * MOST_PASSED):
+            return WITH_DESCRIPTORS
+        return int(has_room(descriptor, MOST_PASSED))
 
     def close(self, limit: int) -> None:
         """Close the socket, when its peer has read its descriptors if it is to be kept.

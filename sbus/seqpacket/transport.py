@@ -21,7 +21,7 @@ hang-up                 It reads what the peer sent to its end at once, before s
 hang-up while paused    The socket leaves the epoll set, which would report it forever. The packets stay in the kernel
                         until the protocol resumes, so no message is lost because its publisher left.
 the kernel has no       It reads again after 50 ms. It also does if the peer's user has passed many descriptors that
-memory                  still have to be closed.
+memory                  still have to be closed, and if there is no room for those that may come.
 ======================  ==============================================================================================
 
 Invariants:
@@ -67,7 +67,6 @@ from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.sending import NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
 from sbus.syscalls.batch import BATCH, PacketReader
-from sbus.syscalls.memfd import receive_from
 from sbus.syscalls.processes import peer_executable
 from sbus.syscalls.sockets import pass_descriptors, peer_credentials, peer_groups
 
@@ -294,14 +293,13 @@ class PacketTransport(SendingHalf):
         :param limit: the packets of the first batch; the pacer says how many follow.
         """
         multiplexer, bundle_limit = self._multiplexer, self._bundle_limit
-        if self._payloads is not None:
-            closing = self._payloads.share.closing
-            if closing.is_overrun():
-                self._read_later()
-                return
-            receive_from(closing)
         left = LARGE_PER_PASS
         while limit:
+            if self._payloads is not None:
+                limit = min(limit, self._payloads.readable())
+                if not limit:
+                    self._read_later()
+                    return
             try:
                 packets, ended = self._reader.read(self._sock, limit)
             except OSError as e:
@@ -324,8 +322,7 @@ class PacketTransport(SendingHalf):
             if taken < len(packets):
                 self._keep(packets, taken)
             multiplexer.has_read = True
-            if large and self._payloads is None and self._pacer.is_alone():
-                # Not with payloads: whether their descriptors are too many is asked once above.
+            if large and self._pacer.is_alone():
                 left -= large
                 if left > 0 and self.read_side is _READ_OPEN:
                     continue
@@ -362,7 +359,7 @@ class PacketTransport(SendingHalf):
         self._read_retry = False
         if self.read_side is not _READ_OPEN:
             return
-        if self._payloads is not None and self._payloads.share.closing.is_overrun():
+        if self._payloads is not None and not self._payloads.readable():
             self._read_later()
         else:
             self._poll(self._events | READ)

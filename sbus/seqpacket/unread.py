@@ -99,4 +99,4 @@ def _closer(sock: socket.socket, share: PayloadShare, limit: int) -> Callable[[]
         sock.shutdown(socket.SHUT_RDWR)
     if discard_plain(sock, min(limit, _DISCARDED_AT_ONCE)):
         return sock.close
-    return partial(share.closing.close, partial(discard_and_close, sock, limit))
+    return partial(share.close, partial(discard_and_close, sock, limit))

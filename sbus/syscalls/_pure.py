@@ -9,7 +9,7 @@ import socket
 from sbus.protocol.bundles import MAGIC
 from sbus.protocol.packets import Truncated
 from sbus.syscalls.memfd import Attached
-from sbus.syscalls.sockets import DONTWAIT, SEND_NOW, TRUNC
+from sbus.syscalls.sockets import DONTWAIT, MOST_PASSED, SEND_NOW, TRUNC
 
 __all__ = ["MAX_BATCH", "PacketReader", "send_packets", "send_to_each"]
 
@@ -19,8 +19,8 @@ _READ_BYTES = 1 << 20
 """Bytes after which a read ends, if the caller does not say."""
 _LARGE_PART, _LARGE_READ_PART = 64, 8
 """See `sbus.syscalls._batch`."""
-_CONTROL = socket.CMSG_SPACE(253 * array.array("i").itemsize)
-"""Bytes of control data in a packet: room for all descriptors that can come with it (SCM_MAX_FD), since it may take
+_CONTROL = socket.CMSG_SPACE(MOST_PASSED * array.array("i").itemsize)
+"""Bytes of control data in a packet: room for all descriptors that can come with it, since it may take
 long to close one, and the kernel closes those without room at once (`sbus.syscalls.elsewhere`)."""
 _READ_NOW = DONTWAIT | TRUNC
 """Flags of recv(2): return at once, and return the length of the packet, even if it did not fit."""

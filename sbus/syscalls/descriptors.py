@@ -13,9 +13,11 @@ import os
 import resource
 import sys
 
-__all__ = ["above_standard", "descriptor_limit", "fill_standard", "open_descriptors", "to_null"]
+__all__ = ["above_standard", "descriptor_limit", "fill_standard", "has_room", "open_descriptors", "to_null"]
 
 _DIRECTORY = "/proc/self/fd"
+_HIGH = 16_384
+"""A number that is high enough to be looked at: the kernel makes its table of files as long as the highest one."""
 _FIRST_FREE = 3
 """The first descriptor after the standard ones."""
 
@@ -35,6 +37,23 @@ def descriptor_limit() -> int:
     """Return the number of descriptors that this process may have (RLIMIT_NOFILE, getrlimit(2))."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def has_room(descriptor: int, count: int) -> bool:
+    """Return whether this process may open about `count` descriptors more.
+
+    The kernel gives out the lowest free number, so as a rule all are free above one that is.
+
+    :param descriptor: any that is open.
+    """
+    least = min(descriptor_limit() - count, _HIGH)
+    if least < 0:
+        return False
+    try:
+        os.close(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, least))
+    except OSError:
+        return False
+    return True
 
 
 def fill_standard() -> None:

@@ -75,15 +75,18 @@ class _Line:
     __slots__ = ("_among", "_threads", "calls")
 
     def __init__(self, threads: _Threads) -> None:
-        self.calls: deque[Callable[[], object]] = deque()
+        self.calls: deque[tuple[Callable[[], object], Closing]] = deque()
         self._threads = threads
         self._among: object = None  # the lines among which this one waits, or has a thread
 
-    def add(self, call: Callable[[], object]) -> None:
-        """Have a thread make a call."""
+    def add(self, call: Callable[[], object], closing: Closing) -> None:
+        """Have a thread make a call.
+
+        :param closing: what the line belongs to, which the call keeps.
+        """
         if self._among is not None and self._among is not self._threads.lines:
             self.calls.clear()  # this is a child of fork(2): they are those of its parent
-        self.calls.append(call)
+        self.calls.append((call, closing))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -96,10 +99,10 @@ class _Line:
     def make_one(self) -> None:
         """Make the first call."""
         try:
-            call = self.calls.popleft()
+            call, closing = self.calls.popleft()
             with contextlib.suppress(OSError, MemoryError):
                 call()
-            del call
+            del call, closing
         finally:
             self._among = None
             if self.calls:
@@ -126,7 +129,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class Closing:
-    """What waits to be closed of all that one user has passed.
+    """What waits to be closed of all that one user has passed; it exists at least as long as something waits.
 
     An `OSError` or `MemoryError` of a call is ignored. A destructor may call these methods.
     """
@@ -134,24 +137,27 @@ class Closing:
     __slots__ = ("_closing", "_freeing")
 
     def __init__(self) -> None:
-        self._closing = _Line(_held_up)
-        self._freeing = _Line(_freeing)
+        self._closing: _Line | None = None  # most users pass nothing, and a line takes 0.7 kB
+        self._freeing: _Line | None = None
 
     def close(self, call: Callable[[], object]) -> None:
         """Have something closed by a thread that nothing waits for: the user decides how long it takes."""
-        self._closing.add(call)
+        line = self._closing = self._closing or _Line(_held_up)
+        line.add(call, self)
 
     def free(self, call: Callable[[], object]) -> None:
         """The same for sealed memory, which takes CPU time alone."""
-        self._freeing.add(call)
+        line = self._freeing = self._freeing or _Line(_freeing)
+        line.add(call, self)
 
     def is_behind(self) -> bool:
         """Return whether memory waits, which nobody delays, so that the next is better freed at once."""
-        return len(self._freeing.calls) > _FEW
+        return self._freeing is not None and len(self._freeing.calls) > _FEW
 
     def is_overrun(self) -> bool:
         """Return whether so much waits that nothing more should be read from the user."""
-        return self._closing.has_many() or self._freeing.has_many()
+        lines = self._closing, self._freeing
+        return any(line is not None and line.has_many() for line in lines)
 
 
 NOBODY = Closing()

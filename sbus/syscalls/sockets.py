@@ -18,6 +18,7 @@ __all__ = [
     "DONTWAIT",
     "LARGEST_SEND_BUFFER",
     "LONGEST_PACKET",
+    "MOST_PASSED",
     "OVERHEAD",
     "PEEK",
     "SEND_NOW",
@@ -49,6 +50,8 @@ TRUNC: Final = int(socket.MSG_TRUNC)
 """The flag of recv(2) to return the length of a packet, even if it did not fit."""
 SEND_NOW: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 """The flags of send(2) to return at once, and to raise no signal if the peer reads no more."""
+MOST_PASSED: Final = 253
+"""Descriptors that can come with one packet (SCM_MAX_FD)."""
 LARGEST_SEND_BUFFER = 1 << 20
 """Bytes in the largest send buffer to ask for; packets that the kernel holds escape flood control."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -250,6 +251,23 @@ def test_what_takes_long_to_close_stops_nobody(shared, packets, copies):
         os.kill(shared.pid, signal.SIGCONT)
         assert hostile.has_ended()
         assert other.sync() == []
+
+
+def test_a_server_with_few_descriptors_reads_none_for_which_it_has_no_room(bus):
+    """The kernel closes those at once, and that can take a minute; the client waits, and is read when there is room."""
+    started = bus("--mode=0777")
+    hostile, other = asking(started, user=OTHER_USER), started.client()
+    limits = resource.prlimit(started.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(started.pid, resource.RLIMIT_NOFILE, (200, limits[1]))
+    ours, theirs = lingering()
+    memfd = memory(b"x")
+    with theirs:
+        with paused(started.pid):  # else the server may be the first to close it, and this process waits
+            socket.send_fds(hostile.sock, [b"FMSG k\x000 1"], [*[memfd.fileno()] * 252, ours.fileno()])
+            ours.close()
+        assert other.sync() == []
+        resource.prlimit(started.pid, resource.RLIMIT_NOFILE, limits)
+        assert hostile.has_ended()
 
 
 def test_what_one_user_passes_delays_the_closing_of_no_other(shared):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -41,3 +42,22 @@ def test_limit(monkeypatch, soft, limit):
     """The limit is the soft one; without any, it is larger than every count."""
     monkeypatch.setattr(resource, "getrlimit", lambda what: (soft, resource.RLIM_INFINITY))
     assert descriptors.descriptor_limit() == limit
+
+
+def test_room_for_descriptors():
+    """There is room for what is free at the end of the numbers, and never for more than the limit."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    before = descriptors.open_descriptors()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 51, limits[1]))
+    try:
+        assert descriptors.has_room(0, 50)
+        assert not descriptors.has_room(0, highest + 52)
+        with contextlib.ExitStack() as stack:
+            while descriptors.has_room(0, 1):
+                stack.callback(os.close, os.dup(0))
+            with pytest.raises(OSError, match="Too many"):
+                os.dup(0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert descriptors.open_descriptors() == before

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from sbus.flood import PayloadShare
+from sbus.server.core.users import Users
 from sbus.syscalls.elsewhere import Closing
 from sbus.syscalls.polling import is_readable
 from tests.support.reactors import Recorder
@@ -118,7 +119,20 @@ def test_a_child_leaves_the_calls_of_its_parent(gate: threading.Event) -> None:
         closing.close(done.set)
         os._exit(0 if done.wait(20) else 2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert closing._closing is not None
     closing._closing.calls.clear()  # else they end this process
+
+
+def test_what_waits_outlives_the_connections_of_its_user(gate: threading.Event) -> None:
+    """A user who leaves and comes back must not have as many calls again, and again."""
+    users = Users(1 << 20)
+    user = users.connect(1000)
+    for _ in range(300):
+        user.payloads.close(gate.wait)
+    users.disconnect(user)
+    users.forget(user)
+    del user
+    assert users.connect(1000).payloads.is_overrun()
 
 
 def test_a_thread_ends_with_its_calls_and_another_one_begins(gate: threading.Event) -> None:
@@ -140,14 +154,14 @@ def test_nothing_is_read_from_a_user_with_many_descriptors_to_close(gate: thread
     share = PayloadShare()
     assert passing.pass_payloads(True, share)
     for _ in range(300):
-        share.closing.close(gate.wait)
-    assert share.closing.is_overrun()
+        share.close(gate.wait)
+    assert share.is_overrun()
     for sock in sockets:
         sock.send(b"packet")
     world.turn()
     assert [recorder.packets for recorder in recorders] == [[], [b"packet"]]
     gate.set()
-    wait_until(share.closing.is_overrun, lambda overrun: not overrun)
+    wait_until(share.is_overrun, lambda overrun: not overrun)
     world.reactor.advance(0.06)
     world.turn()
     assert recorders[0].packets == [b"packet"]
@@ -157,7 +171,7 @@ def test_nothing_is_read_from_a_user_with_many_descriptors_to_close(gate: thread
 def test_sockets_that_wait_to_be_closed_are_bounded(gate: threading.Event) -> None:
     """A user whose descriptors take long to close gets none on more connections: each would leave a socket to close."""
     world, share = World(), PayloadShare()
-    share.closing.close(gate.wait)
+    share.close(gate.wait)
     ended = 0
     while ended < 400:
         peer = world.connect(Recorder())
@@ -178,7 +192,7 @@ def test_what_came_before_the_end_of_payloads_is_closed_elsewhere(gate: threadin
     peer = world.connect(recorder)
     (transport,) = world.transports
     assert transport.pass_payloads(True, share)
-    share.closing.close(gate.wait)
+    share.close(gate.wait)
     reading, writing = os.pipe()
     with open(reading, "rb") as pipe:
         socket.send_fds(peer, [b"packet"], [writing])
@@ -199,7 +213,7 @@ def test_a_socket_is_not_looked_at_while_calls_of_its_user_wait(gate: threading.
     (transport,) = world.transports
     assert transport.pass_payloads(True, share)
     for _ in range(300):
-        share.closing.close(gate.wait)
+        share.close(gate.wait)
     sock.send(b"packet")
     looks: list[None] = []
     transport.start_bundling(1 << 16)  # so that each read is announced
