@@ -36,7 +36,7 @@ from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.pacing import WITH_DESCRIPTORS
 from sbus.seqpacket.unread import close, close_when_read
 from sbus.syscalls.batch import BATCH, send_packets
-from sbus.syscalls.descriptors import has_room
+from sbus.syscalls.descriptors import room_for
 from sbus.syscalls.memfd import join, receive_from
 from sbus.syscalls.sockets import MOST_PASSED, least_charge, send_with, unread_bytes
 
@@ -190,16 +190,15 @@ class PayloadSender:
     def readable(self) -> int:
         """Return the packets that may be read now, and have their descriptors count for the peer's user.
 
-        There is room for all descriptors that may come. Those for which there is none are closed by the kernel, which
-        may take long (`sbus.syscalls.elsewhere`).
+        A server has room for all descriptors that may come: the kernel closes those without room, which may take long
+        (`sbus.syscalls.elsewhere`).
         """
-        share, descriptor = self.share, self._sock.fileno()
-        if share.is_overrun():
+        if self.share.is_overrun():
             return 0
-        receive_from(share)
-        if has_room(descriptor, WITH_DESCRIPTORS * MOST_PASSED):
+        receive_from(self.share)
+        if not self.is_kept:
             return WITH_DESCRIPTORS
-        return int(has_room(descriptor, MOST_PASSED))
+        return room_for(WITH_DESCRIPTORS * MOST_PASSED, self._sock.fileno()) // MOST_PASSED
 
     def close(self, limit: int) -> None:
         """Close the socket, when its peer has read its descriptors if it is to be kept.

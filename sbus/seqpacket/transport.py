@@ -362,7 +362,7 @@ class PacketTransport(SendingHalf):
         if self._payloads is not None and not self._payloads.readable():
             self._read_later()
         else:
-            self._poll(self._events | READ)
+            self._guarded(self._poll, self._events | READ)
 
     def _deliver(self, packets: list[bytes]) -> None:
         taken = self._receiver.packetsReceived(packets)

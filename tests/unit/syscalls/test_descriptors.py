@@ -45,19 +45,26 @@ def test_limit(monkeypatch, soft, limit):
 
 
 def test_room_for_descriptors():
-    """There is room for what is free at the end of the numbers, and never for more than the limit."""
+    """There is room for what the process may still open, up to what is asked for."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    before = descriptors.open_descriptors()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 51, limits[1]))
-    try:
-        assert descriptors.has_room(0, 50)
-        assert not descriptors.has_room(0, highest + 52)
-        with contextlib.ExitStack() as stack:
-            while descriptors.has_room(0, 1):
-                stack.callback(os.close, os.dup(0))
-            with pytest.raises(OSError, match="Too many"):
-                os.dup(0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert descriptors.open_descriptors() == before
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+
+        def open_one() -> int:
+            descriptor = os.dup(0)
+            stack.callback(os.close, descriptor)
+            return descriptor
+
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        while open_one() < highest:
+            pass  # no free number is left below
+        before = descriptors.open_descriptors()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 60, limits[1]))
+        assert [descriptors.room_for(count, 0) for count in (0, 1, 50, 60, 61, 10_000)] == [0, 1, 50, 60, 60, 60]
+        for left in range(60, 0, -1):
+            assert descriptors.room_for(left, 0) == descriptors.room_for(100, 0) == left
+            open_one()
+        assert descriptors.room_for(1, 0) == 0
+        with pytest.raises(OSError, match="Too many"):
+            open_one()
+    assert descriptors.room_for(100, 0) == 100
