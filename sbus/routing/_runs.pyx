@@ -238,12 +238,16 @@ cdef class Tally:
     def add(self, list packets not None, Py_ssize_t copies):
         """See `sbus.routing.runs._Tally.add`."""
         cdef Py_ssize_t size = _size(packets)
-        self.messages += len(packets)
-        self.size += size
-        self.copies += len(packets) * copies
-        self.copied_size += size * copies
+        self.count(len(packets), size, copies)
         size -= len(packets) << SMALL
         return size >> SMALL if size > 0 else 0
+
+    cpdef count(self, Py_ssize_t messages, Py_ssize_t size, Py_ssize_t copies):
+        """See `sbus.routing.runs._Tally.count`."""
+        self.messages += messages
+        self.size += size
+        self.copies += messages * copies
+        self.copied_size += size * copies
 
     def no_copy(self, list packets not None):
         """See `sbus.routing.runs._Tally.no_copy`."""

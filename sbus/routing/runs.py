@@ -181,11 +181,15 @@ class _Tally:
         :returns: their size beyond 1 KiB for each message, in KiB: what they weigh more than small ones.
         """
         size = sum(map(len, packets))
-        self.messages += len(packets)
-        self.size += size
-        self.copies += len(packets) * copies
-        self.copied_size += size * copies
+        self.count(len(packets), size, copies)
         return max(0, size - (len(packets) << _SMALL)) >> _SMALL
+
+    def count(self, messages: int, size: int, copies: int) -> None:
+        """Count messages of `size` bytes together, each with a number of copies."""
+        self.messages += messages
+        self.size += size
+        self.copies += messages * copies
+        self.copied_size += size * copies
 
     def no_copy(self, packets: list[bytes]) -> None:
         """Take back one copy of each message of a run."""

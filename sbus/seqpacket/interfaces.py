@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from twisted.internet.interfaces import IDelayedCall, IReadDescriptor
 from zope.interface import Attribute, Interface
@@ -18,6 +18,7 @@ __all__ = [
     "IPacketReceiver",
     "IPacketTransport",
     "IPeerGate",
+    "Outlet",
     "Reactor",
 ]
 
@@ -32,6 +33,17 @@ class Reactor(Protocol):
     def callLater(self, delay: float, callable: Callable[..., object], *args: object) -> IDelayedCall: ...
     def addReader(self, reader: IReadDescriptor) -> None: ...
     def removeReader(self, reader: IReadDescriptor) -> None: ...
+
+
+class Outlet(NamedTuple):
+    """Where packets that begin alike go on to, unseen.
+
+    :ivar sock: of their only receiver.
+    :ivar on_sent: called with the number of packets that have gone there, and their bytes.
+    """
+
+    sock: socket.socket
+    on_sent: Callable[[int, int], None]
 
 
 class IPacketReceiver(Interface):
@@ -83,6 +95,10 @@ class IPacketTransport(Interface):
         "sends bundles, and of any socket while others can be read as well. It may pause the transport, which then "
         "does not read."
     )
+    find_outlet: Callable[[bytes], Outlet | None] | None = Attribute(
+        "Called with how large packets begin (verb, key and NUL), when nobody else waits: whether others that begin so "
+        "may go on as soon as they are received, and where to. None to have the protocol see all packets."
+    )
     has_hung_up: bool = Attribute("Whether the peer has closed its socket.")
 
     def peer_executable() -> str | None:
@@ -119,6 +135,9 @@ class IPacketTransport(Interface):
         :returns: the number of packets, from the front, that the socket took. It can be 0 although a `flush` could
             send them: the caller adds the others to the queue, and `flush` finds the reason.
         """
+
+    def open_socket() -> socket.socket | None:
+        """Return the socket if it takes packets as they are, one by one, past the queue, which must be empty."""
 
     def unread_bytes() -> int:
         """Return the memory, in bytes, of sent packets that the peer has not read; 0 if the kernel does not say.

@@ -323,6 +323,10 @@ class SendingHalf(Endings):
         except OSError:
             return 0
 
+    def open_socket(self) -> socket.socket | None:
+        """Return the socket if it takes packets as they are, one by one; see `IPacketTransport`."""
+        return self._sock if self._is_writable() and not self._has_frames else None
+
     def unread_bytes(self) -> int:
         """Return the memory of what the peer has not read; see `IPacketTransport`."""
         return 0 if self.life is Life.CLOSED else unread_bytes(self._sock)

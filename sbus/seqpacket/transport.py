@@ -20,6 +20,8 @@ empty packet            ``readConnectionLost`` instead.
 hang-up                 It reads what the peer sent to its end at once, before sockets that are ready later.
 hang-up while paused    The socket leaves the epoll set, which would report it forever. The packets stay in the kernel
                         until the protocol resumes, so no message is lost because its publisher left.
+large packets that      They are sent on, as they are received, where the protocol says (``find_outlet``): 400 kB took
+begin alike             the server 87 µs as an object that each layer handled, and 70 as one that none of them saw.
 the kernel has no       It reads again after 50 ms. It also does if the peer's user has passed many descriptors that
 memory                  still have to be closed, and if there is no room for those that may come.
 ======================  ==============================================================================================
@@ -60,7 +62,7 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.runs import total_size
 from sbus.seqpacket.address import PacketAddress
 from sbus.seqpacket.framing import FrameReader
-from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Reactor
+from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Outlet, Reactor
 from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE
 from sbus.seqpacket.pacing import IN_TURN, LARGE, LARGE_PER_PASS, ReadPacer
 from sbus.seqpacket.send_buffer import SendBuffer
@@ -76,6 +78,8 @@ _UNBUNDLED_AT_ONCE = 128 << 10
 """Bytes of bundles that are taken apart together, whatever they hold."""
 _ENOUGH_UNBUNDLED = 4_096
 """Messages after which no more bundles are taken apart: 16 of the largest hold 300,000, which takes 30 ms."""
+_LONGEST_HEAD = 512
+"""Bytes of a large packet up to its first NUL, at most, that are compared with those of the next ones."""
 
 _READABLE: Final = READ | HANGUP
 # A member looked up in its enum costs ten times a global.
@@ -141,6 +145,7 @@ class PacketTransport(SendingHalf):
     TLS = False
 
     __slots__ = (
+        "_large_head",
         "_pacer",
         "_read_retry",
         "_reader",
@@ -148,6 +153,7 @@ class PacketTransport(SendingHalf):
         "_undelivered",
         "before_read",
         "credentials",
+        "find_outlet",
         "has_hung_up",
         "keeps_bundles",
         "on_writable",
@@ -172,7 +178,9 @@ class PacketTransport(SendingHalf):
         self.keeps_bundles = False
         self._undelivered: list[bytes] | None = None
         self._read_retry = False
+        self._large_head = b""  # how the last large packet began
         self.before_read: Callable[[], None] | None = None
+        self.find_outlet: Callable[[bytes], Outlet | None] | None = None
         self.on_writable: Callable[[bool], bool] | None = None
         self.has_hung_up = False
 
@@ -301,7 +309,10 @@ class PacketTransport(SendingHalf):
                     self._read_later()
                     return
             try:
-                packets, ended = self._reader.read(self._sock, limit)
+                if self._large_head:
+                    packets, ended, left = self._forward(limit, left)
+                else:
+                    packets, ended = self._reader.read(self._sock, limit)
             except OSError as e:
                 if e.errno in NO_MEMORY:
                     self._read_later()
@@ -318,6 +329,7 @@ class PacketTransport(SendingHalf):
                 packets = self._taken_apart(packets)
                 if len(packets[-1]) >= LARGE:
                     large = total_size(packets)  # before the receiver, which may change the list
+                    self._large_head = packets[-1][: packets[-1].find(b"\0", 0, _LONGEST_HEAD) + 1]
             taken = self._receiver.packetsReceived(packets)  # not `_deliver`: each call counts here
             if taken < len(packets):
                 self._keep(packets, taken)
@@ -331,6 +343,23 @@ class PacketTransport(SendingHalf):
             limit = self._pacer.next_limit(len(packets))
             if limit and (self.read_side is not _READ_OPEN or self._bundle_limit):
                 return
+
+    def _forward(self, limit: int, left: int) -> tuple[list[bytes], bool, int]:
+        """Read as `PacketReader.read` does, once the packets in front are sent on that need not be seen.
+
+        :returns: as `PacketReader.read`, and what is left of the `left` bytes that may be sent on.
+        """
+        reader, find_outlet, outlet = self._reader, self.find_outlet, None
+        if find_outlet is not None and self._payloads is None and self._pacer.is_alone():
+            outlet = find_outlet(self._large_head)
+        if outlet is None or not isinstance(reader, PacketReader):
+            self._large_head = b""
+            return *reader.read(self._sock, limit), left
+        count, size, packets, ended = reader.forward(self._sock, outlet.sock, self._large_head, left)
+        if count:
+            outlet.on_sent(count, size)
+            self._multiplexer.has_read = True
+        return packets, ended, left - size
 
     def _read_last(self, packets: list[bytes]) -> None:
         """Deliver the packets in front of the end of file, and report it."""

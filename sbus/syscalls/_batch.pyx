@@ -229,6 +229,38 @@ cdef class PacketReader:
             madvise(self.memory, self.length, MADV_DONTNEED)
         return packets, False
 
+    def forward(self, sock not None, to not None, bytes head not None, Py_ssize_t most):
+        """See `sbus.syscalls._pure.PacketReader.forward`."""
+        cdef int fd = sock.fileno(), out = to.fileno()
+        cdef ssize_t size
+        cdef size_t length = <size_t>PyBytes_GET_SIZE(head)
+        cdef Py_ssize_t count = 0, total = 0
+        cdef bint retried = False
+        while total < most:
+            size = recv(fd, self.memory, <size_t>self.max_packet, MSG_DONTWAIT | MSG_TRUNC)
+            if size < 0:
+                if errno == EAGAIN or (count and errno != EINTR):
+                    break  # the kernel reports the error again
+                if errno == ECONNRESET and not retried:
+                    retried = True
+                elif errno != EINTR:
+                    PyErr_SetFromErrno(OSError)
+                continue
+            if size == 0:
+                return count, total, [], True
+            if size > self.max_packet:
+                return count, total, [self._truncated(self.memory, <size_t>size)], False
+            if (
+                <size_t>size < length
+                or memcmp(self.memory, PyBytes_AS_STRING(head), length) != 0
+                or not self._is_large(self.memory, <size_t>size)
+                or not _has_sent(out, self.memory, <size_t>size)
+            ):
+                return count, total, [PyBytes_FromStringAndSize(self.memory, size)], False
+            count += 1
+            total += size
+        return count, total, [], False
+
     cdef object _own_memory(self, int fd):
         """Return memory for the next packet alone, if that is large.
 
@@ -248,7 +280,7 @@ cdef class PacketReader:
 
         If another process reads the same socket, it may be another packet than the one that was looked at.
         """
-        cdef object head
+        cdef object head, packet
         cdef size_t rest = <size_t>PyBytes_GET_SIZE(own)
         if self.head_size == 0:
             return own if size == rest else own[:size]
@@ -258,7 +290,9 @@ cdef class PacketReader:
             and memcmp(self.head, b"MSG ", 4) == 0
             and memchr(self.head, 0, self.head_size) == self.head + self.head_size - 1
         ):
-            return Split.of(head, own)
+            packet = Split(head)  # as `Split.of`, which costs more than the rest of this function
+            packet.payload = own
+            return packet
         return (head + own)[:size]
 
     cdef bint _is_large(self, const char *data, size_t size) noexcept:
@@ -308,6 +342,14 @@ cdef class PacketReader:
         if size > LARGE:
             madvise(self.memory, self.length, MADV_DONTNEED)
         return [packet], False
+
+
+cdef bint _has_sent(int fd, const char *data, size_t size) noexcept:
+    """Send a packet, and return whether the socket has taken it; who sends it again meets the reason."""
+    while send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL) < 0:
+        if errno != EINTR:
+            return False
+    return True
 
 
 def send_packets(sock not None, list packets not None):

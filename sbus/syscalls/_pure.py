@@ -109,6 +109,43 @@ class PacketReader:
                 enough = self._read_bytes // _LARGE_READ_PART
         return packets, False
 
+    def forward(
+        self, sock: socket.socket, to: socket.socket, head: bytes, most: int
+    ) -> tuple[int, int, list[bytes], bool]:
+        """Send on large packets that begin alike from the buffer that they are received in, until one is to be handled.
+
+        That is one that begins in another way, is small, or is not taken by the socket.
+
+        :param to: the socket to send to.
+        :param head: how they begin.
+        :param most: bytes after which to end.
+        :returns: how many packets were sent on, and their bytes; then the packet to be handled, if any, and whether the
+            stream ended, as `read`.
+        :raises OSError: as recv(2), if nothing was received; but not EAGAIN.
+        """
+        count = total = 0
+        while total < most:
+            try:
+                packets, ended = self.read(sock, 1)
+            except OSError:
+                if count:
+                    break
+                raise
+            if not packets:
+                return count, total, packets, ended
+            [packet] = packets
+            if not packet.startswith(head) or len(packet) * _LARGE_PART < self._read_bytes:
+                return count, total, packets, False
+            try:
+                taken = send_packets(to, packets)
+            except OSError:
+                taken = 0
+            if not taken:
+                return count, total, packets, False
+            count += 1
+            total += len(packet)
+        return count, total, [], False
+
 
 def _attached(packet: bytes, control: list[tuple[int, int, bytes]], flags: int) -> Attached:
     """Return a packet with the descriptors that came with it."""

@@ -6,7 +6,8 @@ Theory of operation
 A system call costs more than all that the bus does with a small message. So one call reads up to 64 packets
 (recvmmsg(2)), and one call sends as many (sendmmsg(2)). Both return at once; a full or an empty socket is not an error.
 
-* *A packet is one bytes object* from the read to the send; nothing copies it in between.
+* *A packet is one bytes object* from the read to the send; nothing copies it in between. Large ones that only go on to
+  another socket are not even objects: `PacketReader.forward` sends each from the buffer that it was received in.
 * *Buffers belong to the reader*, and all sockets of a reactor share one reader for each packet size. They are mapped
   without reserving memory, and given back to the kernel after a batch of more than 4 MiB.
 * *The edges stay.* A packet that is too long for its buffer becomes an empty one that knows its length

@@ -32,7 +32,7 @@ from sbus.protocol.bundles import BundleCache
 from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.address import PacketAddress
 from sbus.seqpacket.endings import Endings
-from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
+from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Outlet
 from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH
 
@@ -78,6 +78,7 @@ class FakePacketTransport(Endings):
         self.read_limit = BATCH
         self.may_grow: Callable[[int], bool] | None = None
         self.before_read: Callable[[], None] | None = None
+        self.find_outlet: Callable[[bytes], Outlet | None] | None = None
         self.has_hung_up = False
         self.on_writable: Callable[[bool], bool] | None = None
         self.protocol: IProtocol | None = None
@@ -231,6 +232,10 @@ class FakePacketTransport(Endings):
                 self._take(packet)
                 sent += 1
         return sent
+
+    def open_socket(self) -> socket.socket | None:
+        """Return `plain_socket`."""
+        return self.plain_socket
 
     def unread_bytes(self) -> int:
         """Return `unread`."""

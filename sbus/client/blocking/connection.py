@@ -49,7 +49,7 @@ from contextlib import contextmanager
 from typing import TypeVar, TypeVarTuple
 
 from sbus.client.api import ClientApi, State, Sub
-from sbus.client.blocking.waiting import PolledWaiter, deadline_in, poll_socket
+from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in, poll_socket
 from sbus.client.connecting import (
     SERVER_CLOSED,
     Backoff,
@@ -72,7 +72,6 @@ from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
 from sbus.protocol.notices import DENIED, LOST, SENDER
 from sbus.protocol.packets import CMSG, FMSG, MSG, build
-from sbus.routing.runs import total_size
 from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, grow_send_buffer, max_sendable
 
 __all__ = ["BlockingConnection"]
@@ -88,8 +87,8 @@ _SENDER = build(CMSG, SENDER)
 _MESSAGES = (MSG + b" ", FMSG + b" ")
 _KEPT = (*_MESSAGES, _RECEIPT, _SENDER, *(build(CMSG, DENIED, verb) for verb in _MESSAGES))
 """The beginnings of packets that stay valid when the connection is lost."""
-_PACKET_OVERHEAD = 512
-"""Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
+_OTHER = [b""]
+"""Stands for a batch where something else has happened for which a caller may wait."""
 _CLOSE_LOOK = 0.1
 """Interval in seconds, between two attempts to reconnect, of the checks whether the connection was closed meanwhile. An
 event would not do: a signal handler of the waiting thread may close it, and would wait for the event's lock forever."""
@@ -307,9 +306,9 @@ class BlockingConnection(ClientApi[Sub]):
         """
         late = 0
         while not condition():
-            taken = self._read(deadline)
+            packets = self._read(deadline)
             if deadline is not None and time.monotonic() >= deadline:
-                late += taken or _PACKET_OVERHEAD
+                late += buffer_bytes(packets or _OTHER)
                 if late > LARGEST_SEND_BUFFER and not condition():
                     raise TimedOut("nothing has come in time")
 
@@ -322,26 +321,29 @@ class BlockingConnection(ClientApi[Sub]):
         if messages.marks:
             messages.settle(self.report_lost)
         while not messages:
-            self._raise_refused()
-            self._read_until(lambda: messages or self._unread_errors, deadline)
-            messages.settle(self.report_lost)  # a callback may have taken what came before a mark
+            if self._unread_errors:
+                self._raise_refused()
+            if deadline is None:
+                self._read(None)
+            else:
+                self._read_until(lambda: messages or self._unread_errors, deadline)
+            if messages.marks:
+                messages.settle(self.report_lost)  # a callback may have taken what came before a mark
 
     def _raise_refused(self) -> None:
         """Raise, once, the error of a refused subscription that the readers of the bus share."""
         for subscription in self._unread_errors:
             raise self._unread_errors.pop(subscription)
 
-    def _read(self, deadline: float | None) -> int:
+    def _read(self, deadline: float | None) -> list[bytes]:
         """Wait for a batch and receive it; nothing if the client has to reconnect.
 
         :returns: as `_read_ready`.
         """
-        taken = self._read_ready(deadline)
-        if not taken:
-            sock = self._sock
-            if sock is not None and not self._poll(sock, select.POLLIN, deadline):
-                raise TimedOut("nothing has come in time")
-        return taken
+        packets = self._read_ready(deadline)
+        if not packets and (sock := self._sock) is not None and not self._poll(sock, select.POLLIN, deadline):
+            raise TimedOut("nothing has come in time")
+        return packets
 
     def _read_now(self, wanted: Sized) -> None:
         """Receive what is here.
@@ -350,31 +352,31 @@ class BlockingConnection(ClientApi[Sub]):
         """
         left = LARGEST_SEND_BUFFER
         try:
-            while left > 0 and (taken := self._read_ready(0.0)):
-                left -= taken
+            while left > 0 and (packets := self._read_ready(0.0)):
+                left -= buffer_bytes(packets)
         except TimedOut:
             pass  # not connected at present
         except Disconnected:
             if not wanted:
                 raise
 
-    def _read_ready(self, deadline: float | None) -> int:
-        """Receive a batch that is here.
+    def _read_ready(self, deadline: float | None) -> list[bytes]:
+        """Receive a batch that is here, and dispatch it.
 
         :param deadline: until when to wait for a connection.
-        :returns: roughly how many bytes of the socket's buffer it took up; 0 if there was none.
+        :returns: the packets, or `_OTHER`; nothing if there were none.
         """
         if self._callback_errors:
             raise self._callback_errors.popleft()
         if len(self._batch):
             self._dispatch()
-            return _PACKET_OVERHEAD
+            return _OTHER
         was_lost = self._loss_reason is not None and not self._reconnecting
         sock = self._connected(deadline)
         if sock is None:
             raise Disconnected("not connected at present")
         if was_lost:
-            return _PACKET_OVERHEAD  # what the caller waits for may have come while the client reconnected
+            return _OTHER  # what the caller waits for may have come while the client reconnected
         try:
             packets, ended = self._reader.read(sock, read_limit(self.core.bundle_limit))
         except OSError as e:
@@ -384,12 +386,12 @@ class BlockingConnection(ClientApi[Sub]):
                 self._expects_bundle_reply = False
                 self._batch = Batch(self.core.extensions.mark_start(packets))
                 self._dispatch()
-                return total_size(packets) + len(packets) * _PACKET_OVERHEAD
+                return packets
             if ended:
                 self._connection_lost(SERVER_CLOSED)
         if self._error is not None:
             raise self._error
-        return 0
+        return []
 
     def _dispatch(self) -> None:
         self.core.process(self._batch)

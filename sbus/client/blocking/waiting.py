@@ -7,9 +7,13 @@ import socket
 import time
 from collections.abc import Generator
 
+from sbus.routing.runs import total_size
 from sbus.syscalls.polling import MAX_POLL_MS
 
-__all__ = ["PolledWaiter", "deadline_in", "poll_socket"]
+__all__ = ["PolledWaiter", "buffer_bytes", "deadline_in", "poll_socket"]
+
+_PACKET_OVERHEAD = 512
+"""Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
 
 
 class PolledWaiter:
@@ -51,6 +55,11 @@ class PolledWaiter:
 def deadline_in(timeout: float | None) -> float | None:
     """Return the `time.monotonic` in `timeout` seconds; None for never."""
     return None if timeout is None else time.monotonic() + timeout
+
+
+def buffer_bytes(packets: list[bytes]) -> int:
+    """Return roughly how many bytes of a socket's buffer these packets took up."""
+    return total_size(packets) + len(packets) * _PACKET_OVERHEAD
 
 
 def poll_socket(sock: socket.socket, events: int, deadline: float | None) -> bool:

@@ -15,7 +15,8 @@ several users                the publisher's own receivers get it at once, and t
 ===========================  ==================================================================================
 
 *At once* means into `SendQueue.pending`; `Delivery.flush` sends that when the batch ends, with one system call for each
-receiver. If a whole batch is one run, it goes past the queues of receivers that have nothing waiting. Flood control
+receiver. If a whole batch is one run, it goes past the queues of receivers that have nothing waiting. Large messages
+with one receiver do not even come here then (`Delivery.find_outlet`). Flood control
 decides about what a socket does not take (`sbus.flood.send_queue`). Mail ends in the same function, `Delivery.hand`.
 
 The publisher is an argument; None stands for the program around the bus, which no receiver can block. A receiver that
@@ -44,7 +45,7 @@ from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.route import Route
 from sbus.routing.runs import total_size
-from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.seqpacket.interfaces import IPacketTransport, Outlet
 from sbus.server.asks.last_values import LastValues
 from sbus.server.bus.backpressure import Backpressure
 from sbus.server.bus.payloads import PayloadPosting, without
@@ -307,17 +308,36 @@ class Delivery(PayloadPosting):
                 self._leave_rest(receiver, packets, sent, publisher)
         return others
 
-    def _send_alone(self, receiver: Receiver, message: PayloadMessage) -> bool:
-        queue, transport = receiver.direct, receiver.transport
-        return (
+    def find_outlet(self, route: Route[Receiver]) -> Outlet | None:
+        """Return where the messages of a route go on to: its only receiver, if nothing is in their way to its socket.
+
+        That holds until anything else happens.
+        """
+        if len(route.receivers) != 1 or self.touched or self.uncounted or self._muted:
+            return None
+        transport = self._open_transport(route.receivers[0])
+        sock = None if transport is None else transport.open_socket()
+        return None if sock is None else Outlet(sock, self._count_forwarded)
+
+    def _count_forwarded(self, count: int, size: int) -> None:
+        self._counters.tally.count(count, size, 1)
+
+    def _open_transport(self, receiver: Receiver) -> IPacketTransport | None:
+        """Return the transport of a receiver, if messages can go past its queue."""
+        queue = receiver.direct
+        if (
             self._most_at_once > 0
             and queue is not None
-            and transport is not None
             and queue.state is _OPEN
             and not queue.pending
             and queue.head is None
-            and transport.try_send([message]) == 1
-        )
+        ):
+            return receiver.transport
+        return None
+
+    def _send_alone(self, receiver: Receiver, message: PayloadMessage) -> bool:
+        transport = self._open_transport(receiver)
+        return transport is not None and transport.try_send([message]) == 1
 
     def _leave_rest(self, receiver: Receiver, packets: list[bytes], sent: int, publisher: Publisher | None) -> None:
         """Leave to `flush` what a socket has not taken of a run."""

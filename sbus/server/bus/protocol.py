@@ -12,6 +12,7 @@ batch                  what happens
 =====================  ============================================================================================
 one run, nobody else   delivered at once; nothing is parsed, no clock is read. The way is closed while several users
 is active              are active, and as soon as the client is paused or closed
+large, one receiver    the same, but each packet after the first is sent on as it is read, unseen (`find_outlet`)
 anything else          the loop of `BusProtocol._handle_batch`: runs, and other packets one by one, until the client
                        is paused or closed, or its user's time is over; the transport keeps the rest
 in its user's turn     the same, from `BusProtocol.read_on`
@@ -46,7 +47,7 @@ from sbus.protocol.packets import CMSG, FMSG, MSG, SUB, UNSUB, parse
 from sbus.routing.cache import LONGEST_KEY
 from sbus.routing.route import Route
 from sbus.routing.runs import next_run, total_size
-from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport
+from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Outlet
 from sbus.seqpacket.send_buffer import START
 from sbus.server.bus import choices, payload_checks
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
@@ -80,7 +81,7 @@ DISCARDED = 262_144
 """Packets of clients to discard at most if all are disconnected at once, about: a tenth of a second."""
 MIN_DISCARDED = 64
 """Packets to discard of each client at least, however many there are."""
-_PAYLOAD = FMSG + b" "
+_MESSAGE, _PAYLOAD = MSG + b" ", FMSG + b" "
 
 
 @implementer(IProtocol, IPacketReceiver, IHalfCloseableProtocol)
@@ -111,6 +112,7 @@ class BusProtocol(ReceivingHalf):
         self._join(transport, self.registry.connect_user(self.peer))
         transport.may_grow = self._may_grow
         transport.before_read = self._before_read
+        transport.find_outlet = self._find_outlet
         transport.on_writable = self._writable
         self.user.charge_memory(CLIENT_MEMORY)
         self._buffer = START + transport.partial_limit()
@@ -256,10 +258,7 @@ class BusProtocol(ReceivingHalf):
     # --- as publisher ------------------------------------------------------------------------
 
     def dataReceived(self, data: bytes) -> None:
-        """Handle one packet (`IProtocol`).
-
-        The transport keeps packets back while it is paused.
-        """
+        """Handle one packet (`IProtocol`); the transport keeps packets back while it is paused."""
         self.packetsReceived([data])
 
     def packetsReceived(self, packets: list[bytes]) -> int:
@@ -278,15 +277,10 @@ class BusProtocol(ReceivingHalf):
             try:
                 route, until = next_run(packets, 0, total, registry.routes)
                 if (
-                    until == total
-                    and total <= BATCH
+                    until == total <= BATCH
                     and route is not None
                     and total * len(route.receivers) < LONG_RUN
-                    and (
-                        self.is_free
-                        or (self.has_echo and route.verdicts.get(self.rights) is ALLOWED)
-                        or self._may_skip(route)
-                    )
+                    and (self.is_free or self._may_hand(route))
                 ):
                     at = registry.deliver(packets, route, self, True)
                     if total >= MIN_READ and self.transport is not None:
@@ -311,9 +305,21 @@ class BusProtocol(ReceivingHalf):
             self._pace = self.registry.guard.paces.of(self.user.uid, rights.rates, self._maybe_resume)
         self._maybe_resume()
 
-    def _may_skip(self, route: Route[Receiver]) -> bool:
-        """Return whether a client without echo may have a run handed to a route as it is."""
-        return self not in route.receivers and (self.rights.publishes_all or route.verdicts.get(self.rights) is ALLOWED)
+    def _may_hand(self, route: Route[Receiver]) -> bool:
+        """Return whether a client that is not free may have a run handed to a route as it is."""
+        is_allowed = self.rights.publishes_all or route.verdicts.get(self.rights) is ALLOWED
+        return is_allowed and (self.has_echo or self not in route.receivers)
+
+    def _find_outlet(self, head: bytes) -> Outlet | None:
+        """Return where messages that begin like this go on to, if a run of them would be delivered at once."""
+        registry, delivery, scheduler = self.registry, self._delivery, self._scheduler
+        if scheduler.last is not self.user.lines:
+            scheduler.change(self.user.lines)
+        is_open = self._fast_path and not scheduler.is_busy and head.startswith(_MESSAGE)
+        route = registry.routes.get(head[4:-1]) if is_open else None
+        if route is None or not (self.is_free or self._may_hand(route)):
+            return None
+        return delivery.find_outlet(route) if registry.deliver == delivery.deliver else None  # a tap sees each message
 
     def _handle_batch(self, packets: list[bytes], at: int) -> int:
         """Handle a batch of any packets, from one of them on, as far as that can go now; keep the rest.
@@ -368,7 +374,7 @@ class BusProtocol(ReceivingHalf):
                         count = self._deliver_run(packets, at, stop, route, until, at == start and stop == end)
                         if not count:
                             if not self.is_paused:
-                                self._wait_for_room()
+                                self._wait_to_be_read(for_room=True)
                             break
                         at += count
                         is_over = clock() >= until
@@ -480,20 +486,14 @@ class BusProtocol(ReceivingHalf):
         if scheduler.is_busy and self.reason is None and not scheduler.may_read(lines):
             self._wait_to_be_read()
 
-    def _wait_to_be_read(self) -> None:
+    def _wait_to_be_read(self, for_room: bool = False) -> None:
+        """Wait for a turn of the client's user, or for room in that user's mail."""
         transport = self.transport
         if not self._is_waiting and transport is not None:
             self._is_waiting = True
             self._pause()
-            self._scheduler.wait(self.user.lines, self, transport.has_hung_up)
-
-    def _wait_for_room(self) -> None:
-        """Wait until there is room in the mail of the client's own user."""
-        transport = self.transport
-        if not self._is_waiting and transport is not None:
-            self._is_waiting = True
-            self._pause()
-            self._scheduler.hold(self.user.lines, self, transport.has_hung_up)
+            wait = self._scheduler.hold if for_room else self._scheduler.wait
+            wait(self.user.lines, self, transport.has_hung_up)
 
     def read_on(self, until: int) -> None:
         """See `sbus.fair.Reader`."""
@@ -571,7 +571,7 @@ class BusProtocol(ReceivingHalf):
                 is_done = payload_checks.publish(self, packet, key, payload)
                 self._pay_routing()
                 if not is_done:
-                    self._wait_for_room()
+                    self._wait_to_be_read(for_room=True)
                 return is_done
             else:
                 choices.handle(self, key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
@@ -593,7 +593,7 @@ class BusProtocol(ReceivingHalf):
         route = registry.route(key)
         self._pay_routing()
         if not registry.delivery.has_room_for(packet, route, self):
-            self._wait_for_room()
+            self._wait_to_be_read(for_room=True)
             return False
         registry.guard.check_publication(self, key, payload, route)
         registry.deliver([packet], route, self, False, self.has_echo)

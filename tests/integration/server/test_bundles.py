@@ -258,3 +258,43 @@ def test_the_early_dialect_has_none(bus):
     client = bus("--dialect=early").client()
     client.send(ON)
     assert client.has_ended()
+
+
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from([b"l/a", b"l/b"]), st.sampled_from([0, 20_000, 60_000, 60_000])),
+            st.sampled_from(["join", "leave", "stop"]),
+        ),
+        max_size=40,
+    )
+)
+def test_large_messages_among_all_else(shared, steps):
+    """Large messages come in order among small ones, once each, while others subscribe and leave, and also if the
+    receiver has not read for a while: that most of them go on unseen changes nothing."""
+    reader, publisher, other = bundling(shared, b"l/*"), bundling(shared), shared.client()
+    waiting: list[bytes] = []
+
+    def read() -> None:
+        assert messages(reader, len(waiting)) == waiting
+        waiting.clear()
+
+    is_stopped = False
+    for at, step in enumerate(steps):
+        if step == "stop":
+            is_stopped = True
+        elif step == "join":
+            other.sub(b"l/a")
+            other.sync()
+        elif step == "leave":
+            other.unsub(b"l/a")
+            other.sync()
+        else:
+            key, size = step
+            waiting.append(b"MSG %b\0%d " % (key, at) + bytes(size))
+            publisher.send(waiting[-1])
+            if not is_stopped or len(waiting) > 20:
+                is_stopped = False
+                read()
+    read()

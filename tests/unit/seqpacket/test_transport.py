@@ -22,6 +22,7 @@ from sbus.flood.fifo import HIGH_WATER, FifoQueue
 from sbus.interfaces import IPacketQueue, IPacketTransport
 from sbus.protocol.bundles import MAX_BUNDLE, BundleCache, pack, unbundle
 from sbus.seqpacket import sending
+from sbus.seqpacket.interfaces import Outlet
 from sbus.seqpacket.multiplexer import READ
 from sbus.seqpacket.pacing import LARGE_PER_PASS
 from sbus.seqpacket.transport import PacketTransport
@@ -677,6 +678,80 @@ def test_large_packets_are_read_in_one_pass(world):
     transport.ready(READ, True)
     assert recorder.batches == [1] * 4
     assert 2 * 400_000 < LARGE_PER_PASS <= 3 * 400_000
+
+
+@pytest.fixture
+def onward(world):
+    """A peer that sends bundles, the recorder at its transport, and both ends of a socket to send on to."""
+    recorder = BatchRecorder()
+    peer = world.connect(recorder, 100_000)
+    recorder.transport.start_bundling(60_000)
+    out, away = socket_pair()
+    with out, away:
+        for sock in (peer, out):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 19)
+        yield recorder, peer, out, away
+
+
+def _large(at: int, key: bytes = b"k") -> bytes:
+    return b"MSG %b\0" % key + bytes([at]) * 20_000
+
+
+def test_large_packets_go_on_past_the_protocol(world, onward):
+    """The first one is handled; those that begin like it go on if the protocol says where to, and are counted."""
+    recorder, peer, out, away = onward
+    asked, sent = [], []
+
+    def find_outlet(head):
+        asked.append(head)
+        return Outlet(out, lambda count, size: sent.append((count, size)))
+
+    recorder.transport.find_outlet = find_outlet
+    packets = [
+        *map(_large, range(5)),
+        b"MSG k\0small",
+        *map(_large, range(5, 8)),
+        _large(8, b"other"),
+        _large(9, b"other"),
+    ]
+    peer.send(packets[0])
+    world.settle()
+    for packet in packets[1:]:
+        peer.send(packet)
+    world.settle()
+    assert set(asked) == {b"MSG k\0", b"MSG other\0"}
+    gone = received(away)
+    assert recorder.packets == [_large(0), b"MSG k\0small", _large(8, b"other")]
+    assert [packet for packet in packets if packet not in recorder.packets] == gone
+    assert (sum(count for count, _ in sent), sum(size for _, size in sent)) == (len(gone), sum(map(len, gone)))
+
+
+@pytest.mark.parametrize("why", ["nobody says where to", "others wait", "it begins with no key"])
+def test_large_packets_that_the_protocol_has_to_see(world, onward, why):
+    """Without an outlet, under contention, and without a NUL near its beginning, a packet is handled."""
+    recorder, peer, out, away = onward
+    if why != "nobody says where to":
+        recorder.transport.find_outlet = lambda head: Outlet(out, lambda count, size: None)
+    if why == "others wait":
+        recorder.transport._pacer._contention_ttl = 1_000
+    packets = [bytes([at]) * 20_000 if why == "it begins with no key" else _large(at) for at in range(1, 5)]
+    for packet in packets:
+        peer.send(packet)
+    world.settle()
+    assert (recorder.packets, received(away)) == (packets, [])
+
+
+def test_the_end_behind_large_packets_that_went_on(world, onward):
+    """A peer that sends and leaves: all of its packets go one of the two ways, and then the end is reported."""
+    recorder, peer, out, away = onward
+    recorder.transport.find_outlet = lambda head: Outlet(out, lambda count, size: None)
+    packets = [_large(at) for at in range(5)]
+    for packet in packets:
+        peer.send(packet)
+    peer.close()
+    world.settle()
+    assert recorder.packets + received(away) == packets
+    assert recorder.lost
 
 
 class Emptying(BatchRecorder):

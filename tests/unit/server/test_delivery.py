@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -420,3 +421,82 @@ def test_receivers_that_do_not_keep_up_make_their_user_active(count, is_busy):
     bus.registry.scheduler.is_busy = False
     publisher.send(b"MSG k\0two")
     assert bus.registry.scheduler.is_busy is is_busy
+
+
+# --- outlets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outlet(plain):
+    """A bus with a reader on a plain socket and a publisher; and what finds out where the publisher's messages go."""
+    bus = Bus()
+    reader, publisher = bus.connect(), bus.connect()
+    reader.send(b"SUB k")
+    reader.transport.plain_socket, _ = plain(10)
+    publisher.send(*messages(1))
+    return bus, reader, publisher, lambda head=b"MSG k\0": publisher.transport.find_outlet(head)
+
+
+def test_the_outlet_of_messages(outlet):
+    """Messages with one receiver go on to its socket, and count as published and routed."""
+    bus, reader, _, find = outlet
+    sock, on_sent = find()
+    assert sock is reader.transport.plain_socket
+    counters = bus.registry.counters
+    published, size, routed = counters.published, counters.published_bytes, counters.routed
+    on_sent(3, 60_000)
+    assert (counters.published, counters.published_bytes, counters.routed) == (published + 3, size + 60_000, routed + 3)
+
+
+@pytest.mark.parametrize("head", [b"CMSG k\0", b"MSG other\0", b"SUB k\0", b"FMSG k\0", b"MSG \0", b"\0"])
+def test_what_has_no_outlet(outlet, head):
+    """Anything but messages with a key that is known is handled."""
+    assert outlet[3](head) is None
+
+
+def _tap(bus, reader, publisher):
+    bus.registry.open_tap(SimpleNamespace(deliver=None, deliver_payload=None, dropped=lambda *_: None))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda bus, reader, publisher: bus.connect().send(b"SUB *"),
+        lambda bus, reader, publisher: reader.send(b"UNSUB k"),
+        lambda bus, reader, publisher: publisher.send(b"SUB k"),
+        lambda bus, reader, publisher: publisher.send(b"SUB k", b"CMSG echo/off"),
+        lambda bus, reader, publisher: reader.send(b"CMSG sender/on"),
+        lambda bus, reader, publisher: reader.protocol.close(CloseReason.VIOLATION),
+        lambda bus, reader, publisher: publisher.protocol.close(CloseReason.VIOLATION),
+        lambda bus, reader, publisher: publisher.protocol.pause_publishing(),
+        lambda bus, reader, publisher: reader.protocol.queue.pending.append(b"MSG k\0first"),
+        lambda bus, reader, publisher: bus.connect(uid=7).send(*messages(1)),
+        lambda bus, reader, publisher: setattr(reader.transport, "plain_socket", None),
+        _tap,
+    ],
+    ids=[
+        "another receiver", "no receiver", "itself", "itself without echo", "senders", "the receiver leaves",
+        "the publisher leaves", "the publisher is blocked", "something waits", "another user", "no socket", "a tap",
+    ],
+)  # fmt: skip
+def test_when_messages_have_no_outlet(outlet, change):
+    """Whatever a message has to be looked at for closes the outlet."""
+    bus, reader, publisher, find = outlet
+    assert find() is not None
+    change(bus, reader, publisher)
+    bus.settle()
+    assert find() is None
+
+
+def test_a_congested_receiver_has_no_outlet(outlet):
+    """While something waits for a receiver, messages come after it; when it is gone, they go on again."""
+    _, reader, publisher, find = outlet
+    plain_socket, reader.transport.plain_socket = reader.transport.plain_socket, None
+    reader.stall()
+    publisher.send(*messages(1))
+    reader.transport.plain_socket = plain_socket
+    assert find() is None
+    reader.transport.capacity = None
+    reader.drain()
+    publisher.send(*messages(1))
+    assert find() is not None
