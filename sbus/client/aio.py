@@ -30,7 +30,7 @@ from sbus.client.connecting import (
 from sbus.client.core import Message, as_bytes
 from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.options import ConnectOptions, Keywords
-from sbus.client.outbox import NO_ROOM, read_limit, send_limit, send_some
+from sbus.client.outbox import NO_ROOM, send_limit, send_some
 from sbus.client.payload_outbox import PayloadSender
 from sbus.client.payloads import Buffer
 from sbus.client.session import Session
@@ -348,7 +348,7 @@ class Bus(Session[Subscription]):
     def _readable(self) -> None:
         assert self._sock is not None
         try:
-            packets, ended = self._reader.read(self._sock, read_limit(self.core.bundle_limit))
+            packets, ended = self._reader.read(self._sock)
         except OSError as e:
             self._disconnected(describe_loss(e))
             return

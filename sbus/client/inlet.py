@@ -18,6 +18,8 @@ from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["FIRST_READS", "Inlet", "PayloadInlet"]
 
+_BUNDLED = 8
+"""Packets read with one system call from a server that sends bundles, each of which holds many messages."""
 FIRST_READS = 2
 """Reads that may have the answer to ``bye/on``: before it, a server can only send the one to ``bundle/on``."""
 
@@ -48,8 +50,12 @@ class Inlet:
                 size, batch_size(size), descriptors=self._descriptors, splits=not self._descriptors
             )
 
-    def read(self, sock: socket.socket, most: int = BATCH) -> tuple[list[bytes], bool]:
-        """Receive a batch; see `sbus.syscalls.batch.PacketReader.read`."""
+    def read(self, sock: socket.socket, most: int = 0) -> tuple[list[bytes], bool]:
+        """Receive a batch; see `sbus.syscalls.batch.PacketReader.read`.
+
+        :param most: packets to receive at most; by default a whole batch, which is shorter if the server sends bundles.
+        """
+        most = most or (_BUNDLED if self._core.bundle_limit else BATCH)
         if self._first_left:
             return self._read_first(sock, most)
         return self._reader.read(sock, most)
@@ -73,7 +79,7 @@ class PayloadInlet(Inlet):
 
     _descriptors = True
 
-    def read(self, sock: socket.socket, most: int = BATCH) -> tuple[list[bytes], bool]:
+    def read(self, sock: socket.socket, most: int = 0) -> tuple[list[bytes], bool]:
         """Receive a batch; see `sbus.client.payloads.open_attached`."""
         packets, ended = super().read(sock, most)
         return open_attached(packets), ended

@@ -17,10 +17,8 @@ from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
 from sbus.syscalls.batch import BATCH, send_packets
 
-__all__ = ["BUNDLED_READ_LIMIT", "NO_ROOM", "Outbox", "Pending", "read_limit", "send_limit", "send_some"]
+__all__ = ["NO_ROOM", "Outbox", "Pending", "send_limit", "send_some"]
 
-BUNDLED_READ_LIMIT = 8
-"""Packets read with one system call from a server that sends bundles, each of which holds many messages."""
 _MAX_BUNDLES = 8
 """Bundles sent with one system call."""
 _MAX_BUNDLED = 2048
@@ -172,6 +170,8 @@ class Outbox:
         Other packets (subscriptions, settings, questions) were meant for the lost connection; `resync` contains what
         is still in force of them.
         """
+        if self._holes:
+            self._rebuild([], bytes)  # who waits for nothing else must not wait for `resync`
         self._rebuild(resync, lambda packet: packet.startswith(_MESSAGE))
 
     def _rebuild(self, first: list[bytes], is_kept: Callable[[bytes], object]) -> None:
@@ -217,14 +217,6 @@ class Outbox:
         for pending in waiters:
             pending.count = 0
             pending.waiter.set_exception(error)
-
-
-def read_limit(bundle_limit: int) -> int:
-    """Return how many packets to read at once.
-
-    :param bundle_limit: bytes in the longest bundle; 0 if the server sends none.
-    """
-    return BUNDLED_READ_LIMIT if bundle_limit else BATCH
 
 
 def send_limit(bundle_limit: int) -> int:

@@ -65,6 +65,8 @@ class Bus(BlockingConnection[Subscription]):
         super().__init__(address, options)
         self._messages = MessageQueue()
         self._last_delivered: list[Message] | None = None
+        self._last_key: bytes | str | None = None  # of the last message that was sent in place
+        self._last_head = b""
         leave_to_parent(self)
 
     # --- sending -----------------------------------------------------------------------------
@@ -99,7 +101,10 @@ class Bus(BlockingConnection[Subscription]):
 
     def _send_in_place(self, key: bytes | str, payload: bytes) -> bool:
         """Send a message from where its payload is; return whether that is done, or else left to the ordinary way."""
-        head = self.core.publish(key, b"")
+        if key is not self._last_key:
+            self._last_head = self.core.publish(key, b"")
+            self._last_key = key if isinstance(key, (bytes, str)) else None  # a bytearray may change
+        head = self._last_head
         if len(head) + len(payload) > self.core.longest_plain:
             return False
         while True:

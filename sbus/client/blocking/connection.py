@@ -64,7 +64,7 @@ from sbus.client.denials import Denial
 from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
-from sbus.client.outbox import NO_ROOM, Outbox, read_limit, send_limit, send_some
+from sbus.client.outbox import NO_ROOM, Outbox, send_limit, send_some
 from sbus.client.payload_outbox import PayloadOutbox, PayloadSender
 from sbus.client.payloads import Outgoing
 from sbus.errors import ConnectError, Disconnected, NotAllowed, PacketTooLong, TimedOut, UsageError
@@ -368,7 +368,7 @@ class BlockingConnection(ClientApi[Sub]):
         """
         if self._callback_errors:
             raise self._callback_errors.popleft()
-        if len(self._batch):
+        if self._batch.position < len(self._batch.packets):
             self._dispatch()
             return _OTHER
         was_lost = self._loss_reason is not None and not self._reconnecting
@@ -378,7 +378,7 @@ class BlockingConnection(ClientApi[Sub]):
         if was_lost:
             return _OTHER  # what the caller waits for may have come while the client reconnected
         try:
-            packets, ended = self._reader.read(sock, read_limit(self.core.bundle_limit))
+            packets, ended = self._reader.read(sock)
         except OSError as e:
             self._connection_lost(describe_loss(e))
         else:

@@ -146,7 +146,7 @@ def test_time_out_holds_while_others_get_messages(client: blocking.Bus, monkeypa
     """Messages for other subscriptions do not postpone a timeout, however fast they come."""
 
     class Endless:
-        def read(self, sock: socket.socket, most: int) -> tuple[list[bytes], bool]:
+        def read(self, sock: socket.socket, most: int = 0) -> tuple[list[bytes], bool]:
             return [b"MSG flood\0"] * 64, False
 
     sub = client.subscribe("never")
@@ -266,6 +266,16 @@ def test_a_large_message_has_the_rules_of_any_other(client: blocking.Bus) -> Non
     sub = client.subscribe("k")
     client.publish("k", large[:50_000])
     assert [len(sub.get(TIMEOUT).payload) for _ in range(2)] == [100_000, 50_000]
+
+
+def test_a_key_that_changes(client: blocking.Bus) -> None:
+    """The key of a large message is what it holds at the time, also if it is a buffer that is used again."""
+    client.subscribe("*")
+    key = bytearray(b"a")
+    client.publish(key, bytes(50_000))  # type: ignore[arg-type]
+    key[:] = b"b"
+    client.publish(key, bytes(50_000))  # type: ignore[arg-type]
+    assert [client.receive().key for _ in range(2)] == [b"a", b"b"]
 
 
 def test_a_large_message_waits_until_it_fits(client: blocking.Bus, shared: Bus) -> None:
