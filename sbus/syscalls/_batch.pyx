@@ -235,17 +235,10 @@ cdef class PacketReader:
         cdef ssize_t size
         cdef size_t length = <size_t>PyBytes_GET_SIZE(head)
         cdef Py_ssize_t count = 0, total = 0
-        cdef bint retried = False
         while total < most:
-            size = recv(fd, self.memory, <size_t>self.max_packet, MSG_DONTWAIT | MSG_TRUNC)
+            size = self._receive(fd, count > 0)
             if size < 0:
-                if errno == EAGAIN or (count and errno != EINTR):
-                    break  # the kernel reports the error again
-                if errno == ECONNRESET and not retried:
-                    retried = True
-                elif errno != EINTR:
-                    PyErr_SetFromErrno(OSError)
-                continue
+                break
             if size == 0:
                 return count, total, [], True
             if size > self.max_packet:
@@ -317,23 +310,30 @@ cdef class PacketReader:
         self.wary_until = now.tv_sec + WARY_SECONDS
         return 0
 
-    cdef object _read_one(self, int fd):
-        """Receive one packet with recv(2), which copies no headers and does not look for a second packet."""
+    cdef ssize_t _receive(self, int fd, bint is_behind) except -2:
+        """Receive one packet into the first buffer, and return its length, or -1 if there is none.
+
+        Behind another packet, an error is left to the next call: the kernel reports it again.
+        """
         cdef ssize_t size
         cdef bint retried = False
         while True:
             # With MSG_TRUNC recv(2) returns the length of the packet, also if it did not fit.
             size = recv(fd, self.memory, <size_t>self.max_packet, MSG_DONTWAIT | MSG_TRUNC)
             if size >= 0:
-                break
-            if errno == EAGAIN:
-                return [], False
+                return size
+            if errno == EAGAIN or (is_behind and errno != EINTR):
+                return -1
             if errno == ECONNRESET and not retried:
                 retried = True
             elif errno != EINTR:
                 PyErr_SetFromErrno(OSError)
-        if size == 0:
-            return [], True
+
+    cdef object _read_one(self, int fd):
+        """Receive one packet with recv(2), which copies no headers and does not look for a second packet."""
+        cdef ssize_t size = self._receive(fd, False)
+        if size <= 0:
+            return [], size == 0
         if size > self.max_packet:
             return [self._truncated(self.memory, size)], False
         packet = PyBytes_FromStringAndSize(self.memory, size)
