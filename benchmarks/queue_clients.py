@@ -110,7 +110,7 @@ class Sbus(Client):
             yield len(jobs)
 
     def settle(self) -> None:
-        self.sock.send(build(MSG, b"queue/%b/admin/peek" % _NAME, self._inbox + b"\0"))
+        self.sock.send(build(MSG, b"queue/%b/admin/drain" % _NAME, self._inbox + b'\0{"ids": []}'))
         self._receive()
 
 

@@ -64,7 +64,7 @@ _LONGEST_ID = 256
 """Bytes of the longest ID against doubles: the service remembers the IDs of a day."""
 LONGEST_WHY = 1000
 """Characters of a reason: the service keeps it in memory."""
-_HEAD_ROOM = 512
+HEAD_ROOM = 512
 """Bytes of a packet that a job's sender, and the keys around it, may take on its way."""
 MOST_CREDIT = 4096
 """Jobs at once: an announcement that names them all fits a packet."""
@@ -146,7 +146,7 @@ def check_job(size: int, longest: int) -> None:
     :param longest: bytes of the longest packet.
     :raises PacketTooLong: if it is too long.
     """
-    if size + _HEAD_ROOM > longest:
+    if size + HEAD_ROOM > longest:
         raise PacketTooLong(
             f"a job of {size:,} bytes, and a packet has {longest:,}: "
             "put it into a file, and the file's path into the job"

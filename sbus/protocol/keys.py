@@ -85,7 +85,7 @@ class SecretKey(NamedTuple):
         return all(not field or field == mine for field, mine in zip(self[:3], own, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
     """One revision of the protocol.
 

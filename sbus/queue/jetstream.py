@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from copy import copy
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,10 +28,11 @@ from twisted.internet.threads import deferToThread
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
+from sbus.client.queues import HEAD_ROOM
 from sbus.errors import QueueError
-from sbus.queue.jobs import Changes, Job, JobQueue, Row, Settings, to_row
-from sbus.queue.service import Put, QueueService
-from sbus.queue.store import KNOWN_SECONDS, Ident, Store
+from sbus.queue.jobs import Changes, Job, JobQueue, Settings
+from sbus.queue.service import QueueService
+from sbus.queue.store import KNOWN_SECONDS, Store
 
 __all__ = ["JetQueueService", "JetStore"]
 
@@ -41,8 +43,6 @@ _TIMEOUT = 5.0
 _PULL_TIME = 30
 """Seconds for which nats-server remembers that jobs are wanted."""
 _CONSUMER = "services"
-_HEAD_ROOM = 512
-"""Bytes that what is known of a job may take of a message."""
 
 
 class _Held(NamedTuple):
@@ -56,21 +56,17 @@ class _Held(NamedTuple):
     payload: bytes
 
 
-def _build(row: Row, payload: bytes) -> bytes:
-    id, key, sender, uid, _, due, tries, _, reason = row
-    return b"%d %d %.17g %d %b %b\0%b\0%b" % (id, tries, due, uid, sender, key, reason.encode(), payload)
+def _build(job: Job, payload: bytes) -> bytes:
+    return b"%d\0%b\0%b" % (job.id, job.head(), payload)
 
 
-def _parse(seq: int, data: bytes) -> tuple[Row, bytes]:
+def _parse(seq: int, data: bytes) -> tuple[Job, bytes]:
     """Return the job in a message; the number of a new one is the message's.
 
     :raises ValueError: if it is malformed.
     """
-    head, reason, payload = data.split(b"\0", 2)
-    id, tries, due, uid, number, credentials, key = head.split(b" ", 6)
-    sender = b"%b %b" % (number, credentials)
-    known = int(id) or seq, key, sender, int(uid), len(key) + len(payload), float(due), int(tries), b"", reason.decode()
-    return known, payload
+    id, *head, payload = data.split(b"\0", 6)
+    return Job.parse(int(id) or seq, b"\0".join(head), len(payload)), payload
 
 
 class JetStore(Store):
@@ -89,7 +85,7 @@ class JetStore(Store):
         self._settings = settings
         self.on_arrival: Callable[[], object] = lambda: None
         self._held: dict[int, _Held] = {}
-        self._arrived: list[Row] = []
+        self._arrived: list[Job] = []
         self._pulled = self._wanted = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sbus.queue.nats", daemon=True)
@@ -195,20 +191,21 @@ class JetStore(Store):
         self._wanted -= 1
         seq, delivered = message.metadata.sequence.stream, message.metadata.num_delivered
         try:
-            row, payload = _parse(seq, message.data)
+            job, payload = _parse(seq, message.data)
         except ValueError:
             await message.term()
             return
-        held = self._held.get(row[0])
+        held = self._held.get(job.id)
         if held is not None and not held.reply and held.seq > seq:
             await message.ack()  # the service that moved it to the dead ones was interrupted
             return
-        self._held[row[0]] = _Held(seq, message.reply, payload)
+        self._held[job.id] = _Held(seq, message.reply, payload)
         if held is None or not held.reply:
-            self._arrived.append((*row[:6], row[6] + delivered - 1, *row[7:]))
+            job.tries += delivered - 1
+            self._arrived.append(job)
             self.on_arrival()
 
-    def take(self) -> list[Row]:
+    def take(self) -> list[Job]:
         """Return the jobs that have come since the last call."""
         arrived, self._arrived = self._arrived, []
         return arrived
@@ -223,24 +220,24 @@ class JetStore(Store):
 
     # --- jobs that go ------------------------------------------------------------------------
 
-    def put(self, puts: list[Put], numbers: dict[int, tuple[int, bool]]) -> None:
+    def put(self, jobs: list[Job], numbers: dict[int, tuple[int, bool]]) -> None:
         """Publish new jobs.
 
         :param numbers: gets the number of each job, 0 if the stream is full, and whether it was known; those that have
             one are not sent again.
         """
 
-        async def put(index: int, ident: Ident | None, job: Job) -> None:
-            id = f"{ident[0]}.{ident[1].hex()}" if ident else ""
+        async def put(index: int, job: Job) -> None:
+            id = f"{job.uid}.{job.ident.hex()}" if job.ident else ""
             try:
-                numbers[index] = await self._publish("job", id, _build(to_row(job), job.payload or b""))
+                numbers[index] = await self._publish("job", id, _build(job, job.payload or b""))
             except APIError as e:
                 if "exceeded" not in (e.description or ""):
                     raise
                 numbers[index] = 0, False  # waiting would keep workers from making room
 
         async def put_all() -> None:
-            missing = [put(index, *each[1:]) for index, each in enumerate(puts) if index not in numbers]
+            missing = [put(index, job) for index, job in enumerate(jobs) if index not in numbers]
             for problem in await asyncio.gather(*missing, return_exceptions=True):
                 if problem is not None:
                     raise problem
@@ -251,35 +248,33 @@ class JetStore(Store):
         answer = await self._js.publish(f"{self._stream}.{kind}", text, headers={"Nats-Msg-Id": id} if id else None)
         return answer.seq, bool(answer.duplicate)
 
-    def write(self, changes: Changes, known: Mapping[Ident, int], now: float) -> None:
+    def write(self, changes: Changes, now: float) -> None:
         """Move the jobs that leave this service, and the dead ones; end those that are done."""
-        moves = {row[0]: row for row, _ in changes.kept if row[-1] or row[0] in changes.gone}
-        gone = [id for id in changes.gone if id not in moves]
-        if moves or gone:
-            self._do(self._write(moves.values(), gone))
+        if any(changes):
+            self._do(self._write(changes))
 
-    async def _write(self, moves: Iterable[Row], gone: list[int]) -> None:
-        async def move(row: Row) -> None:
-            kind = "dead" if row[-1] else "job"
-            held = self._held.get(row[0])
+    async def _write(self, changes: Changes) -> None:
+        async def move(job: Job) -> None:
+            kind = "dead" if job.reason else "job"
+            held = self._held.get(job.id)
             if held is None or (kind == "dead" and not held.reply):
                 return  # it has moved
-            del self._held[row[0]]  # it may come back at once
+            del self._held[job.id]  # it may come back at once
             try:
-                seq, _ = await self._publish(kind, f"{held.seq}.{kind}", _build(row, held.payload))
+                seq, _ = await self._publish(kind, f"{held.seq}.{kind}", _build(job, held.payload))
                 await self._end(held)
             except BaseException:
-                self._held.setdefault(row[0], held)
+                self._held.setdefault(job.id, held)
                 raise
             if kind == "dead":
-                self._held[row[0]] = _Held(seq, "", held.payload)
+                self._held[job.id] = _Held(seq, "", held.payload)
 
         async def end(id: int) -> None:
             if (held := self._held.get(id)) is not None:
                 await self._end(held)
                 del self._held[id]
 
-        await asyncio.gather(*map(move, moves), *map(end, gone))
+        await asyncio.gather(*map(move, (*changes.new, *changes.changed)), *map(end, changes.gone))
 
     async def _end(self, held: _Held) -> None:
         if held.reply:
@@ -294,23 +289,23 @@ class JetStore(Store):
 
     # --- what is there -----------------------------------------------------------------------
 
-    def rows(self) -> list[Row]:
+    def jobs(self) -> list[Job]:
         """Return the dead jobs of all services."""
-        return self._do(self._rows())
+        return self._do(self._jobs())
 
-    async def _rows(self) -> list[Row]:
-        rows: list[Row] = []
+    async def _jobs(self) -> list[Job]:
+        jobs: list[Job] = []
         seq = 1
         while True:
             try:
                 message = await self._js.get_msg(self._stream, seq, f"{self._stream}.dead", next=True)
             except NotFoundError:
-                return rows
+                return jobs
             seq = (message.seq or 0) + 1
             with suppress(ValueError):  # another program's
-                row, payload = _parse(seq - 1, message.data or b"")
-                rows.append(row)
-                self._held[row[0]] = _Held(seq - 1, "", payload)
+                job, payload = _parse(seq - 1, message.data or b"")
+                jobs.append(job)
+                self._held[job.id] = _Held(seq - 1, "", payload)
 
     def counts(self) -> tuple[int, int]:
         """Return how many jobs no service has, and how many are dead."""
@@ -331,14 +326,14 @@ class JetStore(Store):
 class _Jobs(JobQueue):
     """The jobs that a service has; those that leave it are new ones of the stream."""
 
-    def __init__(self, settings: Settings, rows: Iterable[Row] = ()) -> None:
-        super().__init__(settings, rows)
-        self._left: list[tuple[Row, bytes]] = []
+    def __init__(self, settings: Settings, jobs: Iterable[Job] = ()) -> None:
+        super().__init__(settings, jobs)
+        self._left: list[Job] = []
 
     def leave(self, jobs: list[Job]) -> None:
         """Let any service have jobs."""
-        self._left += ((to_row(job), b"") for job in jobs)
-        self.drain(jobs)
+        self._left += jobs
+        self.forget(jobs)
 
     def retry(self, jobs: Iterable[Job]) -> None:
         """Make dead jobs new ones, for any service."""
@@ -346,25 +341,26 @@ class _Jobs(JobQueue):
         super().retry(chosen)
         self.leave(chosen)
 
-    def renewed(self, row: Row) -> None:
+    def renewed(self, job: Job) -> None:
         """Take a job of the stream; what was known of it is out of date."""
-        self.forget([job for job in [self.jobs.get(row[0])] if job is not None])
-        self._load(Job(*row), 0.0)
+        self.forget([known for known in [self.jobs.get(job.id)] if known is not None])
+        self.add(job, 0.0)
 
     def forget(self, jobs: list[Job]) -> None:
         """Forget jobs, and leave their messages alone."""
+        gone = self._gone.copy()
         for job in jobs:
             if job.holder:
                 self._take_back(job)
+            self._changed.pop(job.id, None)
         self.drain(jobs)
-        for job in jobs:
-            del self._dirty[job.id]
+        self._gone = gone
 
     def take_changes(self) -> Changes:
-        """Return what has changed, as `JobQueue.take_changes` does."""
+        """Return what has changed for the stream: jobs that leave, dead ones, and those that are done."""
         left, self._left = self._left, []
         changes = super().take_changes()
-        return Changes(left + changes.kept, changes.gone)
+        return Changes(left, [copy(job) for job in changes.changed if job.reason], changes.gone)
 
 
 class JetQueueService(QueueService):
@@ -380,58 +376,62 @@ class JetQueueService(QueueService):
         return JetStore(settings)
 
     def _load(self) -> None:
+        self._puts: list[tuple[Message | None, Job]] = []
         self._store = self.open_store(self.settings)
         self._store.on_arrival = lambda: self._reactor.callFromThread(self.poke)
-        self.jobs = _Jobs(self.settings, self._store.rows())
+        self._longest = min(self._longest, self._store.max_payload - HEAD_ROOM)
+        self.jobs = _Jobs(self.settings, self._store.jobs())
 
     async def _call(self, do: Callable[[], T]) -> T:
         return await deferToThread(do)
 
-    async def _admit(self, puts: list[Put]) -> tuple[list[tuple[Message, bytes]], dict[Ident, int]]:
-        jobs, store = self.jobs, self._store
-        answers: list[tuple[Message, bytes]] = []
-        new: list[Put] = []
-        for request, ident, job in puts:
-            if job.size + _HEAD_ROOM <= store.max_payload:
-                new.append((request, ident, job))
+    def _admit(self, request: Message | None, job: Job) -> None:
+        self._puts.append((request, job))
+
+    async def _turn(self) -> None:
+        await self._publish()
+        self._share()
+        await super()._turn()
+
+    async def _publish(self) -> None:
+        """Put the jobs that have come into the stream."""
+        puts, self._puts = self._puts, []
+        if not puts:
+            return
+        numbers: dict[int, tuple[int, bool]] = {}
+        await self._on_disk(lambda: self._store.put([job for _, job in puts], numbers))
+        for index, (request, job) in enumerate(puts):
+            number, is_double = numbers[index]
+            if not number:
+                self._refuse_full(request, job)
                 continue
-            jobs.events["refused"] += 1
-            problem = f"longer than {store.max_payload:,} bytes, max_payload of nats-server"
-            self._log.error("queue {name}: a job was refused: {problem}", name=self.settings.name, problem=problem)
+            self.jobs.events["doubles" if is_double else "put"] += 1
             if request is not None:
-                self._fail_put(request, problem)
-        if new:
-            numbers: dict[int, tuple[int, bool]] = {}
-            await self._on_disk(lambda: store.put(new, numbers))
-            for index, (request, _, job) in enumerate(new):
-                number, is_double = numbers[index]
-                if not number:
-                    self._refuse(request, job)
-                    continue
-                jobs.events["doubles" if is_double else "put"] += 1
-                if request is not None:
-                    answers.append((request, b"+%d" % number))
-        for row in store.take():
-            jobs.renewed(row)
+                self._answers.append((request, b"+%d" % number))
+
+    def _share(self) -> None:
+        """Take the jobs that have come from the stream, ask for more, or leave them to other services."""
+        jobs, store = self.jobs, self._store
+        for job in store.take():
+            jobs.renewed(job)
         working = [each for each in jobs.workers.values() if each.credit and not each.is_silent and self.running]
         room = sum(worker.credit - len(worker.jobs) for worker in working if worker.has_room())
-        pending = jobs.find_all("waiting", "ready", "delayed")
-        idle = [job for job, _ in pending if not working or job.due <= self._now()]
+        pending = jobs.find_all("ready", "delayed")
+        idle = [job for job in pending if not working or job.due <= self._now()]
         if idle and not room:
             jobs.leave(idle)
         store.want(max(0, room - len(idle)))
-        return answers, {}
 
     async def _asked(self, request: Request) -> bytes:
         if request.key.endswith(b"/ls"):
             with suppress(QueueError):  # else what was known
                 self._elsewhere = await deferToThread(self._store.counts)
             return await super()._asked(request)
-        rows = {row[0]: row for row in await self._look(self._store.rows)}
-        self.jobs.forget([job for job, _ in self.jobs.find_all("dead") if job.id not in rows])
-        for id, row in rows.items():
+        dead = {job.id: job for job in await self._look(self._store.jobs)}
+        self.jobs.forget([job for job in self.jobs.find_all("dead") if job.id not in dead])
+        for id, job in dead.items():
             if id not in self.jobs.jobs:
-                self.jobs.renewed(row)
+                self.jobs.renewed(job)
         return await super()._asked(request)
 
     def _summary(self) -> dict[str, Any]:

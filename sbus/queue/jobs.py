@@ -1,7 +1,7 @@
 """The jobs of one queue: which worker gets which job, and when.
 
 Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durable, and then sends what
-`JobQueue.advance` has handed out. Each job that is not done is in one place, whose name is its state:
+`JobQueue.advance` has handed out. Each job that is not done has a state:
 
 ===========  ============================================================================================
 *waiting*    behind an earlier job of its key, which is under way (``ordered=key`` alone)
@@ -10,6 +10,8 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 *out*        at a worker, in the order in which leases end: all leases are equally long
 *dead*       kept for an operator
 ===========  ============================================================================================
+
+The number of a job that an operator has deleted stays in its heap, and is passed over at its turn.
 
 *Bytes.* A worker has jobs up to its credit, and up to its part of `_MOST_BYTES_OUT`, or one job. So the jobs of a
 worker that does not read fit its queue on the bus, which would drop the rest.
@@ -21,17 +23,16 @@ that no other job is charged with the same death. If no worker is idle, the leas
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import chain, islice
 from operator import attrgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Self
 
 from sbus.client.queues import REASONS
 
-__all__ = ["MOST_DELIVERIES", "ROW", "STATES", "Changes", "Job", "JobQueue", "Row", "Settings", "to_row"]
+__all__ = ["MOST_DELIVERIES", "STATES", "Changes", "Job", "JobQueue", "Settings"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
 """Seconds after a first failure, which double with each further one, and their limit."""
@@ -79,12 +80,14 @@ class Job:
     :ivar sender: the publisher, as in a notice of the bus (`sbus.protocol.notices`).
     :ivar uid: the publisher's user; -1 without one.
     :ivar size: bytes of its key and its payload: both are kept, and sent.
-    :ivar due: when it may go out first, or again.
+    :ivar payload: its payload; None while it is in the store alone.
+    :ivar due: when it may go out first, or again, while that is to come.
     :ivar tries: the deliveries that count.
     :ivar holder: the worker that has it, or nothing.
     :ivar reason: why it is dead, or nothing.
-    :ivar payload: its payload; None while it is in the store alone.
     :ivar until: the end of its lease.
+    :ivar state: one of `STATES`.
+    :ivar ident: the ID that its publisher has given a new job, against doubles.
     """
 
     id: int
@@ -92,18 +95,30 @@ class Job:
     sender: bytes
     uid: int
     size: int
+    payload: bytes | None = None
     due: float = 0.0
     tries: int = 0
     holder: bytes = b""
     reason: str = ""
-    payload: bytes | None = None
     until: float = 0.0
+    state: str = "ready"
+    ident: bytes = b""
 
+    def head(self) -> bytes:
+        """Return all that a store keeps of it beside its number and its payload."""
+        place = self.sender, self.key, self.holder, self.reason.encode()
+        return b"%d %r %d\0%b\0%b\0%b\0%b" % (self.tries, self.due, self.uid, *place)
 
-ROW = ("id", "key", "sender", "uid", "size", "due", "tries", "holder", "reason")
-"""The attributes of a job that the store keeps, besides the payload."""
-Row: TypeAlias = tuple[int, bytes, bytes, int, int, float, int, bytes, str]
-to_row: Callable[[Job], Row] = attrgetter(*ROW)
+    @classmethod
+    def parse(cls, id: int, head: bytes, payload_bytes: int) -> Self:
+        """Return the job in a store.
+
+        :raises ValueError: if the head is malformed.
+        """
+        words, sender, key, holder, reason = head.split(b"\0")
+        tries, due, uid = words.split(b" ")
+        size = len(key) + payload_bytes
+        return cls(id, key, sender, int(uid), size, None, float(due), int(tries), holder, reason.decode())
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +127,7 @@ class Worker:
 
     :ivar holder: its token and its name on the bus.
     :ivar size: bytes of its jobs.
+    :ivar jobs: by number, in the order in which their leases end.
     :ivar is_alone: whether its job goes alone.
     :ivar is_silent: whether a lease has run out since it last said something. With the fewest jobs, it would get each
         next one.
@@ -128,89 +144,98 @@ class Worker:
 
     def has_room(self, most_bytes: float = math.inf) -> bool:
         """Return whether another job may go to it."""
-        is_open = len(self.jobs) < self.credit and self.size < most_bytes
-        return is_open and not self.is_alone and not self.is_silent
+        return len(self.jobs) < self.credit and self.size < most_bytes and not self.is_alone and not self.is_silent
+
+
+@dataclass(slots=True, eq=False)
+class User:
+    """A publishers' user.
+
+    :ivar jobs: the number of its jobs.
+    :ivar size: the bytes of their keys and payloads.
+    :ivar ready: the heap of its jobs that are ready.
+    :ivar alone: the heap of those of them that go alone.
+    """
+
+    jobs: int = 0
+    size: int = 0
+    ready: list[int] = field(default_factory=list)
+    alone: list[int] = field(default_factory=list)
 
 
 class Changes(NamedTuple):
     """The changes for one transaction.
 
-    :ivar kept: rows of jobs that are new or have changed, each with the payload, or with nothing if the store has it.
+    :ivar new: jobs to add.
+    :ivar changed: jobs whose heads have changed.
     :ivar gone: IDs of jobs to delete.
     """
 
-    kept: list[tuple[Row, bytes]]
+    new: list[Job]
+    changed: list[Job]
     gone: list[int]
 
 
 class JobQueue:
     """The jobs of one queue; see above.
 
-    :param rows: the jobs in the store. The leases of those that are out begin anew.
+    :param jobs: the jobs in the store. The leases of those that are out begin anew.
     :param next_id: the ID of the next new job.
     :ivar jobs: all jobs by ID.
     :ivar workers: by name, with those that held jobs before the service was started.
-    :ivar owned: jobs by user.
-    :ivar owned_bytes: bytes of their keys and payloads by user.
     :ivar events: the number of events since the start, by name.
     :ivar died: jobs that have died since the caller last cleared it.
     """
 
-    def __init__(self, settings: Settings, rows: Iterable[Row] = (), next_id: int = 1, now: float = 0.0) -> None:
+    def __init__(self, settings: Settings, jobs: Iterable[Job] = (), next_id: int = 1, now: float = 0.0) -> None:
         self.settings = settings
         self.jobs: dict[int, Job] = {}
         self.workers: dict[bytes, Worker] = {}
-        self.owned: Counter[int] = Counter()
-        self.owned_bytes: Counter[int] = Counter()
         self.events: Counter[str] = Counter()
         self.died: list[Job] = []
         self._next_id = next_id
-        self._dirty: dict[int, Job | None] = {}  # None: it is gone
+        self._new: dict[int, Job] = {}
+        self._changed: dict[int, Job] = {}
+        self._gone: list[int] = []
+        self._users: dict[int, User] = {}
+        self._turns: deque[User] = deque()  # those that have jobs in their heaps
         self._lines: dict[bytes, deque[Job]] = {}  # of each key, the first one is under way
-        # By user, in the order of their turns: the heap of jobs that go alone, and that of the others.
-        self._ready: OrderedDict[int, tuple[list[int], list[int]]] = OrderedDict()
         self._delayed: list[tuple[float, int]] = []
-        self._out: OrderedDict[int, Job] = OrderedDict()
-        self._dead: dict[int, Job] = {}
+        self._aside: Counter[str] = Counter()  # jobs that are neither ready nor out, by state
+        self._next_end = math.inf  # no lease ends before
         # What was out or has failed is under way, before earlier jobs that were delayed.
-        for job in sorted((Job(*row) for row in rows), key=lambda job: (not job.holder, not job.tries, job.id)):
-            self._load(job, now)
+        for job in sorted(jobs, key=lambda job: (not job.holder, not job.tries, job.id)):
+            self.add(job, now)
 
-    def _load(self, job: Job, now: float) -> None:
-        self._add(job)
-        if (job.holder or job.tries) and not job.reason and self.settings.is_ordered:
-            self._lines.setdefault(job.key, deque([job]))
-        if job.reason:
-            self._dead[job.id] = job
-        elif job.holder:
-            self._lend(job, self.workers.setdefault(job.holder, Worker(job.holder)), now)
-        elif job.tries or job.due:
-            heappush(self._delayed, (job.due, job.id))
-        else:
-            self._join_line(job)
-
-    def _add(self, job: Job) -> None:
+    def add(self, job: Job, now: float) -> None:
+        """Add a job of the store."""
         self.jobs[job.id] = job
-        self.owned[job.uid] += 1
-        self.owned_bytes[job.uid] += job.size
+        user = self._users.setdefault(job.uid, User())
+        user.jobs += 1
+        user.size += job.size
+        if job.holder:
+            if self.settings.is_ordered:
+                self._join_line(job)
+            self._lend(job, self.workers.setdefault(job.holder, Worker(job.holder)), now + self.settings.lease)
+        else:
+            self._place(job)
 
     # --- publishers --------------------------------------------------------------------------
 
-    def is_full(self, uid: int, size: int) -> bool:
-        """Return whether a user may not have another job of this size."""
-        return self.owned[uid] >= self.settings.most or self.owned_bytes[uid] + size > self.settings.most_bytes
-
-    def put(self, job: Job) -> None:
-        """Add a new job, and number it."""
+    def put(self, job: Job) -> bool:
+        """Number a new job, and add it; return whether there is room for it."""
+        user = self._users.get(job.uid)
+        if user is None:
+            user = self._users[job.uid] = User()
+        if user.jobs >= self.settings.most or user.size + job.size > self.settings.most_bytes:
+            return False
+        user.jobs += 1
+        user.size += job.size
         job.id = self._next_id
         self._next_id += 1
-        self.events["put"] += 1
-        self._dirty[job.id] = job
-        self._add(job)
-        if job.due:
-            heappush(self._delayed, (job.due, job.id))
-        else:
-            self._join_line(job)
+        self.jobs[job.id] = self._new[job.id] = job
+        self._place(job)
+        return True
 
     # --- workers -----------------------------------------------------------------------------
 
@@ -231,9 +256,7 @@ class JobQueue:
         if is_new_round:
             for job in [job for job in worker.jobs.values() if held.get(job.id) != job.tries]:
                 self.events["returned"] += 1
-                self._take_back(job)
-                job.tries -= 1
-                self._make_ready(job)
+                self._release(job)
         self._forget_idle(worker)
         return True
 
@@ -246,28 +269,31 @@ class JobQueue:
                 self._lose(job, "the worker was gone")
             self._forget_idle(worker)
 
-    def find(self, holder: bytes, id: int, tries: int) -> Job | None:
-        """Return the job if the worker holds it. In any case the worker is no longer silent."""
-        worker = self.workers.get(holder)
-        if worker is not None:
-            worker.is_silent = False
+    def held(self, holder: bytes, deliveries: Iterable[tuple[int, int]]) -> list[Job]:
+        """Return the jobs, ID and tries each, that a worker still holds. In any case it is no longer silent."""
+        worker = self.workers.get(holder, Worker(holder))
+        worker.is_silent = False
+        found = []
+        for id, tries in deliveries:
             job = worker.jobs.get(id)
             if job is not None and job.tries == tries:
-                return job
-        self.events["stale"] += 1
-        return None
+                found.append(job)
+            else:
+                self.events["stale"] += 1
+        return found
 
-    def ack(self, job: Job) -> None:
-        """Note that a job is done."""
-        self.events["acked"] += 1
-        self._take_back(job)
-        self._leave_line(job)
-        self._erase(job)
+    def ack(self, jobs: list[Job]) -> None:
+        """Note that jobs are done."""
+        self.events["acked"] += len(jobs)
+        for job in jobs:
+            self._take_back(job)
+            self._erase(job)
 
     def renew(self, job: Job, now: float) -> None:
         """Begin a lease anew."""
+        jobs = self.workers[job.holder].jobs
+        jobs[job.id] = jobs.pop(job.id)
         job.until = now + self.settings.lease
-        self._out.move_to_end(job.id)
 
     def nack(self, job: Job, reason: str, why: str, now: float) -> None:
         """Take a job back.
@@ -279,63 +305,37 @@ class JobQueue:
         if reason not in REASONS:
             raise ValueError(reason)
         self.events[reason] += 1
-        self._take_back(job)
         if reason == "released":
-            job.tries -= 1
-            self._make_ready(job)
+            self._release(job)
         elif reason == "poison" or job.tries >= self.settings.deliveries:
-            self._die(job, f"{reason}: {why}")
+            self._return(job, death=f"{reason}: {why}")
         else:
-            job.due = now + min(_FIRST_PAUSE * 2.0 ** min(job.tries - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE)
-            heappush(self._delayed, (job.due, job.id))
+            pause = min(_FIRST_PAUSE * 2.0 ** min(job.tries - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE)
+            self._return(job, due=now + pause)
 
     # --- operators ---------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
         """Return the number of jobs in each state."""
-        ready = sum(map(len, chain(*self._ready.values())))
-        others = [ready, len(self._delayed), len(self._out), len(self._dead)]
-        return dict(zip(STATES, [len(self.jobs) - sum(others), *others], strict=True))
+        counts = {state: self._aside[state] for state in STATES}
+        counts["out"] = sum(len(worker.jobs) for worker in self.workers.values())
+        counts["ready"] = len(self.jobs) - sum(counts.values())
+        return counts
 
-    def find_all(self, *states: str) -> list[tuple[Job, str]]:
-        """Return the jobs in some states, each with its state, the oldest first."""
-        places: dict[str, Iterable[Job]] = {
-            "waiting": (job for line in self._lines.values() for job in islice(line, 1, None)),
-            "ready": (self.jobs[id] for id in chain(*chain(*self._ready.values()))),
-            "delayed": (self.jobs[id] for _, id in self._delayed),
-            "out": self._out.values(),
-            "dead": self._dead.values(),
-        }
-        found = ((job, state) for state in states for job in places[state])
-        return sorted(found, key=lambda each: each[0].id)
+    def find_all(self, *states: str) -> list[Job]:
+        """Return the jobs in some states, the oldest first."""
+        return sorted((job for job in self.jobs.values() if job.state in states), key=attrgetter("id"))
 
     def retry(self, jobs: Iterable[Job]) -> None:
         """Make dead jobs new ones."""
         for job in jobs:
-            del self._dead[job.id]
-            job.tries, job.reason, job.due = 0, "", 0.0
-            self._dirty[job.id] = job
-            self._join_line(job)
+            job.tries, job.reason = 0, ""
+            self._touch(job)
+            self._place(job)
 
-    def drain(self, jobs: Collection[Job]) -> None:
+    def drain(self, jobs: Iterable[Job]) -> None:
         """Delete jobs that are not out."""
-        ids = {job.id for job in jobs}
-        self._delayed = [entry for entry in self._delayed if entry[1] not in ids]
-        heapify(self._delayed)
-        for uid, heaps in list(self._ready.items()):
-            for heap in heaps:
-                heap[:] = [id for id in heap if id not in ids]
-                heapify(heap)
-            if not any(heaps):
-                del self._ready[uid]
-        for key, line in list(self._lines.items()):
-            left = deque(job for job in line if job.id not in ids)
-            if left and left[0] is not line[0]:
-                self._make_ready(left[0])
-            self._lines[key] = left
-        self._lines = {key: line for key, line in self._lines.items() if line}
         for job in jobs:
-            self._dead.pop(job.id, None)
             self._erase(job)
 
     # --- time --------------------------------------------------------------------------------
@@ -343,141 +343,175 @@ class JobQueue:
     def advance(self, now: float) -> list[Job]:
         """Do what is due, hand out jobs as far as workers have room, and return these."""
         while self._delayed and self._delayed[0][0] <= now:
-            job = self.jobs[heappop(self._delayed)[1]]
-            if job.tries:
-                self._make_ready(job)  # it has kept its place in the line
-            else:
-                self._join_line(job)
-        while self._out and (job := next(iter(self._out.values()))).until <= now:
-            self.events["expired"] += 1
-            self.workers[job.holder].is_silent = True
-            self._lose(job, "the lease ran out")
-        handed: list[Job] = []
-        if self._ready:
-            self._hand_out(handed, now)
-            self.events["delivered"] += len(handed)
+            due, id = heappop(self._delayed)
+            job = self.jobs.get(id)
+            if job is not None and job.due == due:
+                job.due = 0.0
+                self._place(job)
+        if self._next_end <= now:
+            self._end_leases(now)
+        handed = self._hand_out(now) if self._turns else []
+        self.events["delivered"] += len(handed)
         return handed
 
     def next_time(self) -> float:
         """Return when `advance` is next needed; ``inf`` for never."""
-        lease = next(iter(self._out.values())).until if self._out else math.inf
-        return min(lease, self._delayed[0][0]) if self._delayed else lease
+        return min(self._next_end, self._delayed[0][0]) if self._delayed else self._next_end
 
-    def _hand_out(self, handed: list[Job], now: float) -> None:
+    def _end_leases(self, now: float) -> None:
+        self._next_end = math.inf
+        for worker in list(self.workers.values()):
+            while worker.jobs and (job := next(iter(worker.jobs.values()))).until <= now:
+                self.events["expired"] += 1
+                worker.is_silent = True
+                self._lose(job, "the lease ran out")
+            if worker.jobs:
+                self._next_end = min(self._next_end, job.until)
+
+    def _hand_out(self, now: float) -> list[Job]:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))
         free = [worker for worker in self.workers.values() if worker.has_room(most_bytes)]
-        loads = [(len(worker.jobs), number, worker) for number, worker in enumerate(free)]
+        loads = [(len(worker.jobs), number) for number, worker in enumerate(free)]
         heapify(loads)
-        turns, is_kept = deque(self._ready), False
-        while loads and turns and len(handed) < MOST_DELIVERIES:
-            alone, others = self._ready[turns[0]]
-            load, number, worker = loads[0]
-            if alone and load and not is_kept:
+        until = now + self.settings.lease
+        handed: list[Job] = []
+        passed: list[User] = []
+        is_kept = False
+        while loads and self._turns and len(handed) < MOST_DELIVERIES:
+            load, number = loads[0]
+            user = self._turns[0]
+            if user.alone and load and not is_kept:
                 heappop(loads)  # it is kept free until it is idle
                 is_kept = True
                 continue
-            uid, heap = turns.popleft(), others if load or not alone else alone
+            self._turns.popleft()
+            heap = user.alone if user.alone and not load else user.ready
             if not heap:
-                continue  # this user's jobs wait for an idle worker
-            handed.append(self._deliver(heappop(heap), worker, now))
-            if alone or others:
-                self._ready.move_to_end(uid)
-                turns.append(uid)
-            else:
-                del self._ready[uid]
+                passed.append(user)  # its jobs wait for an idle worker
+                continue
+            job = self.jobs.get(heappop(heap))
+            if user.alone or user.ready:
+                self._turns.append(user)
+            if job is None or job.state != "ready":
+                continue
+            job.tries += 1
+            self._touch(job)
+            worker = free[number]
+            self._lend(job, worker, until)
+            handed.append(job)
             if worker.has_room(most_bytes):
-                heapreplace(loads, (len(worker.jobs), number, worker))
+                heapreplace(loads, (load + 1, number))
             else:
                 heappop(loads)
-
-    def _deliver(self, id: int, worker: Worker, now: float) -> Job:
-        job = self.jobs[id]
-        job.tries += 1
-        job.holder = worker.holder
-        self._lend(job, worker, now)
-        self._dirty[job.id] = job
-        return job
+        self._turns.extendleft(reversed(passed))
+        return handed
 
     # --- changes -----------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:
-        """Return the changes since the last call. Payloads of jobs that are not out are in the store alone then."""
-        dirty, self._dirty = self._dirty, {}
-        changes = Changes([], [])
-        for id, job in dirty.items():
-            if job is None:
-                changes.gone.append(id)
-                continue
-            changes.kept.append((to_row(job), job.payload or b""))
-            if not job.holder:
-                job.payload = None
+        """Return the changes since the last call."""
+        changes = Changes(list(self._new.values()), list(self._changed.values()), self._gone)
+        self._new, self._changed, self._gone = {}, {}, []
+        self.events["put"] += len(changes.new)
         return changes
 
+    def _touch(self, job: Job) -> None:
+        """Note that what the store has of a job is no longer true."""
+        if job.id not in self._new:
+            self._changed[job.id] = job
+
     def _erase(self, job: Job) -> None:
-        self._dirty[job.id] = None
+        """Delete a job that is not out."""
+        self._gone.append(job.id)
         del self.jobs[job.id]
-        self.owned[job.uid] -= 1
-        self.owned_bytes[job.uid] -= job.size
+        user = self._users[job.uid]
+        user.jobs -= 1
+        user.size -= job.size
+        if job.state in self._aside:
+            self._aside[job.state] -= 1
+        if self._lines:
+            self._leave_line(job)
 
     # --- transitions -------------------------------------------------------------------------
 
-    def _join_line(self, job: Job) -> None:
-        """Make a job ready, or put it behind those of its key."""
-        if self.settings.is_ordered:
-            line = self._lines.setdefault(job.key, deque())
+    def _place(self, job: Job) -> None:
+        """Find the place of a job that no worker has."""
+        if job.state in self._aside:
+            self._aside[job.state] -= 1
+        if job.reason:
+            job.state = "dead"
+        elif self.settings.is_ordered and (job.tries or not job.due) and not self._join_line(job):
+            job.state = "waiting"
+        elif job.due:
+            job.state = "delayed"
+            heappush(self._delayed, (job.due, job.id))
+        else:
+            job.state = "ready"
+            user = self._users[job.uid]
+            if not user.ready and not user.alone:
+                self._turns.append(user)
+            heappush(user.alone if job.tries >= _ALONE_FROM - 1 else user.ready, job.id)
+            return
+        self._aside[job.state] += 1
+
+    def _join_line(self, job: Job) -> bool:
+        """Put a job behind those of its key; return whether it is the first one."""
+        line = self._lines.setdefault(job.key, deque())
+        if not line or line[0] is not job:
             line.append(job)
-            if line[0] is not job:
-                return
-        self._make_ready(job)
+        return line[0] is job
 
     def _leave_line(self, job: Job) -> None:
         line = self._lines.get(job.key)
-        if line is not None and line[0] is job:
-            line.popleft()
+        if line and line[0] is job:
+            while line and (line[0] is job or line[0].id not in self.jobs):
+                line.popleft()
             if line:
-                self._make_ready(line[0])
+                self._place(line[0])
             else:
                 del self._lines[job.key]
 
-    def _make_ready(self, job: Job) -> None:
-        heaps = self._ready.get(job.uid)
-        if heaps is None:
-            heaps = self._ready[job.uid] = [], []
-        heappush(heaps[job.tries < _ALONE_FROM - 1], job.id)
-
-    def _lend(self, job: Job, worker: Worker, now: float) -> None:
-        job.until = now + self.settings.lease
-        self._out[job.id] = worker.jobs[job.id] = job
+    def _lend(self, job: Job, worker: Worker, until: float) -> None:
+        """Begin a lease."""
+        job.state, job.holder, job.until = "out", worker.holder, until
+        worker.jobs[job.id] = job
         worker.size += job.size
-        worker.is_alone = worker.is_alone or job.tries >= _ALONE_FROM
+        if job.tries >= _ALONE_FROM:
+            worker.is_alone = True
+        if until < self._next_end:
+            self._next_end = until
 
     def _take_back(self, job: Job) -> None:
         """End a lease."""
         worker = self.workers[job.holder]
-        del worker.jobs[job.id], self._out[job.id]
+        del worker.jobs[job.id]
         worker.size -= job.size
-        worker.is_alone = worker.is_alone and bool(worker.jobs)
         job.holder = b""
-        self._dirty[job.id] = job
-        self._forget_idle(worker)
+        if not worker.jobs:
+            worker.is_alone = False
+            self._forget_idle(worker)
 
     def _forget_idle(self, worker: Worker) -> None:
         """Forget a worker that takes no more jobs, and has none."""
         if not worker.credit and not worker.jobs:
             self.workers.pop(worker.holder, None)
 
-    def _lose(self, job: Job, reason: str) -> None:
-        """Make a job available whose last delivery counts."""
-        self._take_back(job)
-        if job.tries < self.settings.deliveries:
-            self._make_ready(job)
-        else:
-            self._die(job, reason)
+    def _release(self, job: Job) -> None:
+        """Take back a job whose last delivery does not count."""
+        job.tries -= 1
+        self._return(job)
 
-    def _die(self, job: Job, reason: str) -> None:
-        self.events["dead"] += 1
-        job.reason = reason
-        self._leave_line(job)
-        self._dead[job.id] = job
-        self.died.append(job)
-        self._dirty[job.id] = job
+    def _lose(self, job: Job, why: str) -> None:
+        """Take back a job whose worker has not answered."""
+        self._return(job, death=why if job.tries >= self.settings.deliveries else "")
+
+    def _return(self, job: Job, *, death: str = "", due: float = 0.0) -> None:
+        """Take a job back; `death` is the reason why it is dead."""
+        self._take_back(job)
+        self._touch(job)
+        job.due, job.reason = due, death
+        self._place(job)
+        if death:
+            self.events["dead"] += 1
+            self.died.append(job)
+            self._leave_line(job)

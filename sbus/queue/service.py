@@ -13,7 +13,6 @@ reads nothing (``--block-timeout``), and what is published after that is lost.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sqlite3
@@ -21,9 +20,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import count, islice
+from itertools import count, groupby, islice
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IDelayedCall
@@ -32,17 +31,17 @@ from twisted.logger import Logger
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
-from sbus.client.queues import ALL_QUEUES, INBOX, LONGEST_WHY, MOST_CREDIT, build_job, parse_put, queue_key
+from sbus.client.queues import ALL_QUEUES, HEAD_ROOM, INBOX, LONGEST_WHY, MOST_CREDIT, build_job, parse_put, queue_key
 from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
-from sbus.client.watches import Watch
 from sbus.daemon.service import Service
 from sbus.errors import NobodyListens, NotAllowed, QueueError, RequestFailed, SbusError, TimedOut, UsageError
 from sbus.protocol.packets import MSG, UNSUB, build
 from sbus.queue.jobs import MOST_DELIVERIES, Changes, Job, JobQueue, Settings
-from sbus.queue.store import Ident, Store
+from sbus.queue.store import Store
+from sbus.queue.vigil import Vigil
 
-__all__ = ["Put", "QueueService"]
+__all__ = ["QueueService"]
 
 T = TypeVar("T")
 
@@ -60,9 +59,6 @@ _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""
 
-Put: TypeAlias = tuple[Message | None, Ident | None, Job]
-"""The request to answer, the ID that its publisher gave, and the job, which has no number yet."""
-
 
 class _Inflow(Subscription):
     """The messages of one pattern, passed on as they come: in lists, each from one publisher."""
@@ -74,51 +70,6 @@ class _Inflow(Subscription):
 
     def deliver(self, messages: list[Message]) -> None:
         self._call(self._take, messages)
-
-
-class _Vigil(Watch):
-    """Notices that a worker is gone: its process has ended (pidfd_open(2)), or nobody subscribes to its key.
-
-    An `IReadDescriptor`.
-
-    :ivar is_watch: whether the bus reports on the key.
-    """
-
-    def __init__(self, reactor: Any, bus: Bus, key: bytes, on_end: Callable[[], object]) -> None:
-        super().__init__(key)
-        self._reactor, self._bus, self._on_end, self._fd = reactor, bus, on_end, -1
-        self.is_watch = False
-
-    def watch_process(self, pid: int) -> None:
-        try:
-            self._fd = os.pidfd_open(pid)
-            self._reactor.addReader(self)
-        except ProcessLookupError:
-            self._reactor.callLater(0, self._on_end)
-        except OSError:
-            pass  # no descriptor is free: its connection is watched too
-
-    def update(self, has_subscribers: bool) -> None:
-        super().update(has_subscribers)
-        # After a lost connection, workers may come back later than this service: then their leases decide.
-        if not has_subscribers and self._bus.state == "connected":
-            self._on_end()
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def logPrefix(self) -> str:
-        return "sbus.queue"
-
-    def doRead(self) -> None:
-        self._on_end()
-
-    def connectionLost(self, reason: object = None) -> None:
-        """Stop watching the process."""
-        if self._fd >= 0:
-            self._reactor.removeReader(self)
-            os.close(self._fd)
-            self._fd = -1
 
 
 class QueueService(Service):
@@ -140,21 +91,22 @@ class QueueService(Service):
         self._address = address
         self.settings = settings
         self._fail = fail
+        self._longest = max_packet - HEAD_ROOM
         self._epoch = time.time() - reactor.seconds()
         self.jobs = JobQueue(settings)
-        self._puts: list[Put] = []
+        self.problem = ""
+        self._answers: list[tuple[Message, bytes]] = []  # for when all is on the disk
+        self._fresh: dict[tuple[int, bytes], int] = {}  # IDs against doubles that are not on the disk
         self._jobs_in: list[Subscription] = []
-        self._vigils: dict[bytes, _Vigil] = {}
-        self._turn_waiters: list[defer.Deferred[None]] = []
-        self._is_turning = self._is_writing = self._trusts_pids = self._has_dropped = False
-        self._timer: IDelayedCall | None = None
-        self._due = math.inf  # when a turn is wanted
+        self._vigils: dict[bytes, Vigil] = {}
+        self._trusts_pids = False
+        self._turns = defer.DeferredLock()
+        self._timer: IDelayedCall | None = None  # of the next turn
         self._expected = 0  # puts and acks that will come because of the last turn
         self._patience = 0.0
-        self.problem = ""
         self._services = [
             BusClientService(reactor, address, setup=setup, sender=True, max_packet=max_packet, on_gap=on_gap)
-            for setup, on_gap in ((self._set_up_floor, lambda _: self._say_up()), (self._set_up_intake, lambda _: None))
+            for setup, on_gap in ((self._set_up_floor, self._came_back), (self._set_up_intake, None))
         ]
 
     def _key(self, verb: bytes) -> bytes:
@@ -191,7 +143,7 @@ class QueueService(Service):
 
     def _load(self) -> None:
         self._store = self.open_store(self.settings)
-        self.jobs = JobQueue(self.settings, self._store.rows(), self._store.next_id(), self._now())
+        self.jobs = JobQueue(self.settings, self._store.jobs(), self._store.next_id(), self._now())
 
     def stopService(self) -> defer.Deferred[None]:
         """Take what the bus has queued, and disconnect."""
@@ -203,18 +155,17 @@ class QueueService(Service):
             with suppress(SbusError):
                 self._intake.send([build(UNSUB, each.pattern) for each in self._jobs_in])
                 await self._intake.fence(_STOP_TIMEOUT)  # what was queued for the service comes first
-        await self._settled()
-        if self._puts:
-            name = self.settings.name
-            self._log.error("{name}: the disk refused {n} new jobs until the end", name=name, n=len(self._puts))
+        try:
+            await self._settled().addTimeout(_STOP_TIMEOUT, self._reactor)
+            self._store.close()
+        except defer.TimeoutError:
+            self._log.error("{name}: the disk refused jobs until the end", name=self.settings.name)
         for holder in list(self._vigils):
             self._unwatch(holder)
         for service in reversed(self._services):
             await service.stopService()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        if not self._is_turning:  # else the store does not answer, and a thread has it
-            self._store.close()
 
     async def _set_up_intake(self, bus: Bus) -> None:
         self._intake = bus
@@ -226,7 +177,10 @@ class QueueService(Service):
         await bus.fence()
 
     async def _is_served(self, bus: Bus) -> bool:
-        """Return whether a service has this queue: workers could not tell its jobs from those of this one."""
+        """Return whether another service has this queue: workers could not tell its jobs from those of this one.
+
+        This one answers already, so of two that start at once none misses the other.
+        """
         try:
             await bus.request(self._key(b"admin/ls"), b"", _SERVED_TIMEOUT)
         except (NobodyListens, NotAllowed, TimedOut):
@@ -235,35 +189,39 @@ class QueueService(Service):
 
     async def _set_up_floor(self, bus: Bus) -> None:
         self._floor = bus
+        bus.echo(False)
+        bus.flood_control(hard="block")
+        for key in (self._key(b"admin/*"), ALL_QUEUES):
+            bus.respond(key, self._asked)
+        if await self._is_served(bus):
+            self._log.critical(
+                "another service on this bus has the queue {name}: stop it, or give this queue another name",
+                name=self.settings.name,
+            )
+            self._fail()
+            return
         intake = self._services[1]
         if not intake.running:
-            if await self._is_served(bus):
-                self._log.critical(
-                    "another service on this bus has the queue {name}: stop it, or give this queue another name",
-                    name=self.settings.name,
-                )
-                self._fail()
-                return
             intake.startService()
             await intake.whenConnected()
         self._trusts_pids = (await bus.whoami()).endswith(b"/%d" % os.getpid())
         for holder in list(self.jobs.workers):  # they had jobs before the service was started
             self._watch(holder)
-        bus.echo(False)
-        bus.flood_control(hard="block")
         for verb in (b"ready", b"ack", b"renew", b"nack"):
             _Inflow(bus, self._key(verb), partial(self._worker_said, verb))
-        for key in (self._key(b"admin/*"), ALL_QUEUES):
-            bus.respond(key, self._asked)
         await bus.fence()
         self._log.info("queue {name}: ready, jobs: {n}", name=self.settings.name, n=len(self.jobs.jobs))
         self._say_up()
         self.poke()
 
+    def _came_back(self, reason: Exception) -> None:
+        self._log.warn("queue {name}: connected again; {reason}", name=self.settings.name, reason=reason)
+        self._say_up()
+
     def _say_up(self) -> None:
         self._floor.send([self._floor.core.publish(self._key(b"up"), b"")])
 
-    # --- publishers and workers --------------------------------------------------------------
+    # --- publishers --------------------------------------------------------------------------
 
     def _put(self, prefix: bytes, messages: list[Message]) -> None:
         """Take new jobs: messages, or, with a prefix in front of their keys, requests."""
@@ -280,11 +238,60 @@ class QueueService(Service):
                 except UsageError as e:
                     self._fail_put(message, str(e))
                     continue
-            job = Job(0, key, name, uid, len(key) + len(payload), due, 0, b"", "", payload)
-            self._puts.append((request, (uid, ident) if ident else None, job))
-        if self._is_writing:
+            job = Job(0, key, name, uid, len(key) + len(payload), payload, due, ident=ident)
+            if job.size > self._longest:
+                self._refuse(request, job, f"longer than {self._longest:,} bytes, with its key: send a path instead")
+            else:
+                self._admit(request, job)
+        if self._turns.locked:  # the disk refuses
             self._intake.pause_for(self._jobs_in[0])
         self._came(len(messages))
+
+    def _admit(self, request: Message | None, job: Job) -> None:
+        """Take a new job; a request is answered once the job is on the disk."""
+        jobs, ident = self.jobs, (job.uid, job.ident)
+        known = None
+        if job.ident:
+            try:
+                known = self._fresh.get(ident) or self._store.find_known(*ident, self._now())
+            except sqlite3.OperationalError as e:
+                self._refuse(request, job, f"cannot read the store: {e}")
+                return
+        if known:
+            jobs.events["doubles"] += 1
+        elif not jobs.put(job):
+            self._refuse_full(request, job)
+            return
+        elif job.ident:
+            self._fresh[ident] = job.id
+        if request is not None:
+            self._answers.append((request, b"+%d" % (known or job.id)))
+
+    def _refuse_full(self, request: Message | None, job: Job) -> None:
+        limits = f"most={self.settings.most}, bytes={self.settings.most_bytes}"
+        self._refuse(
+            request,
+            job,
+            f"no room for another job of this user ({limits}): start workers, drain the queue, or raise these",
+        )
+
+    def _refuse(self, request: Message | None, job: Job, why: str) -> None:
+        """Refuse a job: a request is answered, and the first message is logged."""
+        events = self.jobs.events
+        events["full"] += 1
+        if request is not None:
+            self._fail_put(request, why)
+            return
+        events["dropped"] += 1
+        if events["dropped"] == 1:
+            why = f"messages of {job.sender.decode()} are dropped: {why}"
+            self._log.warn("queue {name}: {why}", name=self.settings.name, why=why)
+
+    def _fail_put(self, request: Message, why: str) -> None:
+        with suppress(SbusError):  # not connected: its publisher has no answer, and the next ones are not to be lost
+            self._intake.fail(request, why)
+
+    # --- workers -----------------------------------------------------------------------------
 
     def _worker_said(self, verb: bytes, messages: list[Message]) -> None:
         """Take a worker's messages; malformed ones are counted."""
@@ -305,10 +312,9 @@ class QueueService(Service):
         jobs = self.jobs
         if verb == b"ack":
             numbers = list(map(int, words))
-            for id, tries in zip(numbers[::2], numbers[1::2], strict=True):
-                if (job := jobs.find(holder, id, tries)) is not None:
-                    jobs.ack(job)
-        elif (job := jobs.find(holder, int(words[0]), int(words[1]))) is not None:
+            jobs.ack(jobs.held(holder, zip(numbers[::2], numbers[1::2], strict=True)))
+            return
+        for job in jobs.held(holder, [(int(words[0]), int(words[1]))]):
             if verb == b"renew":
                 jobs.renew(job, self._now())
             else:
@@ -321,27 +327,27 @@ class QueueService(Service):
         round, credit = int(words[0]), min(max(0, int(words[1])), MOST_CREDIT)
         held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
         uid = holder.split(b"/")[-2:-1]
-        if not self.jobs.ready(holder, int(uid[0]) if uid else -1, round, credit, held) or not credit:
+        if not self.jobs.ready(holder, int(uid[0]) if uid else -1, round, credit, held):
+            self._floor.send([build(MSG, _inbox(holder), b"-the queue has no place for another worker of this user")])
+        elif credit:
+            self._watch(holder).watch()
+        else:
             self._unwatch(holder)
-        elif not (vigil := self._watch(holder)).is_watch:
-            vigil.is_watch = True
-            self._floor.send(self._floor.core.watch(vigil))
 
-    def _watch(self, holder: bytes) -> _Vigil:
-        """Watch over a worker's process, if PIDs mean the same to the bus and to this process."""
+    def _watch(self, holder: bytes) -> Vigil:
+        """Watch over a worker, and its process, if PIDs mean the same to the bus and to this process."""
         vigil = self._vigils.get(holder)
         if vigil is None:
             key = self._key(b"worker/") + holder.partition(b" ")[0]
-            vigil = self._vigils[holder] = _Vigil(self._reactor, self._floor, key, partial(self._worker_gone, holder))
-            if self._trusts_pids and holder.count(b"!/cred/") == 1:
-                vigil.watch_process(int(holder.rpartition(b"/")[2]))
+            is_near = self._trusts_pids and holder.count(b"!/cred/") == 1
+            pid = int(holder.rpartition(b"/")[2]) if is_near else None
+            on_end = partial(self._worker_gone, holder)
+            vigil = self._vigils[holder] = Vigil(self._reactor, self._floor, key, pid, on_end)
         return vigil
 
     def _unwatch(self, holder: bytes) -> None:
         if vigil := self._vigils.pop(holder, None):
             vigil.connectionLost()
-            with suppress(SbusError):
-                self._floor.send(self._floor.core.extensions.unwatch(vigil))
 
     def _worker_gone(self, holder: bytes) -> None:
         self.jobs.events["gone"] += 1
@@ -358,90 +364,54 @@ class QueueService(Service):
 
     def poke(self, delay: float = 0.0) -> None:
         """Have a turn within some seconds."""
-        now = self._reactor.seconds()
-        self._due = min(self._due, now + delay)
-        if self._is_turning or self._due == math.inf:
-            return
+        delay = max(0.0, min(delay, 3600.0))
         if self._timer is not None and self._timer.active():
-            if self._timer.getTime() <= self._due:
+            if self._timer.getTime() <= self._reactor.seconds() + delay:
                 return
             self._timer.cancel()
-        self._timer = self._reactor.callLater(max(0.0, min(self._due - now, 3600.0)), self._turn)
+        self._timer = self._reactor.callLater(delay, self._begin_turn)
 
-    def _turn(self) -> None:
-        self._is_turning, self._due = True, math.inf
-        defer.Deferred.fromCoroutine(self._run_turn()).addErrback(self._broken)
+    def _begin_turn(self) -> None:
+        if not self._turns.waiting:
+            self._settled()
+
+    def _settled(self) -> defer.Deferred[None]:
+        """Have a turn, after the one that is under way; fires when all changes so far are on the disk."""
+        return self._turns.run(lambda: defer.Deferred.fromCoroutine(self._turn()).addErrback(self._broken))
 
     def _broken(self, failure: Any) -> None:
+        failure.trap(Exception)
         self._log.failure("a bug ended the queue {name}", failure=failure, name=self.settings.name)
         self._fail()
 
-    async def _run_turn(self) -> None:
+    async def _turn(self) -> None:
         jobs = self.jobs
-        waiters, self._turn_waiters = self._turn_waiters, []
-        puts, self._puts = self._puts, []
-        answers, known = await self._admit(puts)
         handed = jobs.advance(self._now())
         died, jobs.died = jobs.died, []
+        answers, self._answers = self._answers, []
         missing = [job for job in (*handed, *died) if job.payload is None]
         changes = jobs.take_changes()
         if any(changes) or missing:
-            await self._on_disk(lambda: self._write(changes, known, missing))
+            await self._on_disk(lambda: self._write(changes, missing))
         if answers:
             with suppress(SbusError):
                 self._intake._reply(answers)
         self._send(handed, died)
-        for waiter in waiters:
-            waiter.callback(None)
-        self._is_turning, self._expected = False, len(puts) + len(handed)
+        for job in (*changes.new, *missing):
+            job.payload = None  # it is in the store
+        self._expected = len(answers) + len(handed)
         # There may be more than a turn hands out.
         self.poke(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - self._now())
 
-    async def _admit(self, puts: list[Put]) -> tuple[list[tuple[Message, bytes]], dict[Ident, int]]:
-        """Take new jobs; return the answers for when they are on the disk, and what to remember with them."""
-        jobs, store = self.jobs, self._store
-        known: dict[Ident, int] = {}
-        if idents := [ident for _, ident, _ in puts if ident]:
-            known = await self._on_disk(lambda: store.find_known(idents, self._now()))
-        new: dict[Ident, int] = {}
-        answers: list[tuple[Message, bytes]] = []
-        for request, ident, job in puts:
-            number = known.get(ident) if ident else None
-            if number is not None:
-                jobs.events["doubles"] += 1
-            elif jobs.is_full(job.uid, job.size):
-                self._refuse(request, job)
-                continue
-            else:
-                jobs.put(job)
-                number = job.id
-                if ident:
-                    known[ident] = new[ident] = number
-            if request is not None:
-                answers.append((request, b"+%d" % number))
-        return answers, new
-
-    def _refuse(self, request: Message | None, job: Job) -> None:
-        """Refuse a job for which there is no room."""
-        self.jobs.events["full"] += 1
-        limits = f"most={self.settings.most}, bytes={self.settings.most_bytes}"
-        why = f"no room for another job of this user ({limits}): start workers, drain the queue, or raise these"
-        if request is not None:
-            self._fail_put(request, why)
-        elif not self._has_dropped:
-            self._has_dropped = True
-            why = f"messages of {job.sender.decode()} are dropped: {why}"
-            self._log.warn("queue {name}: {why}", name=self.settings.name, why=why)
-
-    def _fail_put(self, request: Message, why: str) -> None:
-        with suppress(SbusError):  # not connected: its publisher has no answer, and the next ones are not to be lost
-            self._intake.fail(request, why)
-
-    def _write(self, changes: Changes, known: dict[Ident, int], missing: list[Job]) -> None:
-        self._store.write(changes, known, self._now())
-        payloads = self._store.payloads([job.id for job in missing])
-        for job in missing:
-            job.payload = payloads.get(job.id)
+    def _write(self, changes: Changes, missing: list[Job]) -> None:
+        self._store.write(changes, self._now())
+        for job in changes.new:
+            if job.ident:
+                del self._fresh[job.uid, job.ident]
+        if missing:
+            payloads = self._store.payloads([job.id for job in missing])
+            for job in missing:
+                job.payload = payloads.get(job.id)
 
     async def _call(self, do: Callable[[], T]) -> T:
         """Do something with the store: here and now."""
@@ -449,7 +419,7 @@ class QueueService(Service):
 
     async def _on_disk(self, do: Callable[[], T]) -> T:
         """Do something with the store, again and again while it refuses; publishers wait meanwhile."""
-        start, self._is_writing = self._reactor.seconds(), True
+        start = self._reactor.seconds()
         for attempt in count():
             try:
                 result = await self._call(do)
@@ -462,7 +432,7 @@ class QueueService(Service):
             if attempt % _SIP == _SIP - 1 and attempt < _MOST_ATTEMPTS:
                 self._read_publishers()
             await deferLater(self._reactor, _RETRY)
-        self._is_writing, self._patience = False, min(_MOST_PATIENCE, (self._reactor.seconds() - start) / 2)
+        self._patience = min(_MOST_PATIENCE, (self._reactor.seconds() - start) / 2)
         self._read_publishers()
         if self.problem:
             self._log.info("{path}: the disk takes jobs again", path=self._store.path)
@@ -477,34 +447,21 @@ class QueueService(Service):
         packets: list[bytes] = []
         lease = b"%.17g" % self.settings.lease
         handed.sort(key=attrgetter("holder"))  # a worker's jobs leave in one bundle
-        for job in handed:
-            if job.holder and job.payload is not None:  # else it was given back while the store was away
-                token, _, name = job.holder.partition(b" ")
-                round = self.jobs.workers[job.holder].round
-                text = build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
-                packets.append(build(MSG, b"%b%b%b" % (name, INBOX, token), text))
-                if len(packets[-1]) > self._floor.core.max_packet:
-                    packets.pop()
-                    self.jobs.nack(job, "poison", "it is too long for a packet to a worker", self._now())
-                    self.poke()
-            job.payload = None
+        for holder, jobs in groupby(handed, attrgetter("holder")):
+            if holder:  # else they were given back while the store was away
+                round, place = self.jobs.workers[holder].round, build(MSG, _inbox(holder), b"")
+                packets += [
+                    place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload or b"")
+                    for job in jobs
+                ]
         for job in died:
             self._log.warn("queue {name}: job {id} is dead: {why}", name=self.settings.name, id=job.id, why=job.reason)
             text = b"%d %d %b\0%b" % (job.id, job.tries, job.reason.encode(), job.payload or b"")
             with suppress(SbusError):  # too long with the reason: it is in the store
                 packets.append(self._floor.core.publish(self._key(b"dead/") + job.key, text))
-            job.payload = None
         if packets:
             with suppress(SbusError):  # not connected for long: workers announce themselves anew
                 self._floor.send(packets)
-
-    async def _settled(self) -> None:
-        """Wait until all changes so far are on the disk; at the stop, as long as it takes no retry."""
-        done: defer.Deferred[None] = defer.Deferred()
-        self._turn_waiters.append(done)
-        self.poke()
-        with suppress(defer.TimeoutError):
-            await done.addTimeout(_STOP_TIMEOUT, self._reactor)
 
     # --- operators ---------------------------------------------------------------------------
 
@@ -518,15 +475,14 @@ class QueueService(Service):
             asked: dict[str, Any] = json.loads(request.payload or b"{}")
             ids, limit = asked.get("ids"), min(int(asked.get("limit", _MOST_SHOWN)), _MOST_SHOWN)
             states = ("dead",) if asked.get("dead") or verb == b"retry" else ("waiting", "ready", "delayed")
-            found = [each for each in self.jobs.find_all(*states) if ids is None or each[0].id in ids]
+            found = [job for job in self.jobs.find_all(*states) if ids is None or job.id in ids]
         except (ValueError, OverflowError, TypeError, AttributeError):
             raise RequestFailed("give a JSON object with ids, dead and limit") from None
         if verb == b"peek":
-            await self._settled()
             return json.dumps(await self._shown(found[:limit]), ensure_ascii=False).encode()
         if verb not in (b"retry", b"drain"):
             raise RequestFailed("ask for ls, peek, retry or drain")
-        (self.jobs.retry if verb == b"retry" else self.jobs.drain)([job for job, _ in found])
+        (self.jobs.retry if verb == b"retry" else self.jobs.drain)(found)
         await self._settled()
         return b"%d" % len(found)
 
@@ -541,7 +497,7 @@ class QueueService(Service):
             "pattern": None if pattern is None else pattern.decode(errors="backslashreplace"),
             "jobs": jobs.counts(),
             "workers": workers,
-            "events": dict(jobs.events),
+            "events": dict(+jobs.events),  # those that have happened
             "problem": self.problem or None,
         }
 
@@ -552,19 +508,26 @@ class QueueService(Service):
         except (sqlite3.OperationalError, QueueError) as e:
             raise RequestFailed(f"{self._store.path}: cannot read: {e}") from None
 
-    async def _shown(self, jobs: list[tuple[Job, str]]) -> list[dict[str, object]]:
-        payloads = await self._look(lambda: self._store.payloads([job.id for job, _ in jobs]))
+    async def _shown(self, jobs: list[Job]) -> list[dict[str, object]]:
+        payloads = await self._look(lambda: self._store.payloads([job.id for job in jobs]))
+        payloads |= {job.id: job.payload for job in jobs if job.payload is not None}
         return [
             {
                 "id": job.id,
                 "key": job.key[:_SHOWN_BYTES].decode(errors="backslashreplace"),
-                "state": state,
+                "state": job.state,
                 "tries": job.tries,
                 "sender": job.sender.decode(),
                 "reason": job.reason or None,
                 "bytes": len(payloads[job.id]),
                 "payload": payloads[job.id][:_SHOWN_BYTES].decode(errors="backslashreplace"),
             }
-            for job, state in jobs
+            for job in jobs
             if job.id in payloads
         ]
+
+
+def _inbox(holder: bytes) -> bytes:
+    """Return the key of a worker's inbox."""
+    token, _, name = holder.partition(b" ")
+    return name + INBOX + token

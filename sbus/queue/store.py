@@ -10,25 +10,21 @@ and as many as there are slots: a new one takes the place of the oldest.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import Any
 
 from sbus.errors import QueueError
-from sbus.queue.jobs import ROW, Changes, Row
+from sbus.queue.jobs import Changes, Job
 
-__all__ = ["KNOWN_SECONDS", "Ident", "Store"]
+__all__ = ["KNOWN_SECONDS", "Store"]
 
-Ident: TypeAlias = tuple[int, bytes]
-"""A user, and the ID that this user has given a job, against doubles."""
 _APPLICATION = 0x53425553
-_VERSION = 2
+_VERSION = 3
 _SCHEMA = """
-CREATE TABLE job (
-    id INTEGER PRIMARY KEY, key BLOB NOT NULL, sender BLOB NOT NULL, uid INTEGER NOT NULL, size INTEGER NOT NULL,
-    due REAL NOT NULL, tries INTEGER NOT NULL, holder BLOB NOT NULL, reason TEXT NOT NULL, payload BLOB NOT NULL
-) STRICT;
+CREATE TABLE job (id INTEGER PRIMARY KEY, head BLOB NOT NULL, payload BLOB NOT NULL) STRICT;
 CREATE TABLE latest (job INTEGER NOT NULL) STRICT;
 INSERT INTO latest VALUES (0);
 CREATE TABLE known (
@@ -36,9 +32,6 @@ CREATE TABLE known (
     PRIMARY KEY (uid, slot), UNIQUE (uid, id)
 ) STRICT, WITHOUT ROWID;
 """
-_COLUMNS = ", ".join(ROW)
-_KEEP = f"""INSERT INTO job ({_COLUMNS}, payload) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE
-SET due=excluded.due, tries=excluded.tries, holder=excluded.holder, reason=excluded.reason"""
 KNOWN_SECONDS = 86_400.0
 """Seconds for which the ID of a publisher is kept."""
 _SLOTS = 1_000_000
@@ -85,9 +78,6 @@ class Store:
         run("COMMIT")
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=FULL")
-        problem = run("PRAGMA quick_check(1)").fetchone()[0]
-        if problem != "ok":
-            raise sqlite3.DatabaseError(problem.replace("\n", " "))
         newest = run("SELECT uid, slot, max(job) FROM known GROUP BY uid")
         self._slots: dict[int, int] = {uid: slot for uid, slot, _ in newest}
 
@@ -99,20 +89,28 @@ class Store:
             os.close(self._lock)
             self._lock = -1
 
-    def rows(self) -> list[Row]:
-        """Return all jobs, without their payloads."""
-        rows: list[Row] = self._db.execute(f"SELECT {_COLUMNS} FROM job ORDER BY id").fetchall()
-        return rows
+    def jobs(self) -> list[Job]:
+        """Return all jobs, without their payloads.
+
+        :raises QueueError: if the file is broken.
+        """
+        run = self._db.execute
+        try:
+            problem = run("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise sqlite3.DatabaseError(problem.replace("\n", " "))
+            return [Job.parse(*row) for row in run("SELECT id, head, length(payload) FROM job")]
+        except (sqlite3.Error, ValueError) as e:
+            raise QueueError(f"{self.path}: {_explain(self.path, e)}") from None
 
     def next_id(self) -> int:
         """Return a number that no job has had."""
         [(latest,)] = self._db.execute("SELECT job FROM latest")
         return int(latest) + 1
 
-    def write(self, changes: Changes, known: Mapping[Ident, int], now: float) -> None:
+    def write(self, changes: Changes, now: float) -> None:
         """Make changes durable.
 
-        :param known: IDs to remember, each with its job.
         :raises sqlite3.Error: if nothing was changed.
         """
         run, many, slots = self._db.execute, self._db.executemany, dict(self._slots)
@@ -123,12 +121,15 @@ class Store:
 
         run("BEGIN IMMEDIATE")
         try:
-            many(_KEEP, [(*row, payload) for row, payload in changes.kept])
-            run("UPDATE latest SET job=max(job, ?)", (max((row[0] for row, _ in changes.kept), default=0),))
+            if changes.new:
+                many("INSERT INTO job VALUES (?, ?, ?)", [(job.id, job.head(), job.payload) for job in changes.new])
+                run("UPDATE latest SET job=?", (changes.new[-1].id,))
+            many("UPDATE job SET head=? WHERE id=?", [(job.head(), job.id) for job in changes.changed])
             many("DELETE FROM job WHERE id=?", zip(changes.gone))
+            named = [job for job in changes.new if job.ident]
             many(
                 "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)",
-                [(uid, next_slot(uid), id, job, now + KNOWN_SECONDS) for (uid, id), job in known.items()],
+                [(job.uid, next_slot(job.uid), job.ident, job.id, now + KNOWN_SECONDS) for job in named],
             )
             run("COMMIT")
         except BaseException:
@@ -137,17 +138,19 @@ class Store:
             raise
         self._slots = slots
 
-    def find_known(self, idents: Iterable[Ident], now: float) -> dict[Ident, int]:
-        """Return the jobs of IDs that their users have used before."""
+    def find_known(self, uid: int, ident: bytes, now: float) -> int | None:
+        """Return the job that a user has put with an ID before."""
         find = "SELECT job FROM known WHERE uid=? AND id=? AND until>=?"
-        return {each: row[0] for each in idents for row in self._db.execute(find, (*each, now))}
+        row = self._db.execute(find, (uid, ident, now)).fetchone()
+        return None if row is None else int(row[0])
 
     def payloads(self, ids: Iterable[int]) -> dict[int, bytes]:
         """Return the payloads of jobs, as far as they are here."""
-        return {id: row[0] for id in ids for row in self._db.execute("SELECT payload FROM job WHERE id=?", (id,))}
+        find = "SELECT id, payload FROM job WHERE id IN (SELECT value FROM json_each(?))"
+        return dict(self._db.execute(find, (json.dumps(list(ids)),)))
 
 
-def _explain(path: str, error: OSError | sqlite3.Error) -> str:
+def _explain(path: str, error: Exception) -> str:
     """Return why a store cannot be opened, and the remedy."""
     if isinstance(error, BlockingIOError):
         return "another service has this store open: stop it, or name another file with store="

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sbus.queue.jobs import MOST_DELIVERIES, STATES, Changes, Job, JobQueue, Row, Settings
+from sbus.queue.jobs import MOST_DELIVERIES, STATES, Changes, Job, JobQueue, Settings
 from tests.support.examples import examples
 
 
@@ -23,15 +23,9 @@ def queue_with(worker_credit: int = 10, **chosen: Any) -> JobQueue:
 
 def put(queue: JobQueue, key: bytes, payload: bytes, uid: int = -1, due: float = 0.0) -> Job:
     """Put a job into a queue."""
-    job = Job(0, key, b"0 -", uid, len(payload), due, payload=payload)
+    job = Job(0, key, b"0 -", uid, len(payload), payload, due)
     queue.put(job)
     return job
-
-
-def state_of(queue: JobQueue, job: Job) -> str:
-    """The state of a job."""
-    [state] = [state for found, state in queue.find_all(*STATES) if found is job]
-    return state
 
 
 def ids(handed: list[Job]) -> list[int]:
@@ -45,7 +39,7 @@ def test_credit_bounds_what_a_worker_has() -> None:
         put(queue, b"k", b"")
     first = queue.advance(0.0)
     assert ids(first) == [1, 2]
-    queue.ack(first[1])
+    queue.ack([first[1]])
     assert ids(queue.advance(0.0)) == [3]
 
 
@@ -58,7 +52,7 @@ def test_the_least_busy_worker_gets_the_next_job() -> None:
         put(queue, b"k", b"")
     for job in queue.advance(0.0):
         if job.holder == b"b":
-            queue.ack(job)
+            queue.ack([job])
     for _ in range(2):
         put(queue, b"k", b"")
     assert [job.holder for job in queue.advance(0.0)] == [b"b", b"b"]
@@ -86,7 +80,7 @@ def test_a_user_whose_jobs_kill_workers_takes_turns_too() -> None:
     for _ in range(4):
         [job] = queue.advance(200.0)
         served.append(job.uid)
-        queue.ack(job)
+        queue.ack([job])
     assert served in ([1, 2, 1, 2], [2, 1, 2, 1])
 
 
@@ -112,7 +106,7 @@ def test_a_job_may_fail_for_days() -> None:
         [job] = queue.advance(now)
         queue.nack(job, "failed", "", now)
         now += 300.0
-    assert state_of(queue, job) == "delayed"
+    assert job.state == "delayed"
 
 
 def test_a_job_dies_after_its_deliveries() -> None:
@@ -122,7 +116,7 @@ def test_a_job_dies_after_its_deliveries() -> None:
     for now in (0.0, 1.0):
         assert ids(queue.advance(now)) == [1]
         queue.nack(job, "failed", f"at {now}", now)
-    assert (state_of(queue, job), job.reason, queue.died) == ("dead", "failed: at 1.0", [job])
+    assert (job.state, job.reason, queue.died) == ("dead", "failed: at 1.0", [job])
     queue.retry([job])
     assert (ids(queue.advance(2.0)), job.tries) == ([1], 1)
 
@@ -136,7 +130,7 @@ def test_released_jobs_do_not_count_and_poison_is_final() -> None:
         queue.nack(job, "released", "", 0.0)
     assert ids(queue.advance(0.0)) == [1]
     queue.nack(job, "poison", "no image", 0.0)
-    assert (state_of(queue, job), job.reason) == ("dead", "poison: no image")
+    assert (job.state, job.reason) == ("dead", "poison: no image")
 
 
 def test_a_lease_ends_unless_it_is_renewed() -> None:
@@ -147,10 +141,10 @@ def test_a_lease_ends_unless_it_is_renewed() -> None:
     queue.renew(job, 20.0)
     assert queue.advance(49.0) == []
     assert queue.advance(50.0) == []
-    assert queue.find(b"w", 1, 1) is None
+    assert not queue.held(b"w", [(1, 1)])
     assert ids(queue.advance(50.0)) == [1]
-    assert queue.find(b"w", 1, 2) is job
-    assert queue.find(b"another", 1, 2) is None
+    assert queue.held(b"w", [(1, 2)]) == [job]
+    assert not queue.held(b"another", [(1, 2)])
 
 
 def test_a_worker_that_says_nothing_gets_nothing_more() -> None:
@@ -163,7 +157,7 @@ def test_a_worker_that_says_nothing_gets_nothing_more() -> None:
     assert [(d.holder, d.tries) for d in queue.advance(31.0)] == [(b"other", 2)]
     put(queue, b"k", b"")
     assert queue.advance(32.0) == []
-    assert queue.find(b"w", 1, 1) is None
+    assert not queue.held(b"w", [(1, 1)])
     assert [d.holder for d in queue.advance(33.0)] == [b"w"]
 
 
@@ -181,7 +175,7 @@ def test_the_third_delivery_goes_alone() -> None:
     first = queue.advance(0.0)
     assert ids(first) == [1]
     assert queue.advance(0.0) == []
-    queue.ack(first[0])
+    queue.ack([first[0]])
     assert ids(queue.advance(0.0)) == [2, 3, 4, 5]
 
 
@@ -195,11 +189,11 @@ def test_a_busy_worker_is_kept_free_for_a_job_that_goes_alone() -> None:
     for _ in range(3):
         put(queue, b"good", b"")
     first, second = queue.advance(2.0)
-    queue.ack(first)
+    queue.ack([first])
     assert queue.advance(3.0) == []
-    queue.ack(second)
+    queue.ack([second])
     assert ids(queue.advance(3.0)) == [bad.id]
-    queue.ack(bad)
+    queue.ack([bad])
     assert ids(queue.advance(3.0)) == [4]
 
 
@@ -211,15 +205,6 @@ def test_a_new_round_takes_back_what_the_worker_lacks() -> None:
     queue.advance(0.0)
     queue.ready(b"w", 0, 2, 2, {1: 1})
     assert [(d.id, d.tries) for d in queue.advance(0.0)] == [(2, 1)]
-
-
-def test_payloads_are_the_stores() -> None:
-    """A payload stays in memory only if its job goes out at once, so what waits takes no memory for it."""
-    queue = queue_with(1)
-    jobs = [put(queue, b"k", b"x") for _ in range(2)]
-    queue.advance(0.0)
-    assert [payload for _, payload in queue.take_changes().kept] == [b"x", b"x"]
-    assert [job.payload for job in jobs] == [b"x", None]
 
 
 def test_much_credit_takes_several_turns() -> None:
@@ -240,9 +225,9 @@ def test_a_worker_has_a_bounded_number_of_bytes() -> None:
         put(queue, b"k", bytes(10_000))
     first = queue.advance(0.0)
     assert ids(first) == [1]
-    queue.ack(first[0])
+    queue.ack([first[0]])
     [second] = queue.advance(0.0)
-    queue.ack(second)
+    queue.ack([second])
     assert len(queue.advance(0.0)) == math.ceil((1 << 20) / 10_000)
     assert queue.advance(0.0) == []
 
@@ -268,15 +253,15 @@ def test_one_user_does_not_take_all_places_of_workers() -> None:
 
 
 def test_a_user_has_bounded_jobs_and_bytes() -> None:
-    """A user at a limit is full, another one is not; what is done makes room."""
+    """A user at a limit has no room, another one has; what is done makes room."""
     queue = queue_with(10, most=2, most_bytes=10)
-    put(queue, b"k", bytes(8), uid=1)
-    assert (queue.is_full(1, 2), queue.is_full(1, 3), queue.is_full(2, 3)) == (False, True, False)
-    put(queue, b"k", b"", uid=1)
-    assert queue.is_full(1, 0)
-    for job in queue.advance(0.0):
-        queue.ack(job)
-    assert not queue.is_full(1, 10)
+
+    def has_room(uid: int, size: int) -> bool:
+        return queue.put(Job(0, b"", b"0 -", uid, size, bytes(size)))
+
+    assert [has_room(1, 8), has_room(1, 3), has_room(2, 3), has_room(1, 2), has_room(1, 0)] == [1, 0, 1, 1, 0]
+    queue.ack(queue.advance(0.0))
+    assert has_room(1, 10)
 
 
 KEYS = [b"a", b"b"]
@@ -296,7 +281,7 @@ class Machine(RuleBasedStateMachine):
         self.chosen = Settings(lease=30.0, deliveries=deliveries, is_ordered=ordered)
         self.queue = JobQueue(self.chosen)
         self.now = 1000.0
-        self.disk: dict[int, Row] = {}
+        self.disk: dict[int, bytes] = {}
         self.next_id = 1
         self.hold: dict[bytes, dict[int, int]] = {}
         self.credit: dict[bytes, int] = {}
@@ -309,8 +294,8 @@ class Machine(RuleBasedStateMachine):
 
     def save(self) -> Changes:
         changes = self.queue.take_changes()
-        for row, _ in changes.kept:
-            self.disk[row[0]] = row
+        for job in (*changes.new, *changes.changed):
+            self.disk[job.id] = job.head()
         for id in changes.gone:
             self.disk.pop(id, None)
         return changes
@@ -332,7 +317,7 @@ class Machine(RuleBasedStateMachine):
             held[token] += 1
             assert job.due <= self.now
             if self.chosen.is_ordered and job.id in self.prompt and job.id not in self.begun:
-                earlier = {id for id in self.prompt & self.open if id < job.id and self.disk[id][1] == job.key}
+                earlier = {id for id in self.prompt & self.open if id < job.id and self.queue.jobs[id].key == job.key}
                 assert all(self.queue.jobs[id].reason for id in earlier)
             self.begun.add(job.id)
             self.hold[token][job.id] = job.tries
@@ -347,7 +332,7 @@ class Machine(RuleBasedStateMachine):
         return job is not None and (job.holder, job.tries) == (token, delivery[1])
 
     def queue_ready(self, uid: int) -> int:
-        return sum(job.uid == uid and job.tries < 2 for job, _ in self.queue.find_all("ready"))
+        return sum(job.uid == uid and job.tries < 2 for job in self.queue.find_all("ready"))
 
     @rule(key=st.sampled_from(KEYS), uid=st.sampled_from([1, 2]), delay=st.sampled_from([0.0, 0.0, 5.0]))
     def put(self, key: bytes, uid: int, delay: float) -> None:
@@ -378,16 +363,17 @@ class Machine(RuleBasedStateMachine):
         token = data.draw(st.sampled_from(sorted(token for token in self.hold if self.hold[token])))
         id = data.draw(st.sampled_from(sorted(self.hold[token])))
         tries = self.hold[token][id]
-        job = self.queue.find(token, id, tries)
-        if job is None:  # the lease had run out
+        held = self.queue.held(token, [(id, tries)])
+        if not held:  # the lease had run out
             del self.hold[token][id]
             return
+        [job] = held
         if what == "renew":
             self.queue.renew(job, self.now)
             return
         del self.hold[token][id]
         if what == "ack":
-            self.queue.ack(job)
+            self.queue.ack([job])
             self.open.remove(id)
             return
         self.queue.nack(job, what, "why", self.now)
@@ -403,14 +389,14 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.queue.find_all("dead"))
     @rule()
     def retry(self) -> None:
-        for job, _ in self.queue.find_all("dead"):
+        for job in self.queue.find_all("dead"):
             self.queue.retry([job])
             self.prompt.discard(job.id)
 
     @precondition(lambda self: self.queue.find_all("ready", "waiting", "delayed"))
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
-        found = [job for job, _ in self.queue.find_all("ready", "waiting", "delayed")]
+        found = self.queue.find_all("ready", "waiting", "delayed")
         chosen = data.draw(st.lists(st.sampled_from(found), min_size=1, max_size=2, unique_by=lambda job: job.id))
         self.queue.drain(chosen)
         self.open -= {job.id for job in chosen}
@@ -419,7 +405,8 @@ class Machine(RuleBasedStateMachine):
     def restart(self) -> None:
         """Start the service again: from the disk, with the same workers, some of which have died meanwhile."""
         self.save()
-        self.queue = JobQueue(self.chosen, self.disk.values(), self.next_id, self.now)
+        stored = [Job.parse(id, head, 0) for id, head in self.disk.items()]
+        self.queue = JobQueue(self.chosen, stored, self.next_id, self.now)
         for token in list(self.hold):
             self.announce(token, self.credit[token])
         assert not any(self.save())
@@ -432,16 +419,15 @@ class Machine(RuleBasedStateMachine):
             return
         queue = self.queue
         assert set(queue.jobs) == self.open
-        assert queue.owned.total() == len(self.open)
         found = queue.find_all(*STATES)
-        assert [job.id for job, _ in found] == sorted(self.open)
-        states = [state for _, state in found]
+        assert [job.id for job in found] == sorted(self.open)
+        states = [job.state for job in found]
         assert queue.counts() == {state: states.count(state) for state in STATES}
-        for job, state in found:
-            self.check(job, state)
+        for job in found:
+            self.check(job)
 
-    def check(self, job: Job, state: str) -> None:
-        queue = self.queue
+    def check(self, job: Job) -> None:
+        queue, state = self.queue, job.state
         holders = [worker for worker in queue.workers.values() if job.id in worker.jobs]
         assert len(holders) == (state == "out")
         assert bool(job.reason) == (state == "dead")
@@ -452,7 +438,7 @@ class Machine(RuleBasedStateMachine):
             if job.tries >= 3:
                 assert len(holders[0].jobs) == 1
         if self.chosen.is_ordered and state == "out":
-            under_way = [other for other, _ in queue.find_all("out") if other.key == job.key]
+            under_way = [other for other in queue.find_all("out") if other.key == job.key]
             assert under_way == [job]
         if state == "waiting":
             assert self.chosen.is_ordered
@@ -465,9 +451,9 @@ class Machine(RuleBasedStateMachine):
             self.die_now(token)
         self.announce(b"9", 2)
         for _ in range(20 * len(self.open) + 20):
-            for job, _ in self.queue.find_all("out"):
-                self.queue.ack(job)
-                self.open.discard(job.id)
+            out = self.queue.find_all("out")
+            self.queue.ack(out)
+            self.open -= {job.id for job in out}
             self.now += 31.0
             self.queue.advance(self.now)
         assert all(job.reason for job in self.queue.jobs.values())

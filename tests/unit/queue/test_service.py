@@ -88,7 +88,7 @@ class Served:
 
     def count(self, changes: Changes, *args: Any) -> None:
         self.clock.rightNow += self.seconds
-        self.writes.append((len(changes.kept), len(changes.gone)))
+        self.writes.append((len(changes.new) + len(changes.changed), len(changes.gone)))
         self._write(changes, *args)
 
     def put(self, count: int) -> None:
@@ -176,7 +176,7 @@ def test_publishers_wait_although_an_operator_looks(served: Served) -> None:
     served.clock.advance(1)
     served.put(1)
     shown: Any = Deferred.fromCoroutine(served.service._shown(served.service.jobs.find_all("ready"))).result
-    assert [each["id"] for each in shown] == [1]
+    assert [each["id"] for each in shown] == [1, 2, 3]
     assert (served.bus.is_read, served.service.problem) == (False, "full")
 
 
@@ -197,14 +197,14 @@ def test_a_job_that_came_back_meanwhile_is_not_sent(served: Served) -> None:
     assert served.service.jobs.counts()["ready"] == 1
 
 
-def test_keys_count_as_much_as_payloads(served: Served) -> None:
+def test_keys_count_as_much_as_payloads(tmp_path: Path) -> None:
     """Long keys fill a user's bytes, and those of a worker, as payloads do; operators see the payload's length."""
-    served.service._put(b"", [Sent(b"k" * 1000, b"a job")])
-    served.clock.advance(0)
-    jobs = served.service.jobs
-    assert list(jobs.owned_bytes.values()) == [1005]
-    shown: Any = Deferred.fromCoroutine(served.service._shown(jobs.find_all("ready"))).result
-    assert [(each["bytes"], len(each["key"])) for each in shown] == [(5, 200)]
+    with closing(Served(tmp_path / "store", most_bytes=1005)) as served:
+        served.service._put(b"", [Sent(b"k" * 1000, b"a job"), Sent(b"k", b"")])
+        served.clock.advance(0)
+        jobs = served.service.jobs.find_all("ready")
+        shown: Any = Deferred.fromCoroutine(served.service._shown(jobs)).result
+        assert [(each["bytes"], len(each["key"])) for each in shown] == [(5, 200)]
 
 
 def test_a_reason_has_a_bounded_length(served: Served) -> None:
@@ -213,7 +213,7 @@ def test_a_reason_has_a_bounded_length(served: Served) -> None:
     served.put(1)
     served.clock.advance(0)
     served.say(b"nack", b"1 1 poison " + b"x" * 50_000)
-    [(job, _)] = served.service.jobs.find_all("dead")
+    [job] = served.service.jobs.find_all("dead")
     assert len(job.reason) == len("poison: ") + LONGEST_WHY
 
 

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sbus.errors import QueueError
-from sbus.queue.jobs import Changes, Row
+from sbus.queue.jobs import Changes, Job
 from sbus.queue.store import Store
 from tests.support.disks import filled, mounted
 
-NOTHING = Changes([], [])
 
-
-def row(id: int, due: float = 0.0, tries: int = 0, holder: bytes = b"", reason: str = "") -> Row:
-    return id, b"k", b"3 !/cred/1/2/3", 2, 3, due, tries, holder, reason
+def job(id: int, payload: bytes = b"", uid: int = 2, ident: bytes = b"", **known: Any) -> Job:
+    return Job(id, b"k", b"3 !/cred/1/2/3", uid, 1 + len(payload), payload, ident=ident, **known)
 
 
 def new(*jobs: tuple[int, bytes]) -> Changes:
     """New jobs, each with its payload."""
-    return Changes([(row(id), payload) for id, payload in jobs], [])
+    return Changes([job(id, payload) for id, payload in jobs], [], [])
+
+
+def named(*idents: tuple[int, bytes, int]) -> Changes:
+    """New jobs with IDs: of each, the user, the ID and the number."""
+    return Changes([job(id, b"", uid, ident) for uid, ident, id in idents], [], [])
+
+
+def known(store: Store, idents: Iterable[tuple[int, bytes]], now: float) -> dict[tuple[int, bytes], int]:
+    """The jobs of those IDs that the store knows."""
+    return {each: id for each in idents if (id := store.find_known(*each, now)) is not None}
 
 
 @pytest.fixture
@@ -42,36 +51,38 @@ def again(store: Store) -> Store:
 
 def test_changes_last(store: Store) -> None:
     """New, changed and deleted jobs are there after the next start, and no number is used twice."""
-    store.write(new((7, b"one"), (8, b"two")), {}, 0.0)
-    changed = row(7, 1.5, 1, b"w", "why")
-    store.write(Changes([(changed, b"")], [8]), {}, 0.0)
+    store.write(new((7, b"one"), (8, b"two")), 0.0)
+    changed = job(7, b"one", due=1.5, tries=1, holder=b"w", reason="why")
+    store.write(Changes([], [changed], [8]), 0.0)
     store = again(store)
-    assert (store.rows(), store.next_id()) == ([changed], 9)
+    [found] = store.jobs()
+    changed.payload = None
+    assert (asdict(found), store.next_id()) == (asdict(changed), 9)
     assert store.payloads([7, 8]) == {7: b"one"}
     store.close()
 
 
 def test_ids_are_known_for_a_day(store: Store) -> None:
     """An ID is its user's, and known, over restarts, until a day has passed; then it can be used again."""
-    store.write(NOTHING, {(1, b"a"): 1, (1, b"b"): 2, (2, b"a"): 3}, 0.0)
+    store.write(named((1, b"a", 1), (1, b"b", 2), (2, b"a", 3)), 0.0)
     store = again(store)
     idents = [(1, b"a"), (1, b"b"), (2, b"a"), (2, b"b")]
-    assert store.find_known(idents, 86_399.0) == {(1, b"a"): 1, (1, b"b"): 2, (2, b"a"): 3}
-    assert store.find_known(idents, 86_401.0) == {}
-    store.write(NOTHING, {(1, b"a"): 4}, 86_401.0)
-    assert store.find_known(idents, 86_402.0) == {(1, b"a"): 4}
+    assert known(store, idents, 86_399.0) == {(1, b"a"): 1, (1, b"b"): 2, (2, b"a"): 3}
+    assert known(store, idents, 86_401.0) == {}
+    store.write(named((1, b"a", 4)), 86_401.0)
+    assert known(store, idents, 86_402.0) == {(1, b"a"): 4}
     store.close()
 
 
 def test_ids_of_a_user_are_bounded(tmp_path: Path) -> None:
     """A new ID takes the place of the user's oldest one, over restarts, and of no other user's."""
     store = Store(str(tmp_path / "store"), slots=3)
-    store.write(NOTHING, {(2, b"x"): 1}, 0.0)
-    for job in range(2, 7):
-        store.write(NOTHING, {(1, b"%d" % job): job}, 0.0)
+    store.write(named((2, b"x", 1)), 0.0)
+    for number in range(2, 7):
+        store.write(named((1, b"%d" % number, number)), 0.0)
         store.close()
         store = Store(store.path, slots=3)
-    assert list(store.find_known([(2, b"x"), *((1, b"%d" % job) for job in range(2, 7))], 1.0).values()) == [1, 4, 5, 6]
+    assert list(known(store, [(2, b"x"), *((1, b"%d" % n) for n in range(2, 7))], 1.0).values()) == [1, 4, 5, 6]
     store.close()
 
 
@@ -112,37 +123,36 @@ def test_a_broken_store(tmp_path: Path) -> None:
     """A store whose pages are overwritten is refused; the text says how to save what can be read."""
     path = tmp_path / "store"
     store = Store(str(path))
-    store.write(new(*((n, bytes(3000)) for n in range(1, 200))), {}, 0.0)
+    store.write(new(*((n, bytes(3000)) for n in range(1, 200))), 0.0)
     store.close()
     content = bytearray(path.read_bytes())
     content[8192:300_000] = bytes(300_000 - 8192)
     path.write_bytes(content)
     with pytest.raises(QueueError, match=r"the store is broken: .* \.recover"):
-        Store(str(path))
+        Store(str(path)).jobs()
 
 
 def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     """A transaction that does not fit changes nothing, and succeeds when there is room."""
     with mounted(tmp_path / "disk", "2m") as disk:
         store = Store(str(disk / "store"))
-        store.write(new((7, b"kept")), {}, 0.0)
-        large = Changes(new((9, bytes(500_000))).kept, [7])
+        store.write(new((7, b"kept")), 0.0)
+        large = Changes(new((9, bytes(500_000))).new, [], [7])
         with filled(disk), pytest.raises(sqlite3.OperationalError, match="full"):
-            store.write(large, {}, 0.0)
+            store.write(large, 0.0)
         assert store.payloads([7, 9]) == {7: b"kept"}
-        store.write(large, {}, 0.0)
+        store.write(large, 0.0)
         store = again(store)
-        assert [each[0] for each in store.rows()] == [9]
+        assert [each.id for each in store.jobs()] == [9]
         store.close()
 
 
 def test_a_transaction_that_fails_uses_up_no_slots(tmp_path: Path) -> None:
     """While the disk refuses, a write that is repeated does not make older IDs forgotten."""
     with closing(Store(str(tmp_path / "store"), slots=3)) as store:
-        store.write(NOTHING, {(1, b"a"): 1, (1, b"b"): 2}, 0.0)
-        none: Any = None
+        store.write(named((1, b"a", 1), (1, b"b", 2)), 0.0)
         with pytest.raises(sqlite3.IntegrityError):
-            store.write(NOTHING, {(1, b"c"): none}, 0.0)
-        store.write(NOTHING, {(1, b"c"): 3}, 0.0)
+            store.write(named((1, b"c", 1)), 0.0)
+        store.write(named((1, b"c", 3)), 0.0)
         idents = [(1, id) for id in (b"a", b"b", b"c")]
-        assert list(store.find_known(idents, 0.0).values()) == [1, 2, 3]
+        assert list(known(store, idents, 0.0).values()) == [1, 2, 3]
