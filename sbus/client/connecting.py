@@ -36,15 +36,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sbus.client import lookup
-from sbus.errors import AddressError, ConnectError
+from sbus.errors import AddressError, ConnectError, UsageError
 from sbus.syscalls import addresses
 from sbus.syscalls.sockets import grow_send_buffer
 
 __all__ = [
     "BACKLOG_RETRY",
     "SERVER_CLOSED",
+    "SOCKET_OPTION",
     "Backoff",
     "backlog_full",
+    "check_address",
     "connect_blocking",
     "connect_once",
     "describe_connect_error",
@@ -55,6 +57,14 @@ __all__ = [
 
 SERVER_CLOSED = "the server closed the connection"
 
+SOCKET_OPTION: list[object] = [
+    "socket",
+    "s",
+    None,
+    "Address of the bus: a path, @NAME or /dev/unix/abstract/HEX [default: $SBUS_SOCKET, else "
+    "$XDG_RUNTIME_DIR/sbus.sock if it exists, else /run/sbus.sock]",
+]
+"""The option of ``twistd`` for the bus of a service (`twisted.python.usage`)."""
 BACKLOG_RETRY = 0.01
 """Seconds between attempts to connect to a server whose backlog is full."""
 
@@ -73,6 +83,16 @@ def find_address(address: str | os.PathLike[str] | None = None, environ: Mapping
     if address:
         return os.fsdecode(address)
     return lookup.find_default(environ)
+
+
+def check_address(address: str, option: str = "--socket") -> str:
+    """Return an address of a command line.
+
+    :raises sbus.errors.UsageError: if a client cannot connect to it.
+    """
+    if not addresses.parse(address).name:
+        raise UsageError(f"{option}={address}: a client cannot connect to this address: give a path or @NAME")
+    return address
 
 
 def _others_missing(address: str) -> str:

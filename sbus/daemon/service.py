@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 from twisted.application import service
 from twisted.application.service import IServiceCollection
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 
-__all__ = ["MultiService", "Service"]
+from sbus.errors import SbusError
+
+__all__ = ["MultiService", "ProcessServices", "Service"]
 
 if TYPE_CHECKING:
 
@@ -42,3 +45,27 @@ if TYPE_CHECKING:
 else:
     Service = service.Service
     MultiService = service.MultiService
+
+
+class ProcessServices(MultiService):
+    """All services of a process; one that cannot start ends it with one line.
+
+    :param command: the service's name on the command line of ``twistd``.
+    """
+
+    _log = Logger(namespace="sbus.daemon")
+
+    def __init__(self, command: str) -> None:
+        super().__init__()
+        self._command = command
+
+    def startService(self) -> None:
+        """Start all services.
+
+        :raises SystemExit: with the reason, if one cannot start.
+        """
+        try:
+            super().startService()
+        except SbusError as error:
+            self._log.critical("{error}", error=error)  # the standard error of a daemon goes nowhere
+            raise SystemExit(f"{self._command}: {error}") from None

@@ -8,7 +8,7 @@ import signal
 from twisted.application.service import IService
 from twisted.python import usage
 
-from sbus.client.connecting import find_address
+from sbus.client.connecting import check_address, find_address
 from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, size
 from sbus.daemon.process import Process
@@ -19,7 +19,6 @@ from sbus.errors import UsageError
 from sbus.link.interest import Interest
 from sbus.link.service import LinkService
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
-from sbus.syscalls.addresses import parse
 
 __all__ = ["Options", "makeService"]
 
@@ -84,10 +83,7 @@ class Options(CommandLine):
             raise UsageError("no master: give its address with --upstream=ADDRESS")
         self["socket"] = find_address(self["socket"])
         for option in ("socket", "upstream"):
-            if not parse(self[option]).name:
-                raise UsageError(
-                    f"--{option}={self[option]}: a client cannot connect to this address: give a path or @NAME"
-                )
+            check_address(self[option], f"--{option}")
         for option in ("upstream-out", "upstream-in"):
             try:
                 Interest(self[option])

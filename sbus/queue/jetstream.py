@@ -344,7 +344,7 @@ class _Jobs(JobQueue):
     def renewed(self, job: Job) -> None:
         """Take a job of the stream; what was known of it is out of date."""
         self.forget([known for known in [self.jobs.get(job.id)] if known is not None])
-        self.add(job, 0.0)
+        self.add(job)
 
     def forget(self, jobs: list[Job]) -> None:
         """Forget jobs, and leave their messages alone."""
@@ -379,11 +379,13 @@ class JetQueueService(QueueService):
         self._puts: list[tuple[Message | None, Job]] = []
         self._store = self.open_store(self.settings)
         self._store.on_arrival = lambda: self._reactor.callFromThread(self.poke)
-        self._longest = min(self._longest, self._store.max_payload - HEAD_ROOM)
         self.jobs = _Jobs(self.settings, self._store.jobs())
 
     async def _call(self, do: Callable[[], T]) -> T:
         return await deferToThread(do)
+
+    def _longest(self) -> int:
+        return min(super()._longest(), self._store.max_payload - HEAD_ROOM)
 
     def _admit(self, request: Message | None, job: Job) -> None:
         self._puts.append((request, job))
@@ -403,7 +405,7 @@ class JetQueueService(QueueService):
         for index, (request, job) in enumerate(puts):
             number, is_double = numbers[index]
             if not number:
-                self._refuse_full(request, job)
+                self._refuse(request, job, self._full)
                 continue
             self.jobs.events["doubles" if is_double else "put"] += 1
             if request is not None:

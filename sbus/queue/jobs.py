@@ -23,7 +23,7 @@ that no other job is charged with the same death. If no worker is idle, the leas
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
@@ -197,7 +197,7 @@ class JobQueue:
         self._new: dict[int, Job] = {}
         self._changed: dict[int, Job] = {}
         self._gone: list[int] = []
-        self._users: dict[int, User] = {}
+        self._users: defaultdict[int, User] = defaultdict(User)
         self._turns: deque[User] = deque()  # those that have jobs in their heaps
         self._lines: dict[bytes, deque[Job]] = {}  # of each key, the first one is under way
         self._delayed: list[tuple[float, int]] = []
@@ -207,10 +207,10 @@ class JobQueue:
         for job in sorted(jobs, key=lambda job: (not job.holder, not job.tries, job.id)):
             self.add(job, now)
 
-    def add(self, job: Job, now: float) -> None:
+    def add(self, job: Job, now: float = 0.0) -> None:
         """Add a job of the store."""
         self.jobs[job.id] = job
-        user = self._users.setdefault(job.uid, User())
+        user = self._users[job.uid]
         user.jobs += 1
         user.size += job.size
         if job.holder:
@@ -224,17 +224,13 @@ class JobQueue:
 
     def put(self, job: Job) -> bool:
         """Number a new job, and add it; return whether there is room for it."""
-        user = self._users.get(job.uid)
-        if user is None:
-            user = self._users[job.uid] = User()
+        user = self._users[job.uid]
         if user.jobs >= self.settings.most or user.size + job.size > self.settings.most_bytes:
             return False
-        user.jobs += 1
-        user.size += job.size
         job.id = self._next_id
         self._next_id += 1
-        self.jobs[job.id] = self._new[job.id] = job
-        self._place(job)
+        self._new[job.id] = job
+        self.add(job)
         return True
 
     # --- workers -----------------------------------------------------------------------------

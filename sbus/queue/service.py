@@ -55,6 +55,8 @@ _SERVED_TIMEOUT = 0.5
 """Seconds in which another service of the queue would answer; a monitor of its key makes a start wait for them."""
 _STOP_TIMEOUT = 5.0
 """Seconds in which a service that stops takes what the bus has queued for it."""
+_SHORT_QUEUE, _SMALL_JOB = 10_000, 1000
+"""While there are fewer jobs, the payloads of small ones stay in memory, too, until they go out."""
 _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""
@@ -91,10 +93,11 @@ class QueueService(Service):
         self._address = address
         self.settings = settings
         self._fail = fail
-        self._longest = max_packet - HEAD_ROOM
         self._epoch = time.time() - reactor.seconds()
         self.jobs = JobQueue(settings)
         self.problem = ""
+        limits = f"most={settings.most}, bytes={settings.most_bytes}"
+        self._full = f"no room for another job of this user ({limits}): start workers, drain the queue, or raise these"
         self._answers: list[tuple[Message, bytes]] = []  # for when all is on the disk
         self._fresh: dict[tuple[int, bytes], int] = {}  # IDs against doubles that are not on the disk
         self._jobs_in: list[Subscription] = []
@@ -122,13 +125,9 @@ class QueueService(Service):
     def startService(self) -> None:
         """Open the store, and connect to the bus.
 
-        :raises SystemExit: with one line, if the store cannot be used.
+        :raises sbus.errors.QueueError: if the store cannot be used.
         """
-        try:
-            self._load()
-        except SbusError as error:
-            self._log.critical("{error}", error=error)  # a daemon's standard error goes nowhere
-            raise SystemExit(f"sbus-queue: {error}") from None
+        self._load()
         super().startService()
         self._log.info("queue {name}: connecting to {bus}", name=self.settings.name, bus=self._address)
         self._services[0].startService()
@@ -176,28 +175,16 @@ class QueueService(Service):
             self._jobs_in.append(_Inflow(bus, self.settings.pattern, partial(self._put, b"")))
         await bus.fence()
 
-    async def _is_served(self, bus: Bus) -> bool:
-        """Return whether another service has this queue: workers could not tell its jobs from those of this one.
-
-        This one answers already, so of two that start at once none misses the other.
-        """
-        try:
-            await bus.request(self._key(b"admin/ls"), b"", _SERVED_TIMEOUT)
-        except (NobodyListens, NotAllowed, TimedOut):
-            return False
-        return True
-
     async def _set_up_floor(self, bus: Bus) -> None:
         self._floor = bus
         bus.echo(False)
         bus.flood_control(hard="block")
         for key in (self._key(b"admin/*"), ALL_QUEUES):
-            bus.respond(key, self._asked)
-        if await self._is_served(bus):
-            self._log.critical(
-                "another service on this bus has the queue {name}: stop it, or give this queue another name",
-                name=self.settings.name,
-            )
+            bus.respond(key, self._asked)  # already: of two services that start at once, none misses the other
+        with suppress(NobodyListens, NotAllowed, TimedOut):
+            await bus.request(self._key(b"admin/ls"), b"", _SERVED_TIMEOUT)
+            why = "another service on this bus has the queue {name}: stop it, or give this queue another name"
+            self._log.critical(why, name=self.settings.name)  # workers could not tell the jobs of the two apart
             self._fail()
             return
         intake = self._services[1]
@@ -225,7 +212,7 @@ class QueueService(Service):
 
     def _put(self, prefix: bytes, messages: list[Message]) -> None:
         """Take new jobs: messages, or, with a prefix in front of their keys, requests."""
-        sender = messages[0].sender  # all have the same one
+        sender, longest = messages[0].sender, self._longest()  # all have the same one
         name, uid = b"0 -", -1
         if sender is not None and sender.uid is not None:
             name, uid = b"%d %b" % (sender.number, str(sender).encode()), sender.uid
@@ -239,13 +226,17 @@ class QueueService(Service):
                     self._fail_put(message, str(e))
                     continue
             job = Job(0, key, name, uid, len(key) + len(payload), payload, due, ident=ident)
-            if job.size > self._longest:
-                self._refuse(request, job, f"longer than {self._longest:,} bytes, with its key: send a path instead")
+            if job.size > longest:
+                self._refuse(request, job, f"a job has at most {longest:,} bytes with its key: put it into a file")
             else:
                 self._admit(request, job)
         if self._turns.locked:  # the disk refuses
             self._intake.pause_for(self._jobs_in[0])
         self._came(len(messages))
+
+    def _longest(self) -> int:
+        """Return the most bytes of a job, with its key, that fit a packet to a worker."""
+        return self._floor.core.max_packet - HEAD_ROOM
 
     def _admit(self, request: Message | None, job: Job) -> None:
         """Take a new job; a request is answered once the job is on the disk."""
@@ -260,20 +251,12 @@ class QueueService(Service):
         if known:
             jobs.events["doubles"] += 1
         elif not jobs.put(job):
-            self._refuse_full(request, job)
+            self._refuse(request, job, self._full)
             return
         elif job.ident:
             self._fresh[ident] = job.id
         if request is not None:
             self._answers.append((request, b"+%d" % (known or job.id)))
-
-    def _refuse_full(self, request: Message | None, job: Job) -> None:
-        limits = f"most={self.settings.most}, bytes={self.settings.most_bytes}"
-        self._refuse(
-            request,
-            job,
-            f"no room for another job of this user ({limits}): start workers, drain the queue, or raise these",
-        )
 
     def _refuse(self, request: Message | None, job: Job, why: str) -> None:
         """Refuse a job: a request is answered, and the first message is logged."""
@@ -295,13 +278,15 @@ class QueueService(Service):
 
     def _worker_said(self, verb: bytes, messages: list[Message]) -> None:
         """Take a worker's messages; malformed ones are counted."""
-        name, said = b" " + str(messages[0].sender).encode(), 0
+        sender, said = messages[0].sender, 0
+        name = b" " + str(sender).encode()
         for message in messages:
             token, *words = message.payload.split(b" ")
             said += max(1, len(words) // 2)  # many acks may share a message
             try:
                 if verb == b"ready":
-                    self._worker_ready(token, token + name, words)
+                    uid = sender.uid if sender is not None and sender.uid is not None else -1
+                    self._worker_ready(token, token + name, uid, words)
                 else:
                     self._worker_answered(verb, token + name, words)
             except (ValueError, IndexError):
@@ -321,13 +306,12 @@ class QueueService(Service):
                 why = b" ".join(words[3:]).decode(errors="replace").replace("\0", "")
                 jobs.nack(job, words[2].decode(), why[:LONGEST_WHY], self._now())
 
-    def _worker_ready(self, token: bytes, holder: bytes, words: list[bytes]) -> None:
+    def _worker_ready(self, token: bytes, holder: bytes, uid: int, words: list[bytes]) -> None:
         if not _TOKEN.fullmatch(token):
             raise ValueError("no token")
         round, credit = int(words[0]), min(max(0, int(words[1])), MOST_CREDIT)
         held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
-        uid = holder.split(b"/")[-2:-1]
-        if not self.jobs.ready(holder, int(uid[0]) if uid else -1, round, credit, held):
+        if not self.jobs.ready(holder, uid, round, credit, held):
             self._floor.send([build(MSG, _inbox(holder), b"-the queue has no place for another worker of this user")])
         elif credit:
             self._watch(holder).watch()
@@ -397,8 +381,10 @@ class QueueService(Service):
             with suppress(SbusError):
                 self._intake._reply(answers)
         self._send(handed, died)
-        for job in (*changes.new, *missing):
-            job.payload = None  # it is in the store
+        is_short = len(jobs.jobs) < _SHORT_QUEUE
+        for job in (*changes.new, *handed, *died):
+            if job.holder or job.reason or job.size > _SMALL_JOB or not is_short:
+                job.payload = None  # it is in the store
         self._expected = len(answers) + len(handed)
         # There may be more than a turn hands out.
         self.poke(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - self._now())
@@ -487,14 +473,13 @@ class QueueService(Service):
         return b"%d" % len(found)
 
     def _summary(self) -> dict[str, Any]:
-        jobs, pattern = self.jobs, self.settings.pattern
+        jobs = self.jobs
         workers = [
             {"name": each.holder.partition(b" ")[2].decode(), "credit": each.credit, "jobs": len(each.jobs)}
             for each in islice(jobs.workers.values(), _MOST_SHOWN)
         ]
         return {
             "queue": self.settings.name,
-            "pattern": None if pattern is None else pattern.decode(errors="backslashreplace"),
             "jobs": jobs.counts(),
             "workers": workers,
             "events": dict(+jobs.events),  # those that have happened

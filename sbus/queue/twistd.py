@@ -11,12 +11,12 @@ from typing import Any
 from twisted.application.service import IService
 from twisted.python import usage
 
-from sbus.client.connecting import find_address
+from sbus.client.connecting import SOCKET_OPTION, check_address, find_address
 from sbus.client.queues import queue_key
 from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, duration, size
 from sbus.daemon.process import Process
-from sbus.daemon.service import MultiService
+from sbus.daemon.service import ProcessServices
 from sbus.daemon.signals import DeferredSignals
 from sbus.distribution import needs
 from sbus.errors import SbusError, UsageError, Violation
@@ -24,7 +24,6 @@ from sbus.protocol.keys import CURRENT, matches_open
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.queue.jobs import Settings
 from sbus.queue.service import QueueService
-from sbus.syscalls.addresses import parse
 
 __all__ = ["Options", "makeService", "parse_queue"]
 
@@ -91,13 +90,7 @@ class Options(CommandLine):
     longdesc = "Give each job to one worker, and keep it on the disk until that worker has done it."
 
     optParameters = [
-        [
-            "socket",
-            "s",
-            None,
-            "Address of the bus: a path, @NAME or /dev/unix/abstract/HEX [default: $SBUS_SOCKET, else "
-            "$XDG_RUNTIME_DIR/sbus.sock if it exists, else /run/sbus.sock]",
-        ],
+        SOCKET_OPTION,
         ["directory", "d", None, "Directory of the stores, NAME.sqlite each [default: $STATE_DIRECTORY]"],
         ["metrics-file", None, None, "File for Prometheus's textfile collector, written every 10 s [default: none]"],
         ["max-packet", None, DEFAULT_MAX_PACKET, "Longest packet in bytes, as set on the bus", size("max-packet")],
@@ -118,11 +111,7 @@ class Options(CommandLine):
 
         :raises sbus.errors.UsageError: if options are missing or wrong.
         """
-        self["socket"] = find_address(self["socket"])
-        if not parse(self["socket"]).name:
-            raise UsageError(
-                f"--socket={self['socket']}: a client cannot connect to this address: give a path or @NAME"
-            )
+        self["socket"] = check_address(find_address(self["socket"]))
         directory = self["directory"] or os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
         self.settings = [parse_queue(text, directory) for text in self["queue"]]
         if not self.settings:
@@ -147,16 +136,14 @@ def makeService(options: Options) -> IService:
     from twisted.internet import reactor
 
     use_monotonic_clock(reactor)
-    early = DeferredSignals()
     try:
         if options.parent is None or options.parent.get("uid") is None:
             for settings in options.settings:
                 _kind(settings).open_store(settings).close()
     except SbusError as e:
-        early.restore()
         raise SystemExit(f"{options.command}: {e}") from None
-    early.hand_over(reactor)
-    services = MultiService()
+    DeferredSignals().hand_over(reactor)
+    services = ProcessServices(options.command)
     process = Process(pid_file=options.pid_file)
     process.setServiceParent(services)
     socket, longest = options["socket"], options["max-packet"]

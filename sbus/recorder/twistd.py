@@ -7,14 +7,13 @@ import signal
 from dataclasses import fields
 
 from twisted.application.service import IService
-from twisted.logger import Logger
 from twisted.python import usage
 
-from sbus.client.connecting import find_address
+from sbus.client.connecting import SOCKET_OPTION, check_address, find_address
 from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, duration, mode, size
 from sbus.daemon.process import Process
-from sbus.daemon.service import MultiService
+from sbus.daemon.service import ProcessServices
 from sbus.daemon.signals import DeferredSignals
 from sbus.daemon.supervised import StdinWatcher
 from sbus.distribution import needs
@@ -22,7 +21,6 @@ from sbus.errors import SbusError, UsageError
 from sbus.protocol import controls
 from sbus.protocol.keys import CURRENT, EARLY
 from sbus.recorder.settings import Settings
-from sbus.syscalls.addresses import parse
 
 __all__ = ["Options", "makeService"]
 
@@ -42,13 +40,7 @@ class Options(CommandLine):
     longdesc = "Record the messages of a bus in a journal, which 'sbus journal' and 'sbus spark' read."
 
     optParameters = [
-        [
-            "socket",
-            "s",
-            None,
-            "Address of the bus: a path, @NAME or /dev/unix/abstract/HEX [default: $SBUS_SOCKET, else "
-            "$XDG_RUNTIME_DIR/sbus.sock if it exists, else /run/sbus.sock]",
-        ],
+        SOCKET_OPTION,
         ["journal", "j", None, "Directory of the journal; created if there is none (required)"],
         [
             "dialect",
@@ -221,11 +213,7 @@ class Options(CommandLine):
             from sbus.metrics_file import MetricsFile
 
             self["metrics-file"] = MetricsFile(self["metrics-file"]).path
-        self["socket"] = find_address(self["socket"])
-        if not parse(self["socket"]).name:
-            raise UsageError(
-                f"--socket={self['socket']}: a client cannot connect to this address: give a path or @NAME"
-            )
+        self["socket"] = check_address(find_address(self["socket"]))
         if self["dialect"] == EARLY.name and (self["soft"] or self["hard"] or self["order"]):
             raise UsageError("--soft, --hard and --order need control messages, which the early dialect does not have")
         if self["force"] and not (self["keep-bytes"] or self["keep-days"]):
@@ -270,7 +258,7 @@ def makeService(options: Options) -> IService:
         reactor, os.path.abspath(options["journal"]), options["socket"], options.settings, on_failure=process.fail
     )
     process.log_counters = recorder.log_counters
-    services = _Services()
+    services = ProcessServices(options.command)
     process.setServiceParent(services)
     if options["supervised"]:
         StdinWatcher(reactor, process.stop).setServiceParent(services)
@@ -285,17 +273,3 @@ def makeService(options: Options) -> IService:
 def _twistd(options: Options, name: str) -> object:
     """Return an option of ``twistd`` itself."""
     return None if options.parent is None else options.parent.get(name)
-
-
-class _Services(MultiService):
-    """All services of the process of a recorder."""
-
-    _log = Logger(namespace="sbus.recorder")
-
-    def startService(self) -> None:
-        try:
-            super().startService()
-        except SbusError as error:
-            # The standard error of a daemon goes nowhere, so the log must have the reason.
-            self._log.critical("{error}", error=error)
-            raise SystemExit(f"{Options.command}: {error}") from None

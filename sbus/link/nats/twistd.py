@@ -13,7 +13,7 @@ from twisted.internet import defer
 from twisted.logger import Logger
 from twisted.python import usage
 
-from sbus.client.connecting import find_address
+from sbus.client.connecting import SOCKET_OPTION, check_address, find_address
 from sbus.daemon.options import CommandLine, duration, size
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService, Service
@@ -42,13 +42,7 @@ class Options(CommandLine):
     longdesc = "Join the bus of this host to those of other hosts, over NATS."
 
     optParameters = [
-        [
-            "socket",
-            "s",
-            None,
-            "Address of the bus: a path, @NAME or /dev/unix/abstract/HEX [default: $SBUS_SOCKET, else "
-            "$XDG_RUNTIME_DIR/sbus.sock if it exists, else /run/sbus.sock]",
-        ],
+        SOCKET_OPTION,
         ["name", None, None, "Name of this bus among the joined ones [default: the name of the host]"],
         ["realm", None, "sbus", "First part of all subjects: only bridges of one realm hear each other"],
         ["prefix", None, None, "Key to put in front of the keys of messages that leave, such as hosts/NAME"],
@@ -115,11 +109,7 @@ class Options(CommandLine):
 
         :raises sbus.errors.UsageError: if options are missing or contradict each other.
         """
-        self["socket"] = find_address(self["socket"])
-        if not parse(self["socket"]).name:
-            raise UsageError(
-                f"--socket={self['socket']}: a client cannot connect to this address: give a path or @NAME"
-            )
+        self["socket"] = check_address(find_address(self["socket"]))
         login = {name.replace("-", "_"): self[name] and os.path.abspath(self[name]) for name in _FILES}
         given = {"confirm_time": self["confirm-time"]}
         self.settings = Settings(
