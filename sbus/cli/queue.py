@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -15,8 +17,8 @@ from sbus.cli.output import Nothing, pluralize, printable_text
 from sbus.cli.pub import read_payload
 from sbus.cli.streams import open_input
 from sbus.cli.types import BYTES, SECONDS
-from sbus.client.queues import queue_key
-from sbus.errors import NobodyListens
+from sbus.client.queues import ALL_QUEUES, queue_key
+from sbus.errors import NobodyListens, TimedOut
 
 __all__ = ["queue"]
 
@@ -25,6 +27,8 @@ _TIMEOUT = click.option(
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _IDS = click.option("--id", "ids", type=int, multiple=True, metavar="NUMBER", help="Only this job; repeatable.")
+_ANSWER_TIME = 0.5
+"""Seconds in which the services of all queues answer."""
 _LIMIT = click.option("--limit", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Jobs to show.")
 
 
@@ -34,6 +38,7 @@ _LIMIT = click.option("--limit", "-n", type=click.IntRange(1, 100), default=10, 
 \b
 Examples:
   sbus queue put jobs thumbs/1 --file picture.jpg
+  sbus queue ls
   sbus queue ls jobs
   sbus queue dead jobs
   sbus queue retry jobs
@@ -47,7 +52,9 @@ def queue() -> None:
     """
 
 
-def _command(short_help: str, *options: Callable[[Any], Any]) -> Callable[[Callable[..., None]], click.Command]:
+def _command(
+    short_help: str, *options: Callable[[Any], Any], is_named: bool = True
+) -> Callable[[Callable[..., None]], click.Command]:
     """Make a function a command of the group, whose first argument is the queue's name."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
@@ -57,10 +64,11 @@ def _command(short_help: str, *options: Callable[[Any], Any]) -> Callable[[Calla
                 function(target, name, **how)
             except NobodyListens:
                 remedy = "start one with twistd sbus-queue, or see its log for the name"
-                raise Nothing(f"no service on this bus has the queue {name}: {remedy}") from None
+                missing = f"the queue {name}" if name else "a queue"
+                raise Nothing(f"no service on this bus has {missing}: {remedy}") from None
 
         decorated: Any = pass_target(answered)
-        for option in (connection_options, _TIMEOUT, *reversed(options), click.argument("name")):
+        for option in (connection_options, _TIMEOUT, *reversed(options), click.argument("name", required=is_named)):
             decorated = option(decorated)
         return queue.command(short_help=short_help)(decorated)
 
@@ -96,18 +104,49 @@ def put(target: Target, name: str, key: bytes, payload: bytes | None, file: Any,
         click.echo(bus.enqueue(name, key, payload or b"", timeout=timeout, **how))
 
 
-@_command("Count the jobs of a queue, and show its workers.", _JSON)
-def ls(target: Target, name: str, as_json: bool, timeout: float) -> None:
-    """Count the jobs of queue NAME in each state, and show its workers."""
+def _ask_all(target: Target, timeout: float) -> list[tuple[str, str, bytes]]:
+    """Return what each service on the bus says of its queue: the name, the counts, and all of it as JSON."""
+    found = set()
+    with target.connect(timeout=timeout) as bus:
+        inbox = bus.whoami() + b"/sbus/reply/queues"
+        answers = bus.subscribe(inbox)
+        if not bus.has_subscribers(ALL_QUEUES):
+            raise NobodyListens("no service answers")
+        bus.publish(ALL_QUEUES, inbox + b"\0")
+        end = time.monotonic() + _ANSWER_TIME
+        with suppress(TimedOut):
+            while True:
+                answer = answers.get(max(0.0, end - time.monotonic())).payload[1:]
+                with suppress(ValueError, TypeError, LookupError, AttributeError):  # any client may answer
+                    queue = json.loads(answer)
+                    found.add((str(queue["queue"]), _count(queue), answer))
+    return sorted(found)
+
+
+@_command("Count the jobs of a queue, and show its workers; without NAME, of each queue.", _JSON, is_named=False)
+def ls(target: Target, name: str | None, as_json: bool, timeout: float) -> None:
+    """Count the jobs of queue NAME in each state, and show its workers.
+
+    Without NAME, count those of each queue on the bus.
+    """
+    if name is None:
+        for queue, counts, answer in _ask_all(target, timeout):
+            click.echo(answer if as_json else printable_text(f"{queue}: {counts}"))
+        return
     found = _ask(target, name, b"ls", timeout)
     if as_json:
         click.echo(json.dumps(found))
         return
-    click.echo(", ".join(f"{count} {state}" for state, count in found["jobs"].items()))
+    click.echo(_count(found))
     for worker in found["workers"]:
         click.echo(f"worker {worker['name']}: {worker['jobs']} of {pluralize(worker['credit'], 'job')}")
     if found["problem"]:
         click.echo(printable_text(f"the disk refuses: {found['problem']}"))
+
+
+def _count(found: Any) -> str:
+    """Return the number of jobs in each state, as text."""
+    return ", ".join(f"{count} {state}" for state, count in found["jobs"].items())
 
 
 def _show(target: Target, name: str, dead: bool, limit: int, ids: tuple[int], as_json: bool, timeout: float) -> None:

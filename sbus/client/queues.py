@@ -34,7 +34,7 @@ from typing import Any, Literal, Self
 from sbus.client.dispatch import Message, Result, Waiter
 from sbus.client.identity import Sender
 from sbus.client.watches import Watch
-from sbus.errors import Closed, ConnectionLost, PacketTooLong, SbusError, UsageError
+from sbus.errors import Closed, ConnectionLost, PacketTooLong, RequestFailed, SbusError, UsageError
 
 __all__ = [
     "ALL_QUEUES",
@@ -346,6 +346,9 @@ class WorkCore:
             self.say((b"ready", b" ".join(words)))
 
     def _received(self, message: Message) -> None:
+        if message.payload.startswith(b"-"):
+            self._stop(RequestFailed(message.payload[1:].decode(errors="replace")))
+            return
         header, nul, payload = message.payload.partition(b"\0")
         try:
             round, id, tries, lease, number, credentials, key = header.split(b" ", 6)
@@ -420,6 +423,9 @@ class WorkCore:
 
     def close(self) -> None:
         """Release the jobs that have no answer, and take no more."""
+        self._stop(Closed("the work was closed here"))
+
+    def _stop(self, error: Exception) -> None:
         if self._error is not None:
             return
         if self._watch is not None:
@@ -427,7 +433,7 @@ class WorkCore:
             self.say((b"ready", b"%d 0" % (self._round + 1)))
             with suppress(SbusError):
                 self._bus.send(self._bus.core.extensions.unwatch(self._watch))
-        self.end(Closed("the work was closed here"))
+        self.end(error)
         for subscription in self._subscriptions:
             subscription.close()
 
@@ -506,6 +512,7 @@ class QueueCalls(ABC):
         :param credit: the most jobs that the worker has at once.
         :raises sbus.errors.UsageError: if no queue has such a name, or without credit.
         :raises sbus.errors.InvalidKey: from the loop, if the server cannot tell this process from others.
+        :raises sbus.errors.RequestFailed: from the loop, if the queue has no place for another worker.
         """
 
     def _close_works(self) -> None:

@@ -22,7 +22,8 @@ Below ``queue/NAME/``; words are separated by spaces, ``…`` is the payload:
 =================  =========================================================================================
 ``put/<key>``      request ``[id=ID] [not-before=TIME]\\0…``, answered ``<job>`` once the job is on disk
 ``ready``          ``<token> <round> <credit> [<job>:<tries>]…``
-the inbox          ``<round> <job> <tries> <lease> <sender> <key>\\0…``, at ``<worker>/sbus/work/<token>``
+the inbox          ``<round> <job> <tries> <lease> <sender> <key>\\0…``, at ``<worker>/sbus/work/<token>``, or
+                   ``-<why>``: there is no place for the worker
 ``ack``            ``<token> [<job> <tries>]…``
 ``renew``          ``<token> <job> <tries>``
 ``nack``           ``<token> <job> <tries> released|failed|poison <why>``

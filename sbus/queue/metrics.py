@@ -15,12 +15,14 @@ __all__ = ["families"]
 _EVENTS = {
     "put": "Jobs put since the service was started.",
     "doubles": "Puts whose ID was known, so that they added no job.",
-    "full": "Jobs refused because their user had too many, see most=.",
+    "full": "Jobs refused: too long, or their user had too many, see most=.",
+    "dropped": "Those of them that were messages, so that nobody knows of it but the log.",
     "delivered": "Jobs handed to workers; each counts once for each delivery.",
     "acked": "Jobs done.",
     "released": "Jobs that workers gave back because they stopped.",
     "failed": "Jobs that workers gave back as failed. If it rises, see the workers' logs.",
     "expired": "Leases that ran out. If it rises, workers hang, or lease= is too short.",
+    "refused": "Workers that were refused: a queue has 1,024 places, and keeps some for each user.",
     "gone": "Workers that ended without giving their jobs back.",
     "dead": "Jobs that died. If it rises: sbus queue dead.",
 }

@@ -312,7 +312,8 @@ class QueueService(Service):
         round, credit = int(words[0]), min(max(0, int(words[1])), MOST_CREDIT)
         held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
         if not self.jobs.ready(holder, uid, round, credit, held):
-            self._floor.send([build(MSG, _inbox(holder), b"-the queue has no place for another worker of this user")])
+            why = b"-the queue has no place for another worker of this user: end some, or raise their credit"
+            self._floor.send([build(MSG, _inbox(holder), why)])
         elif credit:
             self._watch(holder).watch()
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -406,6 +407,7 @@ def test_command(queued: Start, directory: Path) -> None:
     assert queue(server, "put", "jobs", "k", "text", "--id=x") == (0, "1\n")
     assert queue(server, "put", "jobs", "late", f"--file={directory}/file", "--delay=1000") == (0, "2\n")
     assert queue(server, "ls", "jobs") == (0, "0 waiting, 1 ready, 1 delayed, 0 out, 0 dead\n")
+    assert queue(server, "ls") == (0, "jobs: 0 waiting, 1 ready, 1 delayed, 0 out, 0 dead\n")
     status, output = queue(server, "peek", "jobs", "--json")
     assert status == 0
     first, second = (json.loads(line) for line in output.splitlines())
@@ -460,3 +462,17 @@ def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:
     assert second.wait() == 1
     assert second.log.count("another service on this bus has the queue jobs: stop it") == 1
     assert "ready" not in second.log
+
+
+def test_two_services_that_start_at_once(shared: Any, spawn: Any, directory: Path) -> None:
+    """Of two services of a queue, each with its own store, never both are ready, whichever asks first."""
+    options = [f"--queue=twins,store={directory}/{name}" for name in ("one", "two")]
+    twins = [spawn(QueueProcess, directory, shared.address, option) for option in options]
+    wait_until(lambda: [bool(re.search("queue twins: (ready|stop it)", twin.log)) for twin in twins], all)
+    assert sum("queue twins: ready" in twin.log for twin in twins) <= 1
+
+
+def test_no_queue(shared: Any) -> None:
+    """On a bus without queues, ls says how to start one."""
+    found = run([*script("sbus"), "queue", "ls", f"--socket={shared.address}"])
+    assert (found.returncode, "no service on this bus has a queue: start one" in found.stderr) == (3, True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sbus.client.core import ClientCore, Message
 from sbus.client.queues import Job, WorkCore, build_job, build_put, check_queue, parse_put
-from sbus.errors import UsageError
+from sbus.errors import RequestFailed, UsageError
 
 
 class FakeBus:
@@ -65,6 +65,16 @@ def deliver(bus: FakeBus, round: int, id: int, tries: int = 1, lease: float = 30
     bus.callbacks[inbox](
         Message(inbox, build_job(round, id, tries, b"%.17g" % lease, b"7 !/cred/4/5/6", b"a key", b"\0x"))
     )
+
+
+def test_a_refused_worker_raises(bus: FakeBus) -> None:
+    """A worker for which the queue has no place raises the service's words."""
+    work = started(bus)
+    [inbox] = [key for key in bus.callbacks if key.startswith(b"!/cred/1/2/3/sbus/work/")]
+    bus.callbacks[inbox](Message(inbox, b"-no place"))
+    with pytest.raises(RequestFailed, match="no place"):
+        next_job(work)
+    assert bus.works == []
 
 
 def next_job(work: WorkCore) -> Job:

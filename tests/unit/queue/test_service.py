@@ -228,3 +228,14 @@ def test_dropped_messages_are_logged_also_after_a_refused_request(tmp_path: Path
         assert served.service.jobs.events["full"] == 3
         [why] = [log["why"] for log in logs if "why" in log]
         assert why.startswith("messages of 7 !/cred/1/2/3 are dropped")
+
+
+def test_a_worker_that_is_refused_gets_the_reason(served: Served) -> None:
+    """The service answers a worker for which it has no place, and counts it."""
+    for number in range(513):
+        served.service._worker_said(b"ready", [Sent(b"queue/jobs/ready", b"%x 1 1" % number)])
+    [answer] = served.take()
+    assert answer.startswith(
+        b"MSG " + NAME + b"/sbus/work/200\0-the queue has no place for another worker of this user"
+    )
+    assert served.service.jobs.events["refused"] == 1
