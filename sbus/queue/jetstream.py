@@ -24,6 +24,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
 from sbus.client.api import Request
@@ -377,8 +378,9 @@ class JetQueueService(QueueService):
 
     def _load(self) -> None:
         self._puts: list[tuple[Message | None, Job]] = []
+        self._askers: list[Deferred[None]] = []
         self._store = self.open_store(self.settings)
-        self._store.on_arrival = lambda: self._reactor.callFromThread(self.poke)
+        self._store.on_arrival = lambda: self._reactor.callFromThread(self._turns.begin)
         self.jobs = _Jobs(self.settings, self._store.jobs())
 
     async def _call(self, do: Callable[[], T]) -> T:
@@ -424,10 +426,25 @@ class JetQueueService(QueueService):
             jobs.leave(idle)
         store.want(max(0, room - len(idle)))
 
+    async def _ask_stream(self) -> None:
+        """Count the jobs elsewhere, once for all that ask meanwhile; without an answer, what was known stands."""
+        asker: Deferred[None] = Deferred()
+        self._askers.append(asker)
+        if len(self._askers) > 1:
+            await asker
+            return
+        try:
+            self._elsewhere = await deferToThread(self._store.counts)
+        except QueueError:
+            pass
+        finally:
+            askers, self._askers = self._askers, []
+            for each in askers:
+                each.callback(None)
+
     async def _asked(self, request: Request) -> bytes:
         if request.key.endswith(b"/ls"):
-            with suppress(QueueError):  # else what was known
-                self._elsewhere = await deferToThread(self._store.counts)
+            await self._ask_stream()
             return await super()._asked(request)
         dead = {job.id: job for job in await self._look(self._store.jobs)}
         self.jobs.forget([job for job in self.jobs.find_all("dead") if job.id not in dead])

@@ -267,11 +267,13 @@ class JobQueue:
 
     def held(self, holder: bytes, deliveries: Iterable[tuple[int, int]]) -> list[Job]:
         """Return the jobs, ID and tries each, that a worker still holds. In any case it is no longer silent."""
-        worker = self.workers.get(holder, Worker(holder))
-        worker.is_silent = False
+        worker = self.workers.get(holder)
+        jobs = {} if worker is None else worker.jobs
+        if worker is not None:
+            worker.is_silent = False
         found = []
         for id, tries in deliveries:
-            job = worker.jobs.get(id)
+            job = jobs.get(id)
             if job is not None and job.tries == tries:
                 found.append(job)
             else:

@@ -25,7 +25,6 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from twisted.internet import defer
-from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -39,14 +38,13 @@ from sbus.errors import NobodyListens, NotAllowed, QueueError, RequestFailed, Sb
 from sbus.protocol.packets import MSG, UNSUB, build
 from sbus.queue.jobs import MOST_DELIVERIES, Changes, Job, JobQueue, Settings
 from sbus.queue.store import Store
-from sbus.queue.vigil import Vigil
+from sbus.queue.turns import Turns
+from sbus.queue.vigils import Vigils
 
 __all__ = ["QueueService"]
 
 T = TypeVar("T")
 
-_MOST_PATIENCE = 0.02
-"""Seconds for which a turn waits for more messages."""
 _RETRY = 1.0
 """Seconds between two attempts to write while the disk refuses; every 60th failure is logged."""
 _SIP, _MOST_ATTEMPTS = 5, 160
@@ -101,12 +99,8 @@ class QueueService(Service):
         self._answers: list[tuple[Message, bytes]] = []  # for when all is on the disk
         self._fresh: dict[tuple[int, bytes], int] = {}  # IDs against doubles that are not on the disk
         self._jobs_in: list[Subscription] = []
-        self._vigils: dict[bytes, Vigil] = {}
-        self._trusts_pids = False
-        self._turns = defer.DeferredLock()
-        self._timer: IDelayedCall | None = None  # of the next turn
-        self._expected = 0  # puts and acks that will come because of the last turn
-        self._patience = 0.0
+        self._vigils = Vigils(reactor, self._key(b"worker/"), self._worker_gone)
+        self._turns = Turns(reactor, self._run_turn)
         self._services = [
             BusClientService(reactor, address, setup=setup, sender=True, max_packet=max_packet, on_gap=on_gap)
             for setup, on_gap in ((self._set_up_floor, self._came_back), (self._set_up_intake, None))
@@ -155,16 +149,14 @@ class QueueService(Service):
                 self._intake.send([build(UNSUB, each.pattern) for each in self._jobs_in])
                 await self._intake.fence(_STOP_TIMEOUT)  # what was queued for the service comes first
         try:
-            await self._settled().addTimeout(_STOP_TIMEOUT, self._reactor)
+            await self._turns.run().addTimeout(_STOP_TIMEOUT, self._reactor)
             self._store.close()
         except defer.TimeoutError:
             self._log.error("{name}: the disk refused jobs until the end", name=self.settings.name)
-        for holder in list(self._vigils):
-            self._unwatch(holder)
+        self._vigils.end_all()
         for service in reversed(self._services):
             await service.stopService()
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._turns.stop()
 
     async def _set_up_intake(self, bus: Bus) -> None:
         self._intake = bus
@@ -191,15 +183,15 @@ class QueueService(Service):
         if not intake.running:
             intake.startService()
             await intake.whenConnected()
-        self._trusts_pids = (await bus.whoami()).endswith(b"/%d" % os.getpid())
-        for holder in list(self.jobs.workers):  # they had jobs before the service was started
-            self._watch(holder)
+        self._vigils.connected(bus, (await bus.whoami()).endswith(b"/%d" % os.getpid()))
+        for holder in list(self.jobs.workers):
+            self._vigils.begin(holder, is_here=False)
         for verb in (b"ready", b"ack", b"renew", b"nack"):
             _Inflow(bus, self._key(verb), partial(self._worker_said, verb))
         await bus.fence()
         self._log.info("queue {name}: ready, jobs: {n}", name=self.settings.name, n=len(self.jobs.jobs))
         self._say_up()
-        self.poke()
+        self._turns.begin()
 
     def _came_back(self, reason: Exception) -> None:
         self._log.warn("queue {name}: connected again; {reason}", name=self.settings.name, reason=reason)
@@ -230,9 +222,9 @@ class QueueService(Service):
                 self._refuse(request, job, f"a job has at most {longest:,} bytes with its key: put it into a file")
             else:
                 self._admit(request, job)
-        if self._turns.locked:  # the disk refuses
+        if self._turns.is_under_way:  # the disk refuses
             self._intake.pause_for(self._jobs_in[0])
-        self._came(len(messages))
+        self._turns.came(len(messages))
 
     def _longest(self) -> int:
         """Return the most bytes of a job, with its key, that fit a packet to a worker."""
@@ -291,7 +283,7 @@ class QueueService(Service):
                     self._worker_answered(verb, token + name, words)
             except (ValueError, IndexError):
                 self.jobs.events["malformed"] += 1
-        self._came(said)
+        self._turns.came(said)
 
     def _worker_answered(self, verb: bytes, holder: bytes, words: list[bytes]) -> None:
         jobs = self.jobs
@@ -315,59 +307,25 @@ class QueueService(Service):
             why = b"-the queue has no place for another worker of this user: end some, or raise their credit"
             self._floor.send([build(MSG, _inbox(holder), why)])
         elif credit:
-            self._watch(holder).watch()
+            self._vigils.begin(holder)
         else:
-            self._unwatch(holder)
-
-    def _watch(self, holder: bytes) -> Vigil:
-        """Watch over a worker, and its process, if PIDs mean the same to the bus and to this process."""
-        vigil = self._vigils.get(holder)
-        if vigil is None:
-            key = self._key(b"worker/") + holder.partition(b" ")[0]
-            is_near = self._trusts_pids and holder.count(b"!/cred/") == 1
-            pid = int(holder.rpartition(b"/")[2]) if is_near else None
-            on_end = partial(self._worker_gone, holder)
-            vigil = self._vigils[holder] = Vigil(self._reactor, self._floor, key, pid, on_end)
-        return vigil
-
-    def _unwatch(self, holder: bytes) -> None:
-        if vigil := self._vigils.pop(holder, None):
-            vigil.connectionLost()
+            self._vigils.end(holder)
 
     def _worker_gone(self, holder: bytes) -> None:
         self.jobs.events["gone"] += 1
-        self._unwatch(holder)
         self.jobs.gone(holder)
-        self.poke()
+        self._turns.begin()
 
     # --- turns -------------------------------------------------------------------------------
 
-    def _came(self, words: int) -> None:
-        """Have a turn when as much has come as the last one has sent, or when half of its write's time has passed."""
-        self._expected -= words
-        self.poke(0.0 if self._expected <= 0 else self._patience)
-
-    def poke(self, delay: float = 0.0) -> None:
-        """Have a turn within some seconds."""
-        delay = max(0.0, min(delay, 3600.0))
-        if self._timer is not None and self._timer.active():
-            if self._timer.getTime() <= self._reactor.seconds() + delay:
-                return
-            self._timer.cancel()
-        self._timer = self._reactor.callLater(delay, self._begin_turn)
-
-    def _begin_turn(self) -> None:
-        if not self._turns.waiting:
-            self._settled()
-
-    def _settled(self) -> defer.Deferred[None]:
-        """Have a turn, after the one that is under way; fires when all changes so far are on the disk."""
-        return self._turns.run(lambda: defer.Deferred.fromCoroutine(self._turn()).addErrback(self._broken))
-
-    def _broken(self, failure: Any) -> None:
-        failure.trap(Exception)
-        self._log.failure("a bug ended the queue {name}", failure=failure, name=self.settings.name)
-        self._fail()
+    async def _run_turn(self) -> None:
+        try:
+            await self._turn()
+        except defer.CancelledError:
+            raise  # this service stops
+        except Exception:
+            self._log.failure("a bug ended the queue {name}", name=self.settings.name)
+            self._fail()
 
     async def _turn(self) -> None:
         jobs = self.jobs
@@ -386,19 +344,19 @@ class QueueService(Service):
         for job in (*changes.new, *handed, *died):
             if job.holder or job.reason or job.size > _SMALL_JOB or not is_short:
                 job.payload = None  # it is in the store
-        self._expected = len(answers) + len(handed)
+        self._turns.expected = len(answers) + len(handed)
         # There may be more than a turn hands out.
-        self.poke(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - self._now())
+        self._turns.begin(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - self._now())
 
     def _write(self, changes: Changes, missing: list[Job]) -> None:
-        self._store.write(changes, self._now())
-        for job in changes.new:
-            if job.ident:
-                del self._fresh[job.uid, job.ident]
         if missing:
             payloads = self._store.payloads([job.id for job in missing])
             for job in missing:
                 job.payload = payloads.get(job.id)
+        self._store.write(changes, self._now())
+        for job in changes.new:
+            if job.ident:
+                del self._fresh[job.uid, job.ident]
 
     async def _call(self, do: Callable[[], T]) -> T:
         """Do something with the store: here and now."""
@@ -419,7 +377,7 @@ class QueueService(Service):
             if attempt % _SIP == _SIP - 1 and attempt < _MOST_ATTEMPTS:
                 self._read_publishers()
             await deferLater(self._reactor, _RETRY)
-        self._patience = min(_MOST_PATIENCE, (self._reactor.seconds() - start) / 2)
+        self._turns.wrote(self._reactor.seconds() - start)
         self._read_publishers()
         if self.problem:
             self._log.info("{path}: the disk takes jobs again", path=self._store.path)
@@ -438,8 +396,9 @@ class QueueService(Service):
             if holder:  # else they were given back while the store was away
                 round, place = self.jobs.workers[holder].round, build(MSG, _inbox(holder), b"")
                 packets += [
-                    place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload or b"")
+                    place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
                     for job in jobs
+                    if job.payload is not None  # else another service has it, see `sbus.queue.jetstream`
                 ]
         for job in died:
             self._log.warn("queue {name}: job {id} is dead: {why}", name=self.settings.name, id=job.id, why=job.reason)
@@ -470,7 +429,7 @@ class QueueService(Service):
         if verb not in (b"retry", b"drain"):
             raise RequestFailed("ask for ls, peek, retry or drain")
         (self.jobs.retry if verb == b"retry" else self.jobs.drain)(found)
-        await self._settled()
+        await self._turns.run()
         return b"%d" % len(found)
 
     def _summary(self) -> dict[str, Any]:

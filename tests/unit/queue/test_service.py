@@ -71,6 +71,7 @@ class Served:
         service: Any = self.service
         service._intake = service._floor = self.bus
         service._jobs_in = [self.bus]
+        service._vigils.connected(self.bus, False)
         self.writes: list[tuple[int, int]] = []
         self._write = self.service._store.write
         self.seconds = 0.0
@@ -239,3 +240,42 @@ def test_a_worker_that_is_refused_gets_the_reason(served: Served) -> None:
         b"MSG " + NAME + b"/sbus/work/200\0-the queue has no place for another worker of this user"
     )
     assert served.service.jobs.events["refused"] == 1
+
+
+def test_a_stop_does_not_wait_for_the_disk(served: Served) -> None:
+    """A service that stops while the disk refuses gives up after five seconds, and reports no bug."""
+
+    def refuse(*args: object) -> None:
+        raise sqlite3.OperationalError("full")
+
+    served.replace(refuse)
+    served.put(1)
+    served.service._jobs_in = []
+    for service in served.service._services:
+        service.startService = lambda: None  # type: ignore[method-assign]
+    stopped = served.service.stopService()
+    served.clock.pump([1.0] * 6)
+    assert stopped.called
+    assert stopped.result is None
+
+
+def test_a_payload_that_cannot_be_read_is_read_again(served: Served) -> None:
+    """A turn in which the disk refuses to read a payload is had again, and what it writes is written once."""
+    read = served.service._store.payloads
+    answers: list[Any] = [sqlite3.OperationalError("full")]
+
+    def payloads(ids: Any) -> dict[int, bytes]:
+        for error in answers:
+            answers.clear()
+            raise error
+        return read(ids)
+
+    served.service._store.payloads = payloads  # type: ignore[method-assign]
+    served.service._put(b"", [Sent(b"k", b"j" * 2000)])
+    served.clock.advance(0)
+    served.service._put(b"", [Sent(b"k", b"second")])
+    served.say(b"ready", b"1 1")
+    served.clock.pump([0.0, 1.0, 0.1])
+    [packet] = served.take()
+    assert packet.endswith(b" 1 1 30 7 " + NAME + b" k\0" + b"j" * 2000)
+    assert served.service.jobs.counts()["ready"] == 1

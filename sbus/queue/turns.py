@@ -1,0 +1,71 @@
+"""When the turns of a service begin: one after the other, each once enough has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from twisted.internet import defer
+from twisted.internet.interfaces import IDelayedCall
+
+__all__ = ["Turns"]
+
+_MOST_PATIENCE = 0.02
+"""Seconds for which a turn waits for more messages."""
+_LONGEST_TIMER = 3600.0
+"""Seconds after which there is a turn in any case: a timer cannot wait forever."""
+
+
+class Turns:
+    """Runs turns.
+
+    A sync of the disk costs as much for one job as for a thousand. So a turn waits until as much has come as the last
+    one has sent, but at most half as long as its write took.
+
+    :param turn: has one turn.
+    :ivar expected: messages that will come because of the last turn.
+    """
+
+    def __init__(self, reactor: Any, turn: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._reactor = reactor
+        self._turn = turn
+        self._lock = defer.DeferredLock()
+        self._timer: IDelayedCall | None = None
+        self.expected = 0
+        self._patience = 0.0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a turn waits for the disk."""
+        return bool(self._lock.locked)
+
+    def came(self, count: int) -> None:
+        """Have a turn if as much has come as is expected, or else soon."""
+        self.expected -= count
+        self.begin(0.0 if self.expected <= 0 else self._patience)
+
+    def wrote(self, seconds: float) -> None:
+        """Note how long a write took."""
+        self._patience = min(_MOST_PATIENCE, seconds / 2)
+
+    def begin(self, delay: float = 0.0) -> None:
+        """Have a turn within some seconds."""
+        delay = max(0.0, min(delay, _LONGEST_TIMER))
+        if self._timer is not None and self._timer.active():
+            if self._timer.getTime() <= self._reactor.seconds() + delay:
+                return
+            self._timer.cancel()
+        self._timer = self._reactor.callLater(delay, self._begin)
+
+    def _begin(self) -> None:
+        if not self._lock.waiting:
+            self.run()
+
+    def run(self) -> defer.Deferred[None]:
+        """Have a turn after the one that is under way; fires when all changes so far are on the disk."""
+        return self._lock.run(lambda: defer.Deferred.fromCoroutine(self._turn()))
+
+    def stop(self) -> None:
+        """Begin no more turns."""
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
