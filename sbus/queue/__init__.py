@@ -4,10 +4,9 @@ Theory of operation
 -------------------
 
 `sbus.queue.jobs` decides, in memory, without I/O. `sbus.queue.store` makes its decisions durable. `sbus.queue.service`
-joins the two to the bus, turn by turn: what has arrived is applied, all changes go to the disk in one transaction, and
-only then does the service confirm new jobs and hand jobs out. A sync costs as much for one job as for a thousand. So a
-turn waits until its predecessor's puts and deliveries have brought new puts and acks, but at most half as long as the
-write took. A disk that refuses is asked again; no turn overtakes another.
+joins the two to the bus: what arrives is applied at once. Then, turn by turn, all changes go to the disk in one
+transaction, and only after that does the service confirm new jobs and send those that it hands out. `sbus.queue.turns`
+says when a turn begins. A disk that refuses is asked again; no turn overtakes another.
 
 A worker announces itself: ``ready`` names the most jobs that it takes at once, and those that it holds. It announces
 itself anew after each interruption, with another *round*. Jobs of an earlier round that it does not hold were lost on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -31,6 +32,7 @@ class Turns:
         self._turn = turn
         self._lock = defer.DeferredLock()
         self._timer: IDelayedCall | None = None
+        self._due = math.inf  # the time of the timer
         self.expected = 0
         self._patience = 0.0
 
@@ -50,14 +52,14 @@ class Turns:
 
     def begin(self, delay: float = 0.0) -> None:
         """Have a turn within some seconds."""
-        delay = max(0.0, min(delay, _LONGEST_TIMER))
-        if self._timer is not None and self._timer.active():
-            if self._timer.getTime() <= self._reactor.seconds() + delay:
-                return
-            self._timer.cancel()
-        self._timer = self._reactor.callLater(delay, self._begin)
+        due = self._reactor.seconds() + delay
+        if due < self._due:
+            self.stop()
+            self._due = due
+            self._timer = self._reactor.callLater(max(0.0, min(delay, _LONGEST_TIMER)), self._begin)
 
     def _begin(self) -> None:
+        self._due = math.inf
         if not self._lock.waiting:
             self.run()
 
@@ -66,6 +68,6 @@ class Turns:
         return self._lock.run(lambda: defer.Deferred.fromCoroutine(self._turn()))
 
     def stop(self) -> None:
-        """Begin no more turns."""
+        """Begin no more turns by time."""
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
