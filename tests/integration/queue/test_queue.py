@@ -300,6 +300,7 @@ async def test_killed_bus(native: Backend, queued: Start, spawn: Any, bus: Any, 
         bus()
         await client.settle()
         await asyncio.to_thread(wait_until, lambda: _has_service(server.address))
+        server.service.wait_log("queue jobs: connected again; the server closed the connection")
         await worker.do(first.ack)
         await until_counts(server, {"out": 1})
         assert second.is_held
