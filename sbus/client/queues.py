@@ -22,12 +22,14 @@ service gives nothing to a worker whose lease has ended until it hears from it.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -229,9 +231,14 @@ class Job:
         """The delivery, on the wire."""
         return b"%d %d" % (self.id, self.tries)
 
-    def is_over(self, part: float = 1.0) -> bool:
-        """Return whether this part of the lease has passed."""
-        return time.monotonic() - self._renewed > self.lease * part
+    @property
+    def renew_at(self) -> float:
+        """When to renew the job if it waits still."""
+        return self._renewed + self.lease / _RENEWALS
+
+    def is_over(self) -> bool:
+        """Return whether the lease has ended."""
+        return time.monotonic() - self._renewed > self.lease
 
     def renewed(self) -> None:
         """Note that the lease begins anew."""
@@ -288,6 +295,10 @@ class _ServiceWatch(Watch):
             self._announce()
 
 
+_parse_sender = lru_cache(256)(Sender.parse)
+"""Parsing takes 2 µs, and few publishers put most jobs."""
+
+
 class WorkCore:
     """A worker of one queue; see above.
 
@@ -298,16 +309,16 @@ class WorkCore:
     """
 
     def __init__(self, bus: Any, queue: str, credit: int) -> None:
-        check_queue(queue)
+        self._prefix = queue_key(queue, b"")
         if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= MOST_CREDIT:
             raise UsageError(f"credit={credit!r}: give the number of jobs to take at once, 1 to {MOST_CREDIT}")
         self._bus = bus
-        self._queue = queue
         self._credit = credit
         self._token = os.urandom(16).hex().encode()
         self._round = 0
         self.jobs: dict[int, Job] = {}
         self._waiting: deque[Job] = deque()
+        self._renew_at = math.inf  # none of them is to be renewed before
         self._answers: deque[tuple[int, tuple[bytes, bytes]]] = deque(maxlen=credit)
         self._waiters: list[Waiter] = []
         self._subscriptions: list[Any] = []
@@ -328,10 +339,10 @@ class WorkCore:
             return  # another reader of the same work was faster
         self._subscriptions = [
             bus.subscribe(me + INBOX + self._token, self._received),
-            bus.subscribe(queue_key(self._queue, b"worker/") + self._token, _ignore),
-            bus.subscribe(queue_key(self._queue, b"up"), lambda _: self._announce()),
+            bus.subscribe(self._prefix + b"worker/" + self._token, _ignore),
+            bus.subscribe(self._prefix + b"up", lambda _: self._announce()),
         ]
-        self._watch = _ServiceWatch(queue_key(self._queue, b"ready"), self._announce)
+        self._watch = _ServiceWatch(self._prefix + b"ready", self._announce)
         bus.send(bus.core.watch(self._watch))
         bus.works.append(self)
 
@@ -352,15 +363,15 @@ class WorkCore:
         header, nul, payload = message.payload.partition(b"\0")
         try:
             round, id, tries, lease, number, credentials, key = header.split(b" ", 6)
-            job = Job(
-                self, key, payload, int(id), int(tries), float(lease), Sender.parse(b"%b %b" % (number, credentials))
-            )
+            sender = _parse_sender(b"%b %b" % (number, credentials))
+            job = Job(self, key, payload, int(id), int(tries), float(lease), sender)
             if not nul or int(round) != self._round:
                 return
         except ValueError:
             return  # anybody may write to an inbox
         self.jobs[job.id] = job
         self._waiting.append(job)
+        self._renew_at = min(self._renew_at, job.renew_at)
         self._wake()
 
     def _wake(self) -> None:
@@ -390,13 +401,18 @@ class WorkCore:
 
     def renew_waiting(self) -> None:
         """Renew the jobs that wait for the application, and release those whose lease has ended."""
-        for job in tuple(self._waiting):
-            if job.is_held and job.is_over(1 / _RENEWALS):
-                if job.is_over():
-                    self.say(job.nack_words("released"))
-                else:
-                    job.renewed()
-                    self.say((b"renew", job.word))
+        now = time.monotonic()
+        if now < self._renew_at:
+            return
+        self._renew_at = math.inf
+        for job in [job for job in self._waiting if job.is_held]:
+            if job.is_over():
+                self.say(job.nack_words("released"))
+                continue
+            if now >= job.renew_at:
+                job.renewed()
+                self.say((b"renew", job.word))
+            self._renew_at = min(self._renew_at, job.renew_at)
 
     def say(self, words: tuple[bytes, bytes] | None) -> None:
         """Say something to the service, without waiting for the socket; without a connection it sees that itself."""
@@ -419,7 +435,7 @@ class WorkCore:
 
     def _message(self, words: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         verb, text = words
-        return queue_key(self._queue, verb), b"%b %b" % (self._token, text)
+        return self._prefix + verb, b"%b %b" % (self._token, text)
 
     def close(self) -> None:
         """Release the jobs that have no answer, and take no more."""
