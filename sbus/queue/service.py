@@ -53,8 +53,6 @@ _SERVED_TIMEOUT = 0.5
 """Seconds in which another service of the queue would answer; a monitor of its key makes a start wait for them."""
 _STOP_TIMEOUT = 5.0
 """Seconds in which a service that stops takes what the bus has queued for it."""
-_SHORT_QUEUE, _SMALL_JOB = 10_000, 1000
-"""While there are fewer jobs, the payloads of small ones stay in memory, too, until they go out."""
 _TOKEN = re.compile(rb"[0-9a-f]{1,64}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""
@@ -340,10 +338,8 @@ class QueueService(Service):
             with suppress(SbusError):
                 self._intake._reply(answers)
         self._send(handed, died)
-        is_short = len(jobs.jobs) < _SHORT_QUEUE
-        for job in (*changes.new, *handed, *died):
-            if job.holder or job.reason or job.size > _SMALL_JOB or not is_short:
-                job.payload = None  # it is in the store
+        for job in (*changes.new, *missing):
+            job.payload = None  # it is in the store
         self._turns.expected = len(answers) + len(handed)
         # There may be more than a turn hands out.
         self._turns.begin(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - self._now())

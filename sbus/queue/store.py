@@ -154,12 +154,9 @@ def _explain(path: str, error: Exception) -> str:
     """Return why a store cannot be opened, and the remedy."""
     if isinstance(error, BlockingIOError):
         return "another service has this store open: stop it, or name another file with store="
-    if isinstance(error, FileNotFoundError):
-        return "cannot open the store: make its directory, or name another place with store="
-    if isinstance(error, PermissionError):
-        return "cannot open the store: permission denied: name another place with store=, or chown it"
     if isinstance(error, OSError):
-        return f"cannot open the store: {error.strerror}: name another place with store="
+        remedy = "make its directory, chown it, or name another place with store="
+        return f"cannot open the store: {error.strerror}: {remedy}"
     match getattr(error, "sqlite_errorcode", 0) & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return "another program reads or writes this store: end it"

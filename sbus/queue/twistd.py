@@ -116,10 +116,6 @@ class Options(CommandLine):
         self.settings = [parse_queue(text, directory) for text in self["queue"]]
         if not self.settings:
             raise UsageError("no queue: give --queue=NAME=PATTERN, such as --queue=jobs=jobs/")
-        names = {settings.name for settings in self.settings}
-        stores = {(s.name if "://" in s.store else "", os.path.realpath(s.store)) for s in self.settings}
-        if len(self.settings) > min(len(names), len(stores)):
-            raise UsageError("--queue: two queues have the same name or the same store: give each its own")
         if self["metrics-file"] is not None:
             from sbus.metrics_file import MetricsFile
 
