@@ -434,7 +434,9 @@ def outlet(plain):
     reader.send(b"SUB k")
     reader.transport.plain_socket, _ = plain(10)
     publisher.send(*messages(1))
-    return bus, reader, publisher, lambda head=b"MSG k\0": publisher.transport.find_outlet(head)
+    find_outlet = publisher.transport.find_outlet
+    assert find_outlet is not None
+    return bus, reader, publisher, lambda head=b"MSG k\0": find_outlet(head)
 
 
 def test_the_outlet_of_messages(outlet):
