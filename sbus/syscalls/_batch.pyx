@@ -38,6 +38,7 @@ cdef extern from "sys/socket.h" nogil:
     int recvmmsg(int, mmsghdr *, unsigned int, int, void *)
     int sendmmsg(int, mmsghdr *, unsigned int, int)
     ssize_t send(int, const void *, size_t, int)
+    ssize_t sendmsg(int, msghdr *, int)
     ssize_t recv(int, void *, size_t, int)
     int MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC
 
@@ -361,6 +362,26 @@ def send_packets(sock not None, list packets not None):
     if sent < 0:
         PyErr_SetFromErrno(OSError)
     return sent
+
+
+def send_split(sock not None, bytes head not None, bytes payload not None):
+    """See `sbus.syscalls._pure.send_split`."""
+    cdef iovec parts[2]
+    cdef msghdr header
+    cdef int fd = sock.fileno()
+    memset(&header, 0, sizeof(header))
+    header.msg_iov = parts
+    header.msg_iovlen = 2
+    parts[0].iov_base = PyBytes_AS_STRING(head)
+    parts[0].iov_len = PyBytes_GET_SIZE(head)
+    parts[1].iov_base = PyBytes_AS_STRING(payload)
+    parts[1].iov_len = PyBytes_GET_SIZE(payload)
+    while sendmsg(fd, &header, MSG_DONTWAIT | MSG_NOSIGNAL) < 0:
+        if errno == EAGAIN:
+            return False
+        if errno != EINTR:
+            PyErr_SetFromErrno(OSError)
+    return True
 
 
 def send_to_each(list socks not None, list packets not None):

@@ -11,7 +11,7 @@ from sbus.protocol.packets import Truncated
 from sbus.syscalls.memfd import Attached
 from sbus.syscalls.sockets import DONTWAIT, MOST_PASSED, SEND_NOW, TRUNC
 
-__all__ = ["MAX_BATCH", "PacketReader", "send_packets", "send_to_each"]
+__all__ = ["MAX_BATCH", "PacketReader", "send_packets", "send_split", "send_to_each"]
 
 MAX_BATCH = 64
 """Packets in the largest batch."""
@@ -174,6 +174,18 @@ def send_packets(sock: socket.socket, packets: list[bytes]) -> int:
             raise
         sent += 1
     return sent
+
+
+def send_split(sock: socket.socket, head: bytes, payload: bytes) -> bool:
+    """Send one packet from two places, without waiting; return whether it was sent, or the socket is full.
+
+    :raises OSError: as sendmsg(2), but not EAGAIN.
+    """
+    try:
+        sock.sendmsg((head, payload), (), SEND_NOW)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def send_to_each(socks: list[socket.socket], packets: list[bytes]) -> list[tuple[int, int]]:

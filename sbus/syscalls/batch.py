@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from sbus.speedups import is_wanted
 
-__all__ = ["BATCH", "COMPILED", "PacketReader", "send_packets", "send_to_each"]
+__all__ = ["BATCH", "COMPILED", "PacketReader", "send_packets", "send_split", "send_to_each"]
 
 BATCH = 64
 """Packets in one batch: enough to share the cost of a system call, few enough to keep the wait of others short."""
@@ -38,11 +38,11 @@ COMPILED = False
 """Whether the compiled helper is in use."""
 
 if TYPE_CHECKING or not is_wanted():
-    from sbus.syscalls._pure import PacketReader, send_packets, send_to_each
+    from sbus.syscalls._pure import PacketReader, send_packets, send_split, send_to_each
 else:
     try:
-        from sbus.syscalls._batch import PacketReader, send_packets, send_to_each
+        from sbus.syscalls._batch import PacketReader, send_packets, send_split, send_to_each
 
         COMPILED = True
     except ImportError:
-        from sbus.syscalls._pure import PacketReader, send_packets, send_to_each
+        from sbus.syscalls._pure import PacketReader, send_packets, send_split, send_to_each

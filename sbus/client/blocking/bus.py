@@ -32,7 +32,8 @@ from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
-from sbus.syscalls.sockets import DONTWAIT, PEEK, SEND_NOW
+from sbus.syscalls.batch import send_split
+from sbus.syscalls.sockets import DONTWAIT, PEEK
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
 
@@ -114,8 +115,8 @@ class Bus(BlockingConnection[Subscription]):
             if sock is None:
                 return False
             try:
-                sock.sendmsg((head, payload), (), SEND_NOW)
-                return True
+                if send_split(sock, head, payload):
+                    return True
             except OSError as e:
                 self._not_sent(sock, e, len(head) + len(payload))
             if sock is self._sock:

@@ -754,6 +754,25 @@ def test_too_long_for_the_buffer(helper, pair):
     assert theirs.recv(longest + 1) == fits
 
 
+def test_a_packet_from_two_places(helper, pair):
+    """It is one packet; a full socket takes none of it, and any other reason is an error."""
+    ours, theirs = pair
+    small(ours)
+    assert helper.send_split(ours, b"MSG k\0", b"payload")
+    assert theirs.recv(100) == b"MSG k\0payload"
+    with pytest.raises(OSError, match="Message too long"):
+        helper.send_split(ours, b"a", b"x" * max_sendable(ours))
+    sent = 0
+    while helper.send_split(ours, b"%d " % sent, bytes(100)):
+        sent += 1
+    assert [theirs.recv(200) for _ in range(sent)] == [b"%d " % at + bytes(100) for at in range(sent)]
+    assert helper.send_split(ours, b"", b"again")
+    assert theirs.recv(100) == b"again"
+    theirs.close()
+    with pytest.raises(BrokenPipeError):
+        helper.send_split(ours, b"nobody", b"reads")
+
+
 @pytest.mark.parametrize("packets", [[b"a"], [b"a", b"b"]])
 def test_nobody_there(helper, pair, packets):
     """Sending to a peer that has left is EPIPE, without a signal."""
