@@ -35,6 +35,7 @@ cdef extern from "sys/socket.h" nogil:
     cdef struct mmsghdr:
         msghdr msg_hdr
         unsigned int msg_len
+    ssize_t recvmsg(int, msghdr *, int)
     int recvmmsg(int, mmsghdr *, unsigned int, int, void *)
     int sendmmsg(int, mmsghdr *, unsigned int, int)
     ssize_t send(int, const void *, size_t, int)
@@ -185,7 +186,13 @@ cdef class PacketReader:
                 for i in range(wanted):
                     self.headers[i].msg_hdr.msg_controllen = CONTROL * sizeof(size_t)
             # With MSG_TRUNC the length is that of the packet, also if it did not fit.
-            count = recvmmsg(fd, self.headers, <unsigned int>wanted, flags, NULL)
+            if own is None:
+                count = recvmmsg(fd, self.headers, <unsigned int>wanted, flags, NULL)
+            else:
+                count = <int>recvmsg(fd, &self.headers[0].msg_hdr, flags)
+                if count >= 0:
+                    self.headers[0].msg_len = <unsigned int>count
+                    count = 1
             self.headers[0].msg_hdr.msg_iov = &self.vectors[0]
             self.headers[0].msg_hdr.msg_iovlen = 1
             if count < 0:
