@@ -131,13 +131,16 @@ class Delivery(PayloadPosting):
         """
         if self.touched and publisher is not self._publisher:
             self.flush()
-        if self.scheduler.is_busy or len(route.receivers) > AT_ONCE:
+        receivers = route.receivers
+        copies = len(receivers)
+        if self.scheduler.is_busy or copies > AT_ONCE:
             return self._deliver_by_user(packets, route, publisher, at_once, has_echo)
-        receivers = route.receivers if has_echo else without(route.receivers, publisher)
+        if not has_echo:
+            receivers = without(receivers, publisher)
+            copies = len(receivers)
         count = len(packets)
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
             return self._deliver_halves(packets, route, publisher, has_echo)
-        copies = len(receivers)
         weight = self._count(packets, copies)
         if not copies or ((self.uncounted or self._muted) and is_unrouted(receivers, self.uncounted, self._muted)):
             self._counters.unrouted += count
@@ -205,10 +208,10 @@ class Delivery(PayloadPosting):
         :param at_once: as for `deliver`.
         :param packed: the messages as bundles, by limit, which the receivers of the run share.
         """
-        self.served = len(receivers)
+        self.served = served = len(receivers)
         others: Sequence[Receiver] = receivers
-        if at_once and len(receivers) <= self._most_at_once:
-            if len(receivers) == 1:
+        if at_once and served <= self._most_at_once:
+            if served == 1:
                 # The general way below does the same in more steps, which are much of the work of a small batch.
                 receiver = receivers[0]
                 queue, transport = receiver.direct, receiver.transport
