@@ -40,6 +40,7 @@ class _Child:
     :param command: an installed script of Python's, and its arguments.
     :param streams: descriptors for its standard input, output and error.
     :param pass_fds: more descriptors that it inherits, under the same numbers.
+    :param before: statements that it runs first.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class _Child:
         streams: Sequence[int],
         pass_fds: Sequence[int] = (),
         umask: int = -1,
+        before: str = "",
     ) -> None:
         self._ended, status = os.pipe()
         try:
-            request = json.dumps([[*command], os.fspath(cwd), {**env}, [0, 1, 2, *pass_fds], umask]).encode()
+            request = json.dumps([[*command], os.fspath(cwd), {**env}, [0, 1, 2, *pass_fds], umask, before]).encode()
             nursery = _nursery(not _WITH_ARROW.isdisjoint(command))
             socket.send_fds(nursery, [request], [status, *streams, *pass_fds])
             answer = nursery.recv(100)
@@ -121,6 +123,7 @@ class Piped(_Child):
 
     :param stdin, stdout, stderr: as for `subprocess.Popen`.
     :param text: whether the ends of its pipes here are text.
+    :param before: statements that the process runs first.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class Piped(_Child):
         text: bool = False,
         pass_fds: Sequence[int] = (),
         umask: int = -1,
+        before: str = "",
     ) -> None:
         pipes: list[IO[Any] | None] = []
         with contextlib.ExitStack() as theirs:
@@ -155,7 +159,7 @@ class Piped(_Child):
                 pipes.append(ours)
                 descriptors.append(its)
             words = [os.fsdecode(word) for word in command]
-            super().__init__(words, Path(cwd).resolve(), env, descriptors, pass_fds, umask)
+            super().__init__(words, Path(cwd).resolve(), env, descriptors, pass_fds, umask, before)
         self.stdin, self.stdout, self.stderr = pipes
 
     def communicate(self, stdin: bytes = b"", timeout: float | None = None) -> tuple[Any, Any]:
@@ -271,7 +275,7 @@ def _use_pythonpath(text: str) -> None:
 
 def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
     """Become a script."""
-    command, cwd, env, numbers, umask = json.loads(request)
+    command, cwd, env, numbers, umask, before = json.loads(request)
     free = max(numbers) + 1  # first out of the way of each other's numbers
     for number, descriptor in zip(numbers, [fcntl.fcntl(d, fcntl.F_DUPFD, free) for d in descriptors], strict=True):
         os.dup2(descriptor, number)
@@ -286,6 +290,7 @@ def _run(request: bytes, descriptors: Sequence[int]) -> NoReturn:
         os.umask(umask)
     os.environ.clear()
     os.environ.update(env)
+    exec(before, globals())
     sys.argv = command
     sys.path[0] = os.path.dirname(command[0])
     _use_pythonpath(env.get("PYTHONPATH", ""))

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import pty
-import resource
 import signal
 import socket
 import subprocess
@@ -24,7 +23,8 @@ from sbus.cli import streams
 from sbus.journal.writer import JournalWriter
 from sbus.syscalls.polling import is_readable
 from sbus.testing import RunningBus, running_bus
-from tests.support.harness import TIMEOUT
+from tests.support import nursery
+from tests.support.harness import TIMEOUT, can_fork, script
 
 PICTURE = bytes(range(256)) * 1200
 """A payload that no pipe holds, of 307,200 bytes."""
@@ -71,11 +71,13 @@ SMALL = (
     "journal repair --dry-run JOURNAL",
 )
 """Commands that print a few lines."""
+_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 _PYTHONS = [
-    pytest.param({"PYTHONUNBUFFERED": "1"}, id="unbuffered"),
+    pytest.param(None, id="forked"),
+    pytest.param(_UNBUFFERED, id="unbuffered", marks=pytest.mark.slow),
     pytest.param({}, id="buffered", marks=pytest.mark.slow),
 ]
-"""Environments: how container images run Python, which is the harder one, and how everyone else does."""
+"""How a command starts: as a fork, or with Python in the environment of container images or in everyone else's."""
 _T = TypeVar("_T")
 _expected: dict[str, bytes] = {}
 
@@ -112,37 +114,59 @@ class World(NamedTuple):
     journal: Path
 
     def run(
-        self, command: str, output: int, *, before: Callable[[], None] | None = None, env: dict[str, str] | None = None
+        self,
+        command: str,
+        output: int,
+        env: dict[str, str] | None = None,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        before: str = "",
     ) -> Ended:
         """Run a command to its end."""
-        with self.start(command, output, before=before, env=env) as process:
-            return ended(process)
+        return ended(self.start(command, output, env, stdin=stdin, before=before))
 
     def start(
-        self, command: str, output: int, *, before: Callable[[], None] | None = None, env: dict[str, str] | None = None
-    ) -> subprocess.Popen[str]:
+        self,
+        command: str,
+        output: int,
+        env: dict[str, str] | None = None,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        before: str = "",
+    ) -> subprocess.Popen[str] | nursery.Piped:
+        """Start a command, as a fork or in an environment; it first runs the statements `before`."""
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         environ |= {"SBUS_SOCKET": self.bus.address, "LC_ALL": "C.UTF-8"} | (env or {})
         words = [str(self.journal) if word == "JOURNAL" else word for word in command.split()]
+        if env is None and can_fork():
+            return nursery.Piped(
+                [*script("sbus")[1:], *words],
+                ".",
+                environ,
+                stdin=stdin,
+                stdout=output,
+                text=True,
+                before=before,
+            )
         return subprocess.Popen(
             [sys.executable, "-m", "sbus", *words],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=subprocess.PIPE,
             text=True,
             env=environ,
-            preexec_fn=before,
+            preexec_fn=lambda: exec(before, globals()),
         )
 
 
 class Ended(NamedTuple):
     """How a command has ended."""
 
-    status: int
+    status: int | None
     errors: str
 
 
-def ended(process: subprocess.Popen[str]) -> Ended:
+def ended(process: subprocess.Popen[str] | nursery.Piped) -> Ended:
     errors = process.communicate(timeout=TIMEOUT)[1]
     return Ended(process.returncode, errors)
 
@@ -244,15 +268,15 @@ _KINDS = (pipe, nonblocking_pipe, small_pipe, packet_pipe, stream_socket, nonblo
 @pytest.mark.parametrize("python", _PYTHONS)
 @pytest.mark.parametrize(("command", "kind"), _in_turn(BIG, _KINDS), ids=_name)
 def test_everything_arrives(
-    world: World, tmp_path: Path, command: str, kind: Callable[[], tuple[int, int]], python: dict[str, str]
+    world: World, tmp_path: Path, command: str, kind: Callable[[], tuple[int, int]], python: dict[str, str] | None
 ) -> None:
     """A reader gets every byte, however little its pipe or socket takes at once and in whatever mode that is."""
     reader, writer = kind()
     got: list[bytes] = []
-    with world.start(command, writer, env=python) as process:
-        os.close(writer)
-        collect(reader, got)
-        assert ended(process) == (0, "")
+    process = world.start(command, writer, python)
+    os.close(writer)
+    collect(reader, got)
+    assert ended(process) == (0, "")
     os.close(reader)
     output = b"".join(got)
     assert len(output) >= len(PICTURE)
@@ -272,49 +296,46 @@ def test_everything_arrives_on_a_terminal(world: World, command: str) -> None:
     """A terminal that another program has made non-blocking gets every byte."""
     reader, writer = nonblocking_terminal()
     got: list[bytes] = []
-    with world.start(command, writer) as process:
-        os.close(writer)
-        collect(reader, got)
-        assert ended(process) == (0, "")
+    process = world.start(command, writer, _UNBUFFERED)
+    os.close(writer)
+    collect(reader, got)
+    assert ended(process) == (0, "")
     os.close(reader)
     assert b"".join(got).rstrip(b"\n") == PICTURE.rstrip(b"\n")
 
 
-@pytest.mark.parametrize("python", _PYTHONS)
+@pytest.mark.parametrize("python", _PYTHONS[1:])
 @pytest.mark.parametrize("command", [*BIG[:1], *(pytest.param(command, marks=pytest.mark.slow) for command in BIG[1:])])
-def test_disk_that_takes_a_part(world: World, tmp_path: Path, command: str, python: dict[str, str]) -> None:
+def test_disk_that_takes_a_part(world: World, tmp_path: Path, command: str, python: dict[str, str] | None) -> None:
     """If the output has only room for a part, the command fails and says why."""
     with open(tmp_path / "file", "wb") as file:
-
-        def before() -> None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
-
-        done = world.run(command, file.fileno(), before=before, env=python)
+        before = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT}))"
+        done = world.run(command, file.fileno(), python, before=before)
     assert done == (1, "sbus: standard output: File too large\n")
     assert os.path.getsize(tmp_path / "file") == LIMIT
 
 
-def fails_on_a_full_disk(world: World, command: str, python: dict[str, str]) -> None:
+def fails_on_a_full_disk(world: World, command: str, python: dict[str, str] | None) -> None:
     with open("/dev/full", "wb") as full:
-        done = world.run(command, full.fileno(), env=python)
+        done = world.run(command, full.fileno(), python)
     assert done == (1, "sbus: standard output: No space left on device\n")
 
 
-def fails_if_closed(world: World, command: str, python: dict[str, str]) -> None:
+def fails_if_closed(world: World, command: str, python: dict[str, str] | None) -> None:
     with open("/dev/full", "wb") as full:
-        done = world.run(command, full.fileno(), before=lambda: os.close(1), env=python)
+        # Python has no standard output then.
+        done = world.run(command, full.fileno(), python, before="os.close(1); sys.stdout = None")
     assert done == (1, "sbus: standard output is closed\n")
 
 
-def ends_without_a_reader(world: World, command: str, python: dict[str, str]) -> None:
+def ends_without_a_reader(world: World, command: str, python: dict[str, str] | None) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-
-    def before() -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
-
     with open(writer, "wb") as output:
-        assert world.run(command, output.fileno(), before=before, env=python) == (-signal.SIGPIPE, "")
+        done = world.run(
+            command, output.fileno(), python, before="signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})"
+        )
+    assert done == (-signal.SIGPIPE, "")
 
 
 _FAILURES = (fails_on_a_full_disk, fails_if_closed, ends_without_a_reader)
@@ -338,11 +359,11 @@ def test_reader_that_goes(world: World, command: str) -> None:
     """A reader that takes a part and goes ends the command by SIGPIPE, from a pipe and from a socket."""
     for kind in (small_pipe, stream_socket, nonblocking_socket):
         reader, writer = kind()
-        with world.start(command, writer) as process:
-            os.close(writer)
-            os.read(reader, 100)
-            os.close(reader)
-            assert ended(process) == (-signal.SIGPIPE, "")
+        process = world.start(command, writer)
+        os.close(writer)
+        os.read(reader, 100)
+        os.close(reader)
+        assert ended(process) == (-signal.SIGPIPE, "")
 
 
 def test_errors_that_nobody_can_read(world: World) -> None:
@@ -392,16 +413,13 @@ def test_input_in_any_mode(world: World) -> None:
     os.close(reader)
 
 
-@pytest.mark.parametrize("words", [["pub", "k", "-"], ["pub", "--lines", "k"], ["pub", "-j"], ["request", "k", "-"]])
-def test_input_that_cannot_be_read(world: World, words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["pub k -", "pub --lines k", "pub -j", "request k -"])
+def test_input_that_cannot_be_read(world: World, command: str, tmp_path: Path) -> None:
     """An input that is not open for reading is an error that names it."""
-    environ = {**os.environ, "SBUS_SOCKET": world.bus.address}
-    fd = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
-    done = subprocess.run(
-        [sys.executable, "-m", "sbus", *words], stdin=fd, capture_output=True, text=True, env=environ, timeout=TIMEOUT
-    )
-    os.close(fd)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "sbus: standard input: Bad file descriptor\n")
+    with open(tmp_path / "file", "wb") as file:
+        done = world.run(command, file.fileno(), stdin=file.fileno())
+    assert done == (1, "sbus: standard input: Bad file descriptor\n")
+    assert not (tmp_path / "file").read_bytes()
 
 
 def test_error_at_close(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
