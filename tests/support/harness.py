@@ -67,16 +67,17 @@ def twistd() -> list[str]:
     return [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
 
 
-def can_fork(env: Mapping[str, str | None] | None = None) -> bool:
-    """Return whether a process may be a fork, given the changes of its environment.
+def can_fork(env: Mapping[str, str | None] | None = None, before: Sequence[str | Path] = ()) -> bool:
+    """Return whether a process may be a fork, given the changes of its environment and the command that starts it.
 
     It may not where coverage is measured, which each process begins by itself, nor if Python would read the variables
-    when it starts.
+    when it starts. Of commands, setpriv alone can start a nursery instead: it leaves the process as it is.
     """
     env = env or {}
     early = any(name.startswith(("LC_", "PYTHON", "SBUS_PURE", "TZ")) and name != "PYTHONPATH" for name in env)
     folders = (env.get("PYTHONPATH") or "").split(os.pathsep)
     early |= any((Path(folder) / "sitecustomize.py").exists() for folder in folders if folder)
+    early |= bool(before) and before[0] != "setpriv"
     return len(twistd()) == 2 and not early and not any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
 
 
@@ -90,19 +91,21 @@ def run(
     directory: str | Path = ".",
     *,
     env: Mapping[str, str | None] | None = None,
+    before: Sequence[str | Path] = (),
     pass_fds: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, without input; an installed script of the interpreter's is a fork where it may be.
 
     :param env: changes of the environment; see `environment_with`.
+    :param before: a command that starts the one given behind it.
     """
-    words, environ = [str(word) for word in command], environment_with(env or {})
+    words, first, environ = [str(word) for word in command], [*map(str, before)], environment_with(env or {})
     result: subprocess.CompletedProcess[bytes]
-    if words[:2] == script(Path(words[1]).name) and can_fork(env):
-        result = nursery.run(words[1:], cwd=directory, env=environ, pass_fds=pass_fds, timeout=TIMEOUT)
+    if words[:2] == script(Path(words[1]).name) and can_fork(env, first):
+        result = nursery.run(words[1:], cwd=directory, env=environ, pass_fds=pass_fds, timeout=TIMEOUT, within=first)
     else:
         result = subprocess.run(
-            words,
+            [*first, *words],
             cwd=directory,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -305,7 +308,7 @@ class Process:
         self._changed = threading.Condition()
         self._over = False
         self._process: subprocess.Popen[str] | nursery.Forked
-        if before or self.launcher or not can_fork(env):
+        if self.launcher or not can_fork(env, before):
             self._process = subprocess.Popen(
                 self.command,
                 cwd=directory,
@@ -319,7 +322,8 @@ class Process:
                 umask=umask,
             )
         else:
-            self._process = nursery.Forked(self.command[1:], directory, environment_with(env or {}), pass_fds, umask)
+            first, words = self.command[: len(before)], self.command[len(before) + 1 :]
+            self._process = nursery.Forked(words, directory, environment_with(env or {}), pass_fds, umask, first)
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -508,8 +512,8 @@ def refusal(
     """Return the one line on standard error that explains why a bus does not start; it leaves nothing behind."""
     there = sorted(os.listdir(directory))
     where = [f"--socket={directory / 'bus' if address is None else address}"] if named else []
-    command = [str(part) for part in (*before, *twistd(), *flags, "sbus", *where, *options)]
-    result = run(command, directory, env=env, pass_fds=pass_fds)
+    command = [*twistd(), *flags, "sbus", *where, *options]
+    result = run(command, directory, env=env, before=before, pass_fds=pass_fds)
     assert result.returncode > 0, result
     assert result.stdout == ""
     lines = result.stderr.splitlines()

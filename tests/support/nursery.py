@@ -41,6 +41,7 @@ class _Child:
     :param streams: descriptors for its standard input, output and error.
     :param pass_fds: more descriptors that it inherits, under the same numbers.
     :param before: statements that it runs first.
+    :param within: a command that starts its nursery, as which user for example.
     """
 
     def __init__(
@@ -52,11 +53,12 @@ class _Child:
         pass_fds: Sequence[int] = (),
         umask: int = -1,
         before: str = "",
+        within: Sequence[str] = (),
     ) -> None:
         self._ended, status = os.pipe()
         try:
             request = json.dumps([[*command], os.fspath(cwd), {**env}, [0, 1, 2, *pass_fds], umask, before]).encode()
-            nursery = _nursery(not _WITH_ARROW.isdisjoint(command))
+            nursery = _nursery(not _WITH_ARROW.isdisjoint(command), *within)
             socket.send_fds(nursery, [request], [status, *streams, *pass_fds])
             answer = nursery.recv(100)
             assert answer, "the nursery has ended: see its error above"
@@ -108,11 +110,12 @@ class Forked(_Child):
         env: Mapping[str, str],
         pass_fds: Sequence[int] = (),
         umask: int = -1,
+        within: Sequence[str] = (),
     ) -> None:
         output, into = os.pipe()
         try:
             with open(os.devnull) as nothing:
-                super().__init__(command, cwd, env, (nothing.fileno(), into, into), pass_fds, umask)
+                super().__init__(command, cwd, env, (nothing.fileno(), into, into), pass_fds, umask, within=within)
         finally:
             os.close(into)
         self.stdout: IO[str] = os.fdopen(output, errors="backslashreplace")
@@ -139,6 +142,7 @@ class Piped(_Child):
         pass_fds: Sequence[int] = (),
         umask: int = -1,
         before: str = "",
+        within: Sequence[str] = (),
     ) -> None:
         pipes: list[IO[Any] | None] = []
         with contextlib.ExitStack() as theirs:
@@ -159,7 +163,7 @@ class Piped(_Child):
                 pipes.append(ours)
                 descriptors.append(its)
             words = [os.fsdecode(word) for word in command]
-            super().__init__(words, Path(cwd).resolve(), env, descriptors, pass_fds, umask, before)
+            super().__init__(words, Path(cwd).resolve(), env, descriptors, pass_fds, umask, before, within)
         self.stdin, self.stdout, self.stderr = pipes
 
     def communicate(self, stdin: bytes = b"", timeout: float | None = None) -> tuple[Any, Any]:
@@ -189,22 +193,23 @@ def run(
     stdin: bytes = b"",
     pass_fds: Sequence[int] = (),
     timeout: float,
+    within: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a script of Python's to its end, as `subprocess.run` does with ``capture_output``."""
-    child = Piped(command, cwd, env, pass_fds=pass_fds)
+    child = Piped(command, cwd, env, pass_fds=pass_fds, within=within)
     output, errors = child.communicate(stdin, timeout)
     assert child.returncode is not None
     return subprocess.CompletedProcess(command, child.returncode, output, errors)
 
 
 @functools.cache
-def _nursery(with_arrow: bool) -> socket.socket:
-    """Start a process that forks; it ends with this one."""
+def _nursery(with_arrow: bool, *within: str) -> socket.socket:
+    """Start a process that forks, by another command or by itself; it ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno()), *(["arrow"] if with_arrow else [])],
+            [*within, sys.executable, "-m", __name__, str(theirs.fileno()), *(["arrow"] if with_arrow else [])],
             cwd=_ROOT,
             env={**os.environ, "PYTHONWARNINGS": "default"},
             stdin=subprocess.DEVNULL,

@@ -25,7 +25,18 @@ import pytest
 
 from sbus.syscalls.polling import is_readable
 from tests.support import ROOT, nursery
-from tests.support.harness import OTHER_USER, TIMEOUT, WHOAMI, Bus, Client, can_fork, name_of, wait_end
+from tests.support.harness import (
+    OTHER_USER,
+    TIMEOUT,
+    WHOAMI,
+    Bus,
+    Client,
+    can_fork,
+    name_of,
+    run,
+    script,
+    wait_end,
+)
 from tests.support.servers import StartBus
 
 DOCS = ROOT / "docs"
@@ -817,11 +828,9 @@ def test_not_permitted(bus: StartBus, become: list[str]) -> None:
     """A user who may not use the socket, or the bus, gets one line that says so."""
 
     def as_other(started: Bus) -> str:
-        done = subprocess.run(
-            [*become, *command("sbus"), "pub", "a", "b"], capture_output=True, env=environment(started), timeout=TIMEOUT
-        )
+        done = run([*script("sbus"), "pub", "a", "b"], env={"SBUS_SOCKET": str(started.address)}, before=become)
         assert done.returncode == 1
-        return done.stderr.decode()
+        return done.stderr
 
     started = bus()
     assert as_other(started) == (

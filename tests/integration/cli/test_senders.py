@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.integration.cli.test_cli import Sbus, fake_server, follow, hear, misuse, sbus
-from tests.support.harness import OTHER_USER, TIMEOUT, Bus
+from tests.support.harness import OTHER_USER, Bus, run, script
 from tests.support.servers import StartBus
 
 WHOAMI = b"CMSG !/cred/whoami"
@@ -115,10 +113,10 @@ def test_sender_of_a_last_value(bus: StartBus) -> None:
 def test_senders_of_several_users(bus: StartBus, become: list[str]) -> None:
     """A message of another user has that user's IDs; with ``--no-sender`` that user is not told of others."""
     started = bus("--mode=0777", "--no-sender")
-    command = [*become, sys.executable, "-m", "sbus", "-s", started.address]
+    command = [*script("sbus"), "-s", started.address]
     with follow(started, "--sender", "--format=%u %p", "--count=1", "a") as running:
-        subprocess.run([*command, "pub", "a", "hello"], check=True, timeout=TIMEOUT)
+        assert run([*command, "pub", "a", "hello"], before=become).returncode == 0
         assert running.end()[:2] == (0, b"%d hello\n" % OTHER_USER[0])
-    done = subprocess.run([*command, "sub", "--sender", "a"], capture_output=True, text=True, timeout=TIMEOUT)
+    done = run([*command, "sub", "--sender", "a"], before=become)
     assert (done.returncode, done.stdout) == (2, "")
     assert "this server does not say who sends a message" in done.stderr
