@@ -47,11 +47,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Keep compiled Python files where the environment forbids to keep them beside the sources.
+_MEMORY = "/dev/shm"
+_ROOM = 4 << 30
+"""Bytes of memory that must be free for temporary files: ten times of what the tests write."""
 
-    Tests start more than a thousand processes, and each would compile all of sbus.
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep temporary files in memory where there is room, and compiled Python files at all.
+
+    Tests wait thousands of times until a disk has what they wrote. They start more than a thousand processes, and each
+    would compile all of sbus where the environment forbids to keep compiled files beside the sources.
     """
+    if "TMPDIR" not in os.environ and os.path.isdir(_MEMORY):
+        memory = os.statvfs(_MEMORY)
+        if memory.f_bavail * memory.f_frsize > _ROOM and not memory.f_flag & os.ST_NOEXEC:
+            os.environ["TMPDIR"] = tempfile.tempdir = _MEMORY
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         try:
             folder = str(config.cache.mkdir("bytecode"))

@@ -17,7 +17,9 @@ VARIABLE = "SBUS_ADMIN"
 
 def admin_path(address: str) -> str | None:
     """Return the default path of the admin socket of a bus; None if its address is no path."""
-    is_path = address and not address.startswith(("@", "/dev/")) and address.partition(":")[0] != "systemd"
+    is_path = (
+        address and not address.startswith(("@", "/dev/fd/", "/dev/unix/")) and address.partition(":")[0] != "systemd"
+    )
     return address + SUFFIX if is_path else None
 
 

@@ -68,7 +68,7 @@ def publish(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
         key in ("", "-")
         or "!" in key
         or len(packet) > _LONGEST_PACKET
-        or address.startswith(("/dev/", "systemd"))
+        or address.startswith(("/dev/fd/", "/dev/unix/", "systemd"))
         or not 1 < len(name) <= _LONGEST_NAME
     ):
         return False
