@@ -6,14 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
+from sbus.daemon.launcher import ServerProcess, twistd_command
 from sbus.syscalls.socket_directory import new_socket_directory
-from tests.support.harness import OTHER_USER, Bus, Process
+from tests.support import nursery
+from tests.support.harness import OTHER_USER, Bus, Process, can_fork, environment_with, twistd
 
 StartBus = Callable[..., Bus]
 
@@ -35,6 +37,29 @@ def _new_directory() -> Path:
     directory = Path(new_socket_directory())
     directory.chmod(0o755)
     return directory
+
+
+class _ForkedServer(ServerProcess):
+    """A server that is a fork where it may be."""
+
+    def __init__(self, name: str, command: Sequence[str], output: IO[bytes], *, new_session: bool = False) -> None:
+        arguments = command[len(twistd_command("")) - 1 :]
+        if not can_fork() or new_session or twistd_command(*arguments) != command:
+            super().__init__(name, command, output, new_session=new_session)
+            return
+        self._name, self._output = name, output
+        words = [*twistd()[1:], "--nodaemon", *arguments]
+        self._process: Any = nursery.Piped(
+            words, ".", environment_with({}), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_servers() -> Iterator[None]:
+    """Have forks in the place of the servers that `sbus.testing` starts, but for its own tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sbus.testing.servers.ServerProcess", _ForkedServer)
+        yield
 
 
 @pytest.fixture
