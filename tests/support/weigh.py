@@ -21,9 +21,9 @@ from tests.support.buses import Bus, Peer
 from tests.support.reactors import HandTurnedReactor, socket_pair
 
 MANY = 1 << 40
-ITEMS = 10_000
+ITEMS = 5_000
 """Items of a few bytes."""
-LARGER_ITEMS = 5_000
+LARGER_ITEMS = 2_000
 """Items of some hundred bytes."""
 
 bus = Bus(
