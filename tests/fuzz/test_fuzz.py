@@ -11,7 +11,7 @@ from sbus.protocol import bundles
 from tests.fuzz.bundles import PIECES, inputs, packets_of, try_input
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_packets_and_bundles(seed: int) -> None:
     """A few hundred random inputs find nothing."""
     for data in islice(inputs(seed), 250):

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_WITH_ARROW = {"archive", "journal", "lake", "replay", "report", "sbus-recorder"}
+_WITH_ARROW = {"archive", "compact", "journal", "lake", "replay", "report", "sbus-recorder"}
 """Words of a command line that import Arrow. A nursery of its own imports it for them: few tests need it."""
 _LARGEST = 1 << 17
 _MOST_DESCRIPTORS = 100

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from sbus.lake.maintenance import by_hour, forget
 from sbus.lake.opening import open_table
 from sbus.lake.plain import PlainTable
 from sbus.lake.table import Hour, Table
+from tests.support import ROOT, nursery
+from tests.support.harness import TIMEOUT
 from tests.support.lakes import archive, row
 
 SECRET = "people/jo"
@@ -76,7 +77,7 @@ def traces(table: Table) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("format_", "step", "what"),
     [
-        # A start of Python for each kill: make test has few, each format and each work with one of them.
+        # A process for each kill: make test has few, each format and each work with one of them.
         pytest.param(format_, step, what, marks=[] if (format_, what) in quick else pytest.mark.slow)
         for step, quick in ((1, ()), (19, (("parquet", "archive"), ("delta", "compact"))))
         for format_ in ("parquet", "delta")
@@ -90,12 +91,16 @@ def test_what_a_killed_process_leaves_is_forgotten(tmp_path: Path, format_: str,
     if format_ == "delta":
         pytest.importorskip("deltalake", reason="the extra delta is not installed")
     base = fill(tmp_path / "base", format_)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     operations, was_killed = 0, True
     while was_killed:
         lake = tmp_path / f"lake-{operations}"
         for suffix in ("", ".sbus"):
             shutil.copytree(f"{base.location}{suffix}", f"{lake}{suffix}")
-        done = subprocess.run([sys.executable, "-c", KILLED, str(lake), str(operations), what], check=False)
+        command = [str(script), str(lake), str(operations), what]
+        done = nursery.run(command, env=environ, timeout=TIMEOUT)
         was_killed = done.returncode == -signal.SIGKILL
         assert was_killed or done.returncode == 0
         table = open_table(str(lake))

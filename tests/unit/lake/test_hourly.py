@@ -12,14 +12,14 @@ from sbus.lake.hourly import hourly
 from sbus.lake.plain import PlainTable
 from tests.support.lakes import archive, row
 
-_DAYS = 8
+_HOURS = 32
 _START = datetime(2026, 1, 31, tzinfo=UTC)
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> PlainTable:
     table = PlainTable(tmp_path / "lake")
-    archive(table, 0, [row("a", hour, hour) for hour in range(24 * _DAYS)])
+    archive(table, 0, [row("a", hour, hour) for hour in range(_HOURS)])
     return table
 
 
@@ -31,21 +31,21 @@ def found(lake, start, end):
     return sorted((time // 1_000_000 - int(_START.timestamp())) // 3600 for time in times)
 
 
-def day(number):
-    return _START + timedelta(days=number)
+def at(hour):
+    return _START + timedelta(hours=hour)
 
 
 def test_both_periods_are_counted(lake):
     """The hours are those of the period and of the one before."""
-    assert found(lake, day(4), day(6)) == [*range(2 * 24, 6 * 24)]
-    assert found(lake, day(2), day(9)) == [*range(8 * 24)]
+    assert found(lake, at(16), at(24)) == [*range(8, 24)]
+    assert found(lake, at(8), at(36)) == [*range(32)]
 
 
 def test_hours_in_hand_are_counted_for_one_reader(lake):
     """The counts of an hour whose batch is not done are not kept: the batch may be written again."""
-    archive(lake, 1, [row("a", 1000, 24 * _DAYS)], done=False)
-    assert found(lake, day(_DAYS), day(_DAYS) + timedelta(hours=1))[-1] == 24 * _DAYS
-    with hourly(lake, day(_DAYS), day(_DAYS) + timedelta(hours=1)) as counts:
+    archive(lake, 1, [row("a", 1000, _HOURS)], done=False)
+    assert found(lake, at(_HOURS), at(_HOURS + 1))[-1] == _HOURS
+    with hourly(lake, at(_HOURS), at(_HOURS + 1)) as counts:
         assert counts is not None
         last = Path(counts.counts[-1])
         assert last.exists()
@@ -56,7 +56,7 @@ def test_hours_in_hand_are_counted_for_one_reader(lake):
 def test_a_lake_without_a_place_for_counts_takes_rows(lake, tmp_path):
     """If counts cannot be written, or there are no hours, there are no counts, and no error."""
     (lake.state.directory / "cube").write_text("in the way")
-    with hourly(lake, day(0), day(1)) as counts:
+    with hourly(lake, at(0), at(24)) as counts:
         assert counts is None
-    with hourly(PlainTable(tmp_path / "empty"), day(0), day(1)) as counts:
+    with hourly(PlainTable(tmp_path / "empty"), at(0), at(24)) as counts:
         assert counts is None

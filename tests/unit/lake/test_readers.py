@@ -97,8 +97,16 @@ def fresh(table: PlainTable) -> None:
 STATES = [fresh, archiving, reading, reported, compacted, forgotten]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["the directory", *WAYS[1:]])
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    ("reader", "way"),
+    [
+        # make test has each program and each way.
+        pytest.param(reader, way, marks=[] if at % len(WAYS) == place else pytest.mark.slow)
+        for at, reader in enumerate(READERS)
+        for place, way in enumerate(WAYS)
+    ],
+    ids=lambda value: value or "the directory" if isinstance(value, str) else value.__name__,
+)
 def test_each_row_once(table: PlainTable, reader: Callable[[str], list[int]], way: str) -> None:
     """A program finds the rows of the lake by its directory and by both patterns: fresh, while a batch is staged, while
     a query reads a snapshot, counted for a report, compacted, and after a key was forgotten.

@@ -536,7 +536,13 @@ SERVER = """
 """
 
 
-@pytest.mark.parametrize("reactor", ["epollreactor", "pollreactor", "selectreactor", "asyncioreactor"])
+@pytest.mark.parametrize(
+    "reactor",
+    [
+        "epollreactor",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("pollreactor", "selectreactor", "asyncioreactor")),
+    ],
+)
 def test_descriptors_run_out(tmp_path, reactor):
     """A server without descriptors turns peers away at its own pace, does not spin, and recovers by itself."""
     path = str(tmp_path / "socket")
