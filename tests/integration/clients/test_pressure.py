@@ -50,7 +50,7 @@ async def test_reader_that_does_not_read_holds_publishers_back(
     await reader.flood_control(**choices)
     sub = await reader.subscribe("p")
     await reader.fence()
-    total, chunk = 12_000, 50
+    total, chunk = 8_000, 50
     published = 0
 
     async def publish() -> None:
