@@ -52,7 +52,6 @@ _ROOM = 4 << 30
 """Bytes of memory that must be free for temporary files: ten times of what the tests write."""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Keep temporary files in memory where there is room, and compiled Python files at all.
 
