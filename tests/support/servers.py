@@ -184,7 +184,7 @@ def become(as_root: None) -> list[str]:
     reading = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     for prefix in (command, command + reading):
         try:
-            if subprocess.run([*prefix, sys.executable, "-c", "import sbus.server.run.twistd"]).returncode == 0:
+            if subprocess.run([*prefix, sys.executable, "-c", "import sbus, twisted"]).returncode == 0:
                 return prefix
         except FileNotFoundError:
             break

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sbus.syscalls.polling import is_readable
-from tests.support.harness import TIMEOUT, Bus, Client, environment_with, run, script, twistd, wait_end
+from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, run, script, twistd, wait_end
 from tests.support.waiting import wait_until
 
 TWISTD = {
@@ -228,35 +228,19 @@ def test_stale_pid_files(bus: Callable[..., Bus], directory: Path, start: Start,
     assert not (directory / "pid").exists()
 
 
-def test_no_pid_file_unless_asked_for(bus: Callable[..., Bus], directory: Path) -> None:
+def test_no_pid_file_unless_asked_for(bus: Callable[..., Bus], directory: Path, spawn: Callable[..., Process]) -> None:
     """Services of one directory start beside each other, in a directory that nobody may write to."""
     pytest.importorskip("pyarrow")
     bus()
     place = directory / "place"
     place.mkdir()
     (place / "twistd.pid").write_text("1\n")  # that of a container's first process, after a crash
-    processes = []
-    try:
-        for command in (["sbus", f"--socket={directory}/own"], ["sbus-recorder", "--journal=../journal"]):
-            full = [*twistd(), "-n", *command, *(["--socket=../bus"] if command[0] == "sbus-recorder" else [])]
-            processes.append(
-                subprocess.Popen(
-                    full,
-                    cwd=place,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    stdin=subprocess.DEVNULL,
-                )
-            )
-        for process, said in zip(processes, ("listens on", "recording"), strict=True):
-            assert process.stdout is not None
-            assert any(said in line for line in process.stdout)
-        assert os.listdir(place) == ["twistd.pid"]
-    finally:
-        for process in processes:
-            process.terminate()
-            process.communicate(timeout=TIMEOUT)
+    server = spawn(Process, place, ["-n", "sbus", f"--socket={directory}/own"])
+    recorder = spawn(Process, place, ["-n", "sbus-recorder", "--journal=../journal", "--socket=../bus"])
+    server.wait_log("listens on")
+    recorder.wait_log("recording")
+    assert os.listdir(place) == ["twistd.pid"]
+    assert (server.stop(), recorder.stop()) == (0, 0)
     assert (place / "twistd.pid").read_text() == "1\n"
 
 

@@ -18,7 +18,7 @@ import pytest
 
 import sbus
 from sbus.errors import NobodyListens, PacketTooLong, RequestFailed, UsageError
-from tests.integration.clients.backends import Backend, Client
+from tests.integration.clients.backends import BACKENDS, Backend, Client
 from tests.integration.queue.conftest import Queued
 from tests.support.disks import filled, mounted
 from tests.support.harness import OTHER_USER, TIMEOUT, is_held_back, run, script
@@ -28,6 +28,18 @@ from tests.support.waiting import wait_until
 Start = Callable[..., Queued]
 both = pytest.mark.parametrize("store", ["sqlite", "jetstream"], indirect=True)
 """What is promised with each store."""
+both_and_each = pytest.mark.parametrize(
+    ("backend", "store"),
+    [
+        # A store does not see which library asks: make test has each with one of the others.
+        pytest.param(kind, store, marks=pytest.mark.slow if store == "jetstream" and kind is not BACKENDS[0] else [])
+        for kind in BACKENDS
+        for store in ("sqlite", "jetstream")
+    ],
+    indirect=True,
+    ids=lambda value: getattr(value, "name", value),
+)
+"""What is promised with each store and each library."""
 
 
 class Worker:
@@ -68,7 +80,7 @@ async def until_counts(queued: Queued, wanted: dict[str, int]) -> None:
     await asyncio.to_thread(wait_until, lambda: counts(queued), lambda found: found == wanted)
 
 
-@both
+@both_and_each
 async def test_life_of_a_job(backend: Backend, queued: Start) -> None:
     """A job that was put is given to a worker, with its sender, and is gone when that has acknowledged it."""
     server = queued()
@@ -134,7 +146,7 @@ def test_a_worker_that_does_not_read_loses_nothing(queued: Start) -> None:
     wait_until(lambda: counts(server), lambda found: not found)
 
 
-@both
+@both_and_each
 async def test_doubles_and_delays(backend: Backend, queued: Start) -> None:
     """A second job with an ID is not put; a delayed one waits for its time."""
     server = queued()
@@ -151,7 +163,7 @@ async def test_doubles_and_delays(backend: Backend, queued: Start) -> None:
     server.service.wait()
 
 
-@both
+@both_and_each
 async def test_block_answers(backend: Backend, queued: Start, store: str) -> None:
     """A job as a context manager is acknowledged at the end, and has failed if the block raises."""
     server = queued("=jobs/,deliveries=1")
