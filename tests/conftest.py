@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -22,6 +23,9 @@ from sbus.errors import UsageError
 from tests.support import ROOT
 
 pytest_plugins = ["tests.support.servers", "tests.support.journals"]
+
+# pytest asks for Twisted's version in each test, which takes a millisecond.
+importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 # Other load on the machine must not fail a property test.
 settings.register_profile("sbus", deadline=None, max_examples=10)
