@@ -28,7 +28,7 @@ pytest_plugins = ["tests.support.servers", "tests.support.journals"]
 importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 # Other load on the machine must not fail a property test.
-settings.register_profile("sbus", deadline=None, max_examples=10)
+settings.register_profile("sbus", deadline=None, max_examples=5)
 settings.register_profile("thorough", deadline=None, max_examples=100)
 settings.load_profile("sbus")
 
@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 _MEMORY = "/dev/shm"
 _ROOM = 4 << 30
-"""Bytes of memory that must be free for temporary files: ten times of what the tests write."""
+"""Bytes of memory that must be free for temporary files: make test has ten megabytes at once, slow tests have more."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
