@@ -368,35 +368,33 @@ class BlockingConnection(ClientApi[Sub]):
         """
         if self._callback_errors:
             raise self._callback_errors.popleft()
-        if self._batch.position < len(self._batch.packets):
-            self._dispatch()
-            return _OTHER
-        was_lost = self._loss_reason is not None and not self._reconnecting
-        sock = self._connected(deadline)
-        if sock is None:
-            raise Disconnected("not connected at present")
-        if was_lost:
-            return _OTHER  # what the caller waits for may have come while the client reconnected
-        try:
-            packets, ended = self._reader.read(sock)
-        except OSError as e:
-            self._connection_lost(describe_loss(e))
-        else:
-            if packets:  # an end of file behind them is reported again by the next read
-                self._expects_bundle_reply = False
-                self._batch = Batch(self.core.extensions.mark_start(packets))
-                self._dispatch()
+        packets = _OTHER
+        if self._batch.position == len(self._batch.packets):
+            sock = self._sock
+            if self._loss_reason is not None or self._error is not None:
+                was_lost = not self._reconnecting
+                sock = self._connected(deadline)
+                if was_lost and sock is not None:
+                    return _OTHER  # what the caller waits for may have come while the client reconnected
+            if sock is None:
+                raise Disconnected("not connected at present")
+            try:
+                packets, ended = self._reader.read(sock)
+            except OSError as e:
+                self._connection_lost(describe_loss(e))
+                packets, ended = [], False
+            if not packets:
+                if ended:
+                    self._connection_lost(SERVER_CLOSED)
+                if self._error is not None:
+                    raise self._error
                 return packets
-            if ended:
-                self._connection_lost(SERVER_CLOSED)
-        if self._error is not None:
-            raise self._error
-        return []
-
-    def _dispatch(self) -> None:
+            self._expects_bundle_reply = False  # an end of file behind these packets is reported again by the next read
+            self._batch = Batch(self.core.extensions.mark_start(packets))
         self.core.process(self._batch)
         if self._callback_errors:
             raise self._callback_errors.popleft()
+        return packets
 
     def _call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
         """Call the application; if it raises, keep the error and go on."""
