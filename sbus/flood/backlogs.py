@@ -44,6 +44,7 @@ from sbus.flood.interfaces import IQueueOrder
 from sbus.flood.naming import Mark, Signed, mark_of, sign, sign_each
 from sbus.flood.receipts import Receipt
 from sbus.flood.shared import SharedBacklog
+from sbus.routing.runs import untracked
 
 __all__ = [
     "ORDERS",
@@ -133,7 +134,7 @@ class FifoBacklog:
     __slots__ = ("_base", "_front", "_packets", "_signed", "_taken", "marks")
 
     def __init__(self, packets: Iterator[bytes]) -> None:
-        self._packets: list[Any] = list(packets)
+        self._packets: list[Any] = untracked(list(packets))
         self._base = 0
         self._front = 0
         self._taken = 0
@@ -235,7 +236,7 @@ class FifoBacklog:
     def remove_marks(self) -> list[Receipt]:
         """Take out and return all receipts; every place becomes invalid."""
         receipts = [self[place] for place in self.marks]
-        self._packets = [packet for packet in self if type(packet) is not Receipt]
+        self._packets = untracked([packet for packet in self if type(packet) is not Receipt])
         self._base = self._front = self._taken = self._signed = 0
         self.marks = []
         return receipts

@@ -171,6 +171,12 @@ cdef Py_ssize_t _size(list packets) except -1:
     return size
 
 
+def untracked(list packets not None):
+    """See `sbus.routing.runs._untracked`."""
+    PyObject_GC_UnTrack(<void *>packets)
+    return packets
+
+
 def total_size(list packets not None):
     """See `sbus.routing.runs._total_size`."""
     return _size(packets)

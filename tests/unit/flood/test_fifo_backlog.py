@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -12,6 +15,7 @@ from sbus.flood.naming import PROGRAM, Signature, Signed, sign
 from sbus.flood.receipts import Receipt
 from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.notices import LossReason
+from sbus.routing import runs
 from tests.support.examples import examples
 
 KEYS = (b"MSG a\0", b"MSG b\0", b"MSG c\0")
@@ -133,3 +137,16 @@ def test_latest_does_not_replace_a_reply():
     left, _ = index.replace([b"MSG a\x002"], lambda size: True)
     assert left == [b"MSG a\x002"]
     assert list(backlog) == [b"CMSG x\0"]
+
+
+@pytest.mark.skipif(runs.untracked is runs._untracked, reason="plain Python cannot do it")
+def test_the_garbage_collector_does_not_see_what_waits():
+    """A collection does not visit the packets of a backlog one by one, also after its receipts were taken out."""
+    packets = [b"%d" % at for at in range(10)]
+    backlog = FifoBacklog(iter(packets))
+    backlog.push([b"more"])
+    backlog.mark(Receipt(1, 1, LossReason.DISCARD))
+    for _ in range(2):
+        assert not [one for one in gc.get_objects() if type(one) is list and b"more" in one and packets[9] in one]
+        backlog.remove_marks()
+    assert backlog.take(20) == [*packets, b"more"]
