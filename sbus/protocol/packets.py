@@ -52,9 +52,9 @@ CMSG = b"CMSG"
 FMSG = b"FMSG"
 """The verb of a message whose payload is in sealed memory, between ends that have agreed on it (``payload/on``)."""
 
-LEAST_PAYLOAD = 128 << 10
-"""Bytes of a payload below which a plain message is cheaper, as the server announces it: at 64 KiB a bus carries 1.1 to
-1.6 times as many of these (benchmarks/payloads)."""
+LEAST_PAYLOAD = 256 << 10
+"""Bytes of a payload below which a plain message is cheaper, as the server announces it: at 128 KiB a bus carries twice
+as many of these to one receiver and as many to eight, at 256 KiB .9 and .7 times (``Case`` of benchmarks/payloads)."""
 
 DEFAULT_MAX_PACKET = 409_600
 """Default limit for a packet, in bytes: the buffer size of clients of the original server."""

@@ -22,7 +22,7 @@ from tests.support.harness import OTHER_USER, THIRD_USER, TIMEOUT, Bus, Client
 from tests.support.waiting import paused, wait_until
 
 ON = b"CMSG payload/on"
-ANSWER = b"CMSG payload/on\x00131072 67108864"
+ANSWER = b"CMSG payload/on\x00262144 67108864"
 
 
 def memory(*parts: bytes, seals: int = SEALS, size: int | None = None) -> Memfd:

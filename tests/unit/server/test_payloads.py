@@ -193,7 +193,7 @@ def test_a_range_above_the_limit(files: int) -> None:
     bus = Bus(limits=Limits(max_payload=100))
     client = bus.connect()
     client.send(ON)
-    assert client.take() == [b"CMSG payload/on\x00131072 100"]
+    assert client.take() == [b"CMSG payload/on\x00262144 100"]
     packet = fmsg(b"k", b"x" * (100 + files % 2))
     packet.files *= files
     client.send(packet)
