@@ -253,7 +253,7 @@ def test_it_goes_on_without_what_is_gone_only_if_told(spark, new_journal, tmp_pa
     left, gone = journals
     gone.close()
     shutil.rmtree(gone.directory)
-    with pytest.raises(JournalError, match=f"{gone.id} is gone; .*--allow-loss"):
+    with pytest.raises(JournalError, match=f"{gone.id} is missing; .*--allow-loss"):
         put_away(spark, [tmp_path / "*"], lake)
     left.append(messages(3))
     left.append(messages(2))
