@@ -113,18 +113,6 @@ class World(NamedTuple):
     bus: RunningBus
     journal: Path
 
-    def run(
-        self,
-        command: str,
-        output: int,
-        env: dict[str, str] | None = None,
-        *,
-        stdin: int = subprocess.DEVNULL,
-        before: str = "",
-    ) -> Ended:
-        """Run a command to its end."""
-        return ended(self.start(command, output, env, stdin=stdin, before=before))
-
     def start(
         self,
         command: str,
@@ -206,7 +194,7 @@ def expected(world: World, command: str, file: Path) -> bytes:
     """Return what a command prints into a file."""
     if command not in _expected:
         with open(file, "wb") as output:
-            assert world.run(command, output.fileno()) == (0, "")
+            assert ended(world.start(command, output.fileno())) == (0, "")
         _expected[command] = file.read_bytes()
     return _expected[command]
 
@@ -310,21 +298,21 @@ def test_disk_that_takes_a_part(world: World, tmp_path: Path, command: str, pyth
     """If the output has only room for a part, the command fails and says why."""
     with open(tmp_path / "file", "wb") as file:
         before = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT}))"
-        done = world.run(command, file.fileno(), python, before=before)
+        done = ended(world.start(command, file.fileno(), python, before=before))
     assert done == (1, "sbus: standard output: File too large\n")
     assert os.path.getsize(tmp_path / "file") == LIMIT
 
 
 def fails_on_a_full_disk(world: World, command: str, python: dict[str, str] | None) -> None:
     with open("/dev/full", "wb") as full:
-        done = world.run(command, full.fileno(), python)
+        done = ended(world.start(command, full.fileno(), python))
     assert done == (1, "sbus: standard output: No space left on device\n")
 
 
 def fails_if_closed(world: World, command: str, python: dict[str, str] | None) -> None:
     with open("/dev/full", "wb") as full:
         # Python has no standard output then.
-        done = world.run(command, full.fileno(), python, before="os.close(1); sys.stdout = None")
+        done = ended(world.start(command, full.fileno(), python, before="os.close(1); sys.stdout = None"))
     assert done == (1, "sbus: standard output is closed\n")
 
 
@@ -332,8 +320,10 @@ def ends_without_a_reader(world: World, command: str, python: dict[str, str] | N
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as output:
-        done = world.run(
-            command, output.fileno(), python, before="signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})"
+        done = ended(
+            world.start(
+                command, output.fileno(), python, before="signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})"
+            )
         )
     assert done == (-signal.SIGPIPE, "")
 
@@ -417,7 +407,7 @@ def test_input_in_any_mode(world: World) -> None:
 def test_input_that_cannot_be_read(world: World, command: str, tmp_path: Path) -> None:
     """An input that is not open for reading is an error that names it."""
     with open(tmp_path / "file", "wb") as file:
-        done = world.run(command, file.fileno(), stdin=file.fileno())
+        done = ended(world.start(command, file.fileno(), stdin=file.fileno()))
     assert done == (1, "sbus: standard input: Bad file descriptor\n")
     assert not (tmp_path / "file").read_bytes()
 
