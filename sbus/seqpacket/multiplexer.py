@@ -143,7 +143,7 @@ class Multiplexer:
         self._dispatching = False
         self.on_fatal: Callable[[], object] | None = None
         self._askers: tuple[Callable[[], bool], ...] = ()
-        self._may_pass: Callable[[], bool] | None = None
+        self._may_pass: Callable[[], bool] = self._may_all_pass
         self.has_read = False
         self.contended = False
         self.pass_number = 0
@@ -265,10 +265,8 @@ class Multiplexer:
 
     def _ask(self, askers: tuple[Callable[[], bool], ...]) -> None:
         self._askers = askers
-        if len(askers) > 1:
-            self._may_pass = self._may_all_pass
-        else:  # a loop would be much of the work of a pass
-            self._may_pass = askers[0] if askers else None
+        # A loop would be much of the work of a pass, which nearly always has one asker.
+        self._may_pass = askers[0] if len(askers) == 1 else self._may_all_pass
 
     def _may_all_pass(self) -> bool:
         may_follow = True
@@ -387,7 +385,6 @@ class Multiplexer:
         if not ready:
             return False
         self._dispatching = True
-        may_follow = True
         try:
             for fd, events in ready:
                 handler = self._handlers.get(fd)
@@ -399,8 +396,7 @@ class Multiplexer:
                     handler.ready(events, exclusive)
                 except Exception:
                     self._fail(handler)
-            if self._may_pass is not None:
-                may_follow = self._may_pass()
+            may_follow = self._may_pass()
             if self._deferred or self._closing:
                 self._after_events()
         finally:

@@ -219,6 +219,22 @@ class PacketTransport(SendingHalf):
 
     def ready(self, events: int, exclusive: bool) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
+        if events != READ:
+            self._handle(events, exclusive)
+            return
+        if self.read_side is not _READ_OPEN:
+            return
+        multiplexer = self._multiplexer
+        contended = multiplexer.contended
+        if (contended or self.plain_socket is None) and self.before_read is not None:
+            self.before_read()  # a read causes work, and other clients of the user may have been read in this pass
+            if self.read_side is not _READ_OPEN:
+                return
+        number, bundle_limit = multiplexer.pass_number, self._bundle_limit
+        self._read(self._pacer.first_limit(self.read_limit, exclusive, contended, number, bundle_limit))
+
+    def _handle(self, events: int, exclusive: bool) -> None:
+        """Handle other events than that there is something to read, or that as well."""
         if events & WRITE:
             if events & GONE and self._is_writable():
                 self._lose_writing()  # no send could succeed, and to take from the queue first could mean to sort it
@@ -230,7 +246,7 @@ class PacketTransport(SendingHalf):
             if events & GONE:
                 self._read_out()
             elif events & _READABLE:
-                self._read(exclusive)
+                self.ready(READ, exclusive)
         elif events & HANGUP:
             self._hung_up()
 
@@ -278,29 +294,17 @@ class PacketTransport(SendingHalf):
             if self.before_read is not None:
                 self.before_read()
             if self.read_side is _READ_OPEN:
-                self._read_batches(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
+                self._read(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
         if self.read_side in _PAUSED:
             self._hung_up()
         elif self._read_retry:
             self._multiplexer.suspend(self._fd)  # else the kernel reports the hang-up until the retry
 
-    def _read(self, exclusive: bool) -> None:
-        """Read and deliver as many packets as the pacer allows in this pass."""
-        multiplexer = self._multiplexer
-        contended = multiplexer.contended
-        if (contended or self.plain_socket is None) and self.before_read is not None:
-            self.before_read()  # a read causes work, and other clients of the user may have been read in this pass
-            if self.read_side is not _READ_OPEN:
-                return
-        number, bundle_limit = multiplexer.pass_number, self._bundle_limit
-        self._read_batches(self._pacer.first_limit(self.read_limit, exclusive, contended, number, bundle_limit))
-
-    def _read_batches(self, limit: int) -> None:
+    def _read(self, limit: int) -> None:
         """Read and deliver packets.
 
         :param limit: the packets of the first batch; the pacer says how many follow.
         """
-        multiplexer, bundle_limit = self._multiplexer, self._bundle_limit
         left = LARGE_PER_PASS
         while limit:
             if self._payloads is not None:
@@ -325,7 +329,7 @@ class PacketTransport(SendingHalf):
             if not packets:
                 return
             large = 0
-            if bundle_limit:
+            if self._bundle_limit:
                 packets = self._taken_apart(packets)
                 if len(packets[-1]) >= LARGE:
                     large = total_size(packets)  # before the receiver, which may change the list
@@ -333,7 +337,7 @@ class PacketTransport(SendingHalf):
             taken = self._receiver.packetsReceived(packets)  # not `_deliver`: each call counts here
             if taken < len(packets):
                 self._keep(packets, taken)
-            multiplexer.has_read = True
+            self._multiplexer.has_read = True
             if large and self._pacer.is_alone():
                 left -= large
                 if left > 0 and self.read_side is _READ_OPEN:
@@ -448,7 +452,7 @@ class PacketTransport(SendingHalf):
             if self.before_read is not None:
                 self.before_read()
             if self.read_side is _READ_OPEN:
-                self._read_batches(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
+                self._read(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
             if self.read_side is _READ_OPEN and not self._read_retry:
                 self._poll(self._events | READ)
 
