@@ -100,6 +100,7 @@ class Lines:
     :ivar work: nanoseconds that the mail is estimated to take.
     :ivar bytes: bytes of packets in the mail.
     :ivar ns: nanoseconds that a copy has taken lately.
+    :ivar last_turn: the number of the user's last turn; 0 if it has had none.
     :ivar on_rest: called once, when nothing stands here and no debt is left: the user may be forgotten.
     """
 
@@ -111,6 +112,7 @@ class Lines:
         "deficit",
         "held",
         "hung_up",
+        "last_turn",
         "letters",
         "mail",
         "most_bytes",
@@ -129,7 +131,7 @@ class Lines:
         self.hung_up: OrderedDict[Reader, None] = OrderedDict()
         self.held: OrderedDict[Reader, bool] = OrderedDict()
         self.most_bytes = most_bytes
-        self.work = self.bytes = 0
+        self.work = self.bytes = self.last_turn = 0
         self.ns = FIRST_NS
         self.waiting: dict[Members, int] = {}
         self.letters: dict[Any, int] = {}

@@ -4,9 +4,10 @@
 
 One thread serves all users, so the time that one takes is time that the others wait. While a single user is active,
 nothing is measured. As soon as a second one is, the scheduler measures each batch, and deducts its time from the
-*deficit* of its user. A user without deficit waits in a ring. In each turn the first one gets a quantum, and its lines
-(`sbus.fair.lines`) are served until that is spent. Between two turns the server looks at the sockets, so a user who
-sends little needs no turn. This is deficit round robin (Shreedhar and Varghese, 1995), in time.
+*deficit* of its user. A user without deficit waits in a ring: in front if nobody there has waited longer for a turn,
+else behind. In each turn the first one gets a quantum, and its lines (`sbus.fair.lines`) are served until that is
+spent. Between two turns the server looks at the sockets, so a user who sends little needs no turn. This is deficit
+round robin (Shreedhar and Varghese, 1995), in time.
 
 ================================================  ====================================================================
 work, while several users are active              the user who is charged
@@ -86,6 +87,7 @@ class Scheduler:
         "_ring",
         "_served",
         "_turn_ended",
+        "_turns",
         "_until",
         "clock",
         "crowd",
@@ -117,7 +119,7 @@ class Scheduler:
         self.look: Callable[[], bool] | None = None
         self.crowd = 0
         self.is_busy = False
-        self.waited = 0
+        self.waited = self._turns = 0
         self.mail_copies = 0
         self.mail_bytes = 0
 
@@ -275,7 +277,9 @@ class Scheduler:
     def enter(self, lines: Lines) -> None:
         """Give a user turns until nothing of it waits any more."""
         if lines not in self._ring:
+            first = next(iter(self._ring), lines)
             self._ring[lines] = None
+            self._ring.move_to_end(lines, last=lines.last_turn >= first.last_turn)
             self.is_busy = True
         if not self._is_due:
             self._is_due = True
@@ -316,6 +320,8 @@ class Scheduler:
         self._turn_ended = self.clock()
 
     def _serve(self, lines: Lines) -> None:
+        self._turns += 1
+        lines.last_turn = self._turns
         self._began = self.clock()
         self._served, self._until = lines, self._began + lines.deficit
         try:

@@ -97,6 +97,20 @@ def test_little_work_waits_for_one_round(line):
     assert machine.now - before <= 6 * (QUANTUM + QUANTUM // 10)
 
 
+def test_who_has_waited_longest_is_next():
+    """A user that enters the ring goes before those that have had a turn since its own last one, and behind others."""
+    machine = Machine()
+    one, two, three = Lines(), Lines(), Lines()
+    add(machine, one, "chores", QUANTUM, 1)
+    machine.turn()
+    for name, lines in ("two", two), ("three", three):
+        add(machine, lines, "chores", QUANTUM).name = name
+    machine.turn(2)
+    add(machine, one, "chores", QUANTUM).name = "one"
+    machine.turn(4)
+    assert machine.log[1:] == ["two", "three", "one", "two", "three", "one"]
+
+
 @pytest.mark.parametrize("others", [1, 3])
 def test_a_step_beyond_the_quantum_is_a_debt(others):
     """A user whose steps are long waits for the others to catch up."""
