@@ -223,6 +223,7 @@ class PacketTransport(SendingHalf):
             self._handle(events, exclusive)
             return
         if self.read_side is not _READ_OPEN:
+            self._poll(self._events & ~READ)  # only now: most pauses are over before anything is reported
             return
         multiplexer = self._multiplexer
         contended = multiplexer.contended
@@ -249,6 +250,8 @@ class PacketTransport(SendingHalf):
                 self.ready(READ, exclusive)
         elif events & HANGUP:
             self._hung_up()
+        elif events & READ:
+            self._poll(self._events & ~READ)
 
     def lost(self, reason: Failure) -> None:
         """See `sbus.seqpacket.multiplexer.Handler`."""
@@ -415,6 +418,7 @@ class PacketTransport(SendingHalf):
             return
         self.has_hung_up = True
         if self.read_side in _PAUSED or self.read_side is ReadSide.RESUMING:
+            self._events &= ~READ
             self._multiplexer.suspend(self._fd)
         else:
             self._stop_polling()
@@ -430,7 +434,6 @@ class PacketTransport(SendingHalf):
     def pauseProducing(self) -> None:
         """Stop reading (`IPushProducer`); packets that were read and not taken are kept."""
         self.move(_PAUSE)
-        self._poll(self._events & ~READ)
 
     def resumeProducing(self) -> None:
         """Read again, soon; packets that were kept are delivered first (`IPushProducer`)."""

@@ -511,6 +511,46 @@ def test_what_a_peer_that_has_gone_shall_read_is_lost(world):
     assert not recorder.lost
 
 
+def test_a_short_pause_is_not_worth_a_system_call(world, monkeypatch):
+    """A socket stays watched during a pause, until packets are reported that nobody reads."""
+    recorder = Recorder()
+    peer = world.connect(recorder)
+    transport, changes = recorder.transport, list[int]()
+    multiplexer = transport._multiplexer
+    modify = multiplexer.modify
+    monkeypatch.setattr(multiplexer, "modify", lambda fd, events: (changes.append(events), modify(fd, events)))
+    peer.send(b"one")
+    transport.pauseProducing()
+    transport.read_on()
+    assert recorder.packets == [b"one"]
+    assert changes == []
+    peer.send(b"two")
+    transport.pauseProducing()
+    world.settle()
+    assert changes == [0]
+    assert world.reactor.turn() is None
+    transport.resumeProducing()
+    world.settle()
+    assert recorder.packets == [b"one", b"two"]
+    assert changes == [0, READ]
+
+
+def test_a_pause_amid_the_last_packets(world):
+    """A protocol that pauses while the packets of a peer that has gone are read gets the rest once it resumes."""
+    recorder = Recorder(lambda packet: recorder.transport.pauseProducing())
+    peer = world.connect(recorder)
+    packets = numbered(2 * BATCH)
+    for packet in packets:
+        peer.send(packet)
+    peer.close()
+    for _ in packets:
+        world.settle()
+        recorder.transport.resumeProducing()
+    world.settle()
+    assert recorder.packets == packets
+    assert recorder.lost
+
+
 def test_reading_on(world):
     """The protocol can have its packets at once, and not in a call of their own; it is asked before the read."""
     recorder = Recorder()
