@@ -183,7 +183,7 @@ class QueueService(Service):
             await intake.whenConnected()
         self._vigils.connected(bus, (await bus.whoami()).endswith(b"/%d" % os.getpid()))
         for holder in list(self.jobs.workers):
-            self._vigils.begin(holder, is_here=False)
+            self._vigils.expect(holder)
         for verb in (b"ready", b"ack", b"renew", b"nack"):
             _Inflow(bus, self._key(verb), partial(self._worker_said, verb))
         await bus.fence()

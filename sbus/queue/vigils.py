@@ -35,19 +35,20 @@ class Vigils:
         """
         self._bus, self._trusts_pids = bus, trusts_pids
 
-    def begin(self, holder: bytes, *, is_here: bool = True) -> None:
-        """Watch over a worker.
-
-        :param is_here: whether it subscribes to its key. One that held jobs before the service was started may come
-            back later: until then its process alone is watched.
-        """
+    def expect(self, holder: bytes) -> _Vigil:
+        """Watch over the process of a worker that held jobs before the service was started: it may come back later."""
         vigil = self._vigils.get(holder)
         if vigil is None:
             key = self._prefix + holder.partition(b" ")[0]
             vigil = self._vigils[holder] = _Vigil(self._reactor, self._bus, key, lambda: self._end(holder))
             if self._trusts_pids and holder.count(b"!/cred/") == 1:  # it is no client of another bus
                 vigil.watch_process(int(holder.rpartition(b"/")[2]))
-        if is_here and not vigil.is_watch:
+        return vigil
+
+    def begin(self, holder: bytes) -> None:
+        """Watch over a worker that has subscribed to its key."""
+        vigil = self.expect(holder)
+        if not vigil.is_watch:
             vigil.is_watch = True
             self._bus.send(self._bus.core.watch(vigil))
 
