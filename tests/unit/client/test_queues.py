@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.internet.task import Clock
 
 from sbus.client.core import ClientCore, Message
 from sbus.client.queues import Job, WorkCore, build_job, build_put, check_queue, parse_put
@@ -177,6 +178,22 @@ def test_leases_of_jobs_that_wait(bus: FakeBus, monkeypatch: pytest.MonkeyPatch)
     assert next_job(work).id == 2
     assert bus.take() == [b"renew 2 1", b"nack 3 1 released "]
     assert list(work.jobs) == [1, 2]
+
+
+def test_a_job_that_waits_long_is_renewed_again(bus: FakeBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that waits for the application is renewed each time a third of its lease is over."""
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock.seconds)
+    work = started(bus)
+    work._announce()
+    deliver(bus, 1, 1, lease=90.0)
+    bus.take()
+    said = []
+    for seconds in (29.0, 1.0, 29.0, 1.0, 30.0):
+        clock.advance(seconds)
+        work.renew_waiting()
+        said.append(bus.take())
+    assert said == [[], [b"renew 1 1"], [], [b"renew 1 1"], [b"renew 1 1"]]
 
 
 def test_strangers_in_the_inbox(bus: FakeBus) -> None:

@@ -147,6 +147,30 @@ def test_a_lease_ends_unless_it_is_renewed() -> None:
     assert not queue.held(b"another", [(1, 2)])
 
 
+def test_each_lease_ends_in_its_time() -> None:
+    """The leases of jobs that came later, and of one that was renewed, do not keep that of another one from ending."""
+    queue = queue_with(lease=30.0)
+    jobs = [put(queue, b"k", b"") for _ in range(2)]
+    assert queue.advance(0.0) == jobs
+    put(queue, b"k", b"")
+    queue.advance(10.0)
+    queue.renew(jobs[0], 20.0)
+    assert queue.next_time() == 30.0
+    queue.advance(30.0)
+    assert [queue.events["expired"], *(job.holder for job in jobs)] == [1, b"w", b""]
+
+
+def test_what_a_deleted_job_has_left_is_passed_over() -> None:
+    """A job that is taken back from a queue and put into it anew is handed out once, when it is due."""
+    queue = queue_with()
+    ready, delayed = put(queue, b"k", b""), put(queue, b"k", b"", due=1.0)
+    queue.drain([ready, delayed])
+    ready.due, delayed.due = 1.0, 2.0
+    for job in (ready, delayed):
+        queue.add(job)
+    assert [ids(queue.advance(now)) for now in (0.5, 1.0, 1.5, 2.0)] == [[], [ready.id], [], [delayed.id]]
+
+
 def test_a_worker_that_says_nothing_gets_nothing_more() -> None:
     """A worker whose lease ran out has no room until it is heard, though it has the fewest jobs then."""
     queue = queue_with(lease=30.0)
@@ -197,6 +221,24 @@ def test_a_busy_worker_is_kept_free_for_a_job_that_goes_alone() -> None:
     assert ids(queue.advance(3.0)) == [4]
 
 
+def test_one_busy_worker_is_kept_free_and_others_go_on() -> None:
+    """Of two busy workers, one is kept free for a job that goes alone; the other one gets jobs, but not that one."""
+    queue = queue_with(3)
+    bad = put(queue, b"bad", b"")
+    for now in (0.0, 1.0):
+        assert ids(queue.advance(now)) == [bad.id]
+        queue.nack(bad, "failed", "", now)
+    queue.ready(b"v", 0, 1, 3, {})
+    for _ in range(2):
+        put(queue, b"good", b"")
+    assert {job.holder for job in queue.advance(2.0)} == {b"v", b"w"}
+    for _ in range(3):
+        put(queue, b"good", b"")
+    handed = queue.advance(3.0)
+    assert [job.key for job in handed] == [b"good", b"good"]
+    assert len({job.holder for job in handed}) == 1
+
+
 def test_a_new_round_takes_back_what_the_worker_lacks() -> None:
     """After an interruption a worker keeps the jobs that it holds; the others go out again, uncounted."""
     queue = queue_with(2)
@@ -205,6 +247,27 @@ def test_a_new_round_takes_back_what_the_worker_lacks() -> None:
     queue.advance(0.0)
     queue.ready(b"w", 0, 2, 2, {1: 1})
     assert [(d.id, d.tries) for d in queue.advance(0.0)] == [(2, 1)]
+
+
+def test_the_same_round_takes_nothing_back() -> None:
+    """A worker that announces itself in the same round keeps the jobs that are on their way to it."""
+    queue = queue_with(2)
+    put(queue, b"k", b"")
+    queue.advance(0.0)
+    queue.ready(b"w", 0, 1, 1, {})
+    assert queue.advance(0.0) == []
+    assert queue.counts()["out"] == 1
+
+
+def test_workers_without_credit_and_jobs_are_forgotten() -> None:
+    """A worker that ends, or is gone, leaves its place once it has no jobs."""
+    queue = queue_with(2)
+    queue.ready(b"w", 0, 2, 0, {})
+    assert queue.workers == {}
+    for _ in range(2):
+        queue.ready(b"w", 0, 3, 1, {})
+        queue.gone(b"w")
+        assert queue.workers == {}
 
 
 def test_much_credit_takes_several_turns() -> None:
@@ -240,6 +303,26 @@ def test_many_workers_share_the_bytes() -> None:
         for _ in range(5):
             put(queue, b"k", bytes(100_000))
     assert sum(job.size for job in queue.advance(0.0)) <= (64 << 20) + 500 * 100_000
+
+
+def test_delayed_and_deleted_jobs_hold_up_no_others_of_their_key() -> None:
+    """With ordered=key, a job that is delayed by its publisher has no place yet, and one that is deleted has none."""
+    queue = queue_with(is_ordered=True)
+    put(queue, b"k", b"", due=9.0)
+    jobs = [put(queue, b"k", b"") for _ in range(3)]
+    first = queue.advance(0.0)
+    assert first == jobs[:1]
+    queue.drain([jobs[1]])
+    queue.ack(first)
+    assert queue.advance(0.0) == jobs[2:]
+
+
+def test_what_was_under_way_is_first_after_a_start() -> None:
+    """With ordered=key, a job that was out, or has failed, comes before earlier jobs that were delayed."""
+    for holder in (b"", b"w"):
+        jobs = [Job(1, b"k", b"0 -", 1, 1), Job(2, b"k", b"0 -", 1, 1, tries=1, holder=holder)]
+        JobQueue(Settings(is_ordered=True), jobs, 3)
+        assert [job.state for job in jobs] == ["waiting", "out" if holder else "ready"]
 
 
 def test_one_user_does_not_take_all_places_of_workers() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,10 @@ from twisted.logger import capturedLogs
 
 from sbus.client.core import ClientCore
 from sbus.client.dispatch import Message
-from sbus.client.queues import LONGEST_WHY
+from sbus.client.queues import LONGEST_WHY, MOST_CREDIT
 from sbus.client.senders import kind_of
 from sbus.protocol.packets import build
-from sbus.queue.jobs import Changes, Settings
+from sbus.queue.jobs import MOST_DELIVERIES, Changes, Settings
 from sbus.queue.service import QueueService
 
 NAME = b"!/cred/1/2/3"
@@ -75,13 +77,15 @@ class Served:
         self.writes: list[tuple[int, int]] = []
         self._write = self.service._store.write
         self.seconds = 0.0
+        self.has_failed = False
         self.replace(self.count)
 
     def close(self) -> None:
         self.service._store.close()
+        assert not self.has_failed
 
     def fail(self) -> None:
-        raise AssertionError("the service ended")
+        self.has_failed = True
 
     def replace(self, write: Callable[..., None]) -> None:
         """Have the store write in another way."""
@@ -92,8 +96,8 @@ class Served:
         self.writes.append((len(changes.new) + len(changes.changed), len(changes.gone)))
         self._write(changes, *args)
 
-    def put(self, count: int) -> None:
-        self.service._put(PUT, [Sent(PUT + b"k", NAME + b"/sbus/reply/x\0\0a job")] * count)
+    def put(self, count: int, words: bytes = b"") -> None:
+        self.service._put(PUT, [Sent(PUT + b"k", NAME + b"/sbus/reply/x\0%b\0a job" % words)] * count)
 
     def say(self, verb: bytes, words: bytes) -> None:
         self.service._worker_said(verb, [Sent(b"queue/jobs/" + verb, b"ab " + words)])
@@ -147,7 +151,10 @@ def test_a_turn_waits_for_as_much_as_the_last_one_has_sent(served: Served) -> No
 
 
 def test_publishers_wait_while_the_disk_refuses(served: Served) -> None:
-    """A put that the disk has refused is confirmed when it takes it; meanwhile publishers are read now and then."""
+    """A put that the disk has refused is confirmed when it takes it.
+
+    Meanwhile publishers are read now and then, for two and a half minutes.
+    """
 
     def refuse(*args: object) -> None:
         raise sqlite3.OperationalError("full")
@@ -159,9 +166,13 @@ def test_publishers_wait_while_the_disk_refuses(served: Served) -> None:
     assert (served.bus.is_read, served.service.problem, served.take()) == (False, "full", [])
     served.clock.pump([1.0] * 4)
     assert served.bus.is_read
+    served.clock.pump([1.0] * 160)
+    served.put(1)
+    served.clock.pump([1.0] * 10)
+    assert not served.bus.is_read
     served.replace(served.count)
     served.clock.pump([1.0, 0.1])
-    assert (served.take(), served.service.problem) == ([b"+1", b"+2"], "")
+    assert (served.take(), served.service.problem) == ([b"+1", b"+2", b"+3"], "")
 
 
 def test_publishers_wait_although_an_operator_looks(served: Served) -> None:
@@ -196,6 +207,78 @@ def test_a_job_that_came_back_meanwhile_is_not_sent(served: Served) -> None:
     served.clock.pump([1.0, 0.1])
     assert served.take() == [b"+1"]
     assert served.service.jobs.counts()["ready"] == 1
+
+
+def test_an_id_adds_one_job(served: Served) -> None:
+    """Puts with the same ID get the same number, in one turn and in a later one; then the store alone knows the ID."""
+    served.put(2, b"id=a")
+    served.clock.advance(0)
+    served.put(1, b"id=a")
+    served.clock.advance(1)
+    assert served.take() == [b"+1"] * 3
+    assert served.service.jobs.events["doubles"] == 2
+    assert not served.service._fresh
+
+
+def test_payloads_are_in_memory_only_until_the_disk_has_them(served: Served) -> None:
+    """What waits in the queue, or is at a worker, takes the memory of its head."""
+    served.put(2)
+    served.clock.advance(0)
+    served.say(b"ready", b"1 1")
+    served.clock.advance(1)
+    assert [(each.state, each.payload) for each in served.service.jobs.jobs.values()] == [
+        ("out", None),
+        ("ready", None),
+    ]
+
+
+def test_more_than_a_turn_hands_out_is_handed_out_in_the_next_one(served: Served) -> None:
+    """If there are more jobs than a turn hands out, the next one begins at once, and not with the next message."""
+    count = MOST_DELIVERIES + 10
+    for token in (b"a", b"b"):
+        served.service._worker_said(b"ready", [Sent(b"queue/jobs/ready", b"%b 1 %d" % (token, MOST_CREDIT))])
+    served.put(count)
+    served.clock.pump([0.0] * 3)
+    assert sum(packet.startswith(b"MSG ") for packet in served.take()) == count
+
+
+def test_the_end_of_a_worker_begins_a_turn(served: Served) -> None:
+    """The jobs of a worker that is gone go to another one at once."""
+    served.say(b"ready", b"1 1")
+    served.put(1)
+    served.clock.advance(0)
+    served.service._worker_said(b"ready", [Sent(b"queue/jobs/ready", b"cd 1 1")])
+    served.clock.advance(1)
+    served.take()
+    served.service._worker_gone(b"ab " + NAME)
+    served.clock.advance(0)
+    [packet] = served.take()
+    assert packet.startswith(b"MSG " + NAME + b"/sbus/work/cd\0001 1 2 ")
+
+
+def test_workers_are_watched_until_they_end(served: Served) -> None:
+    """A worker that announces credit is watched; one that takes no more jobs is not."""
+    served.say(b"ready", b"1 1")
+    served.say(b"ready", b"2 0")
+    watched = [packet for packet in served.bus.sent if b"interest" in packet]
+    assert watched == [b"CMSG interest/%b\0queue/jobs/worker/ab" % state for state in (b"on", b"off")]
+
+
+def test_an_operator_is_answered_once_the_disk_has_it(served: Served) -> None:
+    """``drain`` is answered after the transaction that deletes the jobs."""
+
+    def refuse(*args: object) -> None:
+        raise sqlite3.OperationalError("full")
+
+    served.put(1)
+    served.clock.advance(0)
+    served.replace(refuse)
+    request: Any = SimpleNamespace(key=b"queue/jobs/admin/drain", payload=b"", sender=SimpleNamespace(uid=os.geteuid()))
+    answer = Deferred.fromCoroutine(served.service._asked(request))
+    assert not answer.called
+    served.replace(served.count)
+    served.clock.pump([1.0, 0.1])
+    assert (answer.result, served.writes[-1]) == (b"1", (0, 1))
 
 
 def test_keys_count_as_much_as_payloads(tmp_path: Path) -> None:

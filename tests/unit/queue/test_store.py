@@ -62,6 +62,11 @@ def test_changes_last(store: Store) -> None:
     store.close()
 
 
+def test_each_transaction_is_synced(store: Store) -> None:
+    """What is confirmed outlives a power failure: SQLite syncs the file with each transaction (FULL)."""
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
 def test_ids_are_known_for_a_day(store: Store) -> None:
     """An ID is its user's, and known, over restarts, until a day has passed; then it can be used again."""
     store.write(named((1, b"a", 1), (1, b"b", 2), (2, b"a", 3)), 0.0)
