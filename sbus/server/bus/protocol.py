@@ -30,6 +30,7 @@ publisher is read in batches of about `FANOUT_BUDGET` copies.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -330,7 +331,7 @@ class BusProtocol(ReceivingHalf):
         total = len(packets)
         if self.reason is None and not self.is_paused:
             if scheduler.is_busy and not scheduler.may_go_on(lines):
-                self._wait_to_be_read()
+                self._wait(scheduler.wait)
             else:
                 until = scheduler.begin(lines)
                 try:
@@ -343,7 +344,7 @@ class BusProtocol(ReceivingHalf):
                         registry.flush()
                     scheduler.end(self.user.lines)  # a client that has become a service belongs to another one now
                 if at < total and self.reason is None and not self.is_paused:
-                    self._wait_to_be_read()
+                    self._wait(scheduler.wait)
         if at < total:
             if not self._kept:
                 self._keep(packets[at:] if at else packets)
@@ -374,7 +375,7 @@ class BusProtocol(ReceivingHalf):
                         count = self._deliver_run(packets, at, stop, route, until, at == start and stop == end)
                         if not count:
                             if not self.is_paused:
-                                self._wait_to_be_read(for_room=True)
+                                self._wait(self._scheduler.hold)
                             break
                         at += count
                         is_over = clock() >= until
@@ -484,15 +485,14 @@ class BusProtocol(ReceivingHalf):
         if scheduler.last is not lines:
             scheduler.change(lines)  # to read takes time, too, whatever comes of it
         if scheduler.is_busy and self.reason is None and not scheduler.may_read(lines):
-            self._wait_to_be_read()
+            self._wait(scheduler.wait)
 
-    def _wait_to_be_read(self, for_room: bool = False) -> None:
-        """Wait for a turn of the client's user, or for room in that user's mail."""
+    def _wait(self, wait: Callable[..., None]) -> None:
+        """Wait to be read: with `Scheduler.wait` for a turn of its user, with `hold` for room in that user's mail."""
         transport = self.transport
         if not self._is_waiting and transport is not None:
             self._is_waiting = True
             self._pause()
-            wait = self._scheduler.hold if for_room else self._scheduler.wait
             wait(self.user.lines, self, transport.has_hung_up)
 
     def read_on(self, until: int) -> None:
@@ -571,7 +571,7 @@ class BusProtocol(ReceivingHalf):
                 is_done = payload_checks.publish(self, packet, key, payload)
                 self._pay_routing()
                 if not is_done:
-                    self._wait_to_be_read(for_room=True)
+                    self._wait(self._scheduler.hold)
                 return is_done
             else:
                 choices.handle(self, key, payload if len(packet) > len(CMSG) + 1 + len(key) else None)
@@ -593,7 +593,7 @@ class BusProtocol(ReceivingHalf):
         route = registry.route(key)
         self._pay_routing()
         if not registry.delivery.has_room_for(packet, route, self):
-            self._wait_to_be_read(for_room=True)
+            self._wait(self._scheduler.hold)
             return False
         registry.guard.check_publication(self, key, payload, route)
         registry.deliver([packet], route, self, False, self.has_echo)

@@ -384,7 +384,7 @@ def test_reasons_to_be_paused():
     protocol.pause_publishing()
     protocol.wait_for_mail()
     protocol.wait_for_mail()
-    protocol._wait_to_be_read()
+    protocol._wait(protocol._scheduler.wait)
     protocol.resume_publishing()
     protocol.mail_delivered()
     assert publisher.transport.is_paused
@@ -394,7 +394,7 @@ def test_reasons_to_be_paused():
     assert publisher.transport.is_paused
     protocol.mail_delivered()
     assert not protocol.is_paused
-    protocol._wait_to_be_read()
+    protocol._wait(protocol._scheduler.wait)
     protocol.pause_publishing()
     bus.finish()
     assert publisher.transport.is_paused
