@@ -183,6 +183,9 @@ def test_a_worker_that_says_nothing_gets_nothing_more() -> None:
     assert queue.advance(32.0) == []
     assert not queue.held(b"w", [(1, 1)])
     assert [d.holder for d in queue.advance(33.0)] == [b"w"]
+    assert queue.advance(63.0) == []
+    queue.ready(b"w", 0, 2, 10, {})
+    assert [d.holder for d in queue.advance(64.0)] == [b"w"]
 
 
 def test_the_third_delivery_goes_alone() -> None:
@@ -268,6 +271,12 @@ def test_workers_without_credit_and_jobs_are_forgotten() -> None:
         queue.ready(b"w", 0, 3, 1, {})
         queue.gone(b"w")
         assert queue.workers == {}
+    put(queue, b"k", b"")
+    queue.ready(b"w", 0, 4, 1, {})
+    handed = queue.advance(0.0)
+    queue.ready(b"w", 0, 4, 0, {})
+    queue.ack(handed)
+    assert queue.workers == {}
 
 
 def test_much_credit_takes_several_turns() -> None:
