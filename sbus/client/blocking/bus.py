@@ -39,6 +39,7 @@ __all__ = ["Bus", "Subscription", "Watch", "connect"]
 
 _IN_PLACE = 1 << 15
 """Bytes of a payload from which on it is sent from where it is: the copy of 64 KiB into a packet takes 2 µs."""
+_NO_KEY = object()
 Socket = socket.socket  # inside `Bus`, the property `socket` hides the module
 
 
@@ -66,7 +67,7 @@ class Bus(BlockingConnection[Subscription]):
         super().__init__(address, options)
         self._messages = MessageQueue()
         self._last_delivered: list[Message] | None = None
-        self._last_key: bytes | str | None = None  # of the last message that was sent in place
+        self._last_key: object = _NO_KEY  # of the last message that was sent in place
         self._last_head = b""
         leave_to_parent(self)
 
@@ -104,7 +105,7 @@ class Bus(BlockingConnection[Subscription]):
         """Send a message from where its payload is; return whether that is done, or else left to the ordinary way."""
         if key is not self._last_key:
             self._last_head = self.core.publish(key, b"")
-            self._last_key = key if isinstance(key, (bytes, str)) else None  # a bytearray may change
+            self._last_key = key if isinstance(key, (bytes, str)) else _NO_KEY  # a bytearray may change
         head = self._last_head
         if len(head) + len(payload) > self.core.longest_plain:
             return False

@@ -257,8 +257,9 @@ def test_get_many_waits_for_one_and_gives_all(client: blocking.Bus) -> None:
 def test_a_large_message_has_the_rules_of_any_other(client: blocking.Bus) -> None:
     """A large payload is refused for a wrong key and beyond the limit, and leaves behind what waits to be sent."""
     large = bytes(100_000)
-    with pytest.raises(InvalidKey):
-        client.publish("no\0key", large)
+    for wrong in ("no\0key", None):
+        with pytest.raises(InvalidKey):
+            client.publish(wrong, large)  # type: ignore[arg-type]
     with pytest.raises(PacketTooLong, match=str(5 + 1 + LARGEST_SEND_BUFFER)):
         client.publish("k", bytes(LARGEST_SEND_BUFFER))
     client._outbox.extend([b"SUB k"])
