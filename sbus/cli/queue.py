@@ -28,7 +28,7 @@ _TIMEOUT = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _IDS = click.option("--id", "ids", type=int, multiple=True, metavar="NUMBER", help="Only this job; repeatable.")
 _ANSWER_TIME = 0.5
-"""Seconds in which the services of all queues answer."""
+"""Seconds to wait for the services of all queues, since nothing says how many there are."""
 _LIMIT = click.option("--limit", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Jobs to show.")
 
 
@@ -104,8 +104,8 @@ def put(target: Target, name: str, key: bytes, payload: bytes | None, file: Any,
         click.echo(bus.enqueue(name, key, payload or b"", timeout=timeout, **how))
 
 
-def _ask_all(target: Target, timeout: float) -> list[tuple[str, str, bytes]]:
-    """Return what each service on the bus says of its queue: the name, the counts, and all of it as JSON."""
+def _ask_all(target: Target, timeout: float) -> list[tuple[str, str, str]]:
+    """Return each queue on the bus: its name, its counts as text, and its service's whole answer as JSON."""
     found = set()
     with target.connect(timeout=timeout) as bus:
         inbox = bus.whoami() + b"/sbus/reply/queues"
@@ -115,11 +115,11 @@ def _ask_all(target: Target, timeout: float) -> list[tuple[str, str, bytes]]:
         bus.publish(ALL_QUEUES, inbox + b"\0")
         end = time.monotonic() + _ANSWER_TIME
         with suppress(TimedOut):
-            while True:
-                answer = answers.get(max(0.0, end - time.monotonic())).payload[1:]
-                with suppress(ValueError, TypeError, LookupError, AttributeError):  # any client may answer
+            while (left := end - time.monotonic()) > 0:
+                answer = answers.get(left).payload[1:]
+                with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):  # anybody may answer
                     queue = json.loads(answer)
-                    found.add((str(queue["queue"]), _count(queue), answer))
+                    found.add((str(queue["queue"]), _count(queue), json.dumps(queue)))
     return sorted(found)
 
 
