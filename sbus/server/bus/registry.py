@@ -182,7 +182,7 @@ class SubscriptionRegistry(Service):
             may_learn=lambda client, key: self.guard.may_learn(client, key),
             notify=self._notices.notify,
             flush=self.delivery.flush,
-            forget_user=self.forget_user,
+            forget_user=self._forget_user,
         )
         self.delivery.uncounted = self.interest.uncounted
         self.last_values: LastValues | None = None
@@ -232,7 +232,7 @@ class SubscriptionRegistry(Service):
         self.subscribe = self._subscriptions.subscribe
         self.unsubscribe = self._subscriptions.unsubscribe
         self._services = Services(
-            self.delivery, self.interest, self.admission, self._members, self.users, self.forget_user
+            self.delivery, self.interest, self.admission, self._members, self.users, self._forget_user
         )
         self.requests = Requests(
             self.interest,
@@ -418,9 +418,9 @@ class SubscriptionRegistry(Service):
         """Note that the last subscription of a receiver that has left is dropped."""
         self._router.unmute(client)
         self.interest.left(client)
-        self.forget_user(client.user)
+        self._forget_user(client.user)
 
-    def forget_user(self, user: User) -> None:
+    def _forget_user(self, user: User) -> None:
         """Forget a user that has nothing left, when its debts are paid."""
         if user.connections or user.patterns:
             return
@@ -429,7 +429,7 @@ class SubscriptionRegistry(Service):
             self.users.forget(user)
             self.scheduler.forget(lines)
         else:
-            lines.on_rest = lambda: self.forget_user(user)
+            lines.on_rest = lambda: self._forget_user(user)
             self.scheduler.enter(lines)
 
     def stop_receiving(self, client: Receiver) -> None:
@@ -469,7 +469,7 @@ class SubscriptionRegistry(Service):
             )
             for notify in self._events.closed:
                 notify(client, reason)
-        self.forget_user(client.user)
+        self._forget_user(client.user)
         fired, self._fired = self._fired, []
         for deferred in fired:
             deferred.callback(None)
