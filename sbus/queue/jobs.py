@@ -126,6 +126,9 @@ class Worker:
     """A worker, and the jobs that it has.
 
     :ivar holder: its token and its name on the bus.
+    :ivar uid: its user; -1 if unknown.
+    :ivar round: the number of its last announcement; -1 before the first one.
+    :ivar credit: the most jobs that it has at once.
     :ivar size: bytes of its jobs.
     :ivar jobs: by number, in the order in which their leases end.
     :ivar is_alone: whether its job goes alone.
@@ -182,7 +185,7 @@ class JobQueue:
     :param jobs: the jobs in the store. The leases of those that are out begin anew.
     :param next_id: the ID of the next new job.
     :ivar jobs: all jobs by ID.
-    :ivar workers: by name, with those that held jobs before the service was started.
+    :ivar workers: by holder, with those that held jobs before the service was started.
     :ivar events: the number of events since the start, by name.
     :ivar died: jobs that have died since the caller last cleared it.
     """
@@ -238,7 +241,7 @@ class JobQueue:
     def ready(self, holder: bytes, uid: int, round: int, credit: int, held: Mapping[int, int]) -> bool:
         """Take an announcement; return whether there is a place for the worker.
 
-        :param held: the jobs that the worker holds, each with its delivery.
+        :param held: the jobs that the worker holds, each with its tries.
         """
         worker = self.workers.get(holder)
         if worker is None:

@@ -5,7 +5,7 @@ Theory of operation
 
 A busy publisher sends many messages in a row to the same receivers. The server reads up to 64 packets with one system
 call; handling them one by one would cost a parse, a look-up and a delivery each. `next_run` finds how far the first
-message's route extends, and the caller delivers that slice of the list in one step. The other functions are relatives:
+message's route extends, and the caller delivers that slice of the list in one step. Its relatives:
 
 ================  ====================================================================================================
 function          what it does in one pass
@@ -22,8 +22,8 @@ Invariants:
 * Two messages belong to one run only if the route cache holds *the same object* for both keys. The cache makes equal
   routes one object (`sbus.routing.cache`), so the comparison is one of two pointers.
 * A run consists of well-formed ``MSG`` packets with cached keys. Another verb, a malformed packet, one that came with
-  descriptors (it is not exactly ``bytes``) or an unknown key ends it, and the caller handles that packet with the full
-  parser and all checks. So the fast path never reports an error.
+  descriptors (it is not exactly ``bytes``) or an unknown key ends it, and the full parser handles that packet. So the
+  fast path never reports an error.
 * Keys that are judged differently have different routes (`sbus.routing.route`), so a run is judged as a whole.
 * The server does not use runs at all while something has to see each message by itself: an observer of ``published``,
   or a credentials plug-in whose verdicts hold for one message.

@@ -36,10 +36,10 @@ class Reactor(Protocol):
 
 
 class Outlet(NamedTuple):
-    """Where packets that begin alike go on to, unseen.
+    """Where large packets that begin alike are sent, unseen.
 
-    :ivar sock: of their only receiver.
-    :ivar on_sent: called with the number of packets that have gone there, and their bytes.
+    :ivar sock: the socket of their only receiver.
+    :ivar on_sent: called with the number of packets that were sent there, and their bytes.
     """
 
     sock: socket.socket
@@ -96,8 +96,8 @@ class IPacketTransport(Interface):
         "does not read."
     )
     find_outlet: Callable[[bytes], Outlet | None] | None = Attribute(
-        "Called with how large packets begin (verb, key and NUL), when nobody else waits: whether others that begin so "
-        "may go on as soon as they are received, and where to. None to have the protocol see all packets."
+        "Called with the beginning of a large packet (verb, key and NUL) when nobody else waits. It returns the outlet "
+        "of packets that begin so, or None if the protocol has to see them. None if it sees all packets."
     )
     has_hung_up: bool = Attribute("Whether the peer has closed its socket.")
 
@@ -170,9 +170,9 @@ class IPacketTransport(Interface):
         A payload that waits when this ends is sent as a plain message, if it fits.
 
         :param share: what the peer's user has of all descriptors. Its connections share a limit of those that they have
-            not read, also after their end: then the socket is kept until they are read, or the peer has hung up. By
-            default, nobody shares them with this peer, and no socket is kept.
-        :returns: whether the transport does so: not over a stream, nor for a user of whose sockets too many are kept.
+            not read, even after their end: then the socket is kept until they are read, or the peer has hung up. By
+            default, nobody shares the limit with this peer, and no socket is kept.
+        :returns: whether the transport does so. It does not over a stream, or if too many sockets of the user are kept.
         """
 
     def pauseProducing() -> None:

@@ -23,17 +23,16 @@ Invariants:
 
 * *No deferred call runs while events are handled* (`call_soon`), so no protocol loses a connection while it iterates
   over receivers.
-* *Closing is done in slices* (`close_soon`): a connection that ends costs 60 µs, and thousands can end together.
+* *Closing and new attempts have slices* (`close_soon`, `try_again`): a connection that ends costs 60 µs, and thousands
+  can end together, or wait for memory.
 * *Hang-ups come first.* What a peer sent before it closed is read before sockets that became ready later; their owner
-  may take them out of the epoll set (`suspend`), as the kernel would report them forever.
+  may take them out of the epoll set (`suspend`), else the kernel reports them forever.
 * *An error in one socket reaches no other.* It is logged, and the handler's `failed` cleans up.
 * *Nothing is left behind.* Without sockets there is no epoll set and no place in the reactor; the table of multiplexers
   holds reactors weakly.
 
-A second pass finds more than a second read of the same socket would: other clients' packets, too.
-
-Rejected: to wait for the next message before the reactor's turn, which needs one epoll set within another; to keep the
-reactor's epoll set within this one, which saves 1 µs of 17 and needs private parts of Twisted.
+Rejected: a second read of the same socket (a second pass finds other clients' packets, too); one epoll set within
+another, either way (it saves 1 µs of 17, and needs private parts of Twisted).
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ _SHORT_PASSES_TIME = 0.0005
 _DEFERRED_ROUNDS: Final = range(4)
 """Rounds of deferred calls in one pass at most; a deferred call can defer another one."""
 _SLICE = 0.001
-"""Seconds of closing connections in one turn of the reactor, about, and of trying again in `RETRY` seconds."""
+"""Seconds, about, for closing connections in one turn of the reactor, and for new attempts in `RETRY` seconds."""
 RETRY: Final = 0.05
 """Seconds until the next attempt to send or to read, after the kernel had no memory."""
 
@@ -308,9 +307,9 @@ class Multiplexer:
         self.reactor.callLater(0, self._close_some)
 
     def try_again(self, call: Callable[[], object]) -> None:
-        """Call something again that had no memory, or no descriptor: in `RETRY` seconds, or when there is time.
+        """Call something that had no memory, or no descriptor, again in `RETRY` seconds, or later.
 
-        All such calls have a slice each `RETRY` seconds: a user can have thousands of them.
+        All such calls share one slice in `RETRY` seconds: a user can have thousands of them.
         """
         self._retries[call] = None
         if self._retry_timer is None:

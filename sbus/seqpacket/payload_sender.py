@@ -51,14 +51,14 @@ else one user with 1,250 connections took all that a server which is not root ma
 there were fewer connections stays unread: 256 that come one after another leave 2,348, and 63 more of which each has
 ended 2,537 (a connection that has ended counts until its descriptors are read)."""
 MOST_ENDED = USER_MOST // MOST
-"""Connections of one user that have ended, and whose descriptors are not read, with which no other one gets any. Else
-root, whom no limit of connections stops, could have any number of them."""
+"""Connections of one user that have ended with descriptors unread. With that many, its new ones get no descriptors:
+else root, whom no limit of connections stops, could have any number of them."""
 
 
 def may_join(share: PayloadShare) -> bool:
     """Return whether one more connection of a user may have descriptors.
 
-    It may not while too many of those that have ended wait: each is a socket of this process.
+    Not while too many that have ended are kept, each a socket of this process, or too much waits to be closed.
     """
     return share.ended < MOST_ENDED and not share.is_overrun()
 
@@ -188,10 +188,10 @@ class PayloadSender:
         return True
 
     def readable(self) -> int:
-        """Return the packets that may be read now, and have their descriptors count for the peer's user.
+        """Return how many packets may be read now, and have their descriptors count for the peer's user.
 
-        A server has room for all descriptors that may come: the kernel closes those without room, which may take long
-        (`sbus.syscalls.elsewhere`).
+        A server reads only what it has room for, descriptors included: the kernel closes those without room, which may
+        take long (`sbus.syscalls.elsewhere`).
         """
         if self.share.is_overrun():
             return 0
@@ -201,7 +201,7 @@ class PayloadSender:
         return room_for(WITH_DESCRIPTORS * MOST_PASSED, self._sock.fileno()) // MOST_PASSED
 
     def close(self, limit: int) -> None:
-        """Close the socket, when its peer has read its descriptors if it is to be kept.
+        """Close the socket; one that is kept, once its peer has read its descriptors.
 
         :param limit: packets of the peer to discard at most.
         """

@@ -20,10 +20,10 @@ empty packet            ``readConnectionLost`` instead.
 hang-up                 It reads what the peer sent to its end at once, before sockets that are ready later.
 hang-up while paused    The socket leaves the epoll set, which would report it forever. The packets stay in the kernel
                         until the protocol resumes, so no message is lost because its publisher left.
-large packets that      They are sent on, as they are received, where the protocol says (``find_outlet``): 400 kB took
-begin alike             the server 87 µs as an object that each layer handled, and 70 as one that none of them saw.
-the kernel has no       It reads again after 50 ms. It also does if the peer's user has passed many descriptors that
-memory                  still have to be closed, and if there is no room for those that may come.
+large packets that      It sends each to an outlet, if the protocol finds one, and no layer sees it: 400 kB took the
+begin alike             server 87 µs as an object that each layer handled, and take 70 from the buffer.
+the kernel has no       It reads again after 50 ms, as it does if the peer's user has passed many descriptors that still
+memory                  have to be closed, or if there is no room for those that may come.
 ======================  ==============================================================================================
 
 Invariants:
@@ -352,7 +352,7 @@ class PacketTransport(SendingHalf):
                 return
 
     def _forward(self, limit: int, left: int) -> tuple[list[bytes], bool, int]:
-        """Read as `PacketReader.read` does, once the packets in front are sent on that need not be seen.
+        """Send the packets in front that need not be seen to the outlet, then read as `PacketReader.read` does.
 
         :returns: as `PacketReader.read`, and what is left of the `left` bytes that may be sent on.
         """

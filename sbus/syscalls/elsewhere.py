@@ -25,7 +25,7 @@ _MANY = 256
 """Calls of one user that wait, each with a descriptor: the next read brings up to 2,024 more (8 packets of 253), and a
 user must not take all that the process may have (20,000 in our units)."""
 _MOST_HELD_UP = 64
-"""Threads that peers can hold up. With one for each user, a person with 65,536 subordinate UIDs had as many."""
+"""Threads that peers can hold up: with one for each user, a person with 65,536 subordinate UIDs had as many."""
 
 
 class _Threads:
@@ -146,7 +146,7 @@ class Closing:
         line.add(call, self)
 
     def free(self, call: Callable[[], object]) -> None:
-        """The same for sealed memory, which takes CPU time alone."""
+        """Have sealed memory freed in the same way: it takes CPU time alone."""
         line = self._freeing = self._freeing or _Line(_freeing)
         line.add(call, self)
 

@@ -16,8 +16,8 @@ several users                the publisher's own receivers get it at once, and t
 
 *At once* means into `SendQueue.pending`; `Delivery.flush` sends that when the batch ends, with one system call for each
 receiver. If a whole batch is one run, it goes past the queues of receivers that have nothing waiting. Large messages
-with one receiver do not even come here then (`Delivery.find_outlet`). Flood control
-decides about what a socket does not take (`sbus.flood.send_queue`). Mail ends in the same function, `Delivery.hand`.
+with one receiver do not even come here then (`Delivery.find_outlet`). Flood control decides about what a socket does
+not take (`sbus.flood.send_queue`). Mail ends in the same function, `Delivery.hand`.
 
 The publisher is an argument; None stands for the program around the bus, which no receiver can block. A receiver that
 can block may do so at any message of a run, and handling must stop right there. If each such receiver certainly has
@@ -28,7 +28,7 @@ Mail without room: the publisher's own user waits for it, so `deliver` handles n
 users are lost for that user, and leave a `Gap`. What observers publish during an event is handled when the batch, or
 the entry, is over (`SubscriptionRegistry.publish`).
 
-An exception of a plugged-in strategy or order is the trouble of the client that chose it: that client is disconnected.
+If a plugged-in strategy or order raises, the server disconnects the client that chose it.
 """
 
 from __future__ import annotations
