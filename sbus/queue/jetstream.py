@@ -127,6 +127,16 @@ class JetStore(Store):
             )
         self.max_payload = self._nats.max_payload
         self._js = self._nats.jetstream(timeout=_TIMEOUT)
+        await self._find_stream()
+        self._inbox = self._nats.new_inbox()
+        await self._nats.subscribe(self._inbox, cb=self._come)
+        self._keeper = asyncio.ensure_future(self._keep())
+
+    async def _find_stream(self) -> None:
+        """Find the stream of the queue, or make it, and its consumer.
+
+        :raises QueueError: if the stream is another program's.
+        """
         try:
             config = (await self._js.stream_info(self._stream)).config
         except NotFoundError:
@@ -149,9 +159,6 @@ class JetStore(Store):
             max_ack_pending=-1,
         )
         await self._js.add_consumer(self._stream, consumer)
-        self._inbox = self._nats.new_inbox()
-        await self._nats.subscribe(self._inbox, cb=self._come)
-        self._keeper = asyncio.ensure_future(self._keep())
 
     def close(self) -> None:
         """Disconnect."""

@@ -42,6 +42,9 @@ class FakeBus:
                 key, _, payload = packet[4:].partition(b"\0")
                 self.said.append(key.rpartition(b"/")[2] + b" " + payload.partition(b" ")[2])
 
+    def publish_many(self, messages: list[tuple[bytes, bytes]]) -> None:
+        self.send([self.core.publish(*message) for message in messages])
+
     def take(self) -> list[bytes]:
         said, self.said = self.said, []
         return said
@@ -194,6 +197,33 @@ def test_a_job_that_waits_long_is_renewed_again(bus: FakeBus, monkeypatch: pytes
         work.renew_waiting()
         said.append(bus.take())
     assert said == [[], [b"renew 1 1"], [], [b"renew 1 1"], [b"renew 1 1"]]
+
+
+def test_renewing_a_job_renews_those_behind_it(bus: FakeBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that renews a job which takes long keeps those that wait."""
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock.seconds)
+    work = started(bus)
+    work._announce()
+    for id in (1, 2):
+        deliver(bus, 1, id)
+    job = next_job(work)
+    bus.take()
+    clock.advance(20.0)
+    job.renew()
+    assert bus.take() == [b"renew 2 1", b"renew 1 1"]
+
+
+def test_when_a_worker_announces_itself(bus: FakeBus) -> None:
+    """A worker announces itself also to a server that reports on no keys, and not once it is closed."""
+    work = started(bus)
+    assert work._watch is not None
+    work._watch.end(UsageError("the server does not say"))
+    assert bus.take() == [b"ready 1 2"]
+    work.close()
+    bus.take()
+    bus.callbacks[b"queue/jobs/up"](Message(b"queue/jobs/up", b""))
+    assert bus.take() == []
 
 
 def test_strangers_in_the_inbox(bus: FakeBus) -> None:
