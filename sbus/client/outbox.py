@@ -171,7 +171,7 @@ class Outbox:
         is still in force of them.
         """
         if self._holes:
-            self._rebuild([], bytes)  # who waits for nothing else must not wait for `resync`
+            self._rebuild([], bytes)  # a call that waits for nothing else must not wait for `resync`
         self._rebuild(resync, lambda packet: packet.startswith(_MESSAGE))
 
     def _rebuild(self, first: list[bytes], is_kept: Callable[[bytes], object]) -> None:

@@ -142,7 +142,7 @@ class SharedBudget:
 
 
 class PayloadShare(Closing):
-    """What large messages make the server, and the kernel for it, hold for one user, also after its connections.
+    """What the server, and the kernel for it, hold for one user's large messages, even after its connections.
 
     :ivar files: memfds that the user has published, and that wait (`sbus.flood.payloads`).
     :ivar bytes: the bytes of these.

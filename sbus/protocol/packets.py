@@ -54,7 +54,8 @@ FMSG = b"FMSG"
 
 LEAST_PAYLOAD = 256 << 10
 """Bytes of a payload below which a plain message is cheaper, as the server announces it: at 128 KiB a bus carries twice
-as many of these to one receiver and as many to eight, at 256 KiB .9 and .7 times (``Case`` of benchmarks/payloads)."""
+as many of these to one receiver, and as many to eight; at 256 KiB it carries 0.9 and 0.7 times as many (``Case`` of
+benchmarks/payloads)."""
 
 DEFAULT_MAX_PACKET = 409_600
 """Default limit for a packet, in bytes: the buffer size of clients of the original server."""

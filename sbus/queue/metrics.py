@@ -16,7 +16,7 @@ _EVENTS = {
     "put": "Jobs put since the service was started.",
     "doubles": "Puts whose ID was known, so that they added no job.",
     "full": "Jobs refused: too long, or their user had too many, see most=.",
-    "dropped": "Those of them that were messages, so that nobody knows of it but the log.",
+    "dropped": "Messages among these: their publishers get no answer, see the log.",
     "delivered": "Jobs handed to workers; each counts once for each delivery.",
     "acked": "Jobs done.",
     "released": "Jobs that workers gave back because they stopped.",

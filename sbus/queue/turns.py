@@ -23,7 +23,7 @@ class Turns:
     A sync of the disk costs as much for one job as for a thousand. So a turn waits until as much has come as the last
     one has sent, but at most half as long as its write took.
 
-    :param turn: has one turn.
+    :param turn: runs one turn.
     :ivar expected: messages that will come because of the last turn.
     """
 
@@ -42,7 +42,7 @@ class Turns:
         return bool(self._lock.locked)
 
     def came(self, count: int) -> None:
-        """Have a turn if as much has come as is expected, or else soon."""
+        """Begin a turn if as much has come as is expected, else soon."""
         self.expected -= count
         self.begin(0.0 if self.expected <= 0 else self._patience)
 
@@ -51,7 +51,7 @@ class Turns:
         self._patience = min(_MOST_PATIENCE, seconds / 2)
 
     def begin(self, delay: float = 0.0) -> None:
-        """Have a turn within some seconds."""
+        """Begin a turn within `delay` seconds."""
         due = self._reactor.seconds() + delay
         if due < self._due:
             self.stop()
@@ -64,7 +64,7 @@ class Turns:
             self.run()
 
     def run(self) -> defer.Deferred[None]:
-        """Have a turn after the one that is under way; fires when all changes so far are on the disk."""
+        """Run a turn after the one that is under way; fires when all changes so far are on the disk."""
         return self._lock.run(lambda: defer.Deferred.fromCoroutine(self._turn()))
 
     def stop(self) -> None:

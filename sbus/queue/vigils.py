@@ -57,14 +57,14 @@ class Vigils:
         self._on_end(holder)
 
     def end(self, holder: bytes) -> None:
-        """Watch over a worker no more."""
+        """Stop watching over a worker."""
         if vigil := self._vigils.pop(holder, None):
             vigil.connectionLost()
             with suppress(SbusError):
                 self._bus.send(self._bus.core.extensions.unwatch(vigil))
 
     def end_all(self) -> None:
-        """Watch no more."""
+        """Stop watching over all workers."""
         for holder in list(self._vigils):
             self.end(holder)
 

@@ -48,8 +48,8 @@ files: without a bound, 15 receivers that did not read used up a limit of 20,000
 USER_MOST = 1024
 """Descriptors that all connections of one user together may leave unread, if there are not more connections than that:
 else one user with 1,250 connections took all that a server which is not root may have under way. What was sent while
-there were fewer connections stays unread: 256 that come one after another leave 2,348, and 63 more of which each has
-ended 2,537 (a connection that has ended counts until its descriptors are read)."""
+there were fewer connections stays unread: 256 that come one after another leave 2,348, and 2,537 with 63 more that have
+ended (a connection that has ended counts until its descriptors are read)."""
 MOST_ENDED = USER_MOST // MOST
 """Connections of one user that have ended with descriptors unread. With that many, its new ones get no descriptors:
 else root, whom no limit of connections stops, could have any number of them."""

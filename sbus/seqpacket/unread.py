@@ -1,9 +1,9 @@
 """Closing a socket at which descriptors may wait, in either direction.
 
 The kernel counts those that the peer has not read for the server's user until they are read, whether the connection is
-open or not (unix(7)). A peer that is closed, and that neither reads nor hangs up, would have them for nothing, and
-could come again for more. So the socket is kept, and counts for the peer's user: with 64 such connections a user gets
-no descriptors on others.
+open or not (unix(7)). A peer whose connection is closed, and that neither reads nor hangs up, would hold them for
+nothing, and could connect again for more. So the socket is kept, and counts for the peer's user: with 64 such
+connections a user gets no descriptors on others.
 
 Those that the peer has sent can take long to close (`sbus.syscalls.elsewhere`). A socket without any is closed at once.
 """

@@ -38,7 +38,7 @@ _ATTEMPTS = 5
 _BLOCK = 512
 """Bytes in a block of stat(2)."""
 _MOST_BEYOND = 2 << 20
-"""Bytes that memory may have beyond its end: a huge page. Who checks it frees them, and 1 GiB takes 50 ms."""
+"""Bytes that memory may have beyond its end: a huge page. The check frees them, and 1 GiB takes 50 ms."""
 _MOST_JOINED = 1024
 """Messages looked at for one bundle: about as many as fit one."""
 _MOST = 2

@@ -102,7 +102,7 @@ class Bus(BlockingConnection[Subscription]):
             self._send_all([packet])
 
     def _send_in_place(self, key: bytes | str, payload: bytes) -> bool:
-        """Send a message from where its payload is; return whether that is done, or else left to the ordinary way."""
+        """Send a message from where its payload is; return False to leave it to the ordinary way."""
         if key is not self._last_key:
             self._last_head = self.core.publish(key, b"")
             self._last_key = key if isinstance(key, (bytes, str)) else _NO_KEY  # a bytearray may change

@@ -88,7 +88,7 @@ _MESSAGES = (MSG + b" ", FMSG + b" ")
 _KEPT = (*_MESSAGES, _RECEIPT, _SENDER, *(build(CMSG, DENIED, verb) for verb in _MESSAGES))
 """The beginnings of packets that stay valid when the connection is lost."""
 _OTHER = [b""]
-"""Stands for a batch where something else has happened for which a caller may wait."""
+"""Stands for a batch if something else has happened that a caller may wait for."""
 _CLOSE_LOOK = 0.1
 """Interval in seconds, between two attempts to reconnect, of the checks whether the connection was closed meanwhile. An
 event would not do: a signal handler of the waiting thread may close it, and would wait for the event's lock forever."""
