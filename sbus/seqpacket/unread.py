@@ -3,7 +3,7 @@
 The kernel counts those that the peer has not read for the server's user until they are read, whether the connection is
 open or not (unix(7)). A peer whose connection is closed, and that neither reads nor hangs up, would hold them for
 nothing, and could connect again for more. So the socket is kept, and counts for the peer's user: with 64 such
-connections a user gets no descriptors on others.
+connections a user gets no descriptors on new ones.
 
 Those that the peer has sent can take long to close (`sbus.syscalls.elsewhere`). A socket without any is closed at once.
 """

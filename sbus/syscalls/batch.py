@@ -4,23 +4,22 @@ Theory of operation
 -------------------
 
 A system call costs more than all that the bus does with a small message. So one call reads up to 64 packets
-(recvmmsg(2)), and one sends as many (sendmmsg(2)). Both return at once; a full or an empty socket is no error.
+(recvmmsg(2)), and one sends as many (sendmmsg(2)). Neither waits; a full or an empty socket is no error.
 
 * *A packet is one bytes object* from the read to the send; nothing copies it. Large ones that only go on to another
   socket are not even objects: `PacketReader.forward` sends each from the buffer that has received it.
-* *Buffers belong to the reader*, which all sockets of a reactor share for each packet size. They are mapped without
-  reserving memory, and the kernel gets it back after a batch of more than 4 MiB.
+* *Buffers belong to the reader*, which all sockets of a reactor share for each packet size. They reserve no memory, and
+  the kernel gets back what a batch of more than 4 MiB has used.
 * *The edges stay.* A packet that is too long for its buffer becomes an empty one that knows its length
-  (`sbus.protocol.packets.Truncated`); no peer can send an empty packet. A reset is reported once, before the packets
-  that still wait, so both twins read on after it.
-* *The kernel closes descriptors that peers send along*, as the calls leave no room for them. A reader can have room: a
-  packet that came with descriptors is then `sbus.syscalls.memfd.Attached`.
+  (`sbus.protocol.packets.Truncated`); no peer can send one. A reset is reported once, before the packets that still
+  wait, so both twins read on after it.
+* *The kernel closes descriptors that peers send along*, as the calls leave no room, unless a reader has some: then the
+  packet is `sbus.syscalls.memfd.Attached`.
 * *Many sockets, one list.* `send_to_each` prepares the kernel's structures once for all sockets.
 * *One packet goes alone*: recv(2) and send(2) copy no headers, and send(2) does not yield the CPU.
 * *The GIL is kept*, so no other thread changes the list or closes the socket meanwhile.
 
-The twins are `sbus.syscalls._batch` (Cython) and `sbus.syscalls._pure`, with one test body. ``SBUS_PURE=1`` chooses the
-plain one, which makes one system call for each packet.
+The twins are `sbus.syscalls._batch` (Cython) and `sbus.syscalls._pure`, which makes one system call for each packet.
 """
 
 from __future__ import annotations
