@@ -87,7 +87,10 @@ for row in traffic(load_rows(spark, lake=lake), window=86400, depth=2).collect()
 
 @pytest.mark.slow
 def test_jobs_bring_the_package_to_the_executors(cluster, new_journal, tmp_path):
-    """Executors without the package archive two journals, and share an hour of them; they measure the lake."""
+    """Executors without the package archive two journals, and share an hour of them; they measure the lake.
+
+    Nor does the Python that plans the stream here have the package: it is the executors', and finds none beside it.
+    """
     journals = [new_journal(name, segment_bytes=20_000) for name in ("one", "two")]
     for journal in journals:
         for number in range(10):
@@ -96,7 +99,8 @@ def test_jobs_bring_the_package_to_the_executors(cluster, new_journal, tmp_path)
     lake = tmp_path / "lake"
     done = subprocess.run(
         [sys.executable, "-c", JOBS, cluster.master, f"{tmp_path}/*", str(lake)],
-        env=os.environ | {"PYSPARK_PYTHON": str(cluster.python)}, capture_output=True, text=True, timeout=TIMEOUT,
+        env=os.environ | {"PYSPARK_PYTHON": str(cluster.python), "PYTHONSAFEPATH": "1"},
+        capture_output=True, text=True, timeout=TIMEOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     archive, *measured = done.stdout.splitlines()

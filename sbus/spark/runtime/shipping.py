@@ -42,7 +42,11 @@ def ship(context: SparkContext) -> None:
         # Executors that join later fetch the file, so it is kept until this process ends.
         directory = tempfile.mkdtemp(prefix="sbus-package-")
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
-        context.addPyFile(pack(directory))
+        package = pack(directory)
+        context.addPyFile(package)
+        # Spark does not bring files to the process here that plans a stream, which may run the executors' Python.
+        paths = [context.environment.get("PYTHONPATH"), package]
+        context.environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         _shipped.add(context)
 
 
