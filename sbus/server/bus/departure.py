@@ -40,12 +40,21 @@ from sbus.fair import Scheduler
 from sbus.server.core.interfaces import Receiver
 from sbus.server.core.users import User
 
-__all__ = ["Departures", "PatternDrop"]
+__all__ = ["BYE_PATIENCE", "Departures", "PatternDrop", "discardable"]
 
+BYE_PATIENCE = 1.0
+"""Seconds for which the last packets of a connection are tried if they do not fit the socket."""
+_DISCARDED, _LEAST_DISCARDED = 262_144, 64
+"""Packets to discard of all clients together, about a tenth of a second, and of each one at least."""
 _DROPPED_AT_ONCE = 16
 """Patterns that are dropped between two looks at the clock: each takes 15 µs, or a millisecond with many routes."""
 _FINISHED_AT_ONCE = 512
 """Patterns that are dropped in one turn of the reactor when the server has stopped: about 5 ms."""
+
+
+def discardable(clients: int) -> int:
+    """Return the packets to discard of one client that is disconnected, in case all of them are."""
+    return max(_LEAST_DISCARDED, _DISCARDED // max(1, clients))
 
 
 class PatternDrop:

@@ -10,8 +10,8 @@ them to the registry, runs of messages whole and any other packet one by one. Co
 =====================  ============================================================================================
 batch                  what happens
 =====================  ============================================================================================
-one run, nobody else   delivered at once; nothing is parsed, no clock is read. The way is closed while several users
-is active              are active, and as soon as the client is paused or closed
+one run                delivered at once, nothing is parsed; the clock is read only while several users are active.
+                       The way is closed as soon as the client is paused or closed
 large, one receiver    the same, but each packet after the first is sent on as it is read, unseen (`find_outlet`)
 anything else          the loop of `BusProtocol._handle_batch`: runs, and other packets one by one, until the client
                        is paused or closed, or its user's time is over; the transport keeps the rest
@@ -51,6 +51,7 @@ from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Outlet
 from sbus.seqpacket.send_buffer import START
 from sbus.server.bus import choices, payload_checks
+from sbus.server.bus.departure import BYE_PATIENCE, discardable
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.bus.pace import Pace
 from sbus.server.bus.receiving import NOBODY, ReceivingHalf
@@ -62,7 +63,7 @@ from sbus.server.core.permissions import verdict_of
 from sbus.syscalls.batch import BATCH
 from sbus.syscalls.memfd import Attached
 
-__all__ = ["BYE_PATIENCE", "FANOUT_BUDGET", "LONG_RUN", "MAX_RUN", "MIN_READ", "BusProtocol"]
+__all__ = ["FANOUT_BUDGET", "LONG_RUN", "MAX_RUN", "MIN_READ", "BusProtocol"]
 
 FANOUT_BUDGET = 48
 """Copies to make for one read of a publisher, about, while other clients wait to be read."""
@@ -76,12 +77,6 @@ MAX_RUN = 1024
 LONG_RUN = 1024
 """Copies of a run from which on it is cut to the time that is left: about half a millisecond (row ``sibling``, whose
 runs make 4,096)."""
-BYE_PATIENCE = 1.0
-"""Seconds for which the last packets of a connection are tried if they do not fit the socket."""
-DISCARDED = 262_144
-"""Packets of clients to discard at most if all are disconnected at once, about: a tenth of a second."""
-MIN_DISCARDED = 64
-"""Packets to discard of each client at least, however many there are."""
 _MESSAGE, _PAYLOAD = MSG + b" ", FMSG + b" "
 
 
@@ -156,8 +151,8 @@ class BusProtocol(ReceivingHalf):
             self.registry.stop_receiving(self)
         else:
             patience = 0.0 if reason is None or reason is CloseReason.SERVER_STOPPED else BYE_PATIENCE
-            input_limit = max(MIN_DISCARDED, DISCARDED // (len(self.registry.clients) or 1))
-            self.transport.close_gracefully(lambda: self._farewell(reason, detail), patience, input_limit)
+            most = discardable(len(self.registry.clients))
+            self.transport.close_gracefully(lambda: self._farewell(reason, detail), patience, most)
 
     def _farewell(self, reason: CloseReason | None, detail: str) -> list[bytes]:
         """Stop receiving, drop what waits, and return the last packets for the client."""
@@ -273,25 +268,30 @@ class BusProtocol(ReceivingHalf):
             scheduler.change(lines)
         elif scheduler.crowd:
             scheduler.count_batch()
-        if self._fast_path and not scheduler.is_busy:
-            delivery = self._delivery
-            try:
-                route, until = next_run(packets, 0, total, registry.routes)
-                if (
-                    until == total <= BATCH
-                    and route is not None
-                    and total * len(route.receivers) < LONG_RUN
-                    and (self.is_free or self._may_hand(route))
-                ):
+        is_busy = scheduler.is_busy
+        if self._fast_path and (not is_busy or scheduler.may_go_on(lines)):
+            route, until = next_run(packets, 0, total, registry.routes)
+            if (
+                until == total <= BATCH
+                and route is not None
+                and total * len(route.receivers) < LONG_RUN
+                and (self.is_free or self._may_hand(route))
+            ):
+                delivery = self._delivery
+                if is_busy:
+                    scheduler.begin(lines)
+                try:
                     at = registry.deliver(packets, route, self, True)
                     if total >= MIN_READ and self.transport is not None:
                         served = delivery.served
                         self.transport.read_limit = _READ_LIMITS[served] if served < _MANY_SERVED else MIN_READ
-            finally:
-                if delivery.touched:
-                    delivery.flush()
-            if at == total:
-                return total  # as nearly always
+                finally:
+                    if delivery.touched:
+                        delivery.flush()
+                    if is_busy:
+                        scheduler.end(lines)
+                if at == total:
+                    return total  # as nearly always
         return self._handle_batch(packets, at)
 
     def use_rights(self, rights: Rights) -> None:
