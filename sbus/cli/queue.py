@@ -17,7 +17,7 @@ from sbus.cli.output import Nothing, pluralize, printable_text
 from sbus.cli.pub import read_payload
 from sbus.cli.streams import open_input
 from sbus.cli.types import BYTES, SECONDS
-from sbus.client.queues import ALL_QUEUES, queue_key
+from sbus.client.queues import ALL_QUEUES, no_service, queue_key
 from sbus.errors import NobodyListens, TimedOut
 
 __all__ = ["queue"]
@@ -63,9 +63,7 @@ def _command(
             try:
                 function(target, name, **how)
             except NobodyListens:
-                remedy = "start one with twistd sbus-queue, or see its log for the name"
-                missing = f"the queue {name}" if name else "a queue"
-                raise Nothing(f"no service on this bus has {missing}: {remedy}") from None
+                raise no_service(name) from None
 
         decorated: Any = pass_target(answered)
         for option in (connection_options, _TIMEOUT, *reversed(options), click.argument("name", required=is_named)):
@@ -111,7 +109,7 @@ def _ask_all(target: Target, timeout: float) -> list[tuple[str, str, str]]:
         inbox = bus.whoami() + b"/sbus/reply/queues"
         answers = bus.subscribe(inbox)
         if not bus.has_subscribers(ALL_QUEUES):
-            raise NobodyListens("no service answers")
+            raise no_service()
         bus.publish(ALL_QUEUES, inbox + b"\0")
         end = time.monotonic() + _ANSWER_TIME
         with suppress(TimedOut):
@@ -157,7 +155,12 @@ def _show(target: Target, name: str, dead: bool, limit: int, ids: tuple[int], as
         if job["reason"] and not as_json:
             click.echo(printable_text(f"  {job['reason']}"))
     if not jobs:
-        raise Nothing(f"queue {name} has no such job")
+        raise _none(name, dead, ids)
+
+
+def _none(name: str, dead: bool, ids: tuple[int, ...]) -> Nothing:
+    state = "dead" if dead else "waiting, ready or delayed"
+    return Nothing(f"queue {name} has no {state} job" + (f" {' or '.join(map(str, ids))}" if ids else ""))
 
 
 @_command("Show the oldest jobs that no worker has.", _LIMIT, _IDS, _JSON)
@@ -175,10 +178,10 @@ def dead(target: Target, name: str, **how: Any) -> None:
     _show(target, name, dead=True, **how)
 
 
-def _change(target: Target, name: str, verb: bytes, timeout: float, ids: tuple[int], **what: object) -> None:
-    count = _ask(target, name, verb, timeout, ids=ids, **what)
+def _change(target: Target, name: str, verb: bytes, timeout: float, ids: tuple[int], dead: bool) -> None:
+    count = _ask(target, name, verb, timeout, ids=ids, dead=dead)
     if ids and not count:
-        raise Nothing(f"queue {name} has no such job")
+        raise _none(name, dead, ids)
     click.echo(pluralize(count, "job"))
 
 
@@ -188,7 +191,7 @@ def retry(target: Target, name: str, ids: tuple[int], timeout: float) -> None:
 
     The status is 3 if --id names no dead job.
     """
-    _change(target, name, b"retry", timeout, ids)
+    _change(target, name, b"retry", timeout, ids, dead=True)
 
 
 @_command(

@@ -21,15 +21,16 @@ _MAX_DIGITS = 18
 class Agreement:
     """The agreement about payloads; without the wish for them, none is ever made.
 
-    :param is_wanted: whether this client asks for payloads.
+    :param is_wanted: see the attribute.
     :param on_settled: called once on each connection, when it is known whether the server takes them.
+    :ivar is_wanted: whether this client asks for payloads.
     :ivar least: bytes of the shortest payload that travels in sealed memory; None if none does.
     :ivar most: bytes of the longest payload that the server takes.
     :ivar is_settled: whether that is known for this connection.
     """
 
     def __init__(self, is_wanted: bool, on_settled: Callable[[], object]) -> None:
-        self._is_wanted = is_wanted
+        self.is_wanted = is_wanted
         self._on_settled = on_settled
         self.least: int | None = None
         self.most = 0
@@ -47,7 +48,7 @@ class Agreement:
 
     def restart(self) -> None:
         """Note a new connection."""
-        self.is_settled = not self._is_wanted
+        self.is_settled = not self.is_wanted
 
     def receive(self, answer: bytes) -> bool:
         """Note the answer to ``payload/on``; return whether it was asked for and is well-formed."""

@@ -52,14 +52,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from sbus.client.batches import PayloadBatch
-from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes
+from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes, check_payload
 from sbus.client.denials import Denial, DenialLog
 from sbus.client.dispatch import AwaitableWaiter, Result
 from sbus.client.identity import check_name
 from sbus.client.losses import PAYLOAD, Lost
 from sbus.client.payloads import Buffer
 from sbus.client.questions import CallingWaiter
-from sbus.client.queues import QueueCalls, WorkCore, build_put, check_job, queue_key
+from sbus.client.queues import QueueCalls, WorkCore, build_put, check_job, no_service, queue_key
 from sbus.client.responding import REPLY, Handler, Request, Responder, is_reply_key, reply_key
 from sbus.client.watches import Watch
 from sbus.errors import NobodyListens, NotAllowed, PacketTooLong, PatternWarning, RequestFailed, UsageError, Violation
@@ -393,6 +393,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         return Inbox(key, self.subscribe(key))
 
     async def _request(self, key: bytes | str, payload: bytes) -> bytes:
+        check_payload(payload)
         me = await self._observed_name()
         if self._replies_to != me:
             self._replies.append(self.subscribe(me + REPLY + b"*", self._reply_received))
@@ -424,10 +425,14 @@ class ClientApi(QueueCalls, Generic[Sub]):
         return reply[1:]
 
     async def _enqueue(self, queue: str, key: bytes | str, payload: bytes, id: bytes | str | None, delay: float) -> int:
+        check_payload(payload)
         place, put = queue_key(queue, b"put/") + as_bytes(key), build_put(payload, id, delay)
         await self._observed_name()  # by then the server's limit is known
         check_job(len(place) + len(put), self.core.max_packet)
-        return int(await self._request(place, put))
+        try:
+            return int(await self._request(place, put))
+        except NobodyListens:
+            raise no_service(queue) from None
 
     async def _observed_name(self) -> bytes:
         """Return this client's name, as `_own_name` does; it is asked for again only when it has changed."""

@@ -79,7 +79,7 @@ from sbus.routing.runs import build_messages
 from sbus.syscalls.memfd import Memfd
 from sbus.syscalls.sockets import LONGEST_PACKET
 
-__all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "as_bytes", "find_dialect"]
+__all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "as_bytes", "check_payload", "find_dialect"]
 
 _MAX_LIMIT_DIGITS = 9
 """Digits of the largest limit that is believed (just under 1 GB)."""
@@ -115,7 +115,11 @@ def _quoted(key: bytes) -> str:
     return repr(key.decode("utf-8", "backslashreplace"))
 
 
-def _check_payload(payload: object) -> None:
+def check_payload(payload: object) -> None:
+    """Check that a payload is bytes, or has the buffer interface.
+
+    :raises UsageError: if it does not.
+    """
     if not isinstance(payload, (bytes, bytearray, memoryview)):
         try:
             memoryview(payload)  # type: ignore[arg-type]
@@ -258,10 +262,14 @@ class ClientCore:
     def _build(self, key: bytes | str, payload: Buffer, arena: Arena) -> bytes:
         """Return the packet of a message that may be large or wrong; a large payload goes to the arena."""
         key = self.check_key(key)
-        _check_payload(payload)
+        check_payload(payload)
         threshold = self.payloads.threshold
         if threshold is None or memoryview(payload).nbytes < threshold:
-            return self._sized(b"MSG %b\0%b" % (key, payload))  # type: ignore[str-format]
+            packet: bytes = b"MSG %b\0%b" % (key, payload)  # type: ignore[str-format]
+            if len(packet) > self.max_packet:
+                can_ask = self.dialect.control and not self.payloads.is_wanted
+                raise self._too_long(len(packet), "connect with payloads=True, " if can_ask else "")
+            return packet
         view = flat(payload)
         self.check_size(view.nbytes)
         return self.build_range(key, *arena.write(view), view.nbytes)
@@ -565,10 +573,10 @@ class ClientCore:
             raise self._too_long(len(packet))
         return packet
 
-    def _too_long(self, size: int) -> PacketTooLong:
+    def _too_long(self, size: int, remedy: str = "") -> PacketTooLong:
         return PacketTooLong(
             f"{ViolationReason.PACKET_TOO_LONG.value}: {size} bytes, and the limit is {self.max_packet}; "
-            f"send it in parts, or {self._longer_packets()}"
+            f"{remedy}send it in parts, or {self._longer_packets()}"
         )
 
     def _longer_packets(self) -> str:

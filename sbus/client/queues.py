@@ -36,7 +36,16 @@ from typing import Any, Literal, Self
 from sbus.client.dispatch import Message, Result, Waiter
 from sbus.client.identity import Sender
 from sbus.client.watches import Watch
-from sbus.errors import Closed, ConnectionLost, PacketTooLong, RequestFailed, SbusError, UsageError
+from sbus.errors import (
+    Closed,
+    ConnectionLost,
+    NobodyListens,
+    NotAllowed,
+    PacketTooLong,
+    RequestFailed,
+    SbusError,
+    UsageError,
+)
 
 __all__ = [
     "ALL_QUEUES",
@@ -52,6 +61,7 @@ __all__ = [
     "build_put",
     "check_job",
     "check_queue",
+    "no_service",
     "parse_put",
     "queue_key",
 ]
@@ -87,6 +97,14 @@ def check_queue(name: str) -> str:
 def queue_key(name: str, verb: bytes) -> bytes:
     """Return a key of a queue."""
     return b"queue/%b/%b" % (check_queue(name).encode(), verb)
+
+
+def no_service(name: str | None = None) -> NobodyListens:
+    """Return the error for a queue that no service has; without a name, for a bus without queues."""
+    missing = f"the queue {name}" if name else "a queue"
+    return NobodyListens(
+        f"no service on this bus has {missing}: start one with twistd sbus-queue, or see its log for the name"
+    )
 
 
 # --- what publishers send -------------------------------------------------------------------------
@@ -150,7 +168,7 @@ def check_job(size: int, longest: int) -> None:
     """
     if size + HEAD_ROOM > longest:
         raise PacketTooLong(
-            f"a job of {size:,} bytes, and a packet has {longest:,}: "
+            f"a job of {size:,} bytes, and the limit is {longest - HEAD_ROOM:,}, a packet less {HEAD_ROOM}: "
             "put it into a file, and the file's path into the job"
         )
 
@@ -295,6 +313,16 @@ class _ServiceWatch(Watch):
             self._announce()
 
 
+class _Refusal:
+    """Calls a function if the server refuses the announcements of a worker: then no job will come."""
+
+    def __init__(self, stop: Callable[[Exception], object]) -> None:
+        self.set_exception = stop
+
+    def set_result(self, value: bytes) -> None:
+        """See `sbus.client.dispatch.Waiter`; an announcement has no reply."""
+
+
 _parse_sender = lru_cache(256)(Sender.parse)
 """Parsing takes 2 µs, and few publishers put most jobs."""
 
@@ -323,6 +351,7 @@ class WorkCore:
         self._waiters: list[Waiter] = []
         self._subscriptions: list[Any] = []
         self._watch: Watch | None = None
+        self._refusal = _Refusal(self._stop)
         self._error: Exception | None = None
 
     async def _start(self) -> None:
@@ -343,6 +372,7 @@ class WorkCore:
             bus.subscribe(self._prefix + b"up", lambda _: self._announce()),
         ]
         self._watch = _ServiceWatch(self._prefix + b"ready", self._announce)
+        bus.core.extensions.denials.expect(self._watch.key, self._refusal)
         bus.send(bus.core.watch(self._watch))
         bus.works.append(self)
 
@@ -445,8 +475,9 @@ class WorkCore:
         if self._error is not None:
             return
         if self._watch is not None:
-            # A new round without jobs: those on their way are released, too.
-            self.say((b"ready", b"%d 0" % (self._round + 1)))
+            if not isinstance(error, NotAllowed):
+                # A new round without jobs: those on their way are released, too.
+                self.say((b"ready", b"%d 0" % (self._round + 1)))
             with suppress(SbusError):
                 self._bus.send(self._bus.core.extensions.unwatch(self._watch))
         self.end(error)
@@ -458,6 +489,7 @@ class WorkCore:
         if self._error is None:
             self._error = error
         self.jobs.clear()
+        self._bus.core.extensions.denials.settle(self._refusal)
         if self in self._bus.works:
             self._bus.works.remove(self)
         self._wake()
@@ -529,6 +561,7 @@ class QueueCalls(ABC):
         :raises sbus.errors.UsageError: if no queue has such a name, or without credit.
         :raises sbus.errors.InvalidKey: from the loop, if the server cannot tell this process from others.
         :raises sbus.errors.RequestFailed: from the loop, if the queue has no place for another worker.
+        :raises sbus.errors.NotAllowed: from the loop, if this client may not take jobs of the queue.
         """
 
     def _close_works(self) -> None:

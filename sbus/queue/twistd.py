@@ -12,7 +12,7 @@ from twisted.application.service import IService
 from twisted.python import usage
 
 from sbus.client.connecting import SOCKET_OPTION, check_address, find_address
-from sbus.client.queues import queue_key
+from sbus.client.queues import HEAD_ROOM, queue_key
 from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, duration, size
 from sbus.daemon.process import Process
@@ -36,6 +36,8 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ordered": ("is_ordered", lambda text: bool(choice("queue=…,ordered", "key")(text))),
 }
 """The options behind the pattern: each name with the field of `Settings`, and its parser."""
+_PACKET_SIZE = size("max-packet", HEAD_ROOM + 1)
+"""A parser: no job fits a shorter packet."""
 _OPTION = re.compile(",[a-z]+=")
 """An option, which is misspelt if it is still there: as part of the pattern, it would keep messages from the queue."""
 
@@ -93,7 +95,7 @@ class Options(CommandLine):
         SOCKET_OPTION,
         ["directory", "d", None, "Directory of the stores, NAME.sqlite each [default: $STATE_DIRECTORY]"],
         ["metrics-file", None, None, "File for Prometheus's textfile collector, written every 10 s [default: none]"],
-        ["max-packet", None, DEFAULT_MAX_PACKET, "Longest packet in bytes, as set on the bus", size("max-packet")],
+        ["max-packet", None, DEFAULT_MAX_PACKET, "Longest packet in bytes, as set on the bus", _PACKET_SIZE],
     ]
 
     compData = usage.Completions(multiUse=["queue"])
@@ -116,6 +118,9 @@ class Options(CommandLine):
         self.settings = [parse_queue(text, directory) for text in self["queue"]]
         if not self.settings:
             raise UsageError("no queue: give --queue=NAME=PATTERN, such as --queue=jobs=jobs/")
+        names = [each.name for each in self.settings]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise UsageError(f"--queue={twice.pop()} is given twice: give each queue a name of its own")
         if self["metrics-file"] is not None:
             from sbus.metrics_file import MetricsFile
 

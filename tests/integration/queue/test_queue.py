@@ -103,12 +103,14 @@ async def test_life_of_a_job(backend: Backend, queued: Start) -> None:
 async def test_nobody_has_the_queue(backend: Backend, shared: Any) -> None:
     """Without a service a job is refused at once; names and options that cannot be are refused here."""
     client = await backend.connect(shared.address)
-    with pytest.raises(NobodyListens):
+    with pytest.raises(NobodyListens, match="no service on this bus has the queue jobs: start one"):
         await client.do(client.raw.enqueue, "jobs", "k")
     for call in (
         lambda: client.do(client.raw.enqueue, "a/b", "k"),
         lambda: client.do(client.raw.enqueue, "jobs", "k", id="a b"),
         lambda: client.do(client.raw.enqueue, "jobs", "k", delay=-1),
+        lambda: client.do(client.raw.enqueue, "jobs", "k", "text"),
+        lambda: client.do(client.raw.request, "k", "text"),
         lambda: client.do(client.raw.work, "jobs", credit=0),
     ):
         with pytest.raises(UsageError):
@@ -425,7 +427,7 @@ def test_command(queued: Start, directory: Path) -> None:
     assert status == 0
     first, second = (json.loads(line) for line in output.splitlines())
     assert (first["payload"], second["state"], second["payload"]) == ("text", "delayed", "from a file")
-    assert queue(server, "dead", "jobs") == (3, "sbus: queue jobs has no such job\n")
+    assert queue(server, "dead", "jobs") == (3, "sbus: queue jobs has no dead job\n")
     with sbus.connect(str(server.address)) as client:
         for job in client.work("jobs"):
             job.nack("poison", "no picture\x1b[2J")
@@ -434,7 +436,11 @@ def test_command(queued: Start, directory: Path) -> None:
         0,
         "1 k (4 B, dead, tries: 1): text\n  poison: no picture\\x1b[2J\n",
     )
-    assert queue(server, "retry", "jobs", "--id=2") == (3, "sbus: queue jobs has no such job\n")
+    assert queue(server, "retry", "jobs", "--id=2") == (3, "sbus: queue jobs has no dead job 2\n")
+    assert queue(server, "drain", "jobs", "--id=7", "--yes") == (
+        3,
+        "sbus: queue jobs has no waiting, ready or delayed job 7\n",
+    )
     assert queue(server, "retry", "jobs", "--id=1") == (0, "1 job\n")
     assert queue(server, "drain", "jobs", "--yes") == (0, "2 jobs\n")
     assert json.loads(queue(server, "ls", "jobs", "--json")[1])["jobs"]["ready"] == 0

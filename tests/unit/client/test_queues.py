@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
 from sbus.client.core import ClientCore, Message
-from sbus.client.queues import Job, WorkCore, build_job, build_put, check_queue, parse_put
-from sbus.errors import RequestFailed, UsageError
+from sbus.client.denials import Denial
+from sbus.client.queues import HEAD_ROOM, Job, WorkCore, build_job, build_put, check_job, check_queue, parse_put
+from sbus.errors import NotAllowed, PacketTooLong, RequestFailed, UsageError
 
 
 class FakeBus:
@@ -81,6 +82,21 @@ def test_a_refused_worker_raises(bus: FakeBus) -> None:
     assert bus.works == []
 
 
+def test_a_forbidden_worker_raises(bus: FakeBus) -> None:
+    """A worker whose announcements the policy forbids raises the refusal, and says no more."""
+    refused: list[Denial] = []
+    bus.core = ClientCore(on_denied=refused.append)
+    work = started(bus)
+    work._announce()
+    bus.take()
+    assert bus.core.extensions.denials.receive(b"MSG queue/jobs/ready closed")
+    with pytest.raises(NotAllowed, match="queue/jobs/ready"):
+        next_job(work)
+    assert (bus.works, bus.take(), refused) == ([], [], [])
+    assert bus.core.extensions.denials.receive(b"MSG queue/jobs/ready closed")
+    assert len(refused) == 1  # nobody waits any more
+
+
 def next_job(work: WorkCore) -> Job:
     try:
         work._next().send(None)
@@ -113,6 +129,13 @@ def test_impossible_delays(delay: float) -> None:
     """A delay is a number of seconds."""
     with pytest.raises(UsageError, match="give a number of seconds"):
         build_put(b"", delay=delay)
+
+
+def test_the_longest_job() -> None:
+    """The error for a job that is too long names the limit that it exceeds, which is below that of a packet."""
+    check_job(10_000 - HEAD_ROOM, 10_000)
+    with pytest.raises(PacketTooLong, match=r"9,489 bytes, and the limit is 9,488"):
+        check_job(10_001 - HEAD_ROOM, 10_000)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a" * 65, "ä", "a b", "*"])

@@ -6,7 +6,7 @@ import pytest
 
 from sbus.errors import UsageError
 from sbus.queue.jobs import Settings
-from sbus.queue.twistd import parse_queue
+from sbus.queue.twistd import Options, parse_queue
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,18 @@ def test_a_queue_needs_a_place() -> None:
     """Without a directory, a queue needs a store."""
     with pytest.raises(UsageError, match="give --directory=DIRECTORY"):
         parse_queue("a=b", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "no queue: give --queue"),
+        (["--queue=a=b/", "--queue=a=c/"], "--queue=a is given twice"),
+        (["--queue=a", "--max-packet=512"], "--max-packet=512: give a number of bytes, at least 513"),
+    ],
+)
+def test_options_that_cannot_be(words: list[str], problem: str) -> None:
+    """Queues have different names, and packets that a job fits."""
+    options = Options()
+    with pytest.raises(SystemExit, match=problem):
+        options.parseOptions(["--socket=/s", "--directory=/d", *words])
