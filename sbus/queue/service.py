@@ -35,6 +35,7 @@ from sbus.client.tx import Bus, BusClientService
 from sbus.client.tx.bus import Subscription
 from sbus.daemon.service import Service
 from sbus.errors import NobodyListens, NotAllowed, QueueError, RequestFailed, SbusError, TimedOut, UsageError
+from sbus.protocol.explain import hints
 from sbus.protocol.packets import MSG, UNSUB, build
 from sbus.queue.jobs import MOST_DELIVERIES, Changes, Job, JobQueue, Settings
 from sbus.queue.store import Store
@@ -119,6 +120,8 @@ class QueueService(Service):
 
         :raises sbus.errors.QueueError: if the store cannot be used.
         """
+        for line in hints([] if self.settings.pattern is None else [self.settings.pattern]):
+            self._log.warn("queue {name}: {line}", name=self.settings.name, line=line)
         self._load()
         super().startService()
         self._log.info("queue {name}: connecting to {bus}", name=self.settings.name, bus=self._address)

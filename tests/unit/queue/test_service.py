@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.logger import capturedLogs
+from twisted.logger import capturedLogs, formatEvent
 
 from sbus.client.core import ClientCore
 from sbus.client.dispatch import Message
@@ -105,6 +105,16 @@ class Served:
     def take(self) -> list[bytes]:
         sent, self.bus.sent = self.bus.sent, []
         return [packet for packet in sent if not packet.startswith(b"CMSG ")]
+
+
+def test_a_pattern_that_is_most_likely_a_mistake(tmp_path: Path) -> None:
+    """The log has a hint for a pattern with another program's wildcards."""
+    settings = Settings(name="jobs", pattern=b"jobs/#", store=str(tmp_path / "store"))
+    service = QueueService(Clock(), "bus", settings, lambda: None, 100_000)
+    with capturedLogs() as events:
+        service.startService()
+    service.stopService()
+    assert "'#' is an ordinary byte" in "".join(formatEvent(event) for event in events)
 
 
 @pytest.fixture
