@@ -6,6 +6,7 @@ The parsers of its values are in `sbus.daemon.values`; services import them from
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence, Set
 from typing import Any
@@ -123,7 +124,16 @@ class CommandLine(usage.Options):
                 if self[name] is not None:
                     self._log.warn("--{option} will be gone in the next release: {place}", option=name, place=place)
         except (usage.UsageError, UsageError) as e:
-            raise SystemExit(f"{self.command}: {e} (see twistd {self.command} --help)") from None
+            raise SystemExit(
+                f"{self.command}: {e}{self._place_of(str(e))} (see twistd {self.command} --help)"
+            ) from None
+
+    def _place_of(self, problem: str) -> str:
+        """Return where an option that is not known here belongs, if twistd has it."""
+        unknown = re.fullmatch("option (--?([a-z-]+)) not recognized", problem)
+        if unknown is None or self.parent is None or unknown[2] not in self.parent.synonyms:
+            return ""
+        return f": it is twistd's own and stands before the service, as in twistd {unknown[1]} {self.command}"
 
     def getUsage(self, width: int | None = None) -> str:
         """Return the help: the limits last, and no deprecated option."""

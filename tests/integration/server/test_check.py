@@ -70,6 +70,7 @@ def test_what_the_bus_would_do(directory: Path):
         (["--credentials=nobody"], "there is no credentials policy 'nobody'"),
         (["--user-memory=1"], "--user-memory"),
         (["--upstream={}/master", "--upstream-out=!/"], "--upstream-out=!/"),
+        (["--nodaemon"], "twistd's own and stands before the service, as in twistd --nodaemon sbus ("),
     ],
 )
 def test_what_keeps_it_from_starting(directory: Path, options: list[str], error: str):
