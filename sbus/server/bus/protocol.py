@@ -11,7 +11,7 @@ them to the registry, runs of messages whole and any other packet one by one. Co
 batch                  what happens
 =====================  ============================================================================================
 one run                delivered at once, nothing is parsed; the clock is read only while several users are active.
-                       The way is closed as soon as the client is paused or closed
+                       The way is closed as soon as packets of the client are kept, or it is closed
 large, one receiver    the same, but each packet after the first is sent on as it is read, unseen (`find_outlet`)
 anything else          the loop of `BusProtocol._handle_batch`: runs, and other packets one by one, until the client
                        is paused or closed, or its user's time is over; the transport keeps the rest
@@ -316,7 +316,7 @@ class BusProtocol(ReceivingHalf):
         registry, delivery, scheduler = self.registry, self._delivery, self._scheduler
         if scheduler.last is not self.user.lines:
             scheduler.change(self.user.lines)
-        is_open = self._fast_path and not scheduler.is_busy and head.startswith(_MESSAGE)
+        is_open = self._fast_path and not (self.is_paused or scheduler.is_busy) and head.startswith(_MESSAGE)
         route = registry.routes.get(head[4:-1]) if is_open else None
         if route is None or not (self.is_free or self._may_hand(route)):
             return None
@@ -528,7 +528,6 @@ class BusProtocol(ReceivingHalf):
     def _pause(self) -> None:
         if not self.is_paused and self.transport is not None:
             self.is_paused = True
-            self._fast_path = False
             self.transport.pauseProducing()
 
     def _is_readable(self) -> bool:
