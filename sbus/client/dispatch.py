@@ -239,14 +239,12 @@ class Dispatcher:
                 self._process_one(packets[position])
                 continue
             sinks = route.receivers
+            if sinks and sinks[-1].callback is not None:
+                self._deliver_singly(batch, route, messages)
+                continue
+            batch.position = position + len(messages)
             for sink in sinks:
-                if sink.callback is not None:
-                    self._deliver_singly(batch, route, messages)
-                    break
-            else:
-                batch.position = position + len(messages)
-                for sink in sinks:
-                    sink.deliver(messages)
+                sink.deliver(messages)
 
     def _deliver_singly(self, batch: Batch, route: Route[Sink], messages: list[Message]) -> None:
         """Deliver one message at a time: a callback may read on or change the routes."""
