@@ -518,7 +518,12 @@ def test_a_short_pause_is_not_worth_a_system_call(world, monkeypatch):
     transport, changes = recorder.transport, list[int]()
     multiplexer = transport._multiplexer
     modify = multiplexer.modify
-    monkeypatch.setattr(multiplexer, "modify", lambda fd, events: (changes.append(events), modify(fd, events)))
+
+    def note(fd: int, events: int) -> None:
+        changes.append(events)
+        modify(fd, events)
+
+    monkeypatch.setattr(multiplexer, "modify", note)
     peer.send(b"one")
     transport.pauseProducing()
     transport.read_on()
