@@ -390,6 +390,7 @@ class Session(ClientApi[Sub]):
         """
         assert self._backoff is not None
         self._reconnecting = True
+        is_told = report
         for delay in self._backoff.delays():
             await self._sleep(delay)
             try:
@@ -397,8 +398,10 @@ class Session(ClientApi[Sub]):
                     await self._open()
                 if self.is_connected():
                     await self._fence()
-            except (ConnectError, Disconnected, UsageError):  # UsageError: the server names no senders (`_give_up`)
-                pass
+            except (ConnectError, Disconnected, UsageError) as e:  # UsageError: it names no senders (`_give_up`)
+                if not is_told:
+                    self._warn(f"{e}; trying again")
+                    is_told = True
             if self._error is not None:
                 self._detach()
                 return

@@ -62,13 +62,18 @@ _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 class _Inflow(Subscription):
     """The messages of one pattern, passed on as they come: in lists, each from one publisher."""
 
-    def __init__(self, bus: Bus, pattern: bytes, take: Callable[[list[Message]], None]) -> None:
+    def __init__(
+        self, bus: Bus, pattern: bytes, take: Callable[[list[Message]], None], on_refused: Callable[[NotAllowed], object]
+    ) -> None:
         super().__init__(bus, None)
-        self._take, self._call = take, bus.call_user
+        self._take, self._call, self._on_refused = take, bus.call_user, on_refused
         bus.send(bus.core.subscribe(pattern, self))
 
     def deliver(self, messages: list[Message]) -> None:
         self._call(self._take, messages)
+
+    def refuse(self, error: NotAllowed) -> None:
+        self._call(self._on_refused, error)
 
 
 class QueueService(Service):
@@ -90,6 +95,7 @@ class QueueService(Service):
         self._address = address
         self.settings = settings
         self._fail = fail
+        self._has_given_up = False
         self._epoch = time.time() - reactor.seconds()
         self.jobs = JobQueue(settings)
         self.problem = ""
@@ -163,9 +169,9 @@ class QueueService(Service):
         self._intake = bus
         bus.flood_control(soft="block", hard="block")
         prefix = self._key(b"put/")
-        self._jobs_in = [_Inflow(bus, prefix, partial(self._put, prefix))]
+        self._jobs_in = [_Inflow(bus, prefix, partial(self._put, prefix), self._give_up)]
         if self.settings.pattern is not None:
-            self._jobs_in.append(_Inflow(bus, self.settings.pattern, partial(self._put, b"")))
+            self._jobs_in.append(_Inflow(bus, self.settings.pattern, partial(self._put, b""), self._give_up))
         await bus.fence()
 
     async def _set_up_floor(self, bus: Bus) -> None:
@@ -176,9 +182,8 @@ class QueueService(Service):
             bus.respond(key, self._asked)  # already: of two services that start at once, none misses the other
         with suppress(NobodyListens, NotAllowed, TimedOut):
             await bus.request(self._key(b"admin/ls"), b"", _SERVED_TIMEOUT)
-            why = "another service on this bus has the queue {name}: stop it, or give this queue another name"
-            self._log.critical(why, name=self.settings.name)  # workers could not tell the jobs of the two apart
-            self._fail()
+            # Workers could not tell the jobs of the two apart.
+            self._give_up("another service on this bus has this queue: stop it, or give this queue another name")
             return
         intake = self._services[1]
         if not intake.running:
@@ -188,11 +193,20 @@ class QueueService(Service):
         for holder in list(self.jobs.workers):
             self._vigils.expect(holder)
         for verb in (b"ready", b"ack", b"renew", b"nack"):
-            _Inflow(bus, self._key(verb), partial(self._worker_said, verb))
+            _Inflow(bus, self._key(verb), partial(self._worker_said, verb), self._give_up)
         await bus.fence()
+        if self._has_given_up:
+            return
         self._log.info("queue {name}: ready, jobs: {n}", name=self.settings.name, n=len(self.jobs.jobs))
         self._say_up()
         self._turns.begin()
+
+    def _give_up(self, why: object) -> None:
+        """End the process, once."""
+        if not self._has_given_up:
+            self._has_given_up = True
+            self._log.critical("queue {name}: {why}", name=self.settings.name, why=str(why))
+            self._fail()
 
     def _came_back(self, reason: Exception) -> None:
         self._log.warn("queue {name}: connected again; {reason}", name=self.settings.name, reason=reason)

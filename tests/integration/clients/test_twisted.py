@@ -16,6 +16,7 @@ import pytest
 from twisted.internet import defer
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.logger import LogLevel, capturedLogs, formatEvent
 from zope.interface import implementer
 
 from sbus.client import tx
@@ -337,7 +338,9 @@ async def test_producer_that_fails_is_logged(twisted: TwistedBackend, shared: Bu
 async def test_service_connects_when_the_server_is_there(
     twisted: TwistedBackend, bus: StartBus, directory: Path
 ) -> None:
-    """A service may start before the server; `whenConnected` fires with the bus, set up once."""
+    """A service may start before the server, and says once why it is not connected; `whenConnected` fires with the bus,
+    set up once.
+    """
     setups: list[tx.Bus] = []
 
     async def setup(connected: tx.Bus) -> None:
@@ -348,14 +351,18 @@ async def test_service_connects_when_the_server_is_there(
     service = BusClientService(twisted.reactor, str(directory / "bus"), setup=setup, backoff=QUICK)
     waiting = [service.whenConnected() for _ in range(3)]
     waiting[1].addErrback(lambda failure: failure.trap(defer.CancelledError))
-    service.startService()
-    waiting[1].cancel()
-    await turn()
-    assert not waiting[0].called
-    server = bus()
-    connected = await done(waiting[0])
+    with capturedLogs() as events:
+        service.startService()
+        waiting[1].cancel()
+        await turn()
+        assert not waiting[0].called
+        server = bus()
+        connected = await done(waiting[0])
     assert (await done(waiting[2]), await done(service.whenConnected())) == (connected, connected)
     assert setups == [connected]
+    [warning] = [formatEvent(event) for event in events if event["log_level"] is LogLevel.warn]
+    assert warning.startswith(f"no bus at {directory}/bus: ")
+    assert warning.endswith("; trying again")
     assert server.dropped() == 0
     await done(service.stopService())
     with pytest.raises(Closed):

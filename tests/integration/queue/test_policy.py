@@ -35,3 +35,14 @@ def test_who_may_take_jobs(bus: StartBus, spawn: Callable[..., Any], directory: 
         root.fence()
     assert ask(server.address, "ls", "thumbnails")["jobs"]["out"] == 1
     worker.kill()
+
+
+def test_a_service_that_may_not_serve(bus: StartBus, spawn: Callable[..., Any], directory: Path, as_root: None) -> None:
+    """A service whose subscriptions the policy refuses ends, and its log names the rule; it is never ready."""
+    policy = directory / "policy.toml"
+    policy.write_text('version = 1\nclosed = ["queue/"]\n')
+    server = bus(f"--policy={policy}")
+    service = spawn(QueueProcess, directory, server.address, "--queue=jobs=jobs/")
+    assert service.wait() == 1
+    assert service.log.count("queue jobs: this client may not subscribe to 'queue/jobs/") == 1
+    assert "ready" not in service.log

@@ -479,7 +479,7 @@ def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:
         assert refused.log.count("\n") == 1
     second = spawn(QueueProcess, directory, server.address, f"--queue=jobs,store={directory}/second")
     assert second.wait() == 1
-    assert second.log.count("another service on this bus has the queue jobs: stop it") == 1
+    assert second.log.count("queue jobs: another service on this bus has this queue: stop it") == 1
     assert "ready" not in second.log
 
 
@@ -487,7 +487,7 @@ def test_two_services_that_start_at_once(shared: Any, spawn: Any, directory: Pat
     """Of two services of a queue, each with its own store, never both are ready, whichever asks first."""
     options = [f"--queue=twins,store={directory}/{name}" for name in ("one", "two")]
     twins = [spawn(QueueProcess, directory, shared.address, option) for option in options]
-    wait_until(lambda: [bool(re.search("queue twins: (ready|stop it)", twin.log)) for twin in twins], all)
+    wait_until(lambda: [bool(re.search("queue twins: (ready|another service)", twin.log)) for twin in twins], all)
     assert sum("queue twins: ready" in twin.log for twin in twins) <= 1
 
 
