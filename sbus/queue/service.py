@@ -63,17 +63,17 @@ class _Inflow(Subscription):
     """The messages of one pattern, passed on as they come: in lists, each from one publisher."""
 
     def __init__(
-        self, bus: Bus, pattern: bytes, take: Callable[[list[Message]], None], on_refused: Callable[[NotAllowed], object]
+        self, bus: Bus, pattern: bytes, take: Callable[[list[Message]], None], refused: Callable[[NotAllowed], object]
     ) -> None:
         super().__init__(bus, None)
-        self._take, self._call, self._on_refused = take, bus.call_user, on_refused
+        self._take, self._call, self._refused = take, bus.call_user, refused
         bus.send(bus.core.subscribe(pattern, self))
 
     def deliver(self, messages: list[Message]) -> None:
         self._call(self._take, messages)
 
     def refuse(self, error: NotAllowed) -> None:
-        self._call(self._on_refused, error)
+        self._call(self._refused, error)
 
 
 class QueueService(Service):
