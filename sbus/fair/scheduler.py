@@ -4,8 +4,8 @@
 
 One thread serves all users, so the time that one takes is time that the others wait. While a single user is active,
 nothing is measured. As soon as a second one is, the scheduler measures each batch, and deducts its time from the
-*deficit* of its user. A user without deficit waits in a ring: in front if nobody there has waited longer for a turn,
-else behind. In each turn the first one gets a quantum, and its lines (`sbus.fair.lines`) are served until that is
+*deficit* of its user. A user without deficit waits in a ring: in front if nobody there has waited longer since its last
+turn, else behind. In each turn the first one gets a quantum, and its lines (`sbus.fair.lines`) are served until that is
 spent. Between two turns the server looks at the sockets, so a user who sends little needs no turn. This is deficit
 round robin (Shreedhar and Varghese, 1995), in time.
 
@@ -279,7 +279,8 @@ class Scheduler:
         if lines not in self._ring:
             first = next(iter(self._ring), lines)
             self._ring[lines] = None
-            self._ring.move_to_end(lines, last=lines.last_turn >= first.last_turn)
+            has_waited_longest = 0 < lines.last_turn < first.last_turn  # without 0, new UIDs would always be first
+            self._ring.move_to_end(lines, last=not has_waited_longest)
             self.is_busy = True
         if not self._is_due:
             self._is_due = True

@@ -98,17 +98,20 @@ def test_little_work_waits_for_one_round(line):
 
 
 def test_who_has_waited_longest_is_next():
-    """A user that enters the ring goes before those that have had a turn since its own last one, and behind others."""
+    """A user that enters the ring goes before those that have had a turn since its own last one, and behind others; a
+    new user goes behind all, or a user with ever new UIDs would always be first.
+    """
     machine = Machine()
-    one, two, three = Lines(), Lines(), Lines()
+    one, two, three, new = Lines(), Lines(), Lines(), Lines()
     add(machine, one, "chores", QUANTUM, 1)
     machine.turn()
     for name, lines in ("two", two), ("three", three):
         add(machine, lines, "chores", QUANTUM).name = name
     machine.turn(2)
-    add(machine, one, "chores", QUANTUM).name = "one"
-    machine.turn(4)
-    assert machine.log[1:] == ["two", "three", "one", "two", "three", "one"]
+    for name, lines in ("new", new), ("one", one):
+        add(machine, lines, "chores", QUANTUM).name = name
+    machine.turn(5)
+    assert machine.log[1:] == ["two", "three", "one", "two", "three", "new", "one"]
 
 
 @pytest.mark.parametrize("others", [1, 3])
