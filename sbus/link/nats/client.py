@@ -186,6 +186,8 @@ class Connection:
                 )
         except (OSError, NatsError, ValueError) as error:
             _abort(client)
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError from error  # of which `asyncio.wait_for` of Python 3.11 loses some
             cause = errors.last or error
             raise ConnectionFailed(str(cause) or type(cause).__name__) from error
         except BaseException:

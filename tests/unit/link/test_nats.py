@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import random
@@ -19,7 +20,7 @@ from nats.aio.transport import TcpTransport
 
 from sbus.errors import UsageError
 from sbus.link.nats import sequence
-from sbus.link.nats.client import connect_options
+from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
 from sbus.link.nats.incoming import parse_headers
 from sbus.link.nats.sequence import Ledger, Numbering
 from sbus.link.nats.settings import Login, Settings
@@ -291,3 +292,24 @@ def test_secrets_come_from_files(tmp_path: Path) -> None:
             connect_options(urls, Login(token_file=bad))
     with pytest.raises(UsageError, match="TLS"):
         connect_options(urls, Login(tls_ca=name))
+
+
+def test_connecting_can_be_cancelled_at_any_step() -> None:
+    """Whenever an attempt is cancelled that is just refused, it ends as cancelled, so that a bridge can stop."""
+
+    async def cancel_after(steps: int) -> bool:
+        attempt = asyncio.ensure_future(Connection.open(["nats://127.0.0.1:1"], {}, "bridge", print, print))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        is_over = not attempt.cancel()
+        with pytest.raises(ConnectionFailed if is_over else asyncio.CancelledError):
+            await attempt
+        return is_over
+
+    async def cancel_at_each_step() -> None:
+        steps = 0
+        while not await cancel_after(steps):
+            steps += 1
+        assert steps > 3
+
+    asyncio.run(cancel_at_each_step())
