@@ -67,8 +67,7 @@ class Bus(BlockingConnection[Subscription]):
         super().__init__(address, options)
         self._messages = MessageQueue()
         self._last_delivered: list[Message] | None = None
-        self._last_key: object = _NO_KEY  # of the last message that was sent in place
-        self._last_head = b""
+        self._last_in_place: tuple[object, bytes] = _NO_KEY, b""  # the last key, and how its packets begin
         leave_to_parent(self)
 
     # --- sending -----------------------------------------------------------------------------
@@ -103,10 +102,10 @@ class Bus(BlockingConnection[Subscription]):
 
     def _send_in_place(self, key: bytes | str, payload: bytes) -> bool:
         """Send a message from where its payload is; return False to leave it to the ordinary way."""
-        if key is not self._last_key:
-            self._last_head = self.core.publish(key, b"")
-            self._last_key = key if isinstance(key, (bytes, str)) else _NO_KEY  # a bytearray may change
-        head = self._last_head
+        last_key, head = self._last_in_place
+        if key is not last_key:
+            head = self.core.publish(key, b"")
+            self._last_in_place = key if isinstance(key, (bytes, str)) else _NO_KEY, head  # a bytearray may change
         if len(head) + len(payload) > self.core.longest_plain:
             return False
         while True:
