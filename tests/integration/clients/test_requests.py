@@ -123,7 +123,9 @@ async def test_handler_may_be_a_coroutine_function(looping: Backend, shared: Bus
 
 
 async def test_closing_in_a_handler(looping: Backend, shared: Bus) -> None:
-    """An async handler may close its own connection; the requester then waits in vain."""
+    """An async handler may close its own connection. The requester waits in vain, or hears that nobody is there
+    if the bus sees the end before it counts the subscribers.
+    """
     server, bus = await looping.connect(shared.address), await looping.connect(shared.address)
 
     async def handler(request: Any) -> bytes:
@@ -132,7 +134,7 @@ async def test_closing_in_a_handler(looping: Backend, shared: Bus) -> None:
 
     await server.respond("ask", handler)
     await server.fence()
-    with pytest.raises(TimedOut):
+    with pytest.raises((TimedOut, NobodyListens)):
         await bus.request("ask", timeout=0.2)
     assert looping.take_failures() == []
 
