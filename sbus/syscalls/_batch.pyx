@@ -12,7 +12,7 @@ from libc.stddef cimport size_t
 from libc.string cimport memchr, memcmp, memset
 
 from sbus.protocol.packets import Split, Truncated
-from sbus.syscalls.memfd import Attached
+from sbus.syscalls.memfd import Attached, adopt
 
 cdef extern from "sys/socket.h" nogil:
     cdef struct iovec:
@@ -152,6 +152,7 @@ cdef class PacketReader:
         cdef size_t total = 0, room
         cdef bint retried = False, looks = False, is_wary = False, is_large = False
         cdef list packets = []
+        cdef list files = []
         cdef object own
         cdef timespec now
         if most <= 0:
@@ -204,6 +205,8 @@ cdef class PacketReader:
                 elif errno != EINTR:
                     PyErr_SetFromErrno(OSError)
                 continue
+            if self.descriptors:
+                files = [self._files(&self.headers[i].msg_hdr) for i in range(count)]
             for i in range(count):
                 size = self.headers[i].msg_len
                 if size == 0:
@@ -218,12 +221,10 @@ cdef class PacketReader:
                     packet = self._joined(own, size)
                 else:
                     packet = PyBytes_FromStringAndSize(<char *>self.vectors[i].iov_base, size)
-                if self.descriptors and (
+                if self.descriptors and size <= room and (
                     self.headers[i].msg_hdr.msg_controllen or self.headers[i].msg_hdr.msg_flags & MSG_CTRUNC
                 ):
-                    attached = self._attached(&self.headers[i].msg_hdr, packet)
-                    if size <= room:
-                        packet = attached  # else the descriptors are closed
+                    packet = Attached.of(packet, files[i], self.headers[i].msg_hdr.msg_flags & MSG_CTRUNC != 0)
                 if not ended:  # what comes with a packet behind the end is closed
                     packets.append(packet)
             if ended:
@@ -299,15 +300,16 @@ cdef class PacketReader:
     cdef bint _is_large(self, const char *data, size_t size) noexcept:
         return size * LARGE_PART >= self.read_bytes and memcmp(data, b"BNDL", 4) != 0
 
-    cdef object _attached(self, msghdr *header, object packet):
-        """Return a packet with the descriptors that came with it."""
+    cdef tuple _files(self, msghdr *header):
+        """Return the descriptors that came with a packet."""
         cdef cmsghdr *control = CMSG_FIRSTHDR(header)
         cdef list descriptors = []
         cdef size_t i
-        if control != NULL and control.cmsg_level == SOL_SOCKET and control.cmsg_type == SCM_RIGHTS:
-            for i in range((control.cmsg_len - CMSG_LEN(0)) // sizeof(int)):
-                descriptors.append((<int *>CMSG_DATA(control))[i])
-        return Attached.of(packet, descriptors, header.msg_flags & MSG_CTRUNC != 0)
+        if control == NULL or control.cmsg_level != SOL_SOCKET or control.cmsg_type != SCM_RIGHTS:
+            return ()
+        for i in range((control.cmsg_len - CMSG_LEN(0)) // sizeof(int)):
+            descriptors.append((<int *>CMSG_DATA(control))[i])
+        return adopt(descriptors)
 
     cdef object _truncated(self, char *data, size_t size):
         return Truncated.of(size, PyBytes_FromStringAndSize(data, min(4, self.max_packet)))

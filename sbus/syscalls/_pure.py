@@ -8,7 +8,7 @@ import socket
 
 from sbus.protocol.bundles import MAGIC
 from sbus.protocol.packets import Truncated
-from sbus.syscalls.memfd import Attached
+from sbus.syscalls.memfd import Attached, Memfd, adopt
 from sbus.syscalls.sockets import DONTWAIT, MOST_PASSED, SEND_NOW, TRUNC
 
 __all__ = ["MAX_BATCH", "PacketReader", "send_packets", "send_split", "send_to_each"]
@@ -96,12 +96,12 @@ class PacketReader:
                 if packets:
                     break
                 raise
+            files = _files(control)
             total += size
             is_whole = size <= self.max_packet
             packet = bytes(self._view[:size]) if is_whole else Truncated.of(size, bytes(self._view[:4]))
-            if control or flags & socket.MSG_CTRUNC:
-                attached = _attached(packet, control, flags)
-                packet = attached if is_whole else packet
+            if is_whole and (control or flags & socket.MSG_CTRUNC):
+                packet = Attached.of(packet, files, bool(flags & socket.MSG_CTRUNC))
             if not size:
                 return packets, True
             packets.append(packet)
@@ -147,13 +147,13 @@ class PacketReader:
         return count, total, [], False
 
 
-def _attached(packet: bytes, control: list[tuple[int, int, bytes]], flags: int) -> Attached:
-    """Return a packet with the descriptors that came with it."""
+def _files(control: list[tuple[int, int, bytes]]) -> tuple[Memfd, ...]:
+    """Return the descriptors that came with a packet."""
     descriptors = array.array("i")
     for level, kind, data in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return Attached.of(packet, descriptors, bool(flags & socket.MSG_CTRUNC))
+    return adopt(descriptors)
 
 
 def send_packets(sock: socket.socket, packets: list[bytes]) -> int:

@@ -25,7 +25,7 @@ from sbus.protocol.bundles import pack, unbundle
 from sbus.protocol.packets import FMSG, build_range
 from sbus.syscalls.elsewhere import NOBODY, Closing
 
-__all__ = ["SEALS", "Attached", "InMemory", "Memfd", "join", "receive_from"]
+__all__ = ["SEALS", "Attached", "InMemory", "Memfd", "adopt", "join", "receive_from"]
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 """The seals that together make memory unchangeable."""
@@ -210,6 +210,14 @@ class _Received(Memfd):
             self._closing.free(partial(os.close, self._fd))
 
 
+def adopt(descriptors: Iterable[int]) -> tuple[Memfd, ...]:
+    """Have descriptors that a peer has passed closed with the last reference to them.
+
+    A reader does so before it makes the packets, for which there may be no memory.
+    """
+    return tuple(map(_Received, descriptors))
+
+
 class Attached(bytes):
     """A packet that came with descriptors.
 
@@ -226,10 +234,9 @@ class Attached(bytes):
     memory: Any = None
 
     @classmethod
-    def of(cls, packet: bytes, descriptors: Iterable[int], is_cut: bool) -> Self:
-        """Return a packet that owns these descriptors; those past the second are closed."""
+    def of(cls, packet: bytes, files: tuple[Memfd, ...], is_cut: bool) -> Self:
+        """Return a packet that came with these descriptors; it keeps two."""
         attached = cls(packet)
-        files = tuple(map(_Received, descriptors))
         attached.files = files[:_MOST]
         attached.is_cut = is_cut or len(files) > _MOST
         return attached

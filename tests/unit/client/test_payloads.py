@@ -30,7 +30,7 @@ from sbus.protocol.bundles import MAX_BUNDLE, pack, unbundle
 from sbus.protocol.keys import EARLY
 from sbus.protocol.packets import Split, build_range
 from sbus.syscalls.batch import PacketReader
-from sbus.syscalls.memfd import Attached, Memfd
+from sbus.syscalls.memfd import Attached, Memfd, adopt
 from tests.support.descriptors import descriptors
 from tests.support.examples import examples
 from tests.unit.client.fakes import Waiter
@@ -49,7 +49,7 @@ def sealed(data: bytes) -> Memfd:
 
 
 def attached(packet: bytes, *files: Memfd, is_cut: bool = False) -> Attached:
-    return Attached.of(packet, [os.dup(file.fileno()) for file in files], is_cut)
+    return Attached.of(packet, adopt([os.dup(file.fileno()) for file in files]), is_cut)
 
 
 def outgoing(key: bytes, data: bytes) -> Outgoing:

@@ -17,7 +17,7 @@ from sbus.protocol.packets import LEAST_PAYLOAD
 from sbus.server import Observer
 from sbus.server.core.limits import Limits
 from sbus.server.ops.tap import Run, Tap
-from sbus.syscalls.memfd import Attached, Memfd
+from sbus.syscalls.memfd import Attached, Memfd, adopt
 from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.descriptors import descriptors
 from tests.support.examples import examples
@@ -31,7 +31,7 @@ def attached(packet: bytes, payload: bytes) -> Attached:
     memfd = Memfd.create()
     os.write(memfd.fileno(), payload)
     memfd.seal()
-    return Attached.of(packet, [os.dup(memfd.fileno())], False)
+    return Attached.of(packet, adopt([os.dup(memfd.fileno())]), False)
 
 
 def fmsg(key: bytes, payload: bytes) -> Attached:

@@ -8,10 +8,11 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from sbus.syscalls import _pure, batch
 from sbus.syscalls.descriptors import open_descriptors
 from sbus.syscalls.elsewhere import Closing
-from sbus.syscalls.memfd import Attached, Memfd, receive_from
+from sbus.syscalls.memfd import Attached, Memfd, adopt, receive_from
 from sbus.syscalls.sockets import pass_descriptors, send_with
 from tests.support.waiting import wait_until
 
@@ -160,7 +161,7 @@ class TestMemfd:
 
 def received(memfd: Memfd) -> Attached:
     """Return a packet that has arrived with a descriptor of this memory."""
-    return Attached.of(b"packet", [os.dup(memfd.fileno())], False)
+    return Attached.of(b"packet", adopt([os.dup(memfd.fileno())]), False)
 
 
 def test_received_memory_is_closed_with_its_packet() -> None:
@@ -194,6 +195,31 @@ def test_the_reader_frees_no_more_than_its_allowance() -> None:
     assert open_descriptors() == before + 40
     gate.set()
     wait_until(open_descriptors, lambda count: count == before)
+
+
+def in_child(call: Callable[..., int], *args: object) -> int:
+    """Return what a call returns in a child of this process: 0 to 254."""
+    pid = os.fork()
+    if not pid:
+        code = 255
+        try:
+            code = call(*args)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _open_after_failed_read(reader: batch.PacketReader, sock: socket.socket) -> int:
+    """Read without memory for a packet of 60,000 bytes; return how many descriptors that leaves open."""
+    before = open_descriptors()
+    resource.setrlimit(resource.RLIMIT_AS, (0, resource.RLIM_INFINITY))
+    taken = []
+    with contextlib.suppress(MemoryError):
+        while True:
+            taken.append(bytes(60_000))
+    with contextlib.suppress(MemoryError):
+        return 200 + len(reader.read(sock)[0])
+    return open_descriptors() - before
 
 
 @pytest.mark.parametrize("reader_class", READERS)
@@ -249,6 +275,17 @@ class TestReading:
             assert open_descriptors() == before + 6
         cut = [(len(packet.files), packet.is_cut) for packet in packets if isinstance(packet, Attached)]
         assert cut == [(2, False), (2, True), (2, True)]
+
+    def test_descriptors_are_closed_if_there_is_no_memory_for_packets(
+        self, reader_class: type[batch.PacketReader]
+    ) -> None:
+        """The kernel has given them to the process already, which would keep them for good."""
+        with connected() as (ours, theirs):
+            memfd, reader = sealed(b"payload"), reader_class(60_000, descriptors=True)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
+            for _ in range(3):
+                send_descriptors(ours, b"x" * 60_000, memfd.fileno(), memfd.fileno())
+            assert in_child(_open_after_failed_read, reader, theirs) == 0
 
     def test_a_reader_for_plain_packets_receives_no_descriptor(self, reader_class: type[batch.PacketReader]) -> None:
         """The packet arrives, and the kernel closes what came with it."""
