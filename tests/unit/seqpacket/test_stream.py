@@ -12,6 +12,7 @@ from zope.interface.verify import verifyObject
 
 from sbus.interfaces import IPacketTransport
 from sbus.seqpacket.framing import frame
+from sbus.seqpacket.interfaces import Outlet
 from sbus.seqpacket.states import ReadSide
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received
 from tests.support.transports import World, numbered
@@ -252,3 +253,18 @@ def test_bundles(world):
         peer.send(bundle)
     world.turn()
     assert recorder.packets == numbered(500)
+
+
+def test_large_packets_in_frames_are_handled(world):
+    """Nothing is sent on unseen, even where an outlet is offered: that takes a socket that keeps packets apart."""
+    recorder = BatchRecorder()
+    peer = world.connect_stream(recorder, max_packet=100_000)
+    recorder.transport.start_bundling(1 << 16)
+    out, away = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with out, away:
+        recorder.transport.find_outlet = lambda head: Outlet(out, lambda count, size: None)
+        packets = [b"MSG k\0" + bytes([at]) * 20_000 for at in range(4)]
+        for packet in packets:
+            peer.send(packet)
+            world.turn()
+    assert recorder.packets == packets

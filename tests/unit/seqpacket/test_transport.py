@@ -26,7 +26,7 @@ from sbus.seqpacket.interfaces import Outlet
 from sbus.seqpacket.multiplexer import READ
 from sbus.seqpacket.pacing import LARGE_PER_PASS
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.batch import BATCH, send_packets
+from sbus.syscalls.batch import BATCH, PacketReader, send_packets
 from sbus.syscalls.polling import is_readable
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 from tests.support.examples import examples
@@ -771,19 +771,57 @@ def test_large_packets_go_on_past_the_protocol(world, onward):
     assert (sum(count for count, _ in sent), sum(size for _, size in sent)) == (len(gone), sum(map(len, gone)))
 
 
-@pytest.mark.parametrize("why", ["nobody says where to", "others wait", "it begins with no key"])
+@pytest.mark.parametrize(
+    "why", ["nobody says where to", "others wait", "it begins with no key", "descriptors may come with it"]
+)
 def test_large_packets_that_the_protocol_has_to_see(world, onward, why):
-    """Without an outlet, under contention, and without a NUL near its beginning, a packet is handled."""
+    """Without an outlet, under contention, without a NUL near its beginning, and with payloads, a packet is handled."""
     recorder, peer, out, away = onward
     if why != "nobody says where to":
         recorder.transport.find_outlet = lambda head: Outlet(out, lambda count, size: None)
+    if why == "descriptors may come with it":
+        assert recorder.transport.pass_payloads(True)
+    packets = [bytes([at]) * 20_000 if why == "it begins with no key" else _large(at) for at in range(1, 5)]
+    peer.send(packets[0])
+    world.settle()
     if why == "others wait":
         recorder.transport._pacer._contention_ttl = 1_000
-    packets = [bytes([at]) * 20_000 if why == "it begins with no key" else _large(at) for at in range(1, 5)]
-    for packet in packets:
+    for packet in packets[1:]:
         peer.send(packet)
     world.settle()
     assert (recorder.packets, received(away)) == (packets, [])
+
+
+def test_a_protocol_is_asked_once_where_large_packets_go(world, onward):
+    """If it says nowhere, small packets behind them cost no question."""
+    recorder, peer, _, _ = onward
+    asked: list[bytes] = []
+    recorder.transport.find_outlet = asked.append
+    for packet in (_large(0), b"MSG k\0one", b"MSG k\0two"):
+        peer.send(packet)
+        world.settle()
+    assert len(recorder.packets) == 3
+    assert asked == [b"MSG k\0"]
+
+
+class AlwaysMore(PacketReader):
+    """A reader that always finds a packet to send on, and one to be handled."""
+
+    def read(self, sock, most=64):
+        return [_large(0)], False
+
+    def forward(self, sock, to, head, most):
+        return 1, 400_000, [_large(0)], False
+
+
+def test_what_goes_on_counts_for_the_pass(world, onward):
+    """A publisher that never stops holds up the others no longer than by packets that are handled."""
+    recorder, _, out, _ = onward
+    sent = []
+    recorder.transport.find_outlet = lambda head: Outlet(out, lambda count, size: sent.append(size))
+    recorder.transport._reader = AlwaysMore(100_000)
+    recorder.transport.ready(READ, True)
+    assert 2 * 400_000 < LARGE_PER_PASS <= sum(sent) + 20_000 * 4 <= LARGE_PER_PASS + 420_000
 
 
 def test_the_end_behind_large_packets_that_went_on(world, onward):

@@ -11,7 +11,10 @@ import pytest
 from sbus.errors import CloseReason
 from sbus.fair.scheduler import CROWD
 from sbus.flood import Outcome, Until
+from sbus.flood.receipts import Receipt
+from sbus.policy import load
 from sbus.protocol.keys import PeerCredentials, SecretKey
+from sbus.protocol.notices import LossReason
 from sbus.routing.route import Groups, Route
 from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS
 from sbus.server.bus.protocol import FANOUT_BUDGET
@@ -460,6 +463,19 @@ def _tap(bus, reader, publisher):
     bus.registry.open_tap(SimpleNamespace(deliver=None, deliver_payload=None, dropped=lambda *_: None))
 
 
+def _alone_without_echo(bus, reader, publisher):
+    publisher.transport.plain_socket = reader.transport.plain_socket
+    publisher.send(b"SUB k", b"CMSG echo/off")
+    reader.send(b"UNSUB k")
+    publisher.send(*messages(1))
+
+
+def _return_to(bus, reader, publisher):
+    bus.connect(uid=7).send(*messages(1))
+    bus.registry.scheduler.crowd = 0
+    bus.registry.scheduler.is_busy = False
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -474,11 +490,19 @@ def _tap(bus, reader, publisher):
         lambda bus, reader, publisher: reader.protocol.queue.pending.append(b"MSG k\0first"),
         lambda bus, reader, publisher: bus.connect(uid=7).send(*messages(1)),
         lambda bus, reader, publisher: setattr(reader.transport, "plain_socket", None),
+        lambda bus, reader, publisher: setattr(reader.protocol.queue, "head", Receipt(1, 5, LossReason.QUEUE_FULL)),
+        _alone_without_echo,
+        lambda bus, reader, publisher: reader.send(b"CMSG observer/on"),
+        lambda bus, reader, publisher: bus.registry.delivery.touched.append(reader.protocol),
+        lambda bus, reader, publisher: bus.registry._router.mute(reader.protocol),
+        _return_to,
         _tap,
     ],
     ids=[
         "another receiver", "no receiver", "itself", "itself without echo", "senders", "the receiver leaves",
-        "the publisher leaves", "the publisher is blocked", "something waits", "another user", "no socket", "a tap",
+        "the publisher leaves", "the publisher is blocked", "something waits", "another user", "no socket",
+        "a receipt waits", "itself alone without echo", "an observer", "something is to be flushed",
+        "the receiver has left", "another user was last", "a tap",
     ],
 )  # fmt: skip
 def test_when_messages_have_no_outlet(outlet, change):
@@ -502,3 +526,52 @@ def test_a_congested_receiver_has_no_outlet(outlet):
     reader.drain()
     publisher.send(*messages(1))
     assert find() is not None
+
+
+@pytest.fixture
+def opened(plain):
+    """Starts a bus with settings; its reader has a plain socket. Returns what finds the outlet of the publisher."""
+
+    def start(*keys, **settings):
+        bus = Bus(**settings)
+        reader, publisher = bus.connect(), bus.connect()
+        reader.send(*(b"SUB " + key for key in keys))
+        reader.transport.plain_socket, _ = plain(10)
+        publisher.send(b"MSG %b\0" % keys[0])
+        for key in keys:
+            bus.registry.publish(key, b"")
+        publisher.send(b"MSG %b\0" % keys[0])
+        find_outlet = publisher.transport.find_outlet
+        assert find_outlet is not None
+        return lambda key: find_outlet(b"MSG %b\0" % key)
+
+    return start
+
+
+def test_a_program_that_counts_deliveries_sees_each_message(opened):
+    """Nothing goes past it."""
+
+    class Counting(Observer):
+        def delivered(self, client, packets, size):
+            pass
+
+    assert opened(b"k")(b"k") is not None
+    assert opened(b"k", observers=(Counting(),))(b"k") is None
+
+
+def _policy(tmp_path, rule):
+    path = tmp_path / "policy.toml"
+    path.write_text(f'version = 1\n[[rule]]\nname = "all"\nusers = [1000]\n{rule}\n')
+    return load(str(path))
+
+
+def test_a_forbidden_key_has_no_outlet(opened, tmp_path):
+    """Also if it has one receiver, and others may publish it: the route is known, and what is forbidden stays so."""
+    find = opened(b"open/a", b"closed/a", policy=_policy(tmp_path, 'deny_publish = ["closed/"]'))
+    assert find(b"open/a") is not None
+    assert find(b"closed/a") is None
+
+
+def test_who_is_read_at_a_rate_has_no_outlet(opened, tmp_path):
+    """Each message is counted."""
+    assert opened(b"k", policy=_policy(tmp_path, "max_rate = 1_000"))(b"k") is None
