@@ -34,6 +34,7 @@ def test_a_frame_that_leaves_in_parts(world):
     recorder = Recorder()
     peer = world.connect_stream(recorder)
     verifyObject(IPacketTransport, recorder.transport)
+    assert recorder.transport.open_socket() is None
     recorder.transport.writeSequence([b"first", LONG, b"last"])
     world.turn()
     assert recorder.transport.unread_bytes() > len(LONG) // 2

@@ -657,13 +657,14 @@ def test_send_now(world):
 
 @pytest.mark.parametrize("leave", ["loseConnection", "abortConnection", "peer"])
 def test_a_plain_socket(world, leave):
-    """A socket is plain while it is open and has no bundles."""
+    """A socket is plain while it is open and has no bundles; with these, it takes packets as they are, too."""
     recorder = Recorder()
     peer = world.connect(recorder)
     transport = recorder.transport
     assert transport.plain_socket is transport.getHandle()
     transport.start_bundling(1000)
     assert transport.plain_socket is None
+    assert transport.open_socket() is transport.getHandle()
     transport.stop_bundling()
     assert transport.plain_socket is transport.getHandle()
     if leave == "peer":
@@ -672,7 +673,7 @@ def test_a_plain_socket(world, leave):
         getattr(transport, leave)()
     world.settle()
     assert recorder.lost
-    assert transport.plain_socket is None
+    assert transport.plain_socket is transport.open_socket() is None
 
 
 def test_a_protocol_is_asked_before_bundles_are_read(world):
