@@ -461,7 +461,7 @@ class PacketTransport(SendingHalf):
 
     def _resume(self) -> None:
         """Deliver what was kept; then read again, or report the end of file."""
-        if self._deliver_kept():
+        if self._deliver_kept() and not self._read_retry:
             self._poll(self._events | READ)
 
     def _deliver_kept(self) -> bool:
