@@ -114,6 +114,30 @@ def test_who_has_waited_longest_is_next():
     assert machine.log[1:] == ["two", "three", "one", "two", "three", "new", "one"]
 
 
+def test_who_comes_back_as_a_new_user_is_not_first():
+    """A user that leaves the bus after each turn and comes back has no more turns than those that stay."""
+    machine = Machine()
+    others = [add(machine, Lines(), "chores", QUANTUM) for _ in range(2)]
+    came = []
+    for _ in range(30):
+        if not came or came[-1].took:
+            came.append(add(machine, Lines(), "readers", QUANTUM - 1, 1))
+        machine.turn()
+    assert [work.took for work in others] == [10 * QUANTUM] * 2
+
+
+def test_who_has_had_a_turn_does_not_go_before_a_new_user():
+    """A user that empties its lines in each turn leaves the next turn to one that has had none yet."""
+    machine = Machine()
+    regular = Lines()
+    add(machine, regular, "chores", 1, 1)
+    machine.turn()
+    add(machine, Lines(), "chores", 1, 1).name = "new"
+    add(machine, regular, "chores", 1, 1).name = "regular"
+    machine.turn(2)
+    assert machine.log[1:] == ["new", "regular"]
+
+
 @pytest.mark.parametrize("others", [1, 3])
 def test_a_step_beyond_the_quantum_is_a_debt(others):
     """A user whose steps are long waits for the others to catch up."""
