@@ -366,6 +366,8 @@ class PacketTransport(SendingHalf):
         if count:
             outlet.on_sent(count, size)
             self._multiplexer.has_read = True
+        elif packets:
+            self._large_head = b""  # small ones are read in batches again; a large one sets it anew
         return packets, ended, left - size
 
     def _read_last(self, packets: list[bytes]) -> None:

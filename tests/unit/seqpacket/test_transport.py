@@ -772,6 +772,21 @@ def test_large_packets_go_on_past_the_protocol(world, onward):
     assert (sum(count for count, _ in sent), sum(size for _, size in sent)) == (len(gone), sum(map(len, gone)))
 
 
+def test_small_packets_behind_a_large_one_come_in_batches(world, onward):
+    """A peer that sends small packets after a large one is read in batches again."""
+    recorder, peer, out, _ = onward
+    recorder.transport.find_outlet = lambda head: Outlet(out, lambda count, size: None)
+    peer.send(_large(0))
+    world.settle()
+    recorder.batches.clear()
+    for _ in range(3):
+        for packet in numbered(32):
+            peer.send(packet)
+        world.settle()
+    assert recorder.packets[1:] == numbered(32) * 3
+    assert len(recorder.batches) < 10
+
+
 @pytest.mark.parametrize(
     "why", ["nobody says where to", "others wait", "it begins with no key", "descriptors may come with it"]
 )
