@@ -175,8 +175,7 @@ class Delivery(PayloadPosting):
             self._counters.unrouted += count
         if later:
             self._post(later, packets, publisher, has_echo)
-        if receivers:
-            self.hand(packets, receivers, publisher, at_once)
+        self.hand(packets, receivers, publisher, at_once)
         return count
 
     def _deliver_halves(

@@ -14,6 +14,7 @@ from sbus.protocol import bundles
 from sbus.protocol.keys import EARLY
 from sbus.server.bus import protocol
 from sbus.server.bus.backpressure import Backpressure
+from sbus.server.bus.posting import OF_OTHERS
 from sbus.server.bus.protocol import MAX_RUN
 from sbus.server.core.credentials import AccessSettings
 from sbus.server.core.limits import Limits
@@ -578,6 +579,22 @@ def test_share_of_a_publisher_to_a_congested_receiver():
     assert publisher.transport.read_limit == 48
     reader.drain()
     assert reader.take() == [message("k")] * 9
+
+
+def test_share_of_a_publisher_whose_messages_go_by_mail():
+    """What goes into mail is made no copies of yet, whatever the last run was."""
+    bus = Bus()
+    for _ in range(64):
+        bus.connect().send(b"SUB many")
+    for _ in range(OF_OTHERS + 1):
+        bus.connect(uid=1001).send(b"SUB k")
+    publisher = bus.connect()
+    for key in ("k", "many"):  # from now on their routes are known
+        publisher.send(message(key))
+    publisher.send(*[message("many")] * 8)
+    assert publisher.transport.read_limit == 4
+    publisher.send(*[message("k")] * 8)
+    assert publisher.transport.read_limit == 48
 
 
 def test_whose_messages_a_blocking_receiver_keeps(monkeypatch):
