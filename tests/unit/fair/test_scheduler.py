@@ -118,7 +118,7 @@ def test_who_comes_back_as_a_new_user_is_not_first():
     """A user that leaves the bus after each turn and comes back has no more turns than those that stay."""
     machine = Machine()
     others = [add(machine, Lines(), "chores", QUANTUM) for _ in range(2)]
-    came = []
+    came = list[Work | Reader]()
     for _ in range(30):
         if not came or came[-1].took:
             came.append(add(machine, Lines(), "readers", QUANTUM - 1, 1))
