@@ -3,31 +3,31 @@
 ::
 
     SbusError
-     ├─ Violation            a client broke a rule of the protocol (has a ViolationReason)
-     ├─ UsageError           the caller asked for something that does not exist or is not allowed
-     │   ├─ AddressError     an address that is malformed or cannot be used
-     │   ├─ InvalidKey       a key or pattern that the protocol forbids (has a ViolationReason or None)
-     │   ├─ PacketTooLong    a message that does not fit a packet
-     │   ├─ PluginError      a component that is not installed, or a name that is taken twice
-     │   └─ PolicyError      a policy that cannot be read or is wrong (the text has file, line and remedy)
-     ├─ ListenError          the server cannot listen on the address (the text has the remedy)
-     ├─ BufferFull           nothing more can wait for a connection to the bus
-     ├─ ConnectError         the client cannot connect (the text has the remedy)
-     ├─ Disconnected         the connection is gone; everything that waited for it fails with this
-     │   ├─ Closed           this program closed the connection
-     │   ├─ Forked           the connection is that of the process that this one was forked from
-     │   └─ ConnectionLost   the server closed the connection, or it broke (has a CloseReason or None)
-     ├─ JournalError         a journal cannot be read or written (the text has the path and the remedy)
-     │   ├─ JournalLocked    another recorder is writing it
-     │   └─ JournalMissing   there is none in the directory: perhaps for now
-     ├─ LakeError            a lake cannot be read or written (the text has the path and the remedy)
-     │   └─ StorageError     the storage of a lake cannot be reached, or refuses to be written: perhaps for now
-     ├─ QueueError           the store of a queue cannot be used (the text has the path and the remedy)
-     ├─ SparkError           a Spark job failed
-     ├─ TimedOut             something did not happen in time; also a TimeoutError
-     ├─ NobodyListens        nobody subscribes to the key of a request, so no reply will come
-     ├─ NotAllowed           the bus refuses what this client asked for (has the verb, the key and the rule)
-     └─ RequestFailed        the other client answered a request with an error
+     ├─ Violation
+     ├─ UsageError
+     │   ├─ AddressError
+     │   ├─ InvalidKey
+     │   ├─ PacketTooLong
+     │   ├─ PluginError
+     │   └─ PolicyError
+     ├─ ListenError
+     ├─ BufferFull
+     ├─ ConnectError
+     ├─ Disconnected
+     │   ├─ Closed
+     │   ├─ Forked
+     │   └─ ConnectionLost
+     ├─ JournalError
+     │   ├─ JournalLocked
+     │   └─ JournalMissing
+     ├─ LakeError
+     │   └─ StorageError
+     ├─ QueueError
+     ├─ SparkError
+     ├─ TimedOut            (also a TimeoutError)
+     ├─ NobodyListens
+     ├─ NotAllowed
+     └─ RequestFailed
 
 Any other exception that escapes from this package is a bug.
 """

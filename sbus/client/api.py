@@ -3,42 +3,25 @@
 Theory of operation
 -------------------
 
-Everything here is written once, for all three backends, as coroutines that await nothing but the backend's own
-waiters (`ClientApi.waiter`). Twisted runs them with Deferreds and asyncio with futures. The blocking client runs them
-itself: it reads its socket until the waiter is done, and resumes the coroutine. A coroutine here may therefore be
-abandoned at any ``await`` (a timeout, a cancellation), and must clean up in ``finally``.
+All three backends share these coroutines, which await nothing but the backend's own waiters (`ClientApi.waiter`).
+Twisted runs them with Deferreds and asyncio with futures. The blocking client reads its socket until the waiter is
+done, and resumes the coroutine. A coroutine here may be abandoned at any ``await`` (a timeout, a cancellation), and
+must clean up in ``finally``.
 
-*Fence.* The server handles a client's packets in order, and answers ``whoami`` in order. The reply to a ``whoami``
-therefore proves that everything sent before it is in force. The early dialect has no ``whoami``; a message to the
-client itself takes its place (`sbus.client.core`).
-
-*Nobody listens.* A question behind a request asks how many clients get messages with its key. If the answer is 0 and
-no reply has come before it, none will come, and the request fails at once. A server that ignores the question leaves it
-to the time-out. A question in front of the request could be wrong by the time that the server handles the request, and
-waiting for its answer would cost each request a second round trip.
-
-*Denied.* A request that the server refuses fails at once. So do all requests if the server refuses the subscription to
-replies (`sbus.client.denials`).
+*Fence.* The server answers ``whoami`` in order with a client's other packets. The reply therefore proves that
+everything sent before it is in force.
 
 *Request.* The payload of a request begins with the key to reply to and a NUL. The reply is a message to that key, whose
 payload begins with ``+``, or with ``-`` and the text of an error. The reply key is a secret key of the requester,
 ``!/cred/<gid>/<uid>/<pid>/sbus/reply/<token>``, and the token is 16 random bytes. Only a peer that could read the
-request knows it, so a reply cannot be forged. One subscription, ending in ``*``, serves all requests of a connection.
+request knows it, so nobody else can reply. One subscription, ending in ``*``, serves all requests of a connection.
+A request that the server refuses fails at once; so do all if it refuses that subscription (`sbus.client.denials`).
 
 *What a request may cause.* A request makes the responder publish to a key that its author chose. The responder only
 does so for secret keys with ``/sbus/reply/`` in them, of at most 1,024 bytes. Otherwise any client could have others
-publish to ordinary keys in their own name.
+publish in their own name.
 
-*Inbox.* A secret key of this client: anyone may publish to it, and the server has checked that only this client's
-credentials can read it.
-
-*Verify.* To verify a peer, the client sends 32 random bytes as a request to ``<name>/sbus/proof``, which only that
-peer can read, and waits for the same bytes in the reply. A name with an empty ID is refused, because other processes
-match it too.
-
-*After a lost connection* the name of this client may have changed (a fork, a container), so the subscription to replies
-and the name itself are forgotten; the next request asks again. Pending requests fail: whether they were carried out is
-unknown.
+*After a lost connection* pending requests fail: nobody knows whether they were carried out.
 """
 
 from __future__ import annotations
@@ -107,7 +90,11 @@ def inbox_key(me: bytes, name: bytes | str) -> bytes:
 
 
 def _fail_if_none(count: bytes, key: bytes | str, waiter: Waiter) -> None:
-    """Fail a request that nobody has got."""
+    """Fail a request that nobody has got.
+
+    The question is sent behind the request, and its answer comes behind a reply that was sent at once. Asked first, it
+    would cost a second round trip, and could be out of date when the server handles the request.
+    """
     if int(count) == 0:
         name = as_bytes(key).decode(errors="backslashreplace")
         waiter.set_exception(NobodyListens(f"nobody subscribes to '{name}': start the program that answers"))
@@ -507,6 +494,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         return self.respond(await self._own_name() + _PROOF, lambda request: request.payload)
 
     async def _verify(self, peer: bytes | str) -> bool:
+        """Send a random token as a request to a key that only the peer can read, and compare the reply with it."""
         key, nonce = as_bytes(peer) + _PROOF, os.urandom(32)
         try:
             name = self.core.dialect.check(key)
@@ -580,7 +568,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
     # --- losing the connection ---------------------------------------------------------------
 
     def _forget_connection(self) -> list[Waiter]:
-        """Forget the name, the subscription to replies, and the core's connection.
+        """Forget the name, which may have changed, the subscription to replies, and the core's connection.
 
         :returns: the waiters to fail once the caller's own state is consistent.
         """

@@ -3,19 +3,14 @@
 Theory of operation
 -------------------
 
-*Where.* An explicit address wins, then ``$SBUS_SOCKET``, then the first that exists of the default addresses: those of
-``twistd sbus`` (for a user, for root) and of ``sbusd``. Files are looked for only in the third step: an address that
-the user gave must fail loudly rather than fall through to another bus. An error lists where the client looked.
+*Where.* `find_address` looks for files only if nobody gave an address: one that the user gave must fail loudly rather
+than fall through to another bus. An error lists where the client looked.
 
 *Connecting never blocks in the kernel.* A ``connect`` on a Unix socket waits while the server's backlog is full, for as
 long as the server does not accept. `connect_once` therefore uses a non-blocking socket. EAGAIN means "the server is
 there, and busy", so it is the one failure that is retried, every 10 ms until the timeout; any other failure raises at
 once. For a client that reconnects, such a failure ends one attempt, and the next one follows after a pause (`Backoff`).
 Its first connection is retried, too, while there is no server, until the timeout.
-
-*Reconnecting.* The first attempt is immediate, since a server that was restarted is usually back already. The pauses
-then start at 50 ms and grow by a factor of 1.6 up to 15 s. Each is shortened at random by up to half: otherwise
-thousands of clients of a restarted server would connect in the same instant, again and again.
 
 *Buffers.* The send buffer is raised when connecting, to one packet of the largest size, because the kernel refuses a
 packet larger than the buffer (EMSGSIZE) however empty it is. The kernel may allow less; the core then lowers its own
@@ -107,6 +102,9 @@ def _others_missing(address: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """The pauses between attempts to reconnect: exponential, with random jitter.
+
+    The first attempt is immediate, since a server that was restarted is usually back already. Each pause is shortened
+    at random by up to half: otherwise thousands of clients would connect in the same instant, again and again.
 
     :ivar first: seconds before the second attempt; the first attempt is immediate.
     :ivar factor: ratio of each pause to the one before.

@@ -7,23 +7,21 @@ A *backend* (Twisted, asyncio, blocking) owns the socket. It sends the packets t
 and passes every packet that it receives to `ClientCore.receive`. The core never waits, never reads a clock and never
 touches a file descriptor, so one set of unit tests covers three libraries.
 
-The core knows four things:
-
-* **What this client has chosen** (`sbus.client.choices`): settings in force and patterns. `ClientCore.state`
-  returns them as one frozen value, and `ClientCore.resync_packets` turns that value into the first packets of every
-  connection, the first one included. Nothing else is repeated. Which control messages count as settings is read from
-  the table in `sbus.protocol.controls`.
-* **Which subscription gets a message** (`sbus.client.dispatch`). The server sends one copy of a message to a client,
-  however many patterns match, so the client routes again, with the server's own trie and route cache. Runs of
-  messages with one route are delivered as one list; with bundles a list holds up to 512 messages.
-* **Who is waiting for a reply.** The server answers questions in order, so the waiters are a queue
-  (`sbus.client.questions`). A plain ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too.
-* **What goes beyond the original protocol** (`sbus.client.extensions`), which a server may ignore. Whether large
-  messages travel in sealed memory is decided in `ClientCore.publish`, by their size and the `sbus.client.agreement`.
-
-*The longest packet.* A server whose limit is above that of the original says so in its answer to ``bye/on``
-(`sbus.client.inlet`). A packet that is still longer than the buffer is a loss, as if the server had reported it, at its
-place among the messages.
+=======================================================================  =============================================
+what the core knows                                                      where
+=======================================================================  =============================================
+what this client has chosen: the settings in force and the patterns;     `sbus.client.choices`
+`ClientCore.resync_packets` makes of them the first packets of every
+connection, the first one included
+which subscriptions get a message: the server sends one copy to a        `sbus.client.dispatch`
+client, so the client routes again, with the server's own trie and
+route cache, and runs of messages with one route are one list
+who waits for a reply: the server answers in order, so the waiters are   `sbus.client.questions`
+a queue, where a plain ``control("!/cred/whoami")`` takes a place, too
+what goes beyond the original protocol, which a server may ignore        `sbus.client.extensions`
+whether large messages travel in sealed memory (`ClientCore.publish`)    `sbus.client.agreement`
+the longest packet                                                       `sbus.client.inlet`
+=======================================================================  =============================================
 
 Invariants:
 
@@ -33,9 +31,8 @@ Invariants:
 * Identical patterns share one subscription at the server. ``SUB`` is sent for the first and ``UNSUB`` for the last.
 * Every packet is checked before it is returned. The server disconnects a client for a malformed packet, so a mistake
   raises `InvalidKey` or `PacketTooLong` here and never reaches the socket.
-
-The early dialect has no control messages. A fence is then a message to a random key of this client, between ``SUB``
-and ``UNSUB``; no subscription sees it.
+* A received packet that is longer than the buffer is a loss, as if the server had reported it, at its place among the
+  messages.
 """
 
 from __future__ import annotations
@@ -400,7 +397,11 @@ class ClientCore:
         return [build(CMSG, CHAIN_ON)]
 
     def fence(self, waiter: Waiter) -> list[bytes]:
-        """Complete `waiter` once the server has handled every packet sent before these."""
+        """Complete `waiter` once the server has handled every packet sent before these.
+
+        The early dialect has no control messages: there the fence is a message to a random key of this client, between
+        ``SUB`` and ``UNSUB``. No subscription sees it.
+        """
         if self.dialect.control:
             return self.whoami(waiter)
         key = b"fence.%b" % os.urandom(12).hex().encode()

@@ -4,35 +4,27 @@ Theory of operation
 -------------------
 
 Everything here runs in one thread, in turns of an event loop, and nothing waits except coroutines. The backend supplies
-the socket, the loop and the coroutines' waiters through the abstract methods; it calls `Session._receive_packets` with
-packets and `Session._disconnected` when the connection is lost.
+the socket, the loop and the waiters through the abstract methods; it calls `Session._receive_packets` with packets and
+`Session._disconnected` when the connection is lost.
 
-*Reading.* A batch of packets is dispatched as a whole before any reader wakes up (`schedule_wake`): a reader that
-resumes in the middle of a batch could close a subscription, or publish, between two messages of one batch.
+*Reading.* The session dispatches a batch of packets as a whole before any reader wakes up (`Session.schedule_wake`).
+Otherwise a reader that resumes could close a subscription, or publish, between two messages of one batch.
 
-*Back-pressure.* A subscription keeps unread messages up to a high-water mark of 4,096. At it, the session stops reading
-the socket, for all subscriptions: the messages of others are behind the same socket. The server's queue for this client
-then fills, and the strategies chosen with ``flood_control`` decide there. Reading resumes once every such subscription
-is down to a quarter of the mark, or closed. The mark may be exceeded by the rest of the batch.
+*Back-pressure.* While a subscription has its high-water mark of unread messages, the session stops reading, for all
+subscriptions, which share the socket. The server's queue for this client then fills, and the strategies chosen with
+``flood_control`` decide there.
 
-*Writing.* A packet that is written alone in its turn of the loop goes to the socket at once, past the outbox, which
-keeps a round trip short. Packets that are written together should leave together, because 100 messages in one bundle
-cost little more than one. The session cannot know in advance, so it learns: the first 64 lone writes in a row (`BATCH`)
-go out at once; the next is held until the end of the turn. If others joined it, only the first write of the following
-turn goes at once; if none did, another 64 do. A deferred turn is flushed early once it holds as many bytes as the
-largest bundle, as waiting longer gains nothing. While the socket is full, packets gather in the outbox anyway.
+*Writing.* A packet that is alone in its turn goes to the socket at once, past the outbox, which keeps a round trip
+short. Packets that are written together leave together (`Session._write`).
 
-*While there is no bus*, messages wait in the outbox, up to ``reconnect_buffer`` bytes; a `publish` beyond that raises
-an error. A message that its caller has given up, by a cancellation or a timeout, is taken out of the outbox again,
-unless some of its packets have left. There is no limit while there is a bus, as callers wait for its back-pressure.
+*While there is no bus*, messages wait in the outbox, up to ``reconnect_buffer`` bytes. With a bus there is no limit, as
+callers wait for its back-pressure.
 
-*Reconnecting.* When the connection is lost, the outbox is rebuilt: first the packets that restore settings and
-subscriptions, then the unsent messages (large ones wait for the server's word: `sbus.client.payload_outbox`). Only then
-do pending calls fail, because their callers may use the client at once. `_reconnect_loop` connects, then sends a fence.
-A connection counts only when that fence returns: a server that accepts and closes at once would otherwise be retried
-without pauses, and ``on_gap`` would report a connection on which nothing is in force yet.
+*Reconnecting.* When the connection is lost, the session rebuilds the outbox: first the packets that restore settings
+and subscriptions, then the unsent messages (large ones: `sbus.client.payload_outbox`). Only then do pending calls fail,
+because their callers may use the client at once. `Session._reconnect_loop` connects.
 
-*The end* is final: `_end` sets the error, which every later call raises, and everything that waits fails with it.
+*The end* is final: `Session._end` sets the error, which every later call raises, and everything that waits fails.
 """
 
 from __future__ import annotations
@@ -219,7 +211,13 @@ class Session(ClientApi[Sub]):
     # --- sending -----------------------------------------------------------------------------
 
     def _write(self, packets: list[bytes]) -> None:
-        """Send packets at once or at the end of this turn (see *Writing*)."""
+        """Send packets at once or at the end of this turn.
+
+        100 messages in one bundle cost little more than one, but whether more follow is not known in advance. So
+        `BATCH` lone writes in a row go out at once, and the next is held until the end of the turn. If others joined
+        it, only the first write of the following turn goes at once; if none did, another `BATCH` do. As many bytes as
+        the largest bundle go earlier, as waiting longer gains nothing.
+        """
         queued = len(self.outbox)
         if self._immediate_writes and not queued and not self._turn_writes:
             self._immediate_writes -= 1
@@ -345,7 +343,7 @@ class Session(ClientApi[Sub]):
     # --- back-pressure -----------------------------------------------------------------------
 
     def pause_for(self, subscription: QueuedSubscription) -> None:
-        """Stop reading: a subscription has reached its high-water mark."""
+        """Stop reading: a subscription has reached its high-water mark, which the rest of the batch may exceed."""
         if not self._above_high_water:
             self._set_reading(False)
         self._above_high_water.add(subscription)
@@ -384,7 +382,10 @@ class Session(ClientApi[Sub]):
                 waiter.set_exception(error)
 
     async def _reconnect_loop(self, *, report: bool = True) -> None:
-        """Connect until a fence returns, then call ``on_gap`` (see *Reconnecting*).
+        """Connect until a fence returns, then call ``on_gap``.
+
+        A connection counts only then: a server that accepts and closes at once would otherwise be retried without
+        pauses, and ``on_gap`` would report a connection on which nothing is in force yet.
 
         :param report: False for a first connection, before which nothing can have been missed.
         """

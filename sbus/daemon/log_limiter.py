@@ -10,24 +10,21 @@ A `LogLimiter` stands between loggers and a log. It counts events by user and by
   names a number of first lines, as an audit log does, exactly these;
 * at the end one line for each user with the numbers of the other events, by kind.
 
-All of these are paid from a budget of bytes (`sbus.daemon.log_budget`). An event for which there is no budget is
-counted instead, and a sum for which there is none stays and grows until the next interval. So each event is either
-in the log or in a sum, and `stop` writes what is left.
-
-.. rubric:: Bounds
+A budget of bytes pays for all of these (`sbus.daemon.log_budget`). An event for which there is no budget is counted
+instead, and a sum for which there is none stays and grows until the next interval. So each event is either in the log
+or in a sum, and `stop` writes what is left.
 
 At most 64 users are counted apart, and 40 kinds of each; the rest are *other users* and *other events*. Clients choose
-neither: users are UIDs, and kinds come from the code. An event that is counted costs a few look-ups in dictionaries and
-is never formatted, if its logger asks `LogLimiter.wants` first. The timer runs only while there is something to sum up.
+neither: users are UIDs, and kinds come from the code.
 
-A line longer than 0.3 s' worth of the rate (3,000 bytes) is cut in the middle: its beginning says what it is, and the
-end of a traceback says what went wrong.
-
-.. rubric:: Two limiters in one process
-
-Each bus has one for the events of its clients (`sbus.server.ops.log_observer`), because a program that embeds a bus has
-a log of its own. A process that is a bus has another in front of its log (`sbus.daemon.logs`), for everything else:
-tracebacks, warnings, lines of Twisted. Both share one budget. The second lets the lines of the first pass.
+====================  =================================================  =============================================
+limiter               whose events                                       why
+====================  =================================================  =============================================
+of a bus              those of its clients                               a program that embeds a bus has a log of its
+                      (`sbus.server.ops.log_observer`)                   own
+of a bus's process    everything else: tracebacks, warnings, lines of    it lets the lines of the first pass; both
+                      Twisted (`sbus.daemon.logs`)                       share one budget
+====================  =================================================  =============================================
 
 Rejected: limits for each connection, which a client that reconnects evades; a limit without sums, which hides what
 happens.
@@ -261,7 +258,7 @@ class LogLimiter:
         return event
 
     def _cut(self, event: LogEvent) -> LogEvent:
-        """Return an event with less text: its beginning and its end."""
+        """Return an event with less text: its beginning says what it is, and the end of a traceback what went wrong."""
         text = formatEvent(event)
         if "log_failure" in event:
             text = f"{text}\n{event['log_failure'].getTraceback()}"

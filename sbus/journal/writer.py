@@ -4,33 +4,23 @@ What it promises, after a crash of the process as well as after a power cut:
 
 * A row that was synced is never lost, changed or renumbered.
 * No reader sees a row before it is synced.
-* Numbers of rows have no holes, and no number is used twice. So a journal whose newest segment no longer states where
-  it ends is refused, and not continued with a guess.
-* Within an epoch times never fall. If the clock was set back by at most 60 s, rows get the time of the row before
-  until the clock has caught up. A step of more than 60 s begins a new epoch: a new segment, whose first row is of the
-  kind ``clock``. So a clock that was wrong once spoils the times of that while, and no later ones. The order of rows is
-  their number. A step of more than a second has such a row too, within its epoch.
+* Numbers of rows have no holes, and no number is used twice. So the writer refuses a journal whose newest segment no
+  longer states where it ends.
+* Within an epoch times never fall (`sbus.journal.row_clock`). The order of rows is their number.
 * An `OSError` leaves the journal as it was before the call, and the same call may be made again. No call retries by
   itself; the recorder does (`sbus.recorder.writer_thread`).
 
-What drives it: the caller appends, and calls `JournalWriter.sync` as often as it can afford; what was appended since
-the last sync is what a power cut costs. `append` closes a segment that is too long, and both close one that is too old.
-A crash of the process alone costs nothing that `append` has returned for, because the kernel has those bytes.
+The caller appends, and calls `JournalWriter.sync` as often as it can afford: a power cut costs what was appended since
+then. A crash of the process alone costs nothing that `append` has returned for, because the kernel has those bytes.
 
-Accidents are repaired in two places. `JournalWriter.open` closes each segment that the last writer left open. And when
-the disk has failed in a way that leaves the current segment in doubt (`SegmentWriter.suspect`), the next call reopens
-that segment, closes it, and goes on in a new one. If the disk has lost rows that were appended but not synced, a gap of
-the kind ``full`` states how many; until that row is written it is owed (`_pending_gap`), and comes before all others.
+`JournalWriter.open` closes each segment that the last writer left open. If the disk has failed in a way that leaves the
+current segment in doubt (`SegmentWriter.suspect`), the next call reopens that segment, closes it, and continues in a
+new one.
 
 A journal can be moved away while it is written, which its open files do not notice. While another directory or none is
-in its place (`sbus.journal.place`), no file is made or renamed, and no sync succeeds. When it is back, the same call
-succeeds. `JournalWriter.follow` goes on where the journal is now.
+in its place (`sbus.journal.place`), no file is made or renamed, and no sync succeeds.
 
-How steps are noticed, and which times rows get, is `sbus.journal.row_clock`.
-
-One writer at a time holds the file ``lock`` with flock(2), which the kernel releases however the process ends. A
-journal of an older format keeps its segments; ``journal.json`` names the newest format before the first segment of that
-format is written, so that an older version of this package refuses the journal as a whole.
+One writer at a time holds the file ``lock`` with flock(2), which the kernel releases however the process ends.
 """
 
 from __future__ import annotations
@@ -200,7 +190,7 @@ class JournalWriter:
             newest = segment
         if newest:
             self._continue_after(newest)
-        if identity.format.version < FORMAT:
+        if identity.format.version < FORMAT:  # before its first segment: an older package then refuses the journal
             self._write_identity({**identity.fields, "format": FORMAT})
 
     def _write_identity(self, fields: Mapping[str, object]) -> None:
@@ -373,6 +363,7 @@ class JournalWriter:
         self._put(kind, keys, payloads, self._times.rising(times), self._epoch, ends, senders, stands_for)
 
     def _begin_epoch(self, time: int) -> None:
+        """Begin a segment with a ``clock`` row: a clock that was wrong once spoils the times of that while only."""
         step = time - self._times.last
         self.roll()
         self._put_step(time, step, self._epoch + 1)
@@ -497,7 +488,7 @@ class JournalWriter:
     def _repair(self) -> None:
         """Reopen and close a segment that an error has left in doubt.
 
-        If it has lost rows, append the gap that says so.
+        If it has lost rows, append the gap that says how many, before all other rows.
         """
         if self._segment and self._segment.suspect:
             self._place.check()

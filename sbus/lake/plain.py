@@ -22,17 +22,24 @@ them; only a checkpoint from a backup brings an earlier one, which is refused.
 Rejected: a manifest that readers follow, because other programs would see rows twice; moving files one by one, or two
 renames of directories, because there is a moment with too many rows or too few.
 
-::
+====================================================  ==================================================================
+in ``<lake>``                                         what it is
+====================================================  ==================================================================
+``date=2026-01-31/hour=07/0000000042.parquet``        the rows of batch 42 in that hour (UTC)
+``date=2026-01-31/hour=07/0000000042-1.parquet``      more of them: several tasks, or too many for one file
+``date=2026-01-31/hour=06/``                          compacted: the rows of batches up to 41
+``0000000041-0f3c9ab1-000.parquet``
+====================================================  ==================================================================
 
-    <lake>/date=2026-01-31/hour=07/0000000042.parquet    the rows of batch 42 in that hour (UTC)
-    <lake>/date=2026-01-31/hour=07/0000000042-1.parquet  more of them: several tasks, or too many for one file
-    <lake>/date=2026-01-31/hour=06/0000000041-0f3c9ab1-000.parquet
-                                                         compacted: the rows of batches up to 41
-    <lake>.sbus/batches/0000000042.json                  the manifest of batch 42, one of the last hundred
-    <lake>.sbus/floor.json                               the last batch that was compacted
-    <lake>.sbus/retired/<time>-<id>/                     the directory of an hour as it was before a change
-    <lake>.sbus/checkpoint/                              the progress of the archive
-    <lake>.sbus/staging/, work/                          files that are being written
+====================================================  ==================================================================
+in ``<lake>.sbus``                                    what it is
+====================================================  ==================================================================
+``batches/0000000042.json``                           the manifest of batch 42, one of the last hundred
+``floor.json``                                        the last batch that was compacted
+``retired/<time>-<id>/``                              the directory of an hour as it was before a change
+``checkpoint/``                                       the progress of the archive
+``staging/``, ``work/``                               files that are being written
+====================================================  ==================================================================
 """
 
 from __future__ import annotations

@@ -3,40 +3,31 @@
 .. rubric:: Theory of operation
 
 A link is a client of two buses, the one *below* and its master *above*. `LinkCore` gets what each of them sends, in
-batches, and hands packets to a `Wire` (`sbus.link.wire`). It has no clock: each call brings the time, in
-seconds.
+batches, and hands packets to a `Wire` (`sbus.link.wire`). It has no clock: each call brings the time, in seconds.
 
-A connection goes through three steps (`Stage`). GREETING: the link has asked for what it needs to know. A server that
-does not know a question ignores it, so the last one is one that every server answers: ``whoami`` above. (Below it is
-``chain/off``, as the bus below may answer ``whoami`` only when it knows the link's name above.) KNOWN: the bus has
-answered. When both are known, the link checks the path, *announces* the path above to the bus below, subscribes above
-to all that is wanted below, and asks again. OPEN: the master has answered, so the subscriptions are in force. Now the
-link is up: it says so below, subscribes below to what is wanted above, and carries messages.
+========  ==============================================================================================================
+stage     what happens on a connection
+========  ==============================================================================================================
+GREETING  The link has asked for what it needs to know. A server ignores a question that it does not know, so the last
+          one is one that every server answers: ``whoami`` above, ``chain/off`` below, where ``whoami`` may have no
+          answer before the link's name above is known.
+KNOWN     The bus has answered. When both have, the link checks the path, announces it below, subscribes above to all
+          that is wanted below, and asks the master again.
+OPEN      The master has answered: the subscriptions are in force, and the link is *up*. It says so below, subscribes
+          below to what is wanted above, and carries messages. It drops and counts those that come while it is not up.
+========  ==============================================================================================================
 
-What it keeps true:
+Invariants:
 
-* *Only what is listed crosses.* The link subscribes on each side to intersections of the wanted patterns with the
-  listed ones (`sbus.link.interest`), and carries each message that it gets. Of secret messages, down: those that begin
-  with the link's own name and go on with other credentials; up: those that the bus below sends it, if secrets go up.
+* *Only what is listed crosses.* The link subscribes on each side to the intersections of the wanted patterns with the
+  listed ones (`sbus.link.interest`). Of secret messages, down: those that begin with the link's own name and go on with
+  other credentials; up: those that the bus below sends it, if secrets go up.
 * *No echo.* The link publishes on the connection on which it subscribes, with ``echo/off``.
-* *Trees only.* A bus that finds its own identifier in the path above is in a loop. The link announces itself before it
-  asks the last time: of two links that would close a loop at the same moment, at least one sees the other.
+* *Trees only.* A bus that finds its own identifier in the path above is in a loop. The link announces the path before
+  it asks the last time: of two links that would close a loop at the same moment, at least one sees the other.
 * *Subscribe, then carry.* Nothing crosses before the master has confirmed the subscriptions.
-* *Fences.* After each change of interest the link asks the master ``whoami``; the reply confirms all subscriptions sent
-  before it, and the link passes that on (``link/fence``). One question at a time: changes that come meanwhile share the
-  next one.
 * *Authors stay.* A message keeps its publisher's name on the other bus (`sbus.link.authors`).
-* *Losses are counted and reported.* A bus reports the messages that it has dropped for the link (receipts), with the
-  keys that it knows; the link reports these to the other bus (``link/gap``). The link drops messages that come while it
-  is not up. Both sums go to the bus below, once a second at most.
-
-A batch is carried as it is: messages with known keys form a run (`sbus.routing.runs`), and the run is one list on its
-way to the other bus. So a message costs the link what it costs a bus, or less. Any other packet is looked at by itself,
-which takes 5 µs; publishers' names and changes of interest take less. One read can bring 25,000 messages of as many
-keys, so a batch is left after `CLOSELY` of such looks, and taken up again in a later turn of the reactor.
-
-A master of the original's kind knows neither path nor interest: all listed patterns are subscribed to then, and it has
-to honour ``echo/off``, which the link finds out with a message to itself.
+* *Losses are counted and reported*: those in receipts of either bus, and the link's own (`LinkCore.tick`).
 """
 
 from __future__ import annotations
@@ -57,7 +48,8 @@ from sbus.routing.runs import next_run
 __all__ = ["CLOSELY", "LOOP_RETRY", "LinkCore", "Side", "Stage", "Wire"]
 
 CLOSELY = 64
-"""The maximal number of packets of a batch that are handled one by one in one go: 0.3 ms."""
+"""Packets of a batch that are handled one by one in one go: 0.3 ms. One read can bring 25,000 messages of as many keys;
+the rest waits for a later turn of the reactor."""
 _GLANCES = 16
 """The number of publishers' names, or changes of interest, that take as long as one such packet."""
 LOOP_RETRY = 30.0
@@ -211,7 +203,7 @@ class LinkCore:
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
-        """Do what is due: changes of interest, and reports."""
+        """Do what is due: changes of interest, and a report of both sums of losses to the bus below."""
         if not self.is_up:
             return
         for side in Side:
@@ -237,7 +229,11 @@ class LinkCore:
                 self._wire.log(f"subscribing {where} to what is wanted again, and no more to the listed patterns whole")
 
     def _fence(self) -> None:
-        """Have the master confirm what has been asked for, unless a question is under way."""
+        """Have the master confirm what has been asked for, unless a question is under way.
+
+        The reply confirms all subscriptions sent before the question, and the link passes that on (``link/fence``).
+        Changes that come meanwhile share the next question.
+        """
         above = self._above
         if not above.fences and above.interest.settled > self._fenced:
             self._fenced = above.interest.settled
@@ -255,6 +251,9 @@ class LinkCore:
 
     def received(self, side: Side, packets: list[bytes], now: float) -> bool:
         """Take a batch that a bus has sent, or the part of it before `left`.
+
+        Messages with known keys form a run (`sbus.routing.runs`), which is one list on its way to the other bus, so a
+        message costs the link no more than it costs a bus. Any other packet is looked at by itself.
 
         :returns: whether `due` may have changed: not if there were only messages to carry.
         """
@@ -378,7 +377,10 @@ class LinkCore:
             self._wire.log(f"disconnected by {self._name(side)}: {payload.partition(b' ')[2].decode(errors='replace')}")
 
     def _lost(self, side: Side, bus: _Bus, payload: bytes) -> None:
-        """Count the messages that a bus has dropped for the link, by the totals in its receipts; pass the keys on."""
+        """Count the messages that a bus has dropped for the link, by the totals in its receipts.
+
+        Report the keys in the receipt to the other bus (``link/gap``).
+        """
         text, *keys = payload.split(b"\0")
         words = text.split(b" ")
         if len(words) >= 3 and words[2].isdigit():
@@ -443,7 +445,7 @@ class LinkCore:
                 self._wire.send(Side.ABOVE, [build(SUB, own), build(MSG, own, b""), build(UNSUB, own)])
                 self._ask(None)
                 return
-        if not above.grants:
+        if not above.grants:  # a master of the original's kind, without interest: subscribe to all that is listed
             self._below.interest.replace(self._below.listed, now)
         above.stage = Stage.KNOWN
         self._maybe_join(now)

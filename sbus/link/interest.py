@@ -7,32 +7,27 @@ cross. For each pair of them the link asks the other side for their intersection
 intersections *needed* are counted. Those that another one covers are left out: one copy of a message is enough.
 
 `Interest` decides which subscriptions to make and to end (`Change`), and when. It does no I/O and has no clock: the
-caller passes the time, in seconds, and does what `changes` returns, in that order. `due` says when to call it next.
+caller passes the time, in seconds, and does what `changes` returns, in that order. Changes are decided when they are
+done: a pattern that came and went while it waited for the rate costs nothing.
 
 Invariants, at every moment, each change taken as done:
 
-* Every key that a needed pattern matches is matched by a pattern that is asked for, from the call of `changes` after
-  the pattern was added (or as soon as the rate allows) until it is removed: *new before old*. When a wide pattern ends,
-  the narrow ones that it covered are asked for first.
-* A pattern that is needed no longer is given up `delay` seconds later, so that a client which reconnects costs nothing.
-  A pattern that comes back meanwhile stays.
+* *New before old.* From the call of `changes` after a pattern was added (or as soon as the rate allows) until it is
+  removed, a pattern that is asked for matches every key that it matches. When a wide pattern ends, the narrow ones that
+  it covered are asked for first.
 * When nothing has changed for a while, no pattern that is asked for covers another.
-* At most `rate` changes a second. `restart` is exempt: the other side has forgotten everything.
-* A call of `changes` finds `CONSIDERED` patterns at most that need not be asked for. The thread may be that of a bus,
-  and what is wanted is anybody's choice.
-* At most about `limit` patterns, or `max_bytes` of them, are asked for. Past that the interest *collapses*: the listed
-  patterns are asked for whole. It expands again when half of the limit is enough.
-* No pattern waits for more than a second's changes. If more new patterns wait, which one user can cause, the interest
-  also collapses, which covers all of them in one step. It expands again as the rate allows.
-* `note` takes almost no time, so packets after thousands of patterns need not wait: `changes` counts `NOTED` of the
-  noted patterns at a time.
 
-Changes are decided when they are done, not when they are requested. A pattern that came and went within the wait for
-the rate costs nothing, and the agenda holds each pattern once.
-
-*Fences.* The source may number its changes, upwards. `settled` is the last number up to which all added patterns have
-been asked for. The other side has to confirm what `changes` has returned by then, before a client here may count on
-these subscriptions.
+==========================  ===========================================================================================
+limit                       what happens at it
+==========================  ===========================================================================================
+`rate` changes a second     The others wait, except after `restart`: the other side has forgotten everything.
+`rate` new patterns that    The interest *collapses*: it asks for the listed patterns whole, which covers all others in
+wait                        one step. It expands again as the rate allows. One user can cause this.
+`limit` patterns, or        It collapses as well, and expands when half of the limit is enough.
+`max_bytes` of them
+`delay` seconds             A pattern that has not been needed for that time is given up, so a client that reconnects
+                            costs nothing.
+==========================  ===========================================================================================
 """
 
 from __future__ import annotations
@@ -58,7 +53,8 @@ MAX_BYTES = 1 << 19
 """Bytes of these patterns: half of what a server allows a client by default."""
 
 CONSIDERED = 32
-"""The maximal number of patterns that a call of `Interest.changes` considers in vain: less than 4 ms, mostly 0.1 ms."""
+"""The maximal number of patterns that a call of `Interest.changes` considers in vain: less than 4 ms, mostly 0.1 ms.
+The thread may be that of a bus, and what is wanted is anybody's choice."""
 
 NOTED = 64
 """The maximal number of noted patterns that one call of `Interest.changes` counts: mostly 2 ms."""
@@ -157,7 +153,7 @@ class Interest:
             self._maybe_expand(now)
 
     def note(self, is_new: bool, pattern: bytes, number: int) -> None:
-        """Add or remove a pattern, at a later call of `changes`."""
+        """Add or remove a pattern, at a later call of `changes`: this takes almost no time."""
         self._noted.append((is_new, pattern, number))
 
     def _count_noted(self, now: float, changes: list[Change]) -> None:
@@ -199,7 +195,10 @@ class Interest:
 
     @property
     def settled(self) -> int:
-        """The number up to which each added pattern is covered by what has been asked for."""
+        """The number up to which each added pattern is covered by what has been asked for.
+
+        The other side has to confirm what `changes` has returned by then, before a client here may count on it.
+        """
         return next(iter(self._new.values())) - 1 if self._new else self._number
 
     def restart(self, now: float) -> list[Change]:

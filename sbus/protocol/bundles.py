@@ -11,19 +11,23 @@ for each receiver. A bundle spreads that charge over its packets.
 
 Only the two ends of a socket know about bundles. The transport unbundles what it has read before the protocol sees it,
 and bundles what a queue has released before it sends it. Routing, flood control, limits and counters therefore work on
-messages only, and `pack` and `unbundle` are the whole interface. The client libraries use the same two functions.
+messages only. The client libraries use the same two functions, `pack` and `unbundle`.
 
 Invariants:
 
-* A bundle contains at least one packet, no empty packet and no bundle. `pack` makes a bundle of two packets or more; a
-  packet that would be alone stays plain, and so does a `LARGE` one and one that does not fit a bundle.
+* A bundle contains at least one packet, no empty packet and no bundle. A packet that would be alone stays plain, and
+  so does one that does not fit a bundle.
 * No packet is ever delayed to fill a bundle. A bundle consists of what waits when the queue is sent.
-* `unbundle` checks the whole framing before it takes anything out. A bundle with bad framing stays in the list, and the
-  parser refuses it (``BAD_BUNDLE``): everything before it still counts.
-* A bundle that came with a descriptor stays in the list: its packets belong to the descriptor
-  (`sbus.syscalls.memfd.Attached.parts`). A message whose payload is in sealed memory stays outside of bundles here.
-* A bundle after ``CMSG bundle/off`` stays as it is too, even if both were read in one batch. Otherwise the timing of a
-  read would decide whether it is a violation.
+* `unbundle` checks the whole framing before it takes anything out.
+
+=====================================  =================================================================================
+what stays in the list as it is        why
+=====================================  =================================================================================
+a bundle with bad framing              The parser refuses it (``BAD_BUNDLE``): everything before it still counts.
+a bundle with a descriptor             Its packets belong to the descriptor (`sbus.syscalls.memfd.Attached.parts`).
+a bundle after ``CMSG bundle/off``     Even if one batch has both: otherwise the timing of a read would decide whether
+                                       it is a violation.
+=====================================  =================================================================================
 
 The compiled twin copies each byte once. A bundle for many receivers is packed once: the transports of a batch share a
 `BundleCache`.

@@ -3,18 +3,24 @@
 The invariant that this module is for: *between two messages in the journal, messages may be missing only where a row
 says so.* Five decisions keep it, and the names of publishers right:
 
-* Each connection is a `sbus.recorder.bus.RecorderBus` of its own. The client library can reconnect by itself, but it
-  would not show where the gap between the messages of the old and the new connection is.
-* The patterns are subscribed to on one connection, so that a message that several patterns match arrives once, and the
-  messages of all patterns arrive in the order in which the bus sent them.
-* The recorder asks the bus for receipts. What the bus drops for the recorder becomes a row in its place
-  (`RecordSink.add_lost`). A bus that knows no receipts drops silently.
-* It asks for senders before it subscribes, so that the bus names the publisher of the very first message. The sink
-  finds the names among the packets. If the bus does not name senders, the columns are null.
-* After subscribing, the recorder sends a *fence*, a question that the bus answers once it has handled everything before
-  it. The sink holds messages that arrive earlier, in bounded memory, because some of the patterns may not be in force
-  yet. When the answer comes, `RecordSink.recording_started` writes the row that begins recording or ends the gap; the
-  losses reported until then and the held messages follow it.
+================================================  ====================================================================
+decision                                          reason
+================================================  ====================================================================
+Each connection is a                              The client library can reconnect by itself, but it would not show
+`sbus.recorder.bus.RecorderBus` of its own.       where the gap between the messages of the two connections is.
+One connection subscribes to all patterns.        A message that several match arrives once, and all messages arrive in
+                                                  the order in which the bus sent them.
+It asks for receipts.                             What the bus drops for the recorder becomes a row in its place
+                                                  (`RecordSink.add_lost`). A bus that knows no receipts drops silently.
+It asks for senders before it subscribes.         So the bus names the publisher of the very first message, and the
+                                                  sink finds the names among the packets. If the bus does not name
+                                                  senders, the columns are null.
+After subscribing, it sends a *fence*.            Some patterns may not be in force before the answer, so the sink
+                                                  holds messages that arrive earlier, in bounded memory. Then
+                                                  `RecordSink.recording_started` writes the row that begins recording
+                                                  or ends the gap; the losses reported until then and the held
+                                                  messages follow it.
+================================================  ====================================================================
 
 Back-pressure: when the sink has no capacity, the socket is not read until `Connection.resume`. Messages then queue in
 the kernel and in the bus, where flood control decides about them (`sbus.recorder.pressure`). Nothing is dropped here.

@@ -14,19 +14,20 @@
   socket; of payloads in sealed memory, the length counts. At that limit the connection is not read; it is read again
   when half of them are written. The messages that arrive before the bus has confirmed the patterns have the same limit;
   of them, the oldest are dropped.
-* *A full disk costs no message by itself.* From the first failed job until the disk recovers, messages are kept up to
-  that limit. Then they are written, and a ``full`` row after them. What the bus does with the messages that it cannot
-  send is flood control; if it disconnects the recorder, `Connection` reports a gap of its own.
-* *A journal that was moved away* counts as a disk that fails, until it is back. If another directory is in its place,
-  the moved journal is closed where it is now, with all that was written to it. A new one begins in the directory, with
-  a ``start`` row and the messages that wait.
-* *Syncs.* New rows start a timer of ``sync`` seconds, unless it runs or a sync is in progress; the sync covers
-  everything submitted before it. With ``sync`` 0 every batch and every gap is followed by a sync. On a silent bus a
-  sync every `_IDLE_SYNC_INTERVAL` closes segments that are old enough.
 
-What a crash costs: after a power cut, the messages received since the last sync (``sync``); after a crash of the
-process alone, those that were not written yet (``batch_time``, longer if the disk is slow), because the kernel has the
-rest. The next ``start`` row says ``crash``.
+=========================  =============================================================================================
+accident                   what it costs
+=========================  =============================================================================================
+a full disk                Nothing by itself: messages are kept up to that limit, then written, and a ``full`` row after
+                           them. The bus decides by flood control about the messages that it cannot send; if it
+                           disconnects the recorder, `Connection` reports a gap of its own.
+a journal that was moved   As a full disk, until it is back. If another directory is in its place, the moved journal is
+                           closed where it is now, and a new one begins in the directory, with a ``start`` row and the
+                           messages that wait.
+a power cut                The messages received since the last sync (``sync``).
+a crash of the process     Those that were not written yet (``batch_time``, longer if the disk is slow): the kernel has
+                           the rest. The next ``start`` row says ``crash``.
+=========================  =============================================================================================
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ __all__ = ["Counters", "Recording"]
 _STOP_TIMEOUT = 10.0
 """Seconds that the bus, and after it the disk, may take when the recorder stops."""
 _IDLE_SYNC_INTERVAL = 60.0
-"""Seconds between two syncs of a silent bus."""
+"""Seconds between two syncs of a silent bus, which close segments that are old enough."""
 
 
 @dataclass(slots=True)
@@ -303,7 +304,10 @@ class Recording:
         self._sync_soon()
 
     def _sync_soon(self) -> None:
-        """Start the timer of the next sync, unless it runs or a sync is in progress."""
+        """Start the timer of the next sync, unless it runs or a sync is in progress; with ``sync`` 0, sync now.
+
+        A sync covers everything submitted before it.
+        """
         self._has_unsynced = True
         if not self._settings.sync:
             self._sync()

@@ -4,17 +4,7 @@ Theory of operation
 -------------------
 
 A connection is three small state machines. The kernel ends reading and writing separately, so each direction has one
-(`ReadSide`, `WriteSide`); the third (`Life`) is the connection as a whole. An `Event` moves one, two or all of them::
-
-    Life       NEW --START--> OPEN --LOSE--> CLOSING --ABORT--> ABORTING --CLOSE--> CLOSED
-
-    ReadSide   OPEN --PAUSE--> PAUSED --RESUME--> RESUMING --RESUMED--> OPEN
-               OPEN, RESUMING --END_OF_FILE--> EOF --REPORT--> REPORTED
-               PAUSED --END_OF_FILE--> PAUSED_EOF --RESUME--> EOF
-               any --LOSE, ABORT, CLOSE--> STOPPED
-
-    WriteSide  OPEN --DRAIN, LOSE--> DRAINING --SHUT_DOWN--> SHUT
-               OPEN, DRAINING --FAIL, ABORT, CLOSE--> LOST
+(`ReadSide`, `WriteSide`); the third (`Life`) is the connection as a whole. An `Event` moves one, two or all of them.
 
 Invariants:
 

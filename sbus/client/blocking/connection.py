@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 
-There is no thread and no event loop: nothing happens between two calls of the application. Each call does what it needs
+Without a thread or an event loop, nothing happens between two calls of the application. Each call does what it needs
 itself, within its own deadline.
 
 *Sending.* Messages bypass the outbox. They go from the caller's list to the socket, and a call returns when the kernel
@@ -11,27 +11,18 @@ has them all. The outbox has everything else (subscriptions, settings, questions
 messages; `_drain` sends it first. If a deadline stops a drain, the rest goes out with the next call.
 
 *Reading.* `_read_until` reads batches until its condition holds. Each batch is dispatched completely; a callback that
-reads on, from inside, continues behind its own message (`sbus.client.core.Batch`). A callback that raises must not cost
-others their messages: the exception is kept, and the read raises it once the batch is dispatched.
-
-A deadline bounds the waiting, not the reading. Packets that were in the socket when it passed are still read, because
-the expected one may be among them. A socket holds at most `LARGEST_SEND_BUFFER` bytes, so the search ends after that
-amount. The kernel charges each packet with at least 512 bytes for its bookkeeping, and so does the accounting here.
+reads continues behind its own message (`sbus.client.core.Batch`). If a callback raises, the read raises the exception
+once the batch is dispatched, as others must get their messages.
 
 *Coroutines.* The calls with a round trip are coroutines of `sbus.client.api`. `_run` resumes one each time its waiter
 is done. A call may be nested in another one's callback; each keeps its own deadline.
 
-*Losses.* A receipt is dispatched like a message. A loss that is reported at once is a call of a callback: if
-``on_lost`` raises, the read raises that after the batch. A loss that stood in a queue is reported by the read that
-reaches it, which raises at once.
-
-*Bundles.* A program that only publishes never reads, and so would never see the server's reply to ``bundle/on``. Before
-it sends several messages it therefore peeks at the first packet received, which is that reply if there is one.
+*Losses.* A receipt is dispatched like a message. The read that reaches a loss in a queue reports it: if ``on_lost``
+raises, that read raises at once.
 
 *Reconnecting.* A send or a read finds out that the connection is lost. Messages received before are kept; replies are
 dropped, because their waiters fail. The next call that needs the socket reconnects, until its own deadline: it connects
-when the `Backoff` permits, sends the outbox with the restored settings, and waits for a fence, whose return shows that
-all of it is in force. ``on_gap`` is called then.
+when the `Backoff` permits, and sends the outbox with the restored settings (`_reconnect_loop`).
 """
 
 from __future__ import annotations
@@ -254,7 +245,7 @@ class BlockingConnection(ClientApi[Sub]):
             raise e
 
     def _read_bundle_reply(self, sock: socket.socket) -> None:
-        """Read the reply to ``bundle/on`` if it is the first packet (see *Bundles*)."""
+        """Read the reply to ``bundle/on`` if it is the first packet: a program that only publishes never reads."""
         try:
             first = sock.recv(len(_BUNDLE_REPLY), DONTWAIT | PEEK)
             self._expects_bundle_reply = False
@@ -299,6 +290,9 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _read_until(self, condition: Callable[[], object], deadline: float | None) -> None:
         """Receive until a condition holds.
+
+        The deadline bounds the waiting. Packets that were in the socket when it passed are still read, because the
+        expected one may be among them: up to `LARGEST_SEND_BUFFER` bytes, which is what a socket holds.
 
         :param condition: returns something true once it holds.
         :raises sbus.errors.TimedOut: if the deadline has passed first.

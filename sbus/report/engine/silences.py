@@ -5,22 +5,30 @@ exactly; shorter pauses are not searched. Time in which nothing was recorded is 
 longer than `_MIN_PAUSE_RATIO` times the 90th percentile of the pauses of the key; else it belongs to its rhythm. A
 break counts as a silence if it is longer than each of these:
 
-* `_MIN_PAUSE_RATIO` times the mean of the pauses around it, because a key with less traffic at night has longer pauses
-  then;
-* `_MIN_RATIO_TO_THIRD` times its third longest pause;
-* `_MIN_RATIO_TO_BEFORE` times its longest pause in the period before, because a key that rests every night is not
-  silent;
-* what chance makes of messages at random times: the more intervals are looked at, the longer is the longest of them.
-  The tail of the pauses is taken as exponential, as of a Poisson process, with the scale that the median and the 90th
-  percentile of the key's pauses show. Of regular messages that scale is near 0. A silence is longer than all but
-  `_FALSE_ALARMS` pauses of a whole report would be by chance.
+=================================================  ===================================================================
+limit                                              why
+=================================================  ===================================================================
+`_MIN_PAUSE_RATIO` times the mean of the pauses    A key with less traffic at night has longer pauses then.
+around it
+`_MIN_RATIO_TO_THIRD` times its third longest
+pause
+`_MIN_RATIO_TO_BEFORE` times its longest pause in  A key that rests every night is not silent.
+the period before
+what chance makes of messages at random times      The more intervals are looked at, the longer is the longest pause.
+                                                   The tail of the pauses is taken as exponential, as of a Poisson
+                                                   process, with the scale that the median and the 90th percentile
+                                                   show; it is near 0 for regular messages. By chance, `_FALSE_ALARMS`
+                                                   pauses of a whole report would be longer.
+what chance makes the pauses between bursts        A key whose other breaks take more than a tenth of the time of its
+                                                   rhythm comes in *bursts*, and its rhythm is theirs. These pauses
+                                                   are taken as exponential, with a mean that the other breaks show,
+                                                   the less exactly the fewer they are. With a few bursts nothing is
+                                                   a silence.
+=================================================  ===================================================================
 
 The pauses before the first message and behind the last one are breaks too, if they are that long: of a rest each
-night, 48 hours show one and the ends of two. A key whose other breaks take more than a tenth of the time of its rhythm
-comes in *bursts*, and its rhythm is that of the bursts. So a break must also be longer than chance makes the pauses
-between bursts: they are taken as exponential, with a mean that the other breaks show, the less exactly the fewer they
-are. With a few bursts nothing is a silence. Nor is a break that is longer than the key is known to have kept its
-rhythm: it came once, and left.
+night, 48 hours show one and the ends of two. A break that is longer than the key is known to have kept its rhythm is no
+silence: the key came once, and left.
 
 Keys and prefixes are looked at in parts of bounded size, so memory does not grow with their number.
 """
