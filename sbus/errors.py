@@ -141,7 +141,10 @@ class SbusError(Exception):
 
 
 class Violation(SbusError):
-    """A client broke a rule of the protocol."""
+    """A client broke a rule of the protocol.
+
+    :ivar reason: the rule.
+    """
 
     def __init__(self, reason: ViolationReason) -> None:
         super().__init__(reason.value)
@@ -167,7 +170,10 @@ class AddressError(UsageError):
 
 
 class InvalidKey(UsageError):
-    """A key or pattern that the protocol forbids; the text names the rule."""
+    """A key or pattern that the protocol forbids; the text names the rule.
+
+    :ivar reason: the rule, if a server would call it a violation; else None.
+    """
 
     def __init__(self, message: str, reason: ViolationReason | None = None) -> None:
         super().__init__(message)

@@ -21,7 +21,7 @@ A request that the server refuses fails at once; so do all if it refuses that su
 does so for secret keys with ``/sbus/reply/`` in them, of at most 1,024 bytes. Otherwise any client could have others
 publish in their own name.
 
-*After a lost connection* pending requests fail: nobody knows whether they were carried out.
+After a lost connection pending requests fail.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ callers wait for its back-pressure.
 and subscriptions, then the unsent messages (large ones: `sbus.client.payload_outbox`). Only then do pending calls fail,
 because their callers may use the client at once. `Session._reconnect_loop` connects.
 
-*The end* is final: `Session._end` sets the error, which every later call raises, and everything that waits fails.
+*The end* is final: `Session._end` sets the error, which every later call raises, and all waiters fail.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ taken for a part of the snapshot then. So that nobody loses it, the other subscr
 
 If the server refuses the pattern, it says so to ``last`` and to ``SUB``; the answer to ``whoami`` stands behind both.
 
-After a reconnect the snapshot is asked for again: it has what changed in the meantime.
+After a reconnect the client asks for the snapshot again.
 """
 
 from __future__ import annotations

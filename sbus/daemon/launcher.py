@@ -1,7 +1,6 @@
 """Server processes: start one, wait until it serves, stop it by its process ID.
 
-`sbus.testing` launches ``twistd sbus`` for a test, and ``sbus bench --start`` launches ``sbusd``. Both need the same
-four things, and for each there is a wrong way that works most of the time.
+`sbus.testing` launches ``twistd sbus`` for a test, and ``sbus bench --start`` launches ``sbusd``.
 
 *Ready.* There is no output to wait for: log lines change, and a daemon may print nothing. The caller passes a probe
 that does what a client would do, and `ServerProcess.wait_until` calls it every 5 ms until it returns true. Between two
@@ -17,7 +16,7 @@ pread(2), which leaves the offset that the server writes at alone. Errors carry 
 reaps every process that it started, so the ID cannot be reused while it is in use here.
 
 *Imports.* The child gets the parent's ``sys.path`` as ``PYTHONPATH``, so that it finds components that are still being
-developed. This module imports neither Twisted nor a client, so a test that only launches a server loads neither.
+developed. This module imports neither Twisted nor a client.
 """
 
 from __future__ import annotations

@@ -28,10 +28,9 @@ Invariants:
 
 * Of k users with work each gets 1/k of the time, within one step: what a step takes beyond the quantum is a debt.
 * A debt outlives the connections of its user (`Lines.on_rest`): reconnecting is no way out.
-* One charge is at most `LONGEST_CHARGE`. Elapsed time includes preemption and garbage collections, which are nobody's.
 
-Rejected: prices (60 constants, wrong on a slow machine and in plain Python, and the clock had to correct them all the
-same); a clock for a user who is alone (two looks at it for each batch are 1 % of a lone message).
+Rejected: prices (60 constants, wrong on a slow machine and in plain Python); a clock for a user who is alone (two looks
+at it for each batch are 1 % of a lone message).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ CROWD = 64
 message under way (row ``many-small-1-1-250-silent``) sends more often than that, so its neighbours' turns are short."""
 LONGEST_CHARGE = 5_000_000
 """Nanoseconds that one step is charged at most: beside a program that keeps a CPU busy (row ``receipt-flips``), a step
-takes much longer by the clock than it works."""
+takes much longer by the clock than it works. Garbage collections are nobody's either."""
 
 
 class _Reactor(Protocol):

@@ -2,25 +2,23 @@
 
 .. rubric:: Queues, in bytes of packets
 
-All queues share one limit (`SharedBudget`), so that slow receivers cannot take all of the server's memory. An eighth of
+All queues share one limit (`SharedBudget`), so that slow receivers cannot take all memory. An eighth of
 it is kept for users who have nothing in a queue yet: when the other seven eighths are taken, a receiver keeps new
 messages only up to its *fair share* of them, that is, these seven eighths divided by the number of users that have a
 queue, then by the number of queues of the receiver's user. Shares go by user first, because a user can open as many
-connections as it likes: with shares by connection, ten connections would get ten times the memory. When the eighth is
-taken too, what is left for a user is its *minimum*, the smaller of 4 MiB and the fair share.
+connections as it likes. When the eighth is taken too, what is left for a user is its *minimum*, the smaller of 4 MiB
+and the fair share.
 
 .. rubric:: Memory, in bytes of memory
 
 A small packet takes more memory than it has bytes: a message of 100 bytes takes 160, and 290 once it has a rank under
 ``order/random``. `MemoryAccount` counts what packets, patterns and connections really weigh, at fixed prices that are
-upper bounds within a factor of two (docs/server.rst has the measurements). The two accounts are separate, since
-``--queue-bytes`` and ``--total-queue-bytes`` have always meant bytes of packets.
+upper bounds within a factor of two (docs/server.rst has the measurements).
 
-A message that waits in several queues is one object, but each queue is charged for all of it. The alternative, to
-charge each its part, would have to change the parts of all other queues whenever one of them drops the message.
+A message that waits in several queues is one object, but each queue is charged for all of it: parts would change for
+all other queues whenever one of them drops the message.
 
-What has passed the queues of receivers that are not congested is charged to nobody, so memory costs the fast path
-nothing.
+What has passed the queues of receivers that are not congested is charged to nobody: the fast path costs nothing.
 """
 
 from __future__ import annotations

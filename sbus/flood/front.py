@@ -16,7 +16,7 @@ snapshot      packets from a generator, pulled only as the socket takes them: at
 
 So a receiver that does not read costs the references to the packets and no copies, and the generator decides how much
 work is done at a time: it yields None to pause. When it has ended and all before it was sent, the live queue is
-released, and the transport sends from it as from any other queue.
+released.
 
 Invariants:
 
@@ -27,8 +27,8 @@ Invariants:
 * A packet of the snapshot is sent once, unless the connection ends or the socket can never take it. It is no message:
   flood control neither counts nor drops it.
 
-Rejected: to put the snapshot into the queue as replies. They would be copied at once, and under ``order/stack`` and
-``order/random`` the messages that waited before would come after it.
+Rejected: to put the snapshot into the queue as replies. They would be copied at once, and under another order the
+messages that waited before would come after it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 .. rubric:: Theory of operation
 
-Packets gather in `pending`, a plain list, which the transport flushes. *What a flush leaves is the congestion*: the
+Packets gather in a list, `pending`, which the transport flushes. *What a flush leaves is the congestion*: the
 leftovers go through flood control into a backlog with an order, counts and limits, and so does every later message
 until the backlog is empty. There is no other flag that could go stale:
 
@@ -17,20 +17,19 @@ state          what comes in                               how it ends
 =============  ==========================================  =======================================================
 
 The transport calls `take`, sends, and calls `ack`; if that leaves something of an open queue, the server calls `settle`
-at once, since it knows whose messages they are. `admit` and `settle` return an `Outcome`, which the caller acts upon,
-or None. They call only strategies (and `on_drained`, if a strategy has emptied the queue), so a caller's loop never
-finds the receivers changed.
+at once: it knows whose messages they are. `admit` and `settle` return an `Outcome`, which the caller acts upon,
+or None. They call only strategies (and `on_drained`, if one has emptied the queue), so a caller's loop never finds the
+receivers changed.
 
 Whole runs are kept or lost in one step where the strategies allow it. `SendQueue.admit_each` decides one by one where a
-limit would end the connection or block a publisher, and where a plugged-in strategy has to be asked.
+limit would end the connection or block a publisher, and where it has to ask a plugged-in strategy.
 
 Invariants: a message was delivered, is counted as dropped or as conflated, or is in the queue, and never two of these.
 A reply is never dropped, delayed by a strategy, or counted as a message. An outcome with a block leaves a message in
 the queue, so that a later `on_drained` ends the blocking.
 
 `sbus.flood.receipts` notes each drop at its place; `sbus.flood.latest` finds the keys that wait under
-``blocking/soft/latest``; `sbus.flood.outgoing` has what waits, and how it leaves. The low-water mark is a quarter of
-both limits.
+``blocking/soft/latest``; `sbus.flood.outgoing` has what waits, and how it leaves.
 """
 
 from __future__ import annotations

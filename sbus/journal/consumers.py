@@ -12,9 +12,9 @@ Invariants:
   a crash in the middle, may keep more than it must, but deletes nothing that is needed. `advance` ignores a number that
   is smaller than the one in the file.
 * A name belongs to the identity that first used it: another one is refused, because the number of one lake would let
-  retention delete rows that the other lacks. A file without an identity, of an older version, is taken over.
+  retention delete rows that the other lacks. A file of an older version, without one, is taken over.
 * `advance` works on a full disk once the file exists: only the progress of a consumer allows retention to free that
-  disk. Therefore the file has the same length for every number, as long as the identity is the same. `disk.replace`
+  disk. Therefore the file has the same length for every number of an identity. `disk.replace`
   needs space for a second file; if there is none, `_overwrite` writes the digits in place.
 * Without any consumer, retention deletes nothing unless it is forced to.
 """

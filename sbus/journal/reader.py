@@ -1,7 +1,7 @@
 """The reader of a journal: finds rows, and returns them as Arrow batches.
 
-Reading has two steps. `JournalReader.plan` chooses slices from names, and if asked from summaries; a `Slice` is plain
-data that may be pickled and sent to another process. `read` then maps the segment of a slice into memory and yields its
+Reading has two steps. `JournalReader.plan` chooses slices from names, and if asked from summaries; a `Slice` may be
+pickled and sent to another process. `read` then maps the segment of a slice into memory and yields its
 Arrow batches without copying.
 
 Readers take no locks and change nothing. They may run beside the writer and beside retention, in any process that may
@@ -16,9 +16,6 @@ read the files. Invariants:
   rows, or, for a reader that asks for it, one row of the kind ``damaged`` in place of those rows.
 * A segment that retention deletes in the meantime is an error that says so, unless it was mapped already.
 
-A program that follows a journal asks for its segments again and again, so `JournalReader.segments` lists the directory
-only when its mtime has changed. An mtime of the last second is not trusted, because a second change in the same tick of
-the clock would not show.
 """
 
 from __future__ import annotations
@@ -90,7 +87,8 @@ class JournalReader:
     def segments(self) -> list[Segment]:
         """List the segments, the oldest first.
 
-        Only the directory is read, and only if it has changed.
+        A program that follows a journal asks for them again and again, so this lists the directory only when its mtime
+        has changed. An mtime of the last second is not trusted: another change in the same tick would not show.
         """
         try:
             changed = os.stat(self.directory).st_mtime_ns

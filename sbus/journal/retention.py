@@ -3,8 +3,8 @@
 Retention takes no locks; it runs beside the writer and the readers. Invariants:
 
 * The newest segment that has a sync record stays, and so does every segment after it. It states which row of the
-  journal is the last one, and after a power cut it may be all that does: of a segment that was never synced nothing
-  need be left.
+  journal is the last one, and after a power cut it may be all that does: of a segment that was never synced, nothing
+  may be left.
 * A segment of which a consumer still needs a row stays, unless deletion is forced. Without any consumer every segment
   stays: an archive that was never started must not lose rows to a limit on size.
 * Of each segment the ``.arrows`` is removed first, and that removal is synced before the index and the summary go. A
@@ -13,7 +13,7 @@ Retention takes no locks; it runs beside the writer and the readers. Invariants:
 * The age of a row is the time that has really passed since then, as far as the journal shows it. Times of two epochs
   cannot be compared, so `_ages` adds up the epochs one by one; the step between two of them counts as no time. A clock
   that was wrong therefore makes segments look younger than they are, by at most the time of which nothing was recorded.
-* A reader that has opened a segment reads it to the end, because the kernel keeps the content of an open file.
+* A reader that has opened a segment reads it to the end: the kernel keeps the content of an open file.
 """
 
 from __future__ import annotations

@@ -3,19 +3,19 @@
 *Columns.* `COLUMNS` is the only list of the columns that readers get. The command line, Spark and the documentation
 take the names and types from there. A segment has the same columns, except those of the publisher and of the host.
 It has one column, ``sender``, in which a run of messages takes as much space as a single one
-(`sbus.journal.senders`). The host is in ``journal.json`` alone, because all rows of a journal have the same.
+(`sbus.journal.senders`). The host, the same for all rows, is in ``journal.json``.
 
 *Bytes.* A segment is an Arrow IPC stream. It begins with a *header*: the schema, the dictionaries of the columns
-``journal`` and ``kind``, and a batch without rows. The dictionaries never change after the header, so the message of a
-batch holds only their indices; it can be written, moved and decoded by itself.
+``journal`` and ``kind``, and a batch without rows. The dictionaries never change, so the message of a batch holds only
+their indices; it can be written, moved and decoded by itself.
 
 *Formats.* A journal and each of its segments name the format that they were written in. Only the newest, `FORMAT`, is
 written; all those in `FORMATS` can be read. Rows of an older format pass through the `Format.upcast` of that format and
-of each one after it. So the code that handles rows knows a single format, and only a reader of old rows pays for them.
+of each one after it, so the code that handles rows knows a single format.
 
 To change the columns: add the new `Format` to `FORMATS`, raise `FORMAT`, keep the columns of the old format as its
 `Format.columns`, and give the old format an `Format.upcast`. Commit a small journal of the old format beside
-``tests/unit/journal/data/format-1``, so that a test continues to read it. The index (`sbus.journal.index`) and the
+``tests/unit/journal/data/format-1``, so that a test reads it. The index (`sbus.journal.index`) and the
 summary (`sbus.journal.summary`) are the same in all formats.
 """
 

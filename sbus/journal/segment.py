@@ -9,18 +9,7 @@ A segment is two files that grow together (`sbus.journal.index` describes the se
 * What was synced is never changed and never cut off, even if it is damaged.
 
 There is one way back from every accident, `SegmentWriter.reopen`. It serves for a segment that a crash left open, and
-for one whose disk has failed:
-
-1. Everything up to the last sync record stays. Its records are written again, byte for byte, because the last sync
-   record itself was not synced.
-2. Of what follows, each batch stays whose record and bytes agree. Both are written again in place. After a failed
-   fsync(2), the kernel may mark pages as clean that it could not write, and another sync would report success without
-   writing them. Writing the same bytes makes the pages dirty again; and if this attempt fails in the middle, the next
-   one finds the same bytes.
-3. The rest is cut off, but for the end-of-stream marker of a close that failed later: the summary may be there, and a
-   segment with a summary is not opened again.
-
-Nothing that `reopen` keeps is safe before the next sync; `SegmentWriter.finish` makes it so.
+for one whose disk has failed. Nothing that it keeps is safe before the next sync; `SegmentWriter.finish` makes it so.
 """
 
 from __future__ import annotations
@@ -96,6 +85,15 @@ class SegmentWriter:
     @classmethod
     def reopen(cls, segment: Segment, journal_id: str, mode: int) -> SegmentWriter:
         """Open and repair a segment that was not closed, or that is suspect.
+
+        1. Everything up to the last sync record stays. Its records are written again, byte for byte, because the last
+           sync record itself was not synced.
+        2. Of what follows, each batch stays whose record and bytes agree. Both are written again in place. After a
+           failed fsync(2), the kernel may mark pages as clean that it could not write, and another sync would report
+           success without writing them. Writing the same bytes makes the pages dirty again; and if this attempt fails
+           in the middle, the next one finds the same bytes.
+        3. The rest is cut off, but for the end-of-stream marker of a close that failed later: the summary may be there,
+           and a segment with a summary is not opened again.
 
         :param mode: the permissions of files that have to be created.
         :raises OSError: if that fails; it may be tried again.

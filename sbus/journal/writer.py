@@ -4,14 +4,14 @@ What it promises, after a crash of the process as well as after a power cut:
 
 * A row that was synced is never lost, changed or renumbered.
 * No reader sees a row before it is synced.
-* Numbers of rows have no holes, and no number is used twice. So the writer refuses a journal whose newest segment no
-  longer states where it ends.
+* Numbers of rows have no holes, and no number is used twice. So a journal whose newest segment no longer
+  states where it ends is refused.
 * Within an epoch times never fall (`sbus.journal.row_clock`). The order of rows is their number.
-* An `OSError` leaves the journal as it was before the call, and the same call may be made again. No call retries by
-  itself; the recorder does (`sbus.recorder.writer_thread`).
+* An `OSError` leaves the journal as it was before the call, and the same call may be made again, as the recorder does
+  (`sbus.recorder.writer_thread`).
 
 The caller appends, and calls `JournalWriter.sync` as often as it can afford: a power cut costs what was appended since
-then. A crash of the process alone costs nothing that `append` has returned for, because the kernel has those bytes.
+then. A crash of the process alone costs nothing that `append` has returned for: the kernel has those bytes.
 
 `JournalWriter.open` closes each segment that the last writer left open. If the disk has failed in a way that leaves the
 current segment in doubt (`SegmentWriter.suspect`), the next call reopens that segment, closes it, and continues in a
@@ -20,7 +20,7 @@ new one.
 A journal can be moved away while it is written, which its open files do not notice. While another directory or none is
 in its place (`sbus.journal.place`), no file is made or renamed, and no sync succeeds.
 
-One writer at a time holds the file ``lock`` with flock(2), which the kernel releases however the process ends.
+One writer at a time holds the file ``lock`` with flock(2), which the process's end releases.
 """
 
 from __future__ import annotations

@@ -3,21 +3,21 @@
 Theory of operation
 -------------------
 
-`DeltaLake.commit` moves or uploads the staged files of a batch, and adds them to the table with one commit to the log,
-with the ``deltalake`` package.
+`DeltaLake.commit` moves or uploads the staged files of a batch, and adds them with one commit of the package
+``deltalake`` to the log.
 
 * *Exactly once.* The commit names the ID of the lake as its application, and the number of the batch as the version of
   its transaction. A batch whose version the log has is not added again, and a second writer cannot slip in between.
 * *The plan is durable before the commit is*, or a power cut could leave the commit and take the plan, and other rows
   would be taken for archived.
 * *Atomic over hours.* A reader sees a batch, or a compaction, in all hours or in none.
-* *Durable.* In a directory, the files are synced, then the commit. An object store acknowledges only what it keeps.
-* *Files never change.* Each has a random part in its name. `DeltaLake.vacuum` deletes a file without a commit when it
+* *Durable.* In a directory, the files are synced, then the commit.
+* *Files never change.* Each name has a random part. `DeltaLake.vacuum` deletes a file without a commit when it
   is a week old.
 * *Rewrites do not overlap.* Each commits a transaction ``<id>/maintenance`` whose version is one more than the last. Of
   two that rewrite the same version of the table, the log refuses the second. A batch conflicts with neither.
 
-Statistics come from the footers, without keys, so that the log has nothing of a message after ``forget``.
+Statistics come from the footers, without keys: after ``forget`` the log has nothing of a message.
 
 The state (`sbus.lake.state`) is a local directory. The table names it by the ID of the lake, so another one cannot
 write to it.

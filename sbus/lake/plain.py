@@ -3,43 +3,40 @@
 Theory of operation
 -------------------
 
-Only the directories say which files are the table, so every change has to be one rename.
+Directories alone say which files are the table: every change is one rename.
 
 *A batch* comes as staged files. `PlainTable.commit` writes its *manifest*: its files, and those in older manifests with
 this number or a higher one. It syncs the files, renames each to its place, and removes the others in the manifest. A
 name depends on the batch, the hour and a number alone. So a batch that comes again replaces its own files, also with
-other rows (after a power cut), a commit can be interrupted after any call, and a reader sees the old file or the new
-one.
+other rows (after a power cut), any call of a commit can be its last, and a reader sees the old file or the new one.
 
 *A rewrite* (compaction, ``forget``, ``prune``) builds a new directory of an hour in ``retired``, with new files and
-hard links to those that stay, and exchanges the two with one call. A reader that lists the hour has one or the other
-open. The old one is deleted after `sbus.lake.table.GRACE`. No name is used twice, so a late reader gets an error, and
-no other rows.
+hard links to the others, and exchanges the two with one call. A reader that lists the hour has one or the other
+open. The old one is deleted after `sbus.lake.table.GRACE`. No name is used twice, so a late reader gets an error.
 
 *Only settled batches are rewritten*: their mark is synced, so they never come again. ``floor.json`` has the last of
-them; only a checkpoint from a backup brings an earlier one, which is refused.
+them; a checkpoint from a backup brings an earlier one, which is refused.
 
-Rejected: a manifest that readers follow, because other programs would see rows twice; moving files one by one, or two
-renames of directories, because there is a moment with too many rows or too few.
+Rejected: a manifest that readers follow, as other programs would see rows twice; moving files one by one, or two
+renames of directories, as there is a moment with too many rows or too few.
 
-====================================================  ==================================================================
-in ``<lake>``                                         what it is
-====================================================  ==================================================================
-``date=2026-01-31/hour=07/0000000042.parquet``        the rows of batch 42 in that hour (UTC)
-``date=2026-01-31/hour=07/0000000042-1.parquet``      more of them: several tasks, or too many for one file
-``date=2026-01-31/hour=06/``                          compacted: the rows of batches up to 41
-``0000000041-0f3c9ab1-000.parquet``
-====================================================  ==================================================================
+============================================================  ==========================================================
+in ``<lake>``                                                 what it is
+============================================================  ==========================================================
+``date=2026-01-31/hour=07/0000000042.parquet``                the rows of batch 42 in that hour (UTC)
+``date=2026-01-31/hour=07/0000000042-1.parquet``              more of them: several tasks, or too many for one file
+``date=2026-01-31/hour=06/0000000041-0f3c9ab1-000.parquet``   compacted: the rows of batches up to 41
+============================================================  ==========================================================
 
-====================================================  ==================================================================
-in ``<lake>.sbus``                                    what it is
-====================================================  ==================================================================
-``batches/0000000042.json``                           the manifest of batch 42, one of the last hundred
-``floor.json``                                        the last batch that was compacted
-``retired/<time>-<id>/``                              the directory of an hour as it was before a change
-``checkpoint/``                                       the progress of the archive
-``staging/``, ``work/``                               files that are being written
-====================================================  ==================================================================
+============================================================  ==========================================================
+in ``<lake>.sbus``                                            what it is
+============================================================  ==========================================================
+``batches/0000000042.json``                                   the manifest of batch 42, one of the last hundred
+``floor.json``                                                the last batch that was compacted
+``retired/<time>-<id>/``                                      the directory of an hour as it was before a change
+``checkpoint/``                                               the progress of the archive
+``staging/``, ``work/``                                       files that are being written
+============================================================  ==========================================================
 """
 
 from __future__ import annotations

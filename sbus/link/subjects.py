@@ -7,9 +7,16 @@ and ``>`` (one token or more, at the end). The subject only routes a message; it
 need not be reversible, and two keys may have the same subject.
 
 A subject is the realm and one token for each segment of the key. In a token, bytes outside ``[A-Za-z0-9_-]`` are
-written ``=XX`` (hexadecimal, upper case), and an empty segment is ``=``. A token that would be longer than 64 bytes is
-``=~`` and the first 32 hexadecimal digits of the segment's SHA-256 (lower case). Of a key with more than 14 segments
-the first 14 have tokens, and one token ``=+`` stands for the rest.
+written ``=XX`` (hexadecimal, upper case).
+
+===================================  ===================================================================================
+of a key                             token
+===================================  ===================================================================================
+an empty segment                     ``=``
+a segment whose token would be       ``=~`` and the first 32 hexadecimal digits of the segment's SHA-256 (lower case)
+longer than 64 bytes
+all segments after the 14th          one ``=+``
+===================================  ===================================================================================
 
 Invariants:
 

@@ -3,10 +3,9 @@
 Theory of operation
 -------------------
 
-This module defines which keys and patterns a client may use, and which pattern matches which key. It favours clarity
-over speed: `matches` states the rules in the order of the protocol, and the trie (`sbus.routing.trie`) has to find
-exactly what `matches` finds. A property test compares the two. The numbers in comments are those rules; 1 to 4 are
-numbered in the protocol's "Keys and patterns", 5 and 8 are these:
+Which keys and patterns a client may use, and which pattern matches which key. `matches` favours clarity over speed: it
+states the rules in the order of the protocol. A property test compares it with the trie (`sbus.routing.trie`). The
+numbers in comments are those rules; 1 to 4 are numbered in the protocol's "Keys and patterns", 5 and 8 are these:
 
 5. No wildcard reaches a key whose first segment is ``!``.
 8. A segment ``!`` may only begin complete credentials: at the start of a key or, chained, within ``<rest>``.
@@ -15,15 +14,14 @@ Invariants:
 
 * `Dialect.check` runs on every key and every pattern before anything else uses it, so all other code may rely on three
   well-formed IDs in a secret key.
-* IDs are canonical (decimal, no leading zeros, below 2^32), so two IDs are equal as numbers if and only if they are
-  equal as bytes. Nothing after `check` converts them.
+* IDs are canonical (decimal, no leading zeros, below 2^32), so equal IDs are equal bytes.
 * A pattern is secret if and only if it begins with ``!/cred/`` literally. An open pattern therefore can only match open
-  keys, whatever wildcards it has.
-* An empty ID in a pattern means "empty, or my own". `SecretKey.readers` expands it when a client subscribes, into at
-  most eight combinations, so that matching a key needs no credentials.
+  keys.
+* An empty ID in a pattern means "empty, or my own". `SecretKey.readers` expands it when a client subscribes, so
+  matching a key needs no credentials.
 
-There is no backtracking: a ``*`` takes everything up to the end of its segment, so a pattern with anything but ``*``
-after a ``*`` in one segment matches nothing, and matching is linear in the length of the key.
+There is no backtracking: a pattern with anything but ``*`` after a ``*`` in one segment matches nothing, so matching is
+linear in the length of the key.
 
 The early dialect has the same rules with ``.`` as separator, no control messages and no secret keys.
 """

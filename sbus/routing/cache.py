@@ -3,11 +3,11 @@
 Theory of operation
 -------------------
 
-Most messages have a key that was seen before. The cache maps it to its route (`sbus.routing.route`), so the
-common case costs one dictionary look-up and no walk through the trie.
+Most messages have a key that was seen before. The cache maps it to its route (`sbus.routing.route`), so they cost one
+dictionary look-up.
 
 A change of one subscription must forget the routes that it touches and few others, at a cost that does not depend on
-the number of the others. So keys are grouped by their first two segments, and secret keys by their IDs:
+the others. So keys are grouped by their first two segments, and secret keys by their IDs:
 
 =======================================  =============================================================================
 a change of the pattern                  touches
@@ -33,8 +33,8 @@ Invariants:
 * The cache holds at most 16,384 keys, 2^20 receivers of all routes together, and a size in bytes. At a limit it is
   emptied: the keys in use are back after one look-up each. Keys longer than `LONGEST_KEY` are never cached.
 
-Rejected: forgetting everything at each change. One client that subscribes and leaves all day would keep the cache cold
-for all others; with groups, 5,000 changes a second leave their routes in place (``docs/performance.rst``, "Growth").
+Rejected: forgetting everything at each change, which would keep the cache cold for all others; with groups, 5,000
+changes a second leave their routes in place (``docs/performance.rst``, "Growth").
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a set of patterns can cost one look-up, kept up to date as patterns come and go.
 
 A look-up visits every node of the trie that matches its key so far. Literal segments lead to one node; a wildcard
-leads to one more, and wildcards behind wildcards multiply: patterns of ``a`` and ``*`` in 14 segments make 16,384
-nodes, all reached by one key. `MatchCost` computes, for the patterns of one user, the largest number of steps that
-any key can make a look-up take. The server refuses a subscription that would raise it above a limit, so that the cost
-of a look-up is bounded by the number of users, whatever their patterns are.
+leads to one more, and wildcards after wildcards multiply (`sbus.routing.trie`). `MatchCost` computes, for the patterns
+of one user, the largest number of steps that any key can make a look-up take. The server refuses a subscription that
+would raise it above a limit, so that the cost of a look-up is bounded by the number of users, whatever their patterns
+are.
 
 The bound. Let f(node) be the largest number of steps below a node, over all keys. One segment of a key matches at most
 one literal child, and at most one prefix child of each length; the look-up probes each length once. So::
@@ -14,9 +14,8 @@ one literal child, and at most one prefix child of each length; the look-up prob
 It is exact for a node's literals, and an upper bound for prefixes: the longest prefixes of two lengths need not match
 the same segment. ``weight`` is 1, and 1 more for each 256 bytes, which must be cut out of the key and hashed.
 
-A pattern without wildcards costs nothing here: all of them together lead to one node at each depth of the key.
-Adding or removing a pattern costs its number of segments, times the number of different values of f at a node (at most
-the limit).
+Patterns without wildcards cost nothing here: together they lead to one node at each depth of the key. Adding or
+removing a pattern costs its number of segments, times the number of different values of f at a node.
 """
 
 from __future__ import annotations

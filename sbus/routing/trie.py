@@ -9,8 +9,7 @@ each distinct length of its prefixes.
 
 A look-up costs by the number of nodes that the key reaches, whatever the number of patterns and subscribers. Wildcards
 after wildcards multiply: the 16,384 patterns of ``a`` and ``*`` in 14 segments make 16,384 nodes, and one key reaches
-them all. `sbus.routing.cost` bounds that for each user. A look-up returns its steps, so that a chore can count them
-(`sbus.server.asks.interest`).
+them all. `sbus.routing.cost` bounds that for each user.
 
 ==========================  ==========================================================================================
 pattern                     where it stands
@@ -23,7 +22,7 @@ the empty one, ``a/*b``     beside the tries: the first matches every key, the s
 
 Invariants:
 
-* The result equals `sbus.protocol.keys.matches` applied to every pattern; a property test compares the two.
+* The result equals `sbus.protocol.keys.matches` applied to every pattern.
 * A route has each subscriber once, however many of its patterns match.
 * A node counts subscriptions, since two patterns of one client may end at one node (``a*`` and ``a**``).
 * A node exists while it, or a node below it, has a subscriber. `PatternIndex.unsubscribe` takes time by the pattern's

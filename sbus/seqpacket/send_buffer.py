@@ -12,8 +12,7 @@ It grows in two cases, if `may_grow` permits:
 
 * *The peer has read.* The kernel reports a full socket as writable when three quarters of its buffer have been read.
   The buffer then has its full size at once, or double its size if `may_grow` grants no more: each congestion
-  costs a round of the reactor and a passage through flood control, and while the buffer was small a flood paid for them
-  with every other batch.
+  costs a round of the reactor and a passage through flood control.
 * *A packet needs it*: the kernel refuses a packet that is longer than the buffer (less `OVERHEAD`). The buffer then
   grows to that length alone.
 

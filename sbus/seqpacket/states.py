@@ -3,8 +3,20 @@
 Theory of operation
 -------------------
 
-A connection is three small state machines. The kernel ends reading and writing separately, so each direction has one
-(`ReadSide`, `WriteSide`); the third (`Life`) is the connection as a whole. An `Event` moves one, two or all of them.
+A connection is three small state machines. The kernel ends reading and writing separately, so each direction has one;
+the third is the connection as a whole. An `Event` moves one, two or all of them.
+
+=============  ====================================================================================
+machine        its states, and the events between them
+=============  ====================================================================================
+`Life`         ``NEW --START--> OPEN --LOSE--> CLOSING --ABORT--> ABORTING --CLOSE--> CLOSED``
+`ReadSide`     ``OPEN --PAUSE--> PAUSED --RESUME--> RESUMING --RESUMED--> OPEN``
+..             ``OPEN, RESUMING --END_OF_FILE--> EOF --REPORT--> REPORTED``
+..             ``PAUSED --END_OF_FILE--> PAUSED_EOF --RESUME--> EOF``
+..             ``any --LOSE, ABORT, CLOSE--> STOPPED``
+`WriteSide`    ``OPEN --DRAIN, LOSE--> DRAINING --SHUT_DOWN--> SHUT``
+..             ``OPEN, DRAINING --FAIL, ABORT, CLOSE--> LOST``
+=============  ====================================================================================
 
 Invariants:
 
@@ -20,11 +32,11 @@ Two states look superfluous and are not. RESUMING lies between ``resumeProducing
 again: packets kept back are delivered first, and never inside the caller. PAUSED_EOF remembers that the peer left
 while the protocol had paused the connection; its packets come before the end of file.
 
-`PacketTransport` and `sbus.testing.fakes.FakePacketTransport` extend `Connection`, so a test on the fake follows the
-same rules as the socket. A transition costs 0.2 to 0.5 µs; the way of a packet has none.
+`PacketTransport` and `sbus.testing.fakes.FakePacketTransport` both extend `Connection`. A transition costs 0.2 to
+0.5 µs; the way of a packet has none.
 
-Rejected: about fifteen booleans in each of them. The fake delivered packets before a resume was due, and the transport
-reported an end of file after ``abortConnection``.
+Rejected: about fifteen booleans in each. The fake delivered packets before a resume was due, and the transport reported
+an end of file after ``abortConnection``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 
 A system call costs more than all that the bus does with a small message. So one call reads up to 64 packets
-(recvmmsg(2)), and one sends as many (sendmmsg(2)). Neither waits; a full or an empty socket is no error.
+(recvmmsg(2)), and one sends as many (sendmmsg(2)). Neither waits.
 
 * *A packet is one bytes object* from the read to the send; nothing copies it. Large ones that only go on to another
   socket are not even objects: `PacketReader.forward` sends each from the buffer that has received it.
@@ -13,10 +13,10 @@ A system call costs more than all that the bus does with a small message. So one
 * *The edges stay.* A packet that is too long for its buffer becomes an empty one that knows its length
   (`sbus.protocol.packets.Truncated`); no peer can send one. A reset is reported once, before the packets that still
   wait, so both twins read on after it.
-* *The kernel closes descriptors that peers send along*, as the calls leave no room, unless a reader has some: then the
-  packet is `sbus.syscalls.memfd.Attached`.
+* *The kernel closes descriptors that peers send along*, unless a reader leaves room for them: then the packet is
+  `sbus.syscalls.memfd.Attached`.
 * *Many sockets, one list.* `send_to_each` prepares the kernel's structures once for all sockets.
-* *One packet goes alone*: recv(2) and send(2) copy no headers, and send(2) does not yield the CPU.
+* *One packet goes alone*: recv(2) and send(2) copy no headers.
 * *The GIL is kept*, so no other thread changes the list or closes the socket meanwhile.
 
 The twins are `sbus.syscalls._batch` (Cython) and `sbus.syscalls._pure`, which makes one system call for each packet.

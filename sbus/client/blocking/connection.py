@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 
-Without a thread or an event loop, nothing happens between two calls of the application. Each call does what it needs
-itself, within its own deadline.
+Without a thread or an event loop, nothing happens between two calls. Each does what it needs itself, within its own
+deadline.
 
 *Sending.* Messages bypass the outbox. They go from the caller's list to the socket, and a call returns when the kernel
 has them all. The outbox has everything else (subscriptions, settings, questions, replies), which must precede later

@@ -22,9 +22,8 @@ the answer has changed        a notice, when the batch or the turn in hand is ov
 ============================  ========================================================================================
 
 Walking and looking up is a chore of the watcher's user (`sbus.fair`): it is done in the batch that changed the
-subscription as far as that user has time, and else in turns. So a client that watches many keys does not make the
-subscriptions of others expensive, and one that keeps subscribing does not make the bus walk all day. A user for whom
-more than 64 walks wait gets one walk over all watched keys instead.
+subscription as far as that user has time, and else in turns. A user for whom more than 64 walks wait gets one walk
+over all watched keys instead.
 
 Invariants:
 

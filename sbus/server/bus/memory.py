@@ -25,8 +25,7 @@ user with most memory loses its largest connection, until a sixteenth of the lim
 takes place in the next turn of the reactor, or at once where packets were kept, as a single turn can read very many.
 
 To ask the kernel costs a system call for each client (1 µs). So the guard asks only while the send buffers, full, could
-hold more than an eighth of a limit (`SAMPLED_PART`), and then 256 clients every 50 ms. With the default limits of a
-machine of 24 GB that takes 470 clients of one user with full-sized buffers.
+hold more than an eighth of a limit (`SAMPLED_PART`), and then 256 clients every 50 ms.
 
 Rejected: to charge the size of each send buffer (1,000 idle clients would count 64 MB that nobody uses); to look at the
 process's RSS (Python gives little back, so it does not fall when clients go).

@@ -1,29 +1,26 @@
 """``sbusd``: the bus with the command line of the original daemon.
 
-It serves programs that start the original: they run ``sbusd``, read its standard output to the end, and connect. Such
-programs allow little time, so the order of steps is the design.
+Programs that start the original run ``sbusd``, read its standard output to the end, and connect. They allow little
+time, so the order of steps is the design.
 
 1. *Parse and bind.* Nothing but `sbus.errors`, `sbus.distribution` and the sockets of `sbus.syscalls` is imported by
-   then. The socket listens soon after the interpreter itself has started; importing Twisted and the server takes
-   several times as long.
+   then: importing Twisted and the server takes several times as long as starting the interpreter.
 2. *Close standard output*, after printing the address if it was chosen at random. The caller may connect from now on.
    Its connection waits in the kernel's backlog, and so does what it sends.
 3. *Import and serve.* As a daemon, the process that was started exits only now, with status 0, or with 1 and a line on
-   standard error if this failed. A pipe carries the one byte that says which.
+   standard error if this failed.
 
 Invariants:
 
 * Signals that stop the bus, and SIGUSR1, are blocked from before the socket exists until the reactor runs. None is
   lost, and none can leave the socket or the pid file behind.
 * Descriptors 0 to 2 are always open (`sbus.syscalls.descriptors`).
-* A daemon keeps its standard error only if that is a file, or the journal of systemd: a caller that reads a pipe to its
-  end would wait for the end of the daemon.
+* A daemon keeps its standard error only if that is a file, or the journal of systemd (`_is_log`).
 * A daemon calls listen(2) again after its forks: ``SO_PEERCRED`` gives clients the process that listened last, which
   must be the one that serves.
 * The pid file is created exclusively, or with ``-r`` replaced if it is stale (`sbus.daemon.pid_file`).
 
-Plugins are not searched for, because that would import every plugin on the path. The credentials policy is ``kernel``,
-and the strategies and orders are those of this package. ``twistd sbus`` has everything else.
+Plugins are not searched for, because that would import every plugin on the path.
 """
 
 from __future__ import annotations

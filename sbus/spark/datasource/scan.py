@@ -3,21 +3,20 @@
 Theory of operation
 -------------------
 
-The readers of tables and of streams are thin layers over a `Scan`. The driver plans, the executors read.
+The readers of tables and of streams use a `Scan`. The driver plans, the executors read.
 
 *Planning.* `Scan.partitions` gets ranges of rows, one for each journal. The journal reader turns a range into slices,
 one for each segment, and leaves out the segments that cannot have a selected row: by the times in their names, and for
 a pattern by their summaries (`sbus.spark.datasource.filters`). A plan without a pattern opens no segment but the
-newest, so its cost grows with the number of names in the directory and not with the number of rows.
+newest, so its cost grows with the number of segments, not of rows.
 
 *Tasks.* Slices in a row are put into one task until it has enough bytes: a quarter of a core's part of the work, but
 between 8 MiB, below which starting a task costs more than it saves, and 128 MiB. Only a segment that is more than 1.5
-times that large is itself divided, which takes a look into its index. The recorder's segments are 128 MiB by default,
-so a long journal is planned without any index.
+times that large is itself divided, which takes a look into its index.
 
-*Reading.* A task reads its slices in order. The batches of a journal are as the recorder wrote them, from one row to
-many thousands, and each costs Spark a fixed time; so `resized` joins small batches and cuts large ones. The task then
-filters, decodes dictionaries, and turns keys into text unless the option ``rawKeys`` asks for bytes.
+*Reading.* A task reads its slices in order. Each batch costs Spark a fixed time, so `resized` joins small batches and
+cuts large ones. The task then filters, decodes dictionaries, and turns keys into text unless the option ``rawKeys``
+asks for bytes.
 
 Invariants: the partitions of a plan hold every selected row of the ranges exactly once; rows of one journal stay in
 their order within a partition; a batch names at most 127 journals, because a journal's place in the dictionary is one

@@ -4,21 +4,28 @@ Theory of operation
 -------------------
 
 `get_session` makes an ordinary session, or returns the one that is there, with defaults below the settings of the
-caller. `register` makes the data source known to any session, and sends this package to the executors of a cluster.
+caller. It checks Java first, because Spark's own error for a missing or wrong Java names no remedy, and puts other
+surroundings right (`sbus.spark.runtime.surroundings`). If Spark does not start all the same, the error has one line
+(`sbus.spark.runtime.gateway`).
 
-The defaults, and why:
-
-* Java is checked first, because Spark's own error for a missing or wrong Java names no remedy; and other surroundings
-  are put right (`sbus.spark.runtime.surroundings`). If Spark does not start all the same, the error has one line
-  (`sbus.spark.runtime.gateway`).
-* ``PYSPARK_PYTHON`` is this interpreter, because another one may lack PyArrow. On one machine, a program stands in for
-  it that lets a stream survive a worker that takes long to start (`sbus.spark.runtime.early_worker`).
-* The time zone is UTC, like the times in journals: hours and dates mean the same wherever a job runs.
-* On one machine, a shuffle has as many partitions as there are cores, and at least two; Spark's default of 200 costs
-  more than the work. The driver binds to 127.0.0.1: no other machine takes part, and the host name need not resolve.
-* A stream without new rows looks again after 100 ms; each look lists directories. Spark's default is 10 ms.
-* A Python worker has two minutes to answer; Spark's default is 15 seconds.
-* Spark logs errors only, and not those that the caller gets as an exception (``log4j2.properties``).
+===================================  ===================================================================================
+default                              why
+===================================  ===================================================================================
+``PYSPARK_PYTHON`` is this           Another one may lack PyArrow. On one machine, a program stands in for it that lets
+interpreter                          a stream survive a worker that takes long to start
+                                     (`sbus.spark.runtime.early_worker`).
+the time zone is UTC                 Like the times in journals: hours and dates mean the same wherever a job runs.
+on one machine, a shuffle has as     Spark's default of 200 costs more than the work.
+many partitions as there are cores,
+and at least two
+on one machine, the driver binds to  No other machine takes part, and the host name need not resolve.
+127.0.0.1
+a stream without new rows looks      Each look lists directories; Spark's default is 10 ms.
+again after 100 ms
+a Python worker has two minutes to   Spark's default is 15 seconds.
+answer
+Spark logs errors only               And not those that the caller gets as an exception (``log4j2.properties``).
+===================================  ===================================================================================
 
 With Spark Connect (a master such as ``sc://host:15002``) the session is on the server, which has settings of its own.
 Nothing of Java runs here, and the package goes to the server as an artifact of the session.
