@@ -92,8 +92,8 @@ def inbox_key(me: bytes, name: bytes | str) -> bytes:
 def _fail_if_none(count: bytes, key: bytes | str, waiter: Waiter) -> None:
     """Fail a request that nobody has got.
 
-    The question is sent behind the request, and its answer comes behind a reply that was sent at once. Asked first, it
-    would cost a second round trip, and could be out of date when the server handles the request.
+    The question follows the request, and asks how many clients get messages with its key. Asked first, it would cost
+    a second round trip, and its answer could be out of date when the server handles the request.
     """
     if int(count) == 0:
         name = as_bytes(key).decode(errors="backslashreplace")

@@ -52,7 +52,7 @@ CROWD = 64
 message under way (row ``many-small-1-1-250-silent``) sends more often than that, so its neighbours' turns are short."""
 LONGEST_CHARGE = 5_000_000
 """Nanoseconds that one step is charged at most: beside a program that keeps a CPU busy (row ``receipt-flips``), a step
-takes much longer by the clock than it works. Garbage collections are nobody's either."""
+takes much longer by the clock than it works. Preemption and garbage collections are nobody's."""
 
 
 class _Reactor(Protocol):

@@ -445,7 +445,7 @@ class LinkCore:
                 self._wire.send(Side.ABOVE, [build(SUB, own), build(MSG, own, b""), build(UNSUB, own)])
                 self._ask(None)
                 return
-        if not above.grants:  # a master of the original's kind, without interest: subscribe to all that is listed
+        if not above.grants:  # a master of the original's kind: it names no wanted patterns, so all listed ones count
             self._below.interest.replace(self._below.listed, now)
         above.stage = Stage.KNOWN
         self._maybe_join(now)
