@@ -7,21 +7,21 @@ A *backend* (Twisted, asyncio, blocking) owns the socket. It sends the packets t
 and passes every packet that it receives to `ClientCore.receive`. The core never waits, never reads a clock and never
 touches a file descriptor, so one set of unit tests covers three libraries.
 
-=======================================================================  =============================================
-what the core knows                                                      where
-=======================================================================  =============================================
-what this client has chosen: the settings in force and the patterns;     `sbus.client.choices`
-`ClientCore.resync_packets` makes of them the first packets of every
-connection, the first one included
-which subscriptions get a message: the server sends one copy to a        `sbus.client.dispatch`
-client, so the client routes again, with the server's own trie and
-route cache, and runs of messages with one route are one list
-who waits for a reply: the server answers in order, so the waiters are   `sbus.client.questions`
-a queue, where a plain ``control("!/cred/whoami")`` takes a place, too
-what goes beyond the original protocol, which a server may ignore        `sbus.client.extensions`
-whether large messages travel in sealed memory (`ClientCore.publish`)    `sbus.client.agreement`
-the longest packet                                                       `sbus.client.inlet`
-=======================================================================  =============================================
+==========================  ==========================================================================================
+where                       what the core knows
+==========================  ==========================================================================================
+`sbus.client.choices`       what this client has chosen: the settings in force and the patterns.
+                            `ClientCore.resync_packets` makes the first packets of every connection of them, the first
+                            one included
+`sbus.client.dispatch`      which subscriptions get a message: the server sends one copy to a client, so the client
+                            routes again, with the server's own trie and route cache. Messages with one route are
+                            delivered as one list
+`sbus.client.questions`     the waiters for replies: the server answers in order, so they are a queue. A plain
+                            ``control("!/cred/whoami")`` takes a place in it, because its reply arrives too
+`sbus.client.extensions`    what goes beyond the original protocol, which a server may ignore
+`sbus.client.agreement`     whether large messages travel in sealed memory (`ClientCore.publish`)
+`sbus.client.inlet`         the longest packet
+==========================  ==========================================================================================
 
 Invariants:
 

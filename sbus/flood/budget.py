@@ -2,10 +2,10 @@
 
 .. rubric:: Queues, in bytes of packets
 
-All queues share one limit (`SharedBudget`), so that slow receivers cannot take all memory. An eighth of
-it is kept for users who have nothing in a queue yet: when the other seven eighths are taken, a receiver keeps new
-messages only up to its *fair share* of them, that is, these seven eighths divided by the number of users that have a
-queue, then by the number of queues of the receiver's user. Shares go by user first, because a user can open as many
+All queues share one limit (`SharedBudget`), so that slow receivers cannot take all memory. An eighth of it is kept for
+users who have nothing in a queue yet: when the other seven eighths are taken, a receiver keeps new messages only up to
+its *fair share* of them, that is, these seven eighths divided by the number of users that have a queue, then by the
+number of queues of the receiver's user. Shares go by user first, because a user can open as many
 connections as it likes. When the eighth is taken too, what is left for a user is its *minimum*, the smaller of 4 MiB
 and the fair share.
 

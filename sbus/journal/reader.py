@@ -1,8 +1,8 @@
 """The reader of a journal: finds rows, and returns them as Arrow batches.
 
 Reading has two steps. `JournalReader.plan` chooses slices from names, and if asked from summaries; a `Slice` may be
-pickled and sent to another process. `read` then maps the segment of a slice into memory and yields its
-Arrow batches without copying.
+pickled and sent to another process. `read` then maps the segment of a slice into memory and yields its Arrow batches
+without copying.
 
 Readers take no locks and change nothing. They may run beside the writer and beside retention, in any process that may
 read the files. Invariants:

@@ -4,8 +4,8 @@ What it promises, after a crash of the process as well as after a power cut:
 
 * A row that was synced is never lost, changed or renumbered.
 * No reader sees a row before it is synced.
-* Numbers of rows have no holes, and no number is used twice. So a journal whose newest segment no longer
-  states where it ends is refused.
+* Numbers of rows have no holes, and no number is used twice. So a journal whose newest segment no longer states where
+  it ends is refused.
 * Within an epoch times never fall (`sbus.journal.row_clock`). The order of rows is their number.
 * An `OSError` leaves the journal as it was before the call, and the same call may be made again, as the recorder does
   (`sbus.recorder.writer_thread`).

@@ -21,10 +21,10 @@ Invariants, at every moment, each change taken as done:
 limit                       what happens at it
 ==========================  ===========================================================================================
 `rate` changes a second     The others wait, except after `restart`: the other side has forgotten everything.
-`rate` new patterns that    The interest *collapses*: it asks for the listed patterns whole, which covers all others in
-wait                        one step. It expands again as the rate allows. One user can cause this.
-`limit` patterns, or        It collapses as well, and expands when half of the limit is enough.
-`max_bytes` of them
+`rate` patterns that wait   The interest *collapses*: it asks for the listed patterns whole, which covers all others in
+                            one step. It expands again as the rate allows. One user can cause this.
+`limit`, `max_bytes`        It collapses as well if it asks for about that many patterns, or bytes of them. It expands
+                            when half of the limit is enough.
 `delay` seconds             A pattern that has not been needed for that time is given up, so a client that reconnects
                             costs nothing.
 ==========================  ===========================================================================================

@@ -9,14 +9,14 @@ need not be reversible, and two keys may have the same subject.
 A subject is the realm and one token for each segment of the key. In a token, bytes outside ``[A-Za-z0-9_-]`` are
 written ``=XX`` (hexadecimal, upper case).
 
-===================================  ===================================================================================
-of a key                             token
-===================================  ===================================================================================
-an empty segment                     ``=``
-a segment whose token would be       ``=~`` and the first 32 hexadecimal digits of the segment's SHA-256 (lower case)
-longer than 64 bytes
-all segments after the 14th          one ``=+``
-===================================  ===================================================================================
+==================================================  ====================================================================
+part of a key                                       token
+==================================================  ====================================================================
+an empty segment                                    ``=``
+a segment whose token would exceed 64 bytes         ``=~`` and the first 32 hexadecimal digits of its SHA-256 (lower
+                                                    case)
+all segments after the 14th                         one ``=+``
+==================================================  ====================================================================
 
 Invariants:
 

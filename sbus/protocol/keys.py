@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 
-Which keys and patterns a client may use, and which pattern matches which key. `matches` favours clarity over speed: it
-states the rules in the order of the protocol. A property test compares it with the trie (`sbus.routing.trie`). The
+This module defines which keys and patterns a client may use, and which pattern matches which key. `matches` favours
+clarity over speed: it states the rules in the order of the protocol. A property test compares it with the trie. The
 numbers in comments are those rules; 1 to 4 are numbered in the protocol's "Keys and patterns", 5 and 8 are these:
 
 5. No wildcard reaches a key whose first segment is ``!``.
@@ -15,8 +15,7 @@ Invariants:
 * `Dialect.check` runs on every key and every pattern before anything else uses it, so all other code may rely on three
   well-formed IDs in a secret key.
 * IDs are canonical (decimal, no leading zeros, below 2^32), so equal IDs are equal bytes.
-* A pattern is secret if and only if it begins with ``!/cred/`` literally. An open pattern therefore can only match open
-  keys.
+* A pattern is secret if and only if it begins with ``!/cred/`` literally. So an open pattern matches open keys only.
 * An empty ID in a pattern means "empty, or my own". `SecretKey.readers` expands it when a client subscribes, so
   matching a key needs no credentials.
 

@@ -6,8 +6,8 @@ says so.* Five decisions keep it, and the names of publishers right:
 ================================================  ====================================================================
 decision                                          reason
 ================================================  ====================================================================
-Each connection is a                              The client library can reconnect by itself, but it would not show
-`sbus.recorder.bus.RecorderBus` of its own.       where the gap between the messages of the two connections is.
+Each connection is a new `RecorderBus`.           The client library can reconnect by itself, but it would not show
+                                                  where the gap between the messages of the two connections is.
 One connection subscribes to all patterns.        A message that several match arrives once, and all messages arrive in
                                                   the order in which the bus sent them.
 It asks for receipts.                             What the bus drops for the recorder becomes a row in its place

@@ -8,12 +8,10 @@ break counts as a silence if it is longer than each of these:
 =================================================  ===================================================================
 limit                                              why
 =================================================  ===================================================================
-`_MIN_PAUSE_RATIO` times the mean of the pauses    A key with less traffic at night has longer pauses then.
-around it
-`_MIN_RATIO_TO_THIRD` times its third longest
-pause
-`_MIN_RATIO_TO_BEFORE` times its longest pause in  A key that rests every night is not silent.
-the period before
+`_MIN_PAUSE_RATIO` times the mean around it        A key with less traffic at night has longer pauses then.
+`_MIN_RATIO_TO_THIRD` times its third longest      The pauses of both periods count.
+`_MIN_RATIO_TO_BEFORE` times its longest before    A key that rests every night is not silent. The pauses of the period
+                                                   before count.
 what chance makes of messages at random times      The more intervals are looked at, the longer is the longest pause.
                                                    The tail of the pauses is taken as exponential, as of a Poisson
                                                    process, with the scale that the median and the 90th percentile

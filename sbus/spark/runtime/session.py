@@ -11,20 +11,16 @@ surroundings right (`sbus.spark.runtime.surroundings`). If Spark does not start 
 ===================================  ===================================================================================
 default                              why
 ===================================  ===================================================================================
-``PYSPARK_PYTHON`` is this           Another one may lack PyArrow. On one machine, a program stands in for it that lets
-interpreter                          a stream survive a worker that takes long to start
+this interpreter, for workers        Another one may lack PyArrow. On one machine, a program stands in for it that lets
+                                     a stream survive a worker that takes long to start
                                      (`sbus.spark.runtime.early_worker`).
-the time zone is UTC                 Like the times in journals: hours and dates mean the same wherever a job runs.
-on one machine, a shuffle has as     Spark's default of 200 costs more than the work.
-many partitions as there are cores,
-and at least two
-on one machine, the driver binds to  No other machine takes part, and the host name need not resolve.
-127.0.0.1
-a stream without new rows looks      Each look lists directories; Spark's default is 10 ms.
-again after 100 ms
-a Python worker has two minutes to   Spark's default is 15 seconds.
-answer
-Spark logs errors only               And not those that the caller gets as an exception (``log4j2.properties``).
+the time zone UTC                    Like the times in journals: hours and dates mean the same wherever a job runs.
+partitions of a shuffle              On one machine, as many as there are cores, and at least two: Spark's default of
+                                     200 costs more than the work.
+the driver's address, 127.0.0.1      On one machine, no other takes part, and the host name need not resolve.
+100 ms between looks of a stream     Each look for new rows lists directories; Spark's default is 10 ms.
+two minutes for a Python worker      It has to answer in that time; Spark's default is 15 seconds.
+a log of errors only                 And not of those that the caller gets as an exception (``log4j2.properties``).
 ===================================  ===================================================================================
 
 With Spark Connect (a master such as ``sc://host:15002``) the session is on the server, which has settings of its own.
