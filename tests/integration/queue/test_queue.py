@@ -349,19 +349,20 @@ def test_full_disk_loses_nothing(bus: Any, spawn: Any, directory: Path) -> None:
         service = spawn(QueueProcess, disk, server.address, "--queue=jobs=jobs/").wait_started()
         publisher = server.client()
         with filled(disk):
-            for number in range(300):
-                publisher.msg(b"jobs/k", b"%d" % number + bytes(2_000))
-            publisher.sync()
+            for number in range(
+                200
+            ):  # as many as fit the publisher's socket, for the service may read none of them now
+                publisher.msg(b"jobs/k", b"%d" % number + bytes(100))
             service.wait_log("cannot write: database or disk is full: publishers wait")
-        wait_until(lambda: ask(server.address, "ls")["jobs"]["ready"], lambda count: count == 300)
+        wait_until(lambda: ask(server.address, "ls")["jobs"]["ready"], lambda count: count == 200)
         assert service.stop() == 0
         service = spawn(service.again).wait_started()
         payloads = []
         with sbus.connect(str(server.address)) as worker:
-            for job in islice(worker.work("jobs", 50), 300):
+            for job in islice(worker.work("jobs", 50), 200):
                 payloads.append(int(job.payload.rstrip(b"\0")))
                 job.ack()
-        assert payloads == list(range(300))
+        assert payloads == list(range(200))
         service.stop()
 
 
