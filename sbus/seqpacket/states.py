@@ -29,8 +29,8 @@ Invariants:
   every state of a connection that has started.
 
 Two states look superfluous and are not. RESUMING lies between ``resumeProducing`` and the deferred call that reads
-again: packets kept back are delivered first, and never inside the caller. PAUSED_EOF remembers that the peer left
-while the protocol had paused the connection; its packets come before the end of file.
+again: packets kept back come first, and never inside the caller. PAUSED_EOF remembers that the peer left during a
+pause; its packets come before the end of file.
 
 `PacketTransport` and `sbus.testing.fakes.FakePacketTransport` both extend `Connection`. A transition costs 0.2 to
 0.5 µs; the way of a packet has none.
