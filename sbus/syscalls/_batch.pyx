@@ -152,7 +152,7 @@ cdef class PacketReader:
         cdef size_t total = 0, room
         cdef bint retried = False, looks = False, is_wary = False, is_large = False
         cdef list packets = []
-        cdef list files = []
+        cdef list files = None
         cdef object own
         cdef timespec now
         if most <= 0:
