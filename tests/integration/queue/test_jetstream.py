@@ -161,6 +161,7 @@ def test_a_full_stream(queued: Callable[..., Queued]) -> None:
         client.enqueue("jobs", "k", bytes(10_000))
 
 
+@pytest.mark.slow
 def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:
     """Without nats-server the start ends with one line."""
     refused = spawn(QueueProcess, directory, bus().address, "--queue=jobs,store=nats://me:secret@127.0.0.1:1")

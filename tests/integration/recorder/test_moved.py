@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sbus.journal.layout import list_segments
 from sbus.journal.writer import JournalWriter
 from tests.integration.recorder import test_recorder as base
@@ -94,6 +96,7 @@ def test_another_directory_with_something_else_is_left_alone(
     assert process.stop() == 0
 
 
+@pytest.mark.slow
 def test_it_stops_while_the_journal_is_away(
     bus: Callable[..., Bus], recorder: Callable[..., Any], journal: Path
 ) -> None:
