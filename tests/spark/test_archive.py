@@ -308,6 +308,7 @@ def test_another_lake_under_the_same_name(new_journal, tmp_path):
     assert consumers(journal.directory) == {"archive": 0, "two": 0}
 
 
+@pytest.mark.slow
 def test_many_tasks_share_an_hour(spark, new_journal, tmp_path):
     """Several tasks write files of one hour and batch. A batch that fewer write again has only theirs."""
     journals = [new_journal(name, clock=Clock(MIDNIGHT)) for name in ("one", "two")]
