@@ -206,13 +206,19 @@ def test_the_third_delivery_goes_alone() -> None:
     assert ids(queue.advance(0.0)) == [2, 3, 4, 5]
 
 
-def test_a_busy_worker_is_kept_free_for_a_job_that_goes_alone() -> None:
-    """If no worker is idle, one gets nothing more until it is, so that the job's turn comes."""
-    queue = queue_with(2)
+def put_and_fail_twice(queue: JobQueue) -> Job:
+    """Put a job that goes alone from the time 2 on."""
     bad = put(queue, b"bad", b"")
     for now in (0.0, 1.0):
         assert ids(queue.advance(now)) == [bad.id]
         queue.nack(bad, "failed", "", now)
+    return bad
+
+
+def test_a_busy_worker_is_kept_free_for_a_job_that_goes_alone() -> None:
+    """If no worker is idle, one gets nothing more until it is, so that the job's turn comes."""
+    queue = queue_with(2)
+    bad = put_and_fail_twice(queue)
     for _ in range(3):
         put(queue, b"good", b"")
     first, second = queue.advance(2.0)
@@ -227,10 +233,7 @@ def test_a_busy_worker_is_kept_free_for_a_job_that_goes_alone() -> None:
 def test_one_busy_worker_is_kept_free_and_others_go_on() -> None:
     """Of two busy workers, one is kept free for a job that goes alone; the other one gets jobs, but not that one."""
     queue = queue_with(3)
-    bad = put(queue, b"bad", b"")
-    for now in (0.0, 1.0):
-        assert ids(queue.advance(now)) == [bad.id]
-        queue.nack(bad, "failed", "", now)
+    put_and_fail_twice(queue)
     queue.ready(b"v", 0, 1, 3, {})
     for _ in range(2):
         put(queue, b"good", b"")
