@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -38,12 +40,20 @@ def nats_server() -> str:
     return path
 
 
+_PORTS = itertools.cycle(random.sample(range(20_000, 32_000), 12_000))
+"""Ports in an order of this process, below those that the kernel gives away: it soon gives a port away again, to
+whoever asks."""
+
+
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    """Return ports that nobody listens on now, and that were not returned before."""
+    ports: list[int] = []
+    for port in _PORTS:
+        with suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            ports.append(port)
+            if len(ports) == count:
+                break
     return ports
 
 
