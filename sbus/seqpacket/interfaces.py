@@ -184,7 +184,7 @@ class IPacketTransport(Interface):
     def read_on() -> None:
         """Deliver the packets that were kept, and read once, now; a transport that is paused is resumed.
 
-        `before_read` is asked before the socket is read.
+        If any were kept, `before_read` is asked before the socket is read.
         """
 
     def loseConnection() -> None:

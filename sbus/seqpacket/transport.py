@@ -145,6 +145,7 @@ class PacketTransport(SendingHalf):
     TLS = False
 
     __slots__ = (
+        "_is_spared",
         "_large_head",
         "_pacer",
         "_read_retry",
@@ -178,6 +179,7 @@ class PacketTransport(SendingHalf):
         self.keeps_bundles = False
         self._undelivered: list[bytes] | None = None
         self._read_retry = False
+        self._is_spared = False
         self._large_head = b""  # how the last large packet began
         self.before_read: Callable[[], None] | None = None
         self.find_outlet: Callable[[bytes], Outlet | None] | None = None
@@ -223,7 +225,7 @@ class PacketTransport(SendingHalf):
             self._handle(events, exclusive)
             return
         if self.read_side is not _READ_OPEN:
-            self._poll(self._events & ~READ)  # only now: most pauses are over before anything is reported
+            self._report_paused()
             return
         multiplexer = self._multiplexer
         contended = multiplexer.contended
@@ -251,6 +253,16 @@ class PacketTransport(SendingHalf):
         elif events & HANGUP:
             self._hung_up()
         elif events & READ:
+            self._report_paused()
+
+    def _report_paused(self) -> None:
+        """Take the socket out of the epoll set, when it is reported during a pause for the second time.
+
+        Most pauses are over by then, and to leave the set and come back costs two system calls.
+        """
+        if self._is_spared:
+            self._is_spared = False
+        else:
             self._poll(self._events & ~READ)
 
     def lost(self, reason: Failure) -> None:
@@ -436,6 +448,7 @@ class PacketTransport(SendingHalf):
     def pauseProducing(self) -> None:
         """Stop reading (`IPushProducer`); packets that were read and not taken are kept."""
         self.move(_PAUSE)
+        self._is_spared = True
 
     def resumeProducing(self) -> None:
         """Read again, soon; packets that were kept are delivered first (`IPushProducer`)."""
@@ -450,15 +463,16 @@ class PacketTransport(SendingHalf):
         self._guarded(self._read_on)
 
     def _read_on(self) -> None:
+        had_kept = self._undelivered is not None
         if self._deliver_kept():
             if self.has_hung_up:
                 self._read_out()
                 return
-            if self.before_read is not None:
+            if had_kept and self.before_read is not None:  # they may have taken the whole turn
                 self.before_read()
             if self.read_side is _READ_OPEN:
                 self._read(self._pacer.first_limit(BATCH, False, False, IN_TURN, self._bundle_limit))
-            if self.read_side is _READ_OPEN and not self._read_retry:
+            if not self._events & READ and self.read_side is _READ_OPEN and not self._read_retry:
                 self._poll(self._events | READ)
 
     def _resume(self) -> None:

@@ -222,11 +222,24 @@ def test_a_peer_that_has_gone_is_read_to_its_end_at_once():
     machine.teardown()
 
 
-def test_a_pause_before_the_read():
-    """A protocol that pauses when it is asked before a read gets nothing of it."""
+def test_a_short_pause_changes_nothing_in_the_epoll_set(monkeypatch):
+    """A socket stays in the epoll set until it is reported twice in one pause: each change is a system call."""
     machine = _begun(1)
+    machine.rest()
+    changes: list[int] = []
+    monkeypatch.setattr(machine.transport._multiplexer, "modify", lambda fd, events: changes.append(events))
+    for _ in range(3):
+        machine.pause()
+        machine.send(1)
+        machine.turn(0)
+        assert machine.recorder.packets == machine.sent[:-1]
+        machine.read_on()
+        assert machine.recorder.packets == machine.sent
+    assert changes == []
     machine.pause()
-    machine.refuse(1)
-    machine.read_on()
-    assert machine.recorder.packets == []
+    machine.send(1)
+    machine.turn(0)
+    machine.turn(0)
+    assert changes == [0]
+    monkeypatch.undo()
     machine.teardown()

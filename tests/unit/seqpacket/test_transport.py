@@ -557,7 +557,7 @@ def test_a_pause_amid_the_last_packets(world):
 
 
 def test_reading_on(world):
-    """The protocol can have its packets at once, and not in a call of their own; it is asked before the read."""
+    """The protocol can have its packets at once, and not in a call of their own; nothing needs to be asked."""
     recorder = Recorder()
     peer = world.connect(recorder)
     transport, asked = recorder.transport, list[int]()
@@ -569,26 +569,31 @@ def test_reading_on(world):
     assert recorder.packets == []
     transport.read_on()
     assert recorder.packets == numbered(3)
-    assert asked == [0]
+    assert asked == []
     peer.send(b"more")
     world.turn()
     assert recorder.packets == [*numbered(3), b"more"]
 
 
 def test_reading_on_can_be_put_off(world):
-    """A protocol that pauses when it is asked finds everything in the socket later."""
-    recorder = Recorder()
+    """A protocol that has got what was kept is asked before the read, since that took time; what it does not want then
+    stays in the socket."""
+    recorder = BatchRecorder()
+    recorder.room = 1
     peer = world.connect(recorder)
     transport = recorder.transport
-    transport.before_read = transport.pauseProducing
-    transport.pauseProducing()
-    peer.send(b"one")
+    for packet in numbered(3):
+        peer.send(packet)
     world.settle()
+    assert recorder.packets == numbered(1)
+    peer.send(b"more")
+    recorder.room = None
+    transport.before_read = transport.pauseProducing
     transport.read_on()
-    assert recorder.packets == []
+    assert recorder.packets == numbered(3)
     transport.before_read = None
     transport.read_on()
-    assert recorder.packets == [b"one"]
+    assert recorder.packets == [*numbered(3), b"more"]
 
 
 def test_an_exception_while_reading_on(world):
