@@ -184,10 +184,10 @@ class Lines:
         self.work += work
         self.bytes += size
 
-    def remove(self, account: Hashable, work: int, size: int) -> None:
-        """Take back an `add`: these messages have left the mail."""
+    def remove(self, account: Hashable, work: int, size: int, times: int = 1) -> None:
+        """Take back as many calls of `add`, given their sums: these messages have left the mail."""
         share = self._shares[account]
-        share.entries -= 1
+        share.entries -= times
         share.ns -= work
         share.bytes -= size
         self.work -= work

@@ -145,8 +145,9 @@ class Delivery(PayloadPosting):
         if not copies or ((self.uncounted or self._muted) and is_unrouted(receivers, self.uncounted, self._muted)):
             self._counters.unrouted += count
         if weight and weight * copies > AT_ONCE_KIB:  # nobody else is active, so there is room in every mailbox
-            now, later = self._split(total_size(packets), route, publisher)
-            self._post(later, packets, publisher, has_echo)
+            size = total_size(packets)
+            now, later = self._split(size, route, publisher)
+            self._post(later, packets, size, publisher, has_echo)
             receivers = tuple(now) if has_echo else without(now, publisher)
         self.hand(packets, receivers, publisher, at_once)
         return count
@@ -160,21 +161,20 @@ class Delivery(PayloadPosting):
         has_echo: bool,
     ) -> int:
         """As `deliver`, group by group."""
-        now, later = self._split(total_size(packets), route, publisher)
-        if publisher is not None:
-            for group in later:
-                if group.user is publisher.user and not self._has_mail_room(group, packets, account_of(publisher)):
-                    return 0
-        receivers = tuple(now) if has_echo else without(now, publisher)
-        count = len(packets)
+        count, size = len(packets), total_size(packets)
+        now, later = self._split(size, route, publisher)
+        if later and not self._has_own_room(later, count, size, publisher):
+            return 0
+        receivers, everybody = tuple(now), route.receivers
+        if not has_echo:
+            receivers, everybody = without(receivers, publisher), without(everybody, publisher)
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
             return self._deliver_halves(packets, route, publisher, has_echo)
-        everybody = route.receivers if has_echo else without(route.receivers, publisher)
         self._count(packets, len(everybody))
-        if is_unrouted(everybody, self.uncounted, self._muted):
+        if not everybody or ((self.uncounted or self._muted) and is_unrouted(everybody, self.uncounted, self._muted)):
             self._counters.unrouted += count
         if later:
-            self._post(later, packets, publisher, has_echo)
+            self._post(later, packets, size, publisher, has_echo)
         self.hand(packets, receivers, publisher, at_once)
         return count
 
@@ -190,7 +190,7 @@ class Delivery(PayloadPosting):
 
     def handled(self) -> int:
         """Return the number of messages that were handled since the start."""
-        return self._counters.published
+        return self._counters.tally.messages
 
     # --- to the receivers --------------------------------------------------------------------
 

@@ -167,22 +167,21 @@ class Mail:
             and len(self.packets) + messages <= JOINED
         )
 
-    def add(self, packets: list[bytes], size: int, account: Hashable, signature: Signature) -> None:
+    def add(self, packets: list[bytes], size: int, work: int, account: Hashable, signature: Signature) -> None:
         """Add messages.
 
         :param size: their bytes.
+        :param work: the nanoseconds that they will take.
         :param account: the owner of the part of the mailbox to charge; None for the program around the bus.
         :param signature: the publisher's signature.
         """
-        user, scheduler = self.group.user, self._post.scheduler
-        lines: Lines = user.lines
-        count, receivers = len(packets), len(self.group.receivers)
-        work = count * receivers * lines.ns
+        post, user = self._post, self.group.user
+        scheduler, count, receivers = post.scheduler, len(packets), len(self.group.receivers)
         self.packets += packets
-        self._number = self._post.handled()
+        self._number = post.handled()
         self._size += size
         self._shares.append((account, work, size, count, signature))
-        lines.add(account, work, size)
+        user.lines.add(account, work, size)
         user.charge_memory(size)
         scheduler.mail_copies += count * receivers
         scheduler.mail_bytes += size * receivers
@@ -238,8 +237,12 @@ class Mail:
         lines: Lines = user.lines
         lines.learn(len(self.packets) * len(group.receivers), took)
         lines.settle(group)
-        for share in self._shares:
-            lines.remove(*share[:3])
+        charges: dict[Hashable, tuple[int, int, int]] = {}
+        for account, work, size, _, _ in self._shares:
+            of_work, of_bytes, times = charges.get(account, (0, 0, 0))
+            charges[account] = of_work + work, of_bytes + size, times + 1
+        for account, charge in charges.items():
+            lines.remove(account, *charge)
         user.charge_memory(-self._size - _ENTRY_MEMORY)
         if self.waiter is not None:
             self.waiter.mail_delivered()

@@ -96,10 +96,8 @@ class PayloadPosting(Posting):
         many, size = len(now), self._copied(message)
         if self.scheduler.is_busy or many > AT_ONCE or many * size > AT_ONCE_KIB << 10:
             now, later = self._split(size, route, publisher)
-        if publisher is not None:
-            for group in later:
-                if group.user is publisher.user and not self._has_mail_room(group, [message], account_of(publisher)):
-                    return 0
+        if later and not self._has_own_room(later, 1, len(message), publisher):
+            return 0
         everybody = route.receivers if has_echo else without(route.receivers, publisher)
         counters = self._counters
         counters.tally.add([message], len(everybody))
@@ -107,7 +105,7 @@ class PayloadPosting(Posting):
         counters.payload_bytes += message.length
         counters.unrouted += is_unrouted(everybody, self.uncounted, self._muted)
         if later:
-            self._post(later, [message], publisher, has_echo, message)
+            self._post(later, [message], len(message), publisher, has_echo, message)
         self.hand_payload(message, tuple(now) if has_echo else without(now, publisher), publisher)
         return 1
 

@@ -12,10 +12,9 @@ from itertools import islice
 
 from twisted.logger import Logger
 
-from sbus.fair import Scheduler
+from sbus.fair import Lines, Scheduler
 from sbus.flood import PROGRAM, PayloadMessage
 from sbus.routing.route import Group, Route
-from sbus.routing.runs import total_size
 from sbus.server.bus.mail import Gap, Letter, Mail, Post
 from sbus.server.core.interfaces import ICredentials, Publisher, Receiver
 
@@ -53,10 +52,7 @@ class Posting(Post):
         if not self.scheduler.is_busy:
             return True
         _, later = self._split(self._copied(packet), route, publisher)
-        return all(
-            group.user is not publisher.user or self._has_mail_room(group, [packet], account_of(publisher))
-            for group in later
-        )
+        return self._has_own_room(later, 1, len(packet), publisher)
 
     def _copied(self, packet: bytes) -> int:
         """Return the bytes of a copy of a message."""
@@ -86,50 +82,60 @@ class Posting(Post):
             now += receivers
         return now, later
 
-    def _has_mail_room(
-        self, group: Group[Receiver], packets: list[bytes], account: Hashable, after_gap: bool = False
-    ) -> bool:
-        lines = group.user.lines
-        work = len(packets) * len(group.receivers) * lines.ns
-        return bool(lines.has_room(account, work, total_size(packets), after_gap))
+    def _has_own_room(self, later: list[Group[Receiver]], count: int, size: int, publisher: Publisher | None) -> bool:
+        """Return whether there is room for a run in the mail of the publisher's own user; see `_split`.
+
+        :param count: the messages of the run.
+        :param size: their bytes.
+        """
+        if publisher is not None:
+            own = publisher.user
+            for group in later:
+                if group.user is own:
+                    work = count * len(group.receivers) * own.lines.ns
+                    if not own.lines.has_room(account_of(publisher), work, size):
+                        return False
+        return True
 
     def _post(
         self,
         groups: list[Group[Receiver]],
         packets: list[bytes],
+        size: int,
         publisher: Publisher | None,
         has_echo: bool,
         payload: PayloadMessage | None = None,
     ) -> None:
         """Put a run into the mail of these groups' users; a group without room there loses it.
 
+        :param size: the bytes of the run.
         :param payload: the only message of the run, if its payload is in sealed memory.
         """
-        size, count = total_size(packets), len(packets)
-        if publisher is None:
-            sender = account = None
-            signature = PROGRAM
-        else:
-            sender, signature = publisher.user.lines, publisher.signature
-            account = signature.user if signature.is_vouched else sender
+        count = len(packets)
+        sender: Lines | None = None
+        account: Hashable = None
+        signature = PROGRAM
+        if publisher is not None:
+            sender, signature, account = publisher.user.lines, publisher.signature, account_of(publisher)
         for group in groups:
-            lines = group.user.lines
+            lines: Lines = group.user.lines
             last = lines.mail[-1] if lines.mail else None
-            gap = last if isinstance(last, Gap) and last.takes() else None
+            gap = last if type(last) is Gap and last.takes() else None
             kept = None if payload is None else payload.held(group.user)
-            has_room = lines is sender or self._has_mail_room(group, packets, account, gap is not None)
+            work = count * len(group.receivers) * lines.ns
+            has_room = lines is sender or lines.has_room(account, work, size, gap is not None)
             if not has_room or (payload is not None and kept is None):
                 if gap is None:
                     gap = Gap(self, lines)
                     self.scheduler.append(lines, gap)
                 gap.add(group, count, size)
                 continue
-            waiter = publisher if self._may_be_blocked(publisher, group) else None
+            waiter = publisher if group.user.blockers and self._may_be_blocked(publisher, group) else None
             skip = publisher if lines is sender and not has_echo else None
             if kept is not None or waiter is not None or type(last) is not Mail or not last.takes(group, skip, count):  # type: ignore[arg-type]
                 last = Mail(self, group, skip, waiter, kept)  # type: ignore[arg-type]
                 self.scheduler.append(lines, last)
-            last.add(packets if kept is None else [kept], size, account, signature)
+            last.add(packets if kept is None else [kept], size, work, account, signature)
             if waiter is not None:
                 waiter.wait_for_mail()
 
@@ -146,8 +152,7 @@ class Posting(Post):
 
     def _may_be_blocked(self, publisher: Publisher | None, group: Group[Receiver]) -> bool:
         """Return whether a receiver of the group's user may block a publisher."""
-        blockers = group.user.blockers
-        return bool(blockers) and any(self._may_block(each, publisher) for each in islice(blockers, _ASKED))
+        return any(self._may_block(each, publisher) for each in islice(group.user.blockers, _ASKED))
 
     def _may_block(self, receiver: Receiver, publisher: Publisher | None) -> bool:
         try:
