@@ -101,7 +101,7 @@ class Lines:
     :ivar bytes: bytes of packets in the mail.
     :ivar ns: nanoseconds that a copy has taken lately.
     :ivar last_turn: the number of the user's last turn; 0 if it has had none.
-    :ivar on_rest: called once, when nothing stands here and no debt is left: the user may be forgotten.
+    :ivar on_rest: called once, when the user `has_rested`.
     """
 
     __slots__ = (
@@ -143,6 +143,14 @@ class Lines:
     def is_empty(self) -> bool:
         """Whether nothing stands in any of the lines."""
         return not (self.mail or self.chores or self.readers or self.hung_up)
+
+    @property
+    def has_rested(self) -> bool:
+        """Whether nothing stands in any of the lines, and the user has the time of a whole turn, as a new one has.
+
+        Then it may be forgotten. If what it had left were enough, reconnecting in each turn would double its time.
+        """
+        return self.is_empty and self.deficit >= QUANTUM
 
     # --- mail --------------------------------------------------------------------------------
 

@@ -27,7 +27,8 @@ its receivers do not keep up (`Scheduler.press`). A turn is long (`ALONE`) only 
 Invariants:
 
 * Of k users with work each gets 1/k of the time, within one step: what a step takes beyond the quantum is a debt.
-* A debt outlives the connections of its user (`Lines.on_rest`): reconnecting is no way out.
+* What a user has taken outlives its connections, until a turn has made up for it (`Lines.has_rested`): reconnecting is
+  no way out.
 
 Rejected: prices (60 constants, wrong on a slow machine and in plain Python); a clock for a user who is alone (two looks
 at it for each batch are 1 % of a lone message).
@@ -314,7 +315,9 @@ class Scheduler:
             self._ring.move_to_end(lines)
             quantum = ALONE if not is_contended and self.last in (None, lines) else QUANTUM
             lines.deficit = min(quantum, lines.deficit + quantum)
-            if lines.deficit > 0:
+            if lines.is_empty:
+                self._let_rest(lines)
+            elif lines.deficit > 0:
                 self._serve(lines)
                 break
         self._turn_ended = self.clock()
@@ -332,8 +335,8 @@ class Scheduler:
             self._let_rest(lines)
 
     def _let_rest(self, lines: Lines) -> None:
-        """Take a user out of the ring if nothing is left there, and no debt of a user that is to be forgotten."""
-        if lines.is_empty and (lines.deficit > 0 or lines.on_rest is None):
+        """Take a user out of the ring if nothing is left there; one that is to be forgotten has to rest before."""
+        if lines.has_rested if lines.on_rest else lines.is_empty:
             del self._ring[lines]
             on_rest, lines.on_rest = lines.on_rest, None
             if on_rest is not None:

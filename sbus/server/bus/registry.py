@@ -421,11 +421,11 @@ class SubscriptionRegistry(Service):
         self._forget_user(client.user)
 
     def _forget_user(self, user: User) -> None:
-        """Forget a user that has nothing left, when its debts are paid."""
+        """Forget a user that has nothing left, when it has rested."""
         if user.connections or user.patterns:
             return
         lines = user.lines
-        if lines.is_empty and lines.deficit > 0 and not self.scheduler.is_serving(lines):
+        if lines.has_rested and not self.scheduler.is_serving(lines):
             self.users.forget(user)
             self.scheduler.forget(lines)
         else:

@@ -181,9 +181,8 @@ class Users:
         self.connections -= 1
 
     def forget(self, user: User) -> None:
-        """Forget a user that has nothing left, neither connections nor patterns nor anything that waits nor a debt."""
-        lines = user.lines
-        has_nothing = not user.connections and not user.patterns and lines.is_empty and lines.deficit > 0
+        """Forget a user that has nothing left, neither connections nor patterns nor anything that waits, and has rested."""
+        has_nothing = not user.connections and not user.patterns and user.lines.has_rested
         if has_nothing and self._users.get(user.uid) is user:
             del self._users[user.uid]
             self.budget.memory.users = len(self._users)
