@@ -27,10 +27,9 @@ its receivers do not keep up (`Scheduler.press`). A turn is long (`ALONE`) only 
 Invariants:
 
 * Of k users with work each gets 1/k of the time, within one step: what a step takes beyond the quantum is a debt.
-* What a user has taken outlives its connections, until a turn has made up for it (`Lines.has_rested`): reconnecting is
-  no way out.
+* A user is forgotten once it has rested (`Lines.has_rested`): reconnecting is no way out.
 
-Rejected: prices (60 constants, wrong on a slow machine and in plain Python); a clock for a user who is alone (two looks
+Rejected: prices (60 constants, wrong on a slow machine); a clock for a user who is alone (two looks
 at it for each batch are 1 % of a lone message).
 """
 
