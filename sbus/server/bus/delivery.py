@@ -49,7 +49,7 @@ from sbus.seqpacket.interfaces import IPacketTransport, Outlet
 from sbus.server.asks.last_values import LastValues
 from sbus.server.bus.backpressure import Backpressure
 from sbus.server.bus.payloads import PayloadPosting, without
-from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS, account_of
+from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS
 from sbus.server.bus.unrouted import is_unrouted
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import ICredentials, Publisher, Receiver

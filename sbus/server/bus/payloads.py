@@ -28,7 +28,7 @@ from sbus.flood import Loss, NamedRun, Outcome, PayloadMessage, Run, State
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group, Route
 from sbus.server.asks.last_values import LastValues
-from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, Posting, account_of
+from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, Posting
 from sbus.server.bus.unrouted import is_unrouted
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import ICredentials, Publisher, Receiver

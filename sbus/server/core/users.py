@@ -181,7 +181,7 @@ class Users:
         self.connections -= 1
 
     def forget(self, user: User) -> None:
-        """Forget a user that has nothing left, neither connections nor patterns nor anything that waits, and has rested."""
+        """Forget a user that has rested, and has neither connections nor patterns."""
         has_nothing = not user.connections and not user.patterns and user.lines.has_rested
         if has_nothing and self._users.get(user.uid) is user:
             del self._users[user.uid]

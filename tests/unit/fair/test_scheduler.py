@@ -637,7 +637,7 @@ def test_a_debt_outlives_the_connections_of_its_user():
 
 @given(st.integers(QUANTUM // 50, QUANTUM), st.booleans())
 def test_reconnecting_gains_no_time(length, goes_into_debt):
-    """A user that leaves the bus whenever its time is up, and comes back when it is forgotten, has no more than half."""
+    """A user that leaves whenever its time is up, and comes back when it is forgotten, has no more than half."""
     machine = Machine()
     other, lines = add(machine, Lines(), "chores", QUANTUM // 5), Lines()
     machine.scheduler.press()
