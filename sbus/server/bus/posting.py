@@ -18,7 +18,7 @@ from sbus.routing.route import Group, Route
 from sbus.server.bus.mail import Gap, Letter, Mail, Post
 from sbus.server.core.interfaces import ICredentials, Publisher, Receiver
 
-__all__ = ["AT_ONCE", "AT_ONCE_KIB", "OF_OTHERS", "Posting"]
+__all__ = ["AT_ONCE", "AT_ONCE_KIB", "OF_OTHERS", "Posting", "account_of"]
 
 AT_ONCE = 512
 """The maximal number of a user's receivers that get a message at once: about 1 ms (row ``fan-out``, with 1,000)."""
@@ -93,7 +93,7 @@ class Posting(Post):
             for group in later:
                 if group.user is own:
                     work = count * len(group.receivers) * own.lines.ns
-                    if not own.lines.has_room(_account_of(publisher), work, size):
+                    if not own.lines.has_room(account_of(publisher), work, size):
                         return False
         return True
 
@@ -116,7 +116,7 @@ class Posting(Post):
         account: Hashable = None
         signature = PROGRAM
         if publisher is not None:
-            sender, signature, account = publisher.user.lines, publisher.signature, _account_of(publisher)
+            sender, signature, account = publisher.user.lines, publisher.signature, account_of(publisher)
         for group in groups:
             lines: Lines = group.user.lines
             last = lines.mail[-1] if lines.mail else None
@@ -164,7 +164,7 @@ class Posting(Post):
             return False
 
 
-def _account_of(publisher: Publisher) -> Hashable:
+def account_of(publisher: Publisher) -> Hashable:
     """Return the owner of the mailbox part that messages take: the publisher's user, or the author named by a link."""
     signature = publisher.signature
     return signature.user if signature.is_vouched else publisher.user.lines
