@@ -9,7 +9,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringA
 from cpython.exc cimport PyErr_SetFromErrno
 from libc.errno cimport EAGAIN, ECONNRESET, EINTR, ENOMEM, errno
 from libc.stddef cimport size_t
-from libc.string cimport memchr, memcmp, memset
+from libc.string cimport memchr, memcmp, memcpy, memset
 
 from sbus.protocol.packets import Split, Truncated
 from sbus.syscalls.memfd import Attached, adopt
@@ -68,7 +68,8 @@ cdef enum:
     WARY_SECONDS = 10
     WARY_BATCH = 4
     # A packet is large from this part (one over it) of `read_bytes` on, if it is no bundle. It is received into its
-    # own memory: to ask for its size costs less than to copy it from a buffer that the CPU's cache has lost.
+    # own memory: to ask for its size costs less than to copy it from a buffer that the CPU's cache has lost. After two
+    # of one size nothing is asked for: the third is expected to need as much.
     LARGE_PART = 64
     # A read of large packets ends after this part of `read_bytes`. With 128 KiB in place of 1 MiB, 64 KiB from one
     # client to another cost 41 µs in place of 76: the cache holds what is read until it is sent, and the heap of a
@@ -100,7 +101,10 @@ cdef class PacketReader:
     cdef bint splits
     cdef char head[HEAD]
     cdef size_t head_size
-    cdef iovec parts[2]
+    cdef Py_ssize_t last_size
+    # Whether the last large packets had one size: the next one is received into as much memory, and not looked at.
+    cdef readonly bint is_steady
+    cdef iovec parts[3]
 
     def __cinit__(
         self,
@@ -120,6 +124,8 @@ cdef class PacketReader:
         self.descriptors = descriptors
         self.splits = splits and not descriptors
         self.parts[0].iov_base = self.head
+        self.last_size = 0
+        self.is_steady = False
         # An odd number of cache lines apart: buffers at a multiple of 4 KiB would share cache sets.
         stride = ((<size_t>max_packet + 63) // 64 | 1) * 64
         if stride > <size_t>-1 // <size_t>batch:
@@ -131,6 +137,8 @@ cdef class PacketReader:
             self.memory = NULL
             raise MemoryError("no memory for a batch of %d packets of %d bytes" % (batch, max_packet))
         memset(self.headers, 0, sizeof(self.headers))
+        self.parts[2].iov_base = self.memory
+        self.parts[2].iov_len = <size_t>max_packet
         for i in range(batch):
             self.vectors[i].iov_base = self.memory + stride * <size_t>i
             self.vectors[i].iov_len = <size_t>max_packet
@@ -149,8 +157,9 @@ cdef class PacketReader:
         cdef int count, i, wanted, flags = MSG_DONTWAIT | MSG_TRUNC
         cdef bint ended = False
         cdef unsigned int size
-        cdef size_t total = 0, room
-        cdef bint retried = False, looks = False, is_wary = False, is_large = False
+        cdef size_t total = 0, room = <size_t>self.max_packet
+        cdef bint retried = False, looks = False, is_wary = False, is_large = False, has_large
+        cdef char *data
         cdef list packets = []
         cdef list files = None
         cdef object own
@@ -173,16 +182,13 @@ cdef class PacketReader:
             own = self._own_memory(fd) if looks else None
             if own is None:
                 looks = False
-                room = <size_t>self.max_packet
             else:
                 wanted = 1
-                is_large = True
-                room = self.head_size + <size_t>PyBytes_GET_SIZE(own)
                 self.parts[0].iov_len = self.head_size
                 self.parts[1].iov_base = PyBytes_AS_STRING(own)
                 self.parts[1].iov_len = PyBytes_GET_SIZE(own)
                 self.headers[0].msg_hdr.msg_iov = self.parts
-                self.headers[0].msg_hdr.msg_iovlen = 2
+                self.headers[0].msg_hdr.msg_iovlen = 3
             if self.descriptors:
                 for i in range(wanted):
                     self.headers[i].msg_hdr.msg_controllen = CONTROL * sizeof(size_t)
@@ -214,9 +220,15 @@ cdef class PacketReader:
                     if not self.descriptors:
                         break
                 total += size
-                is_large = is_large or self._is_large(<char *>self.vectors[i].iov_base, size)
-                if size > room:  # also of its own memory, if another process reads the same socket
-                    packet = self._truncated(<char *>self.vectors[i].iov_base if own is None else self.head, size)
+                data = <char *>self.vectors[i].iov_base
+                if own is not None:
+                    data = PyBytes_AS_STRING(own)
+                    if self.head_size > 0:
+                        data = self.head
+                has_large = size <= room and self._is_large(data, size)
+                is_large = is_large or has_large
+                if size > room:
+                    packet = self._truncated(data, size)
                 elif own is not None:
                     packet = self._joined(own, size)
                 else:
@@ -229,7 +241,14 @@ cdef class PacketReader:
                     packets.append(packet)
             if ended:
                 return packets, True
-            if count < wanted or (own is not None and total * LARGE_READ_PART >= self.read_bytes):
+            if own is not None:
+                self.is_steady = has_large and size == self.last_size and (
+                    self.head_size == 0 or type(packet) is Split
+                )
+                self.last_size = size
+                if has_large and total * LARGE_READ_PART >= self.read_bytes:
+                    break
+            if count < wanted:
                 break
             most -= count
         if total >= self.read_bytes or is_large:
@@ -264,12 +283,15 @@ cdef class PacketReader:
         return count, total, [], False
 
     cdef object _own_memory(self, int fd):
-        """Return memory for the next packet alone, if that is large.
+        """Return memory for the next packet alone, if that is large, or as large as the last two.
 
         Anything else is left to recvmmsg(2): errors, the end, and packets that are too long.
         """
         cdef char *nul = NULL
-        cdef ssize_t size = recv(fd, self.head, HEAD if self.splits else 4, MSG_DONTWAIT | MSG_TRUNC | MSG_PEEK)
+        cdef ssize_t size
+        if self.is_steady:
+            return PyBytes_FromStringAndSize(NULL, self.last_size - <Py_ssize_t>self.head_size)
+        size = recv(fd, self.head, HEAD if self.splits else 4, MSG_DONTWAIT | MSG_TRUNC | MSG_PEEK)
         if size < 4 or size > self.max_packet or not self._is_large(self.head, <size_t>size):
             return None
         if self.splits and memcmp(self.head, b"MSG ", 4) == 0:
@@ -280,22 +302,30 @@ cdef class PacketReader:
     cdef object _joined(self, object own, size_t size):
         """Return the packet that was received into its own memory, behind its head if that is split.
 
-        If another process reads the same socket, it may be another packet than the one that was looked at.
+        It may be another one than was expected; what did not fit is in the first buffer.
         """
         cdef object head, packet
-        cdef size_t rest = <size_t>PyBytes_GET_SIZE(own)
-        if self.head_size == 0:
-            return own if size == rest else own[:size]
-        head = PyBytes_FromStringAndSize(self.head, <Py_ssize_t>self.head_size)
-        if (
-            size == self.head_size + rest
-            and memcmp(self.head, b"MSG ", 4) == 0
-            and memchr(self.head, 0, self.head_size) == self.head + self.head_size - 1
-        ):
-            packet = Split(head)  # as `Split.of`, which costs more than the rest of this function
-            packet.payload = own
-            return packet
-        return (head + own)[:size]
+        cdef char *data
+        cdef size_t rest = <size_t>PyBytes_GET_SIZE(own), at
+        if size == self.head_size + rest:
+            if self.head_size == 0:
+                return own
+            if memcmp(self.head, b"MSG ", 4) == 0 and (
+                memchr(self.head, 0, self.head_size) == self.head + self.head_size - 1
+            ):
+                head = PyBytes_FromStringAndSize(self.head, <Py_ssize_t>self.head_size)
+                packet = Split(head)  # as `Split.of`, which costs more than the rest of this function
+                packet.payload = own
+                return packet
+        packet = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
+        data = PyBytes_AS_STRING(packet)
+        at = min(size, self.head_size)
+        memcpy(data, self.head, at)
+        rest = min(size - at, rest)
+        memcpy(data + at, PyBytes_AS_STRING(own), rest)
+        at += rest
+        memcpy(data + at, self.memory, size - at)
+        return packet
 
     cdef bint _is_large(self, const char *data, size_t size) noexcept:
         return size * LARGE_PART >= self.read_bytes and memcmp(data, b"BNDL", 4) != 0

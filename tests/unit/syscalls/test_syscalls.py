@@ -194,6 +194,57 @@ def test_large_messages_in_two_parts(helper, pair):
         assert type(found[0]) is Split
 
 
+_SIZES = st.sampled_from([1, 3, 9, 500, 600, 1_500, 1_501, 1_990, 2_000, 2_001, 2_500])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"MSG k\0", b"MSG l\0", b"MSG ", b"BNDL", b"", b"CMSG k\0"]), _SIZES, st.integers(1, 4)
+        ),
+        max_size=12,
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_whatever_follows_a_large_packet(steps, splits, descriptors):
+    """After packets of one size and key, any other is whole, too, or an empty packet if it is longer than the limit."""
+    packets = [
+        (head + bytes((1 + at % 255,)) * size)[:size]
+        for at, (head, size, times) in enumerate(steps)
+        for _ in range(times)
+    ]
+    whole = [packet if len(packet) <= 2_000 else b"" for packet in packets]
+    for name in ("_pure", "_batch"):
+        reader = load(name).PacketReader(2_000, read_bytes=32_000, splits=splits, descriptors=descriptors)
+        ours, theirs = socketpair()
+        with ours, theirs:
+            found: list[bytes] = []
+            for packet in packets:
+                theirs.send(packet)
+                if len(packet) % 2:  # several wait at times
+                    found += reader.read(ours)[0]
+            while len(found) < len(packets):
+                found += reader.read(ours)[0]
+            assert reader.read(ours) == ([], False)
+        assert [packet.whole() if isinstance(packet, Split) else packet for packet in found] == whole
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_packets_of_one_size_are_not_looked_at_before(splits):
+    """A large packet that follows two of its size is received at once; any other size is asked for first."""
+    reader, packet = load("_batch").PacketReader(2_000, read_bytes=32_000, splits=splits), b"MSG k\0" + bytes(1_500)
+    ours, theirs = socketpair()
+    with ours, theirs:
+        for count in range(5):
+            theirs.send(packet)
+            assert len(reader.read(ours)[0]) == 1
+            assert reader.is_steady is (count >= 2)
+        theirs.send(packet + b"x")
+        assert reader.read(ours)[0][0].endswith(b"\0x")
+        assert not reader.is_steady
+
+
 @pytest.mark.parametrize("limit", [1, 63, 64, 65, 1000])
 def test_truncation(helper, pair, limit):
     """A packet of the limit comes whole; with one byte more, the empty packet stands for it."""
