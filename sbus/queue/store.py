@@ -36,6 +36,9 @@ KNOWN_SECONDS = 86_400.0
 """Seconds for which the ID of a publisher is kept."""
 _SLOTS = 1_000_000
 """IDs of one user that are kept: 100 MB of typical ones, and 600 MB of the longest."""
+_ROWS = 64
+"""Rows of one statement, which take half as long as 64 statements, and fit the cache of statements."""
+_INSERT = [f"INSERT INTO job VALUES {', '.join(['(?, ?, ?)'] * rows)}" for rows in range(_ROWS + 1)]
 
 
 class Store:
@@ -121,11 +124,13 @@ class Store:
 
         run("BEGIN IMMEDIATE")
         try:
+            for at in range(0, len(changes.new), _ROWS):
+                rows = [value for job in changes.new[at : at + _ROWS] for value in (job.id, job.head(), job.payload)]
+                run(_INSERT[len(rows) // 3], rows)
             if changes.new:
-                many("INSERT INTO job VALUES (?, ?, ?)", [(job.id, job.head(), job.payload) for job in changes.new])
                 run("UPDATE latest SET job=?", (changes.new[-1].id,))
             many("UPDATE job SET head=? WHERE id=?", [(job.head(), job.id) for job in changes.changed])
-            many("DELETE FROM job WHERE id=?", zip(changes.gone))
+            many("DELETE FROM job WHERE id BETWEEN ? AND ?", _ranges(changes.gone))
             named = [job for job in changes.new if job.ident]
             many(
                 "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)",
@@ -148,6 +153,17 @@ class Store:
         """Return the payloads of jobs, as far as they are here."""
         find = "SELECT id, payload FROM job WHERE id IN (SELECT value FROM json_each(?))"
         return dict(self._db.execute(find, (json.dumps(list(ids)),)))
+
+
+def _ranges(numbers: list[int]) -> list[list[int]]:
+    """Return the first and the last of numbers that follow each other: SQLite deletes these in a third of the time."""
+    ranges: list[list[int]] = []
+    last = -2
+    for number in sorted(numbers):
+        if number != last + 1:
+            ranges.append([number, number])
+        ranges[-1][1] = last = number
+    return ranges
 
 
 def _explain(path: str, error: Exception) -> str:

@@ -7,14 +7,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sbus.errors import QueueError
 from sbus.queue.jobs import Changes, Job
 from sbus.queue.store import Store
 from tests.support.disks import filled, mounted
+from tests.support.examples import examples
 
 
 def job(id: int, payload: bytes = b"", uid: int = 2, ident: bytes = b"", **known: Any) -> Job:
@@ -60,6 +64,20 @@ def test_changes_last(store: Store) -> None:
     assert (asdict(found), store.next_id()) == (asdict(changed), 9)
     assert store.payloads([7, 8]) == {7: b"one"}
     store.close()
+
+
+@settings(max_examples=examples(50))
+@given(st.data())
+def test_any_number_of_jobs(data: st.DataObject) -> None:
+    """However many jobs come and go in a turn, together or apart, the others stay."""
+    count = data.draw(st.sampled_from([1, 2, 63, 64, 65, 127, 128, 200]))
+    gone = data.draw(st.lists(st.integers(1, count), unique=True) | st.permutations(range(1, count + 1)))
+    with TemporaryDirectory() as directory, closing(Store(f"{directory}/store")) as store:
+        store.write(new(*((id, b"%d" % id) for id in range(1, count + 1))), 0.0)
+        store.write(Changes([job(count + 1, b"last")], [], list(gone)), 0.0)
+        left = {id: b"%d" % id for id in range(1, count + 1) if id not in gone}
+        assert store.payloads(range(count + 2)) == {**left, count + 1: b"last"}
+        assert {each.id for each in store.jobs()} == {*left, count + 1}
 
 
 def test_each_transaction_is_synced(store: Store) -> None:
