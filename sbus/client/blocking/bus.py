@@ -23,7 +23,6 @@ from sbus.client.api import Inbox
 from sbus.client.batches import BlockingPayloadBatch, PayloadBatch
 from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
-from sbus.client.blocking.waiting import deadline_in
 from sbus.client.blocking.watch import Watch
 from sbus.client.blocking.work import Work
 from sbus.client.core import Message, as_bytes
@@ -66,7 +65,6 @@ class Bus(BlockingConnection[Subscription]):
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__(address, options)
         self._messages = MessageQueue()
-        self._last_delivered: list[Message] | None = None
         self._last_in_place: tuple[object, bytes] = _NO_KEY, b""  # the last key, and how its packets begin
         leave_to_parent(self)
 
@@ -177,9 +175,8 @@ class Bus(BlockingConnection[Subscription]):
         :raises sbus.errors.NotAllowed: once for each subscription that the server has refused.
         """
         messages = self._messages
-        deadline = deadline_in(0.0 if flags & DONTWAIT else timeout)
         try:
-            self._wait_for_messages(messages, deadline)
+            self._wait_for_messages(messages, 0.0 if flags & DONTWAIT else timeout)
         except TimedOut:
             if flags & DONTWAIT:
                 raise BlockingIOError(errno.EAGAIN, "no message is waiting") from None
@@ -205,7 +202,7 @@ class Bus(BlockingConnection[Subscription]):
 
         :raises: as `receive`.
         """
-        self._wait_for_messages(self._messages, deadline_in(timeout))
+        self._wait_for_messages(self._messages, timeout)
         return self._messages.take()
 
     def __iter__(self) -> Iterator[Message]:
@@ -359,9 +356,9 @@ class Bus(BlockingConnection[Subscription]):
 
         Several subscriptions may deliver the same list, which is kept once.
         """
-        if messages is not self._last_delivered:
-            self._last_delivered = messages
-            self._messages.extend(messages)
+        kept = self._messages
+        if not kept or kept[-1] is not messages[-1]:
+            kept.extend(messages)
 
     def _end_watch(self, watch: Watch) -> None:
         if self._error is None:

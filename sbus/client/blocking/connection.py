@@ -306,12 +306,14 @@ class BlockingConnection(ClientApi[Sub]):
                 if late > LARGEST_SEND_BUFFER and not condition():
                     raise TimedOut("nothing has come in time")
 
-    def _wait_for_messages(self, messages: MessageQueue, deadline: float | None) -> None:
+    def _wait_for_messages(self, messages: MessageQueue, timeout: float | None) -> None:
         """Receive until there is a message, and report the losses in front of it.
 
+        :param timeout: seconds to wait; None for no limit.
         :raises sbus.errors.NotAllowed: if the server has refused a subscription that the readers of the bus share.
         :raises: as `_read_until`.
         """
+        deadline = None if timeout is None else deadline_in(timeout)
         if messages.marks:
             messages.settle(self.report_lost)
         while not messages:

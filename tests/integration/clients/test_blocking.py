@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import select
 import signal
@@ -60,6 +61,16 @@ def test_iterating_over_the_bus(client: blocking.Bus) -> None:
         if len(got) == 4:
             client.close()
     assert got == [b"a/1", b"b", b"a/2", b"a/1/2"]
+
+
+def test_what_was_read_is_freed(client: blocking.Bus) -> None:
+    """A client keeps nothing of a message that its program has read and forgotten."""
+    client.subscribe("large")
+    for size in (100, 100_000, 100_000, 100_000):
+        client.publish("large", bytes(size))
+        message = client.receive()
+        assert len(message.payload) == size
+        assert gc.get_referrers(message) == []
 
 
 def test_errors_of_callbacks_are_raised_one_by_one(directory: Path) -> None:
