@@ -232,8 +232,7 @@ class Dispatcher:
                 if not self.intercept(packet.whole() if isinstance(packet, Split) else packet):
                     self._process_one(packet)
                 continue
-            end = min(position + _MAX_RUN, len(packets))
-            route, messages = next_messages(packets, position, end, routes, self.kind)
+            route, messages = next_messages(packets, position, position + _MAX_RUN, routes, self.kind)
             if route is None:
                 batch.position = position + 1
                 self._process_one(packets[position])

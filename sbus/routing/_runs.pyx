@@ -76,9 +76,9 @@ def next_messages(list packets not None, Py_ssize_t start, Py_ssize_t end, dict 
     cdef const char *nul
     cdef Py_ssize_t at, size, length
     cdef list messages = []
-    if start < 0 or end > len(packets):
+    if start < 0:
         raise IndexError("a run lies within its packets")
-    for at in range(start, end):
+    for at in range(start, min(end, len(packets))):
         packet = packets[at]
         if not PyBytes_Check(packet):
             raise TypeError("a packet is bytes, not %s" % type(packet).__name__)

@@ -90,12 +90,13 @@ def _next_messages(
 ) -> tuple[S | None, list[M]]:
     """Find the run that begins at `start`, like `next_run`, and split its messages.
 
+    :param end: the index behind the last packet to look at; it may lie behind the list.
     :param kind: the type of a message: a named tuple of key and payload.
     :returns: the route of the run (None without a run), and its messages.
     """
     route: S | None = None
     messages: list[M] = []
-    for at in range(start, end):
+    for at in range(start, min(end, len(packets))):
         packet = packets[at]
         nul = packet.find(b"\0", 4)
         if nul < 0 or packet[:4] != b"MSG ":
