@@ -9,8 +9,8 @@ from sbus.client.payloads import Missing
 from sbus.errors import Violation
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.keys import Dialect, PeerCredentials, SecretKey, matches_open
-from sbus.protocol.notices import LONGEST_DENIED, SENDER
-from sbus.protocol.packets import CMSG, FMSG, MSG, Split, Truncated
+from sbus.protocol.notices import DENIED, LONGEST_DENIED, LOST, SENDER
+from sbus.protocol.packets import CMSG, FMSG, MSG, Split, Truncated, build
 from sbus.routing.cache import RouteCache
 from sbus.routing.route import Route
 from sbus.routing.runs import next_messages
@@ -19,12 +19,20 @@ from sbus.routing.trie import PatternIndex
 if TYPE_CHECKING:
     from sbus.client.identity import Sender
 
-__all__ = ["AwaitableWaiter", "Batch", "Dispatcher", "Message", "Result", "Sink", "Waiter"]
+__all__ = ["LASTING", "AwaitableWaiter", "Batch", "Dispatcher", "Message", "Result", "Sink", "Waiter"]
 
 T = TypeVar("T")
 Result: TypeAlias = T | Awaitable[T]
 """What a call returns: the value itself (blocking), a coroutine (asyncio) or a Deferred (Twisted)."""
 
+_MESSAGES = (MSG + b" ", FMSG + b" ")
+LASTING = (
+    *_MESSAGES,
+    build(CMSG, LOST, b""),
+    build(CMSG, SENDER),  # a sender, and the answer to ``sender/on``
+    *(build(CMSG, DENIED, verb) for verb in _MESSAGES),
+)
+"""The beginnings of packets that stay valid when the connection is lost: messages and what explains them."""
 _MAX_SHOWN = 200
 """Bytes of a payload that are shown: they fit two lines of a terminal."""
 _MAX_RUN = 512

@@ -57,13 +57,15 @@ class Outbox:
     since the connection was made, so a waiter is due once `_sent` reaches its position.
 
     A packet that is taken back leaves a hole, the empty packet, so that no position changes. The holes are removed
-    before packets are taken to be sent.
+    before packets are taken to be sent, and when nothing else is left.
+
+    :ivar packets: the packets, and holes among them; empty if nothing waits, to ask which costs less than a call.
     """
 
-    __slots__ = ("_added", "_holes", "_measured", "_packets", "_sent", "_size", "_waiters")
+    __slots__ = ("_added", "_holes", "_measured", "_sent", "_size", "_waiters", "packets")
 
     def __init__(self) -> None:
-        self._packets: deque[bytes] = deque()
+        self.packets: deque[bytes] = deque()
         self._added = 0
         self._sent = 0
         self._holes = 0
@@ -72,16 +74,16 @@ class Outbox:
         self._measured = (0, 0)
 
     def __len__(self) -> int:
-        return len(self._packets) - self._holes
+        return len(self.packets) - self._holes
 
     def write(self, packet: bytes) -> None:
         """Add a packet."""
-        self._packets.append(packet)
+        self.packets.append(packet)
         self._added += 1
 
     def extend(self, packets: list[bytes]) -> None:
         """Add packets."""
-        self._packets.extend(packets)
+        self.packets.extend(packets)
         self._added += len(packets)
 
     def extend_within(self, packets: list[bytes], limit: int) -> None:
@@ -91,7 +93,7 @@ class Outbox:
         :raises BufferFull: if they would be more; nothing is added then.
         """
         if self._measured != (self._sent, self._added):
-            self._size = sum(len(packet) for packet in self._packets if packet.startswith(_MESSAGE))
+            self._size = sum(len(packet) for packet in self.packets if packet.startswith(_MESSAGE))
         size = self._size + total_size(packets)
         if size > limit:
             raise BufferFull(
@@ -130,15 +132,15 @@ class Outbox:
 
     def take_back(self, packet: bytes) -> None:
         """Take a packet back, unless it has been sent."""
-        for at in reversed(range(len(self._packets))):
-            if self._packets[at] is packet:
+        for at in reversed(range(len(self.packets))):
+            if self.packets[at] is packet:
                 self._make_hole(at)
                 break
         self._tidy()
 
     def _make_hole(self, at: int) -> None:
-        self._size -= len(self._packets[at])
-        self._packets[at] = b""
+        self._size -= len(self.packets[at])
+        self.packets[at] = b""
         self._holes += 1
 
     def _tidy(self) -> None:
@@ -150,15 +152,15 @@ class Outbox:
         """Return the next packets, at most `count`; they stay here until `ack`."""
         if self._holes:
             self._rebuild([], bytes)
-        packets = self._packets
+        packets = self.packets
         return list(packets if len(packets) <= count else islice(packets, count))
 
     def ack(self, taken: list[bytes], sent: int) -> None:
         """Remove the first `sent` packets, which the kernel has accepted."""
-        if sent == len(self._packets):
-            self._packets.clear()
+        if sent == len(self.packets):
+            self.packets.clear()
         else:
-            pop = self._packets.popleft
+            pop = self.packets.popleft
             for _ in range(sent):
                 pop()
         self._sent += sent
@@ -176,25 +178,25 @@ class Outbox:
 
     def _rebuild(self, first: list[bytes], is_kept: Callable[[bytes], object]) -> None:
         """Begin to count anew: with `first`, and behind it the packets that are kept."""
-        packets, waiters = self._packets, self._waiters
+        packets, waiters = self.packets, self._waiters
         position, before = self._sent, self._sent
-        self._packets, self._waiters = deque(first), deque()
+        self.packets, self._waiters = deque(first), deque()
         for packet in packets:
             while waiters and waiters[0].end <= position:
                 self._move(waiters.popleft(), before)
             position += 1
             if is_kept(packet):
-                self._packets.append(packet)
+                self.packets.append(packet)
         for pending in waiters:
             self._move(pending, before)
-        self._sent, self._added, self._holes, self._measured = 0, len(self._packets), 0, (-1, -1)
+        self._sent, self._added, self._holes, self._measured = 0, len(self.packets), 0, (-1, -1)
         self._complete_waiters()
 
     def _move(self, pending: Pending, sent: int) -> None:
         """Have somebody wait for the packets that are here now."""
         if pending.end - pending.count < sent:
             pending.count = 0  # the others of its packets have left
-        pending.end = len(self._packets)
+        pending.end = len(self.packets)
         self._waiters.append(pending)
 
     def _complete_waiters(self) -> None:
@@ -211,7 +213,7 @@ class Outbox:
 
     def set_exception(self, error: Exception) -> None:
         """Discard the packets and fail the waiters: there will be no further connection."""
-        self._packets.clear()
+        self.packets.clear()
         self._sent, self._holes = self._added, 0
         waiters, self._waiters = self._waiters, deque()
         for pending in waiters:

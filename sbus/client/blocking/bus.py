@@ -107,9 +107,9 @@ class Bus(BlockingConnection[Subscription]):
         if len(head) + len(payload) > self.core.longest_plain:
             return False
         while True:
-            if self._outbox:
+            if self._outbox.packets:
                 self._drain(self._limit)
-            sock = self._connected(self._limit)
+            sock = self._usable or self._connected(self._limit)
             if sock is None:
                 return False
             try:

@@ -52,6 +52,7 @@ from sbus.client.connecting import (
 )
 from sbus.client.core import Batch
 from sbus.client.denials import Denial
+from sbus.client.dispatch import LASTING
 from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
@@ -61,8 +62,7 @@ from sbus.client.payloads import Outgoing
 from sbus.errors import ConnectError, Disconnected, NotAllowed, PacketTooLong, TimedOut, UsageError
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
-from sbus.protocol.notices import DENIED, LOST, SENDER
-from sbus.protocol.packets import CMSG, FMSG, MSG, build
+from sbus.protocol.packets import CMSG, build
 from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, grow_send_buffer, max_sendable
 
 __all__ = ["BlockingConnection"]
@@ -72,12 +72,8 @@ Args = TypeVarTuple("Args")
 
 _BUNDLE_REPLY = build(CMSG, BUNDLE_ON, b"")
 """The beginning of the server's reply to ``bundle/on``."""
-_RECEIPT = build(CMSG, LOST, b"")
-_SENDER = build(CMSG, SENDER)
-"""The beginning of a sender, and of the answer to ``sender/on``."""
-_MESSAGES = (MSG + b" ", FMSG + b" ")
-_KEPT = (*_MESSAGES, _RECEIPT, _SENDER, *(build(CMSG, DENIED, verb) for verb in _MESSAGES))
-"""The beginnings of packets that stay valid when the connection is lost."""
+_DONE = Batch([])
+"""Stands for a batch that is processed, so that its packets are freed."""
 _OTHER = [b""]
 """Stands for a batch if something else has happened that a caller may wait for."""
 _CLOSE_LOOK = 0.1
@@ -103,7 +99,7 @@ class BlockingConnection(ClientApi[Sub]):
         )
         self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
         self._send_some = PayloadSender(self.core, self._payload_dropped).send if options.payloads else send_some
-        self._batch = Batch([])  # what was received; a callback that reads on continues it
+        self._batch = _DONE  # what was received; a callback that reads on continues it
         self._callback_errors: deque[Exception] = deque()
         self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
         # What to send before any message:
@@ -112,7 +108,8 @@ class BlockingConnection(ClientApi[Sub]):
         self._deadline: float | None = None  # of the round trip under way
         self._limit: float | None = None  # of the block of `limit` under way
         self._sock: socket.socket | None = None
-        self._expects_bundle_reply = False
+        self._usable: socket.socket | None = None  # the same, unless the client has to reconnect or has ended
+        self._is_unread = self._expects_bundle_reply = False
         self._is_polling = False
         self._error: Disconnected | UsageError | None = None  # why the connection has ended
         self._backoff = options.backoff
@@ -160,9 +157,9 @@ class BlockingConnection(ClientApi[Sub]):
         """Send messages, however long it takes, or until the deadline of `limit`."""
         position = 0
         while position < len(packets):
-            if self._outbox:
+            if self._outbox.packets:
                 self._drain(self._limit)
-            sock = self._connected(self._limit)
+            sock = self._usable or self._connected(self._limit)
             if sock is None or (self._reconnecting and self._is_unsettled()):
                 self._outbox.extend_within(packets[position:], self._options.reconnect_buffer)
                 return
@@ -181,7 +178,7 @@ class BlockingConnection(ClientApi[Sub]):
         try:
             while True:
                 self._drain(deadline)
-                sock = self._connected(deadline)
+                sock = self._usable or self._connected(deadline)
                 if sock is None or self._is_unsettled():
                     raise Disconnected("not connected at present")
                 if self._send(sock, [packet], flags):
@@ -195,8 +192,8 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _drain(self, deadline: float | None) -> None:
         """Send the outbox, or find out that the connection is lost."""
-        while self._outbox:
-            sock = self._connected(deadline)
+        while self._outbox.packets:
+            sock = self._usable or self._connected(deadline)
             if sock is None:
                 return
             taken = self._outbox.take(send_limit(self.core.bundle_limit))
@@ -279,6 +276,7 @@ class BlockingConnection(ClientApi[Sub]):
 
         A descriptor that was closed under a poll would leave it waiting, and could be another file's by then.
         """
+        self._usable = None
         sock = self._sock
         if sock is not None:
             with contextlib.suppress(OSError):
@@ -364,16 +362,16 @@ class BlockingConnection(ClientApi[Sub]):
         """
         if self._callback_errors:
             raise self._callback_errors.popleft()
-        packets = _OTHER
-        if self._batch.position == len(self._batch.packets):
-            sock = self._sock
-            if self._loss_reason is not None or self._error is not None:
+        batch, packets = self._batch, _OTHER
+        if batch is _DONE:
+            sock = self._usable
+            if sock is None:
                 was_lost = not self._reconnecting
                 sock = self._connected(deadline)
-                if was_lost and sock is not None:
+                if sock is None:
+                    raise Disconnected("not connected at present")
+                if was_lost:
                     return _OTHER  # what the caller waits for may have come while the client reconnected
-            if sock is None:
-                raise Disconnected("not connected at present")
             try:
                 packets, ended = self._reader.read(sock)
             except OSError as e:
@@ -385,9 +383,14 @@ class BlockingConnection(ClientApi[Sub]):
                 if self._error is not None:
                     raise self._error
                 return packets
-            self._expects_bundle_reply = False  # an end of file behind these packets is reported again by the next read
-            self._batch = Batch(self.core.extensions.mark_start(packets))
-        self.core.process(self._batch)
+            received = packets  # an end of file behind them is reported again by the next read
+            if self._is_unread:
+                self._is_unread = self._expects_bundle_reply = False
+                received = self.core.extensions.mark_start(packets)
+            batch = self._batch = Batch(received)
+        self.core.process(batch)
+        if self._batch is batch:
+            self._batch = _DONE
         if self._callback_errors:
             raise self._callback_errors.popleft()
         return packets
@@ -501,11 +504,13 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _attach(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._expects_bundle_reply = self._options.bundles
+        self._usable = sock if self._loss_reason is None else None
+        self._is_unread, self._expects_bundle_reply = True, self._options.bundles
         self.core.connected(max_sendable(sock))
         self._reader.connected()
 
     def _detach(self) -> None:
+        self._usable = None
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -542,10 +547,9 @@ class BlockingConnection(ClientApi[Sub]):
             self._next_attempt = time.monotonic() + next(self._delays)
             self._loss_reason = error
         self._detach()
-        # Messages stay valid, and so do receipts, senders, and denials of messages; replies belong to the waiters that
-        # fail below, and a refused subscription is refused again.
+        # Replies belong to the waiters that fail below, and a refused subscription is refused again.
         rest = self._batch.take() + self.core.extensions.mark_start(rest)
-        self._batch = Batch([packet for packet in rest if packet.startswith(_KEPT)])
+        self._batch = Batch([packet for packet in rest if packet.startswith(LASTING)])
         waiters = self._forget_connection()
         self._outbox.restart(self.core.resync_packets())
         for waiter in waiters:
@@ -570,6 +574,7 @@ class BlockingConnection(ClientApi[Sub]):
         finally:
             self._reconnecting = False
         reason, self._loss_reason = self._loss_reason, None
+        self._usable = self._sock if self._error is None else None
         on_gap = self._options.on_gap
         if on_gap is not None and reason is not None and self._error is None:
             on_gap(reason)

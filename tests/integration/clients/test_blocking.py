@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +72,30 @@ def test_what_was_read_is_freed(client: blocking.Bus) -> None:
         message = client.receive()
         assert len(message.payload) == size
         assert gc.get_referrers(message) == []
+        alone = Message(b"large", bytes(size))
+        assert sys.getrefcount(message.payload) == sys.getrefcount(alone.payload)
+
+
+def test_a_connection_in_use_is_not_asked_after(bus: StartBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are sent and read without a look at why there may be no connection; losing it has that look at it."""
+    server = bus()
+    with sbus.connect(str(server.address), reconnect=QUICK) as client:
+        for restarts in range(2):
+            if restarts:
+                lose(server, client)
+                assert client._usable is None
+                bus("--reuse")
+            sub = client.subscribe("k")
+            client.fence()
+            with monkeypatch.context() as patch:
+                patch.setattr(client, "_connected", None)
+                for size in (1, 100_000):
+                    client.publish("k", bytes(size))
+                    assert len(sub.get(TIMEOUT).payload) == size
+        client.close()
+        assert client._usable is None
+        with pytest.raises(Closed):
+            client.publish("k", bytes(100_000))
 
 
 def test_errors_of_callbacks_are_raised_one_by_one(directory: Path) -> None:

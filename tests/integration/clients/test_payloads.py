@@ -224,7 +224,7 @@ async def test_what_waits_counts_for_the_reconnect_buffer(looping: Backend, dire
             await client.publish("k", bytes(50_000))
         publishing.cancel()
         await turn()
-        assert not any(isinstance(packet, Outgoing) for packet in client.raw.outbox._packets)
+        assert not any(isinstance(packet, Outgoing) for packet in client.raw.outbox.packets)
 
 
 async def test_message_that_does_not_fit_the_next_server(backend: Backend, directory: Path) -> None:

@@ -115,6 +115,7 @@ def test_waiters_complete_when_earlier_packets_are_sent(data: st.DataObject) -> 
             outbox.restart(resync)
             model.restart(resync)
         assert len(outbox) == len(model.packets())
+        assert bool(outbox.packets) == bool(model.packets())
         if data.draw(st.booleans()):  # otherwise what was taken back leaves holes for the next actions
             assert outbox.take(1000) == model.packets()
             assert [waiter for waiter in waiters if waiter.outcomes] == [w for w in waiters if w in model.reported]
