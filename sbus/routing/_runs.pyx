@@ -26,6 +26,10 @@ cdef extern from *:
     object NEW_TUPLE(PyTypeObject *, object)
 
 
+# The last type of messages that was found to be constructed as a tuple is; a client has few.
+cdef object _checked = None
+
+
 def next_run(list packets not None, Py_ssize_t start, Py_ssize_t end, dict routes not None):
     """See `sbus.routing.runs._next_run`."""
     cdef object receivers = None
@@ -76,6 +80,7 @@ def next_messages(list packets not None, Py_ssize_t start, Py_ssize_t end, dict 
     cdef const char *nul
     cdef Py_ssize_t at, size, length
     cdef list messages = []
+    global _checked
     if start < 0:
         raise IndexError("a run lies within its packets")
     for at in range(start, min(end, len(packets))):
@@ -101,8 +106,9 @@ def next_messages(list packets not None, Py_ssize_t start, Py_ssize_t end, dict 
             message = (key, packet.payload)
         else:
             message = (key, PyBytes_FromStringAndSize(nul + 1, size - length - 1))
-        if not messages:
+        if kind is not _checked:
             message = tuple.__new__(kind, message)  # checks that `kind` can be constructed this way
+            _checked = kind
         else:
             message = NEW_TUPLE(<PyTypeObject *>kind, (message,))  # the same without that check
         PyObject_GC_UnTrack(<void *>message)  # bytes cannot be part of a cycle
