@@ -269,19 +269,19 @@ class JobQueue:
             self._forget_idle(worker)
 
     def held(self, holder: bytes, deliveries: Iterable[tuple[int, int]]) -> list[Job]:
-        """Return the jobs, ID and tries each, that a worker still holds. In any case it is no longer silent."""
+        """Return the jobs, ID and tries each, that a worker still holds, once each. It is no longer silent."""
         worker = self.workers.get(holder)
         jobs = {} if worker is None else worker.jobs
         if worker is not None:
             worker.is_silent = False
-        found = []
+        found: dict[int, Job] = {}
         for id, tries in deliveries:
             job = jobs.get(id)
             if job is not None and job.tries == tries:
-                found.append(job)
+                found[id] = job
             else:
                 self.events["stale"] += 1
-        return found
+        return list(found.values())
 
     def ack(self, jobs: list[Job]) -> None:
         """Note that jobs are done."""

@@ -140,6 +140,17 @@ def test_what_comes_together_shares_a_transaction(served: Served) -> None:
     assert served.service.jobs.counts()["out"] == 0
 
 
+def test_a_job_that_is_named_twice(served: Served) -> None:
+    """A message that acknowledges a job twice ends it once, and what follows in the message counts."""
+    served.say(b"ready", b"1 2")
+    served.put(2)
+    served.clock.advance(0)
+    served.say(b"ack", b"1 1 1 1 2 1")
+    served.clock.advance(1)
+    assert served.service.jobs.counts()["out"] == 0
+    assert served.service.jobs.events["acked"] == 2
+
+
 def test_a_turn_waits_for_as_much_as_the_last_one_has_sent(served: Served) -> None:
     """A turn that has sent answers and jobs expects puts and acks, for half of the time that its write took."""
     served.seconds = 0.01
