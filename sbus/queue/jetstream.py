@@ -357,9 +357,8 @@ class _Jobs(JobQueue):
     def forget(self, jobs: list[Job]) -> None:
         """Forget jobs, and leave their messages alone."""
         gone = self._gone.copy()
+        self._take_back([job for job in jobs if job.holder])
         for job in jobs:
-            if job.holder:
-                self._take_back(job)
             self._changed.pop(job.id, None)
         self.drain(jobs)
         self._gone = gone

@@ -82,12 +82,12 @@ class Job:
     :ivar size: bytes of its key and its payload: both are kept, and sent.
     :ivar payload: its payload; None while it is in the store alone.
     :ivar due: when it may go out first, or again, while that is to come.
+    :ivar ident: the ID that its publisher has given a new job, against doubles.
     :ivar tries: the deliveries that count.
     :ivar holder: the worker that has it, or nothing.
     :ivar reason: why it is dead, or nothing.
     :ivar until: the end of its lease.
     :ivar state: one of `STATES`.
-    :ivar ident: the ID that its publisher has given a new job, against doubles.
     """
 
     id: int
@@ -97,17 +97,17 @@ class Job:
     size: int
     payload: bytes | None = None
     due: float = 0.0
+    ident: bytes = b""
     tries: int = 0
     holder: bytes = b""
     reason: str = ""
     until: float = 0.0
     state: str = "ready"
-    ident: bytes = b""
 
     def head(self) -> bytes:
         """Return all that a store keeps of it beside its number and its payload."""
-        place = self.sender, self.key, self.holder, self.reason.encode()
-        return b"%d %r %d\0%b\0%b\0%b\0%b" % (self.tries, self.due, self.uid, *place)
+        form = b"%d %r %d\0%b\0%b\0%b\0%b"
+        return form % (self.tries, self.due, self.uid, self.sender, self.key, self.holder, self.reason.encode())
 
     @classmethod
     def parse(cls, id: int, head: bytes, payload_bytes: int) -> Self:
@@ -118,7 +118,7 @@ class Job:
         words, sender, key, holder, reason = head.split(b"\0")
         tries, due, uid = words.split(b" ")
         size = len(key) + payload_bytes
-        return cls(id, key, sender, int(uid), size, None, float(due), int(tries), holder, reason.decode())
+        return cls(id, key, sender, int(uid), size, None, float(due), b"", int(tries), holder, reason.decode())
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +148,14 @@ class Worker:
     def has_room(self, most_bytes: float = math.inf) -> bool:
         """Return whether another job may go to it."""
         return len(self.jobs) < self.credit and self.size < most_bytes and not self.is_alone and not self.is_silent
+
+    def take(self, job: Job, until: float) -> None:
+        """Begin a lease."""
+        job.state, job.holder, job.until = "out", self.holder, until
+        self.jobs[job.id] = job
+        self.size += job.size
+        if job.tries >= _ALONE_FROM:
+            self.is_alone = True
 
 
 @dataclass(slots=True, eq=False)
@@ -219,7 +227,8 @@ class JobQueue:
         if job.holder:
             if self.settings.is_ordered:
                 self._join_line(job)
-            self._lend(job, self.workers.setdefault(job.holder, Worker(job.holder)), now + self.settings.lease)
+            self._next_end = min(self._next_end, now + self.settings.lease)
+            self.workers.setdefault(job.holder, Worker(job.holder)).take(job, now + self.settings.lease)
         else:
             self._place(job)
 
@@ -286,9 +295,8 @@ class JobQueue:
     def ack(self, jobs: list[Job]) -> None:
         """Note that jobs are done."""
         self.events["acked"] += len(jobs)
-        for job in jobs:
-            self._take_back(job)
-            self._erase(job)
+        self._take_back(jobs)
+        self.drain(jobs)
 
     def renew(self, job: Job, now: float) -> None:
         """Begin a lease anew."""
@@ -331,13 +339,21 @@ class JobQueue:
         """Make dead jobs new ones."""
         for job in jobs:
             job.tries, job.reason = 0, ""
-            self._touch(job)
+            self._touch([job])
             self._place(job)
 
-    def drain(self, jobs: Iterable[Job]) -> None:
+    def drain(self, jobs: list[Job]) -> None:
         """Delete jobs that are not out."""
+        self._gone += [job.id for job in jobs]
         for job in jobs:
-            self._erase(job)
+            del self.jobs[job.id]
+            user = self._users[job.uid]
+            user.jobs -= 1
+            user.size -= job.size
+            if job.state in self._aside:
+                self._aside[job.state] -= 1
+            if self._lines:
+                self._leave_line(job)
 
     # --- time --------------------------------------------------------------------------------
 
@@ -372,39 +388,42 @@ class JobQueue:
     def _hand_out(self, now: float) -> list[Job]:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))
         free = [worker for worker in self.workers.values() if worker.has_room(most_bytes)]
-        loads = [(len(worker.jobs), number) for number, worker in enumerate(free)]
+        loads = [(len(worker.jobs), number, worker) for number, worker in enumerate(free)]
         heapify(loads)
-        until = now + self.settings.lease
+        turns, until = self._turns, now + self.settings.lease
         handed: list[Job] = []
         passed: list[User] = []
         is_kept = False
-        while loads and self._turns and len(handed) < MOST_DELIVERIES:
-            load, number = loads[0]
-            user = self._turns[0]
-            if user.alone and load and not is_kept:
-                heappop(loads)  # it is kept free until it is idle
-                is_kept = True
-                continue
-            self._turns.popleft()
-            heap = user.alone if user.alone and not load else user.ready
-            if not heap:
-                passed.append(user)  # its jobs wait for an idle worker
-                continue
+        while loads and turns and len(handed) < MOST_DELIVERIES:
+            load, number, worker = loads[0]
+            user = turns.popleft()
+            heap = user.ready
+            if user.alone:
+                if load and not is_kept:
+                    heappop(loads)  # it is kept free until it is idle
+                    is_kept = True
+                    turns.appendleft(user)
+                    continue
+                if load and not heap:
+                    passed.append(user)  # its jobs wait for an idle worker
+                    continue
+                heap = heap if load else user.alone
             job = self.jobs.get(heappop(heap))
-            if user.alone or user.ready:
-                self._turns.append(user)
+            if user.ready or user.alone:
+                turns.append(user)
             if job is None or job.state != "ready":
                 continue
             job.tries += 1
-            self._touch(job)
-            worker = free[number]
-            self._lend(job, worker, until)
+            worker.take(job, until)
             handed.append(job)
             if worker.has_room(most_bytes):
-                heapreplace(loads, (load + 1, number))
+                heapreplace(loads, (load + 1, number, worker))
             else:
                 heappop(loads)
-        self._turns.extendleft(reversed(passed))
+        turns.extendleft(reversed(passed))
+        if handed:
+            self._next_end = min(self._next_end, until)
+            self._touch(handed)
         return handed
 
     # --- changes -----------------------------------------------------------------------------
@@ -416,22 +435,9 @@ class JobQueue:
         self.events["put"] += len(changes.new)
         return changes
 
-    def _touch(self, job: Job) -> None:
-        """Note that what the store has of a job is no longer true."""
-        if job.id not in self._new:
-            self._changed[job.id] = job
-
-    def _erase(self, job: Job) -> None:
-        """Delete a job that is not out."""
-        self._gone.append(job.id)
-        del self.jobs[job.id]
-        user = self._users[job.uid]
-        user.jobs -= 1
-        user.size -= job.size
-        if job.state in self._aside:
-            self._aside[job.state] -= 1
-        if self._lines:
-            self._leave_line(job)
+    def _touch(self, jobs: list[Job]) -> None:
+        """Note that what the store has of jobs is no longer true."""
+        self._changed |= {job.id: job for job in jobs if job.id not in self._new}
 
     # --- transitions -------------------------------------------------------------------------
 
@@ -472,25 +478,16 @@ class JobQueue:
             else:
                 del self._lines[job.key]
 
-    def _lend(self, job: Job, worker: Worker, until: float) -> None:
-        """Begin a lease."""
-        job.state, job.holder, job.until = "out", worker.holder, until
-        worker.jobs[job.id] = job
-        worker.size += job.size
-        if job.tries >= _ALONE_FROM:
-            worker.is_alone = True
-        if until < self._next_end:
-            self._next_end = until
-
-    def _take_back(self, job: Job) -> None:
-        """End a lease."""
-        worker = self.workers[job.holder]
-        del worker.jobs[job.id]
-        worker.size -= job.size
-        job.holder = b""
-        if not worker.jobs:
-            worker.is_alone = False
-            self._forget_idle(worker)
+    def _take_back(self, jobs: Iterable[Job]) -> None:
+        """End leases."""
+        for job in jobs:
+            worker = self.workers[job.holder]
+            del worker.jobs[job.id]
+            worker.size -= job.size
+            job.holder = b""
+            if not worker.jobs:
+                worker.is_alone = False
+                self._forget_idle(worker)
 
     def _forget_idle(self, worker: Worker) -> None:
         """Forget a worker that takes no more jobs, and has none."""
@@ -508,8 +505,8 @@ class JobQueue:
 
     def _return(self, job: Job, *, death: str = "", due: float = 0.0) -> None:
         """Take a job back; `death` is the reason why it is dead."""
-        self._take_back(job)
-        self._touch(job)
+        self._take_back([job])
+        self._touch([job])
         job.due, job.reason = due, death
         self._place(job)
         if death:

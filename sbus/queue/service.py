@@ -232,7 +232,7 @@ class QueueService(Service):
                 except UsageError as e:
                     self._fail_put(message, str(e))
                     continue
-            job = Job(0, key, name, uid, len(key) + len(payload), payload, due, ident=ident)
+            job = Job(0, key, name, uid, len(key) + len(payload), payload, due, ident)
             if job.size > longest:
                 self._refuse(request, job, f"a job has at most {longest:,} bytes with its key: put it into a file")
             else:
@@ -247,17 +247,17 @@ class QueueService(Service):
 
     def _admit(self, request: Message | None, job: Job) -> None:
         """Take a new job; a request is answered once the job is on the disk."""
-        jobs, ident = self.jobs, (job.uid, job.ident)
         known = None
         if job.ident:
+            ident = job.uid, job.ident
             try:
                 known = self._fresh.get(ident) or self._store.find_known(*ident, self._now())
             except sqlite3.OperationalError as e:
                 self._refuse(request, job, f"cannot read the store: {e}")
                 return
         if known:
-            jobs.events["doubles"] += 1
-        elif not jobs.put(job):
+            self.jobs.events["doubles"] += 1
+        elif not self.jobs.put(job):
             self._refuse(request, job, self._full)
             return
         elif job.ident:
