@@ -125,7 +125,9 @@ class Store:
         run("BEGIN IMMEDIATE")
         try:
             for at in range(0, len(changes.new), _ROWS):
-                rows = [value for job in changes.new[at : at + _ROWS] for value in (job.id, job.head(), job.payload)]
+                rows: list[Any] = []
+                for job in changes.new[at : at + _ROWS]:
+                    rows += job.id, job.head(), job.payload
                 run(_INSERT[len(rows) // 3], rows)
             if changes.new:
                 run("UPDATE latest SET job=?", (changes.new[-1].id,))
