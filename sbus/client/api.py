@@ -458,9 +458,12 @@ class ClientApi(QueueCalls, Generic[Sub]):
     def _reply(self, replies: list[tuple[Message, bytes]]) -> None:
         """Send answers, which begin with a plus, and failures, which begin with a minus."""
         packets = []
+        key, is_allowed = b"", False
         for request, payload in replies:
-            key = reply_key(request.payload)
-            if key is not None and is_reply_key(self.core.dialect, key):
+            last, key = key, reply_key(request.payload) or b""
+            if key != last:  # requests that are sent together may have one in common
+                is_allowed = is_reply_key(self.core.dialect, key)
+            if is_allowed:
                 packet = build(MSG, key, payload)
                 packets.append(packet if len(packet) <= self.core.longest_plain else self.core.publish(key, payload))
         self.send(packets)
