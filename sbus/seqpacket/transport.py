@@ -448,7 +448,7 @@ class PacketTransport(SendingHalf):
     def pauseProducing(self) -> None:
         """Stop reading (`IPushProducer`); packets that were read and not taken are kept."""
         self.move(_PAUSE)
-        self._is_spared = True
+        self._is_spared = not self._multiplexer.is_full  # reports of paused sockets would delay others
 
     def resumeProducing(self) -> None:
         """Read again, soon; packets that were kept are delivered first (`IPushProducer`)."""
