@@ -59,7 +59,7 @@ class Outbox:
     A packet that is taken back leaves a hole, the empty packet, so that no position changes. The holes are removed
     before packets are taken to be sent, and when nothing else is left.
 
-    :ivar packets: the packets, and holes among them; empty if nothing waits, to ask which costs less than a call.
+    :ivar packets: the packets, and holes among them; empty if nothing waits, which costs less to ask than `len`.
     """
 
     __slots__ = ("_added", "_holes", "_measured", "_sent", "_size", "_waiters", "packets")

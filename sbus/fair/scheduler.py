@@ -29,8 +29,8 @@ Invariants:
 * Of k users with work each gets 1/k of the time, within one step: what a step takes beyond the quantum is a debt.
 * A user is forgotten once it has rested (`Lines.has_rested`): reconnecting is no way out.
 
-Rejected: prices (60 constants, wrong on a slow machine); a clock for a user who is alone (two looks
-at it for each batch are 1 % of a lone message).
+Rejected: prices (60 constants, wrong on a slow machine); a clock for a user who is alone (two looks at it for each
+batch are 1 % of a lone message).
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class Scheduler:
                 self._reactor.callLater(0, self._call)
 
     def turn(self) -> None:
-        """Serve the first user of the ring who has no debt, for one quantum."""
+        """Serve the first user of the ring who has no debt, for one quantum; let those rest who have nothing there."""
         is_contended = self.is_contended
         for _ in range(len(self._ring)):
             lines = next(iter(self._ring))
@@ -315,6 +315,7 @@ class Scheduler:
             quantum = ALONE if not is_contended and self.last in (None, lines) else QUANTUM
             lines.deficit = min(quantum, lines.deficit + quantum)
             if lines.is_empty:
+                self._count_turn(lines)  # it has had its quantum: it does not go in front when it comes back
                 self._let_rest(lines)
             elif lines.deficit > 0:
                 self._serve(lines)
@@ -322,8 +323,7 @@ class Scheduler:
         self._turn_ended = self.clock()
 
     def _serve(self, lines: Lines) -> None:
-        self._turns += 1
-        lines.last_turn = self._turns
+        self._count_turn(lines)
         self._began = self.clock()
         self._served, self._until = lines, self._began + lines.deficit
         try:
@@ -333,9 +333,14 @@ class Scheduler:
             self.charge(lines, self.clock() - self._began)
             self._let_rest(lines)
 
+    def _count_turn(self, lines: Lines) -> None:
+        self._turns += 1
+        lines.last_turn = self._turns
+
     def _let_rest(self, lines: Lines) -> None:
-        """Take a user out of the ring if nothing is left there; one that is to be forgotten has to rest before."""
-        if lines.has_rested if lines.on_rest else lines.is_empty:
+        """Take a user out of the ring if nothing is left there; one that is to be forgotten must have rested."""
+        may_leave = lines.is_empty if lines.on_rest is None else lines.has_rested
+        if may_leave:
             del self._ring[lines]
             on_rest, lines.on_rest = lines.on_rest, None
             if on_rest is not None:

@@ -92,8 +92,8 @@ class IPacketTransport(Interface):
     )
     before_read: Callable[[], None] | None = Attribute(
         "If it is not None, called before a read of a stream socket (the read may complete no packet), of a peer that "
-        "sends bundles, and of any socket while others can be read as well. It may pause the transport, which then "
-        "does not read."
+        "sends bundles, and of any socket while others can be read as well; see also `read_on`. It may pause the "
+        "transport, which then does not read."
     )
     find_outlet: Callable[[bytes], Outlet | None] | None = Attribute(
         "Called with the beginning of a large packet (verb, key and NUL) when nobody else waits. It returns the outlet "
@@ -184,7 +184,7 @@ class IPacketTransport(Interface):
     def read_on() -> None:
         """Deliver the packets that were kept, and read once, now; a transport that is paused is resumed.
 
-        If any were kept, `before_read` is asked before the socket is read.
+        If any were kept, or the peer has hung up, `before_read` is asked before the socket is read.
         """
 
     def loseConnection() -> None:

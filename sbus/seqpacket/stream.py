@@ -13,8 +13,8 @@ are the packet transport's.
 * *The end waits for it*: a connection that closes, or shuts down writing, sends the rest of the frame first. A
   connection that is aborted does not; the peer finds an end inside a frame. The last packets of a graceful close go
   behind the rest of the frame, or not at all.
-* *A read may complete no packet*, so the protocol is asked before each one (`before_read`), and can pause the
-  transport.
+* *A read may complete no packet*, so the protocol is asked before each one (`before_read`) outside of a turn, and can
+  pause the transport.
 * *Progress is bytes*: `unread_bytes` counts the unsent half, too.
 """
 

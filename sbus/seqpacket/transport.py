@@ -256,7 +256,7 @@ class PacketTransport(SendingHalf):
             self._report_paused()
 
     def _report_paused(self) -> None:
-        """Take the socket out of the epoll set, when it is reported during a pause for the second time.
+        """Take the socket out of the epoll set, at its second report in a pause, or at the first if a pass was full.
 
         Most pauses are over by then, and to leave the set and come back costs two system calls.
         """

@@ -283,9 +283,9 @@ cdef class PacketReader:
         return count, total, [], False
 
     cdef object _own_memory(self, int fd):
-        """Return memory for the next packet alone, if that is large, or as large as the last two.
+        """Return memory for the next packet alone, if that is large; unseen, if the last two had one size.
 
-        Anything else is left to recvmmsg(2): errors, the end, and packets that are too long.
+        If it is not large, it is left to recvmmsg(2), as are errors, the end, and packets that are too long.
         """
         cdef char *nul = NULL
         cdef ssize_t size
