@@ -112,7 +112,6 @@ class Multiplexer:
         for its sockets ends then.
     :ivar has_read: set by a socket that has read something, so that another pass follows.
     :ivar contended: more than one of the sockets that are ready now has something to be read.
-    :ivar is_full: more sockets may be ready than one pass serves.
     :ivar pass_number: the passes before this one in the same turn of the reactor.
     :ivar accepting: the share of accepting in the work of the reactor.
     """
@@ -145,7 +144,7 @@ class Multiplexer:
         self._askers: tuple[Callable[[], bool], ...] = ()
         self._may_pass: Callable[[], bool] = self._may_all_pass
         self.has_read = False
-        self.contended = self.is_full = False
+        self.contended = False
         self.pass_number = 0
         self.accepting = AcceptPacer()
         self._readers: dict[tuple[int, bool], PacketReader] = {}
@@ -376,7 +375,6 @@ class Multiplexer:
         try:
             ready = epoll.poll(0, _SOCKETS_PER_PASS)
             exclusive = len(ready) < 2
-            self.is_full = len(ready) == _SOCKETS_PER_PASS
             self.contended = not exclusive and self._are_contended(ready)
         except OSError as e:
             self._log.critical("The sockets cannot be waited for any more, and are lost: {why}", why=str(e))

@@ -23,8 +23,8 @@ Invariants:
 * The tables (`LIFE`, `READ_SIDE`, `WRITE_SIDE`) are the only rules. A state without an entry for an event makes that
   event an error (`TransitionError`), and the connection stays as it was.
 * An event that no row of a machine names does not concern that machine.
-* While its read side is OPEN, the transport watches its socket for packets, or will try again; in any other state,
-  for two reports at most.
+* While its read side is OPEN, the transport watches its socket for packets, or will try again later; in any other
+  state, only until some are reported.
 * A protocol can call every method of a transport at any time, so PAUSE, RESUME, LOSE, ABORT and CLOSE have an entry in
   every state of a connection that has started.
 

@@ -145,7 +145,6 @@ class PacketTransport(SendingHalf):
     TLS = False
 
     __slots__ = (
-        "_is_spared",
         "_large_head",
         "_pacer",
         "_read_retry",
@@ -179,7 +178,6 @@ class PacketTransport(SendingHalf):
         self.keeps_bundles = False
         self._undelivered: list[bytes] | None = None
         self._read_retry = False
-        self._is_spared = False
         self._large_head = b""  # how the last large packet began
         self.before_read: Callable[[], None] | None = None
         self.find_outlet: Callable[[bytes], Outlet | None] | None = None
@@ -225,7 +223,7 @@ class PacketTransport(SendingHalf):
             self._handle(events, exclusive)
             return
         if self.read_side is not _READ_OPEN:
-            self._report_paused()
+            self._poll(self._events & ~READ)  # only now: most pauses are over before anything is reported
             return
         multiplexer = self._multiplexer
         contended = multiplexer.contended
@@ -253,16 +251,6 @@ class PacketTransport(SendingHalf):
         elif events & HANGUP:
             self._hung_up()
         elif events & READ:
-            self._report_paused()
-
-    def _report_paused(self) -> None:
-        """Take the socket out of the epoll set, at its second report in a pause, or at the first if a pass was full.
-
-        Most pauses are over by then, and to leave the set and come back costs two system calls.
-        """
-        if self._is_spared:
-            self._is_spared = False
-        else:
             self._poll(self._events & ~READ)
 
     def lost(self, reason: Failure) -> None:
@@ -448,7 +436,6 @@ class PacketTransport(SendingHalf):
     def pauseProducing(self) -> None:
         """Stop reading (`IPushProducer`); packets that were read and not taken are kept."""
         self.move(_PAUSE)
-        self._is_spared = not self._multiplexer.is_full  # reports of paused sockets would delay others
 
     def resumeProducing(self) -> None:
         """Read again, soon; packets that were kept are delivered first (`IPushProducer`)."""
