@@ -171,7 +171,7 @@ class Delivery(PayloadPosting):
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
             return self._deliver_halves(packets, route, publisher, has_echo)
         self._count(packets, len(everybody))
-        if not everybody or ((self.uncounted or self._muted) and is_unrouted(everybody, self.uncounted, self._muted)):
+        if is_unrouted(everybody, self.uncounted, self._muted):
             self._counters.unrouted += count
         if later:
             self._post(later, packets, size, publisher, has_echo)
