@@ -199,6 +199,7 @@ def test_the_bridge(machine: Machine) -> None:
         " --socket=/run/sbus.sock --state=/var/lib/sbus-nats/state --nats=nats://127.0.0.1:9 --out=sensors/\n",
     )
     machine.output("systemctl", "daemon-reload")
+    machine.output("systemctl", "start", "sbus.socket", "sbus-admin.socket")
     machine.run("systemctl", "start", "--no-block", "sbus-nats.service")
     wait_until(machine.journal, lambda said: "NATS cannot be reached" in said)
     assert machine.run("systemctl", "show", "--property=Result", "--value", "sbus-nats").stdout.strip() != "signal"
