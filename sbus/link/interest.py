@@ -98,7 +98,8 @@ class Interest:
     ) -> None:
         self._separator = separator
         self._listed = self._widest(listed)
-        if len(self._listed) > limit or sum(map(self._cost, self._listed)) > max_bytes:
+        self._listed_bytes = sum(map(self._cost, self._listed))
+        if len(self._listed) > limit or self._listed_bytes > max_bytes:
             raise UsageError(f"too many patterns are listed: the limits are {limit:,} patterns and {max_bytes:,} bytes")
         self._limit = limit
         self._max_bytes = max_bytes
@@ -112,6 +113,7 @@ class Interest:
         self._wanted: Counter[bytes] = Counter()
         self._counts: Counter[Shape] = Counter()
         self._needed = CoverIndex()
+        self._needed_bytes = 0
         self._asked = CoverIndex()
         self._bytes = 0
         self._dooms: dict[Shape, float] = {}
@@ -330,7 +332,12 @@ class Interest:
         self._again.clear()
 
     def _maybe_expand(self, now: float) -> None:
-        if self.is_collapsed and not self._noted and len(self._needed) <= self._limit // 2 + len(self._listed):
+        if not self.is_collapsed or self._noted:
+            return
+        # The listed patterns are among them, and are given up last, so there must be room for all at once.
+        most = min(self._limit, self._limit // 2 + len(self._listed))
+        most_bytes = min(self._max_bytes, self._max_bytes // 2 + self._listed_bytes)
+        if len(self._needed) <= most and self._needed_bytes <= most_bytes:
             self.is_collapsed = False
             for each in self._listed:
                 self._uncount(each, now)
@@ -348,13 +355,16 @@ class Interest:
 
     def _count(self, needed: Shape) -> None:
         self._counts[needed] += 1
-        self._needed.add(needed)
+        if self._counts[needed] == 1:
+            self._needed.add(needed)
+            self._needed_bytes += self._cost(needed)
 
     def _uncount(self, needed: Shape, now: float) -> None:
         self._counts[needed] -= 1
         if not self._counts[needed]:
             del self._counts[needed]
             self._needed.discard(needed)
+            self._needed_bytes -= self._cost(needed)
             if needed in self._asked:
                 self._dooms.setdefault(needed, now + self._delay)
 
