@@ -213,6 +213,7 @@ class _Stopwatch:
 
     def pytest_sessionfinish(self) -> None:
         cache = getattr(self._config, "cache", None)  # pytest may run without one
-        if cache is None or self._config.option.keyword or self._config.option.markexpr != "not slow":
+        usual = self._config.option.markexpr in self._config.getini("addopts")
+        if cache is None or self._config.option.keyword or not usual:
             return  # parts of files say nothing of the whole
         cache.set(_CACHE, {**cache.get(_CACHE, {}), **{k: round(v, 2) for k, v in self._seconds.items()}})

@@ -59,6 +59,7 @@ def test_settings_go_before_defaults():
     assert with_defaults("local[2]", {java: mine})[java] == mine
 
 
+@pytest.mark.slow
 def test_the_package_works_from_a_zip(tmp_path: Path):
     """The data source works from the zip file for executors, without compiled parts."""
     path = pack(str(tmp_path))

@@ -22,6 +22,7 @@ KILLS = int(os.environ.get("SBUS_KILLS", "3"))
 
 
 @pytest.mark.parametrize("format_", ["parquet", pytest.param("delta", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_whatever_is_killed_every_row_is_archived_once(tmp_path: Path, format_: str) -> None:
     """The writer of the journal and the archive are killed at any moment. At last both run to their end, and the lake
     has the rows of the journal, which knows that.

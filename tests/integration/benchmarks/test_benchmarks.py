@@ -373,7 +373,7 @@ FAULTS: dict[str, tuple[Fault, int, int]] = {
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "end-lost" else n for n in FAULTS])
 def test_generator_notices(name: str, workshop: Workshop, directory: Path) -> None:
     """The load generator counts what is lost, repeated, cut off or out of order."""
     fault, lost, wrong = FAULTS[name]
@@ -462,6 +462,7 @@ def bench(*arguments: str | Path, **environment: str) -> subprocess.CompletedPro
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_command(tmp_path: Path) -> None:
     """The command measures, prints and saves its results; from the saved data it produces the same tables."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -490,6 +491,7 @@ def test_command(tmp_path: Path) -> None:
     [["blocking-lists"], pytest.param(["blocking-lists", "asyncio", "twisted-turns"], marks=pytest.mark.slow)],
     ids=len,
 )
+@pytest.mark.slow
 def test_clients_are_measured(tmp_path: Path, programs: list[str]) -> None:
     """Publisher and receiver agree on the messages for each way of use; the saved data gives the same table."""
     command = [sys.executable, str(ROOT / "benchmarks" / "clients.py")]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import ROOT
 from tests.support.harness import TIMEOUT
 
 
+@pytest.mark.slow
 def test_it_measures() -> None:
     """Every message arrives, and each way has its line."""
     size = ("--rounds=1", "--secs=0.02", "--sizes", "100000")

@@ -11,6 +11,7 @@ from sbus.protocol.bundles import MAX_BUNDLE, unbundle
 from sbus.protocol.packets import MSG, parse
 
 
+@pytest.mark.slow
 def test_packets_differ_in_their_numbers() -> None:
     """A template is filled with numbers from any one on; bundles are full, and plain packets have the same content."""
     samples = list(raw.samples())

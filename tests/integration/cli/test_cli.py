@@ -758,6 +758,7 @@ def test_hangup(shared: Bus) -> None:
         terminal.fd = os.open(os.devnull, os.O_RDONLY)
 
 
+@pytest.mark.slow
 def test_progress_bar() -> None:
     """bench shows a progress bar on standard error if that is a terminal."""
     arguments = ["bench", "--start", "--seconds=100ms", "--size=1K", "roundtrip"]
@@ -966,6 +967,7 @@ def test_bench(shared: Bus) -> None:
     assert shared.client().sync() == []
 
 
+@pytest.mark.slow
 def test_bench_interrupted(directory: Path) -> None:
     """Ctrl-C ends bench at once; its server and its files are gone then."""
     with Terminal(None, "bench", "--start", "--seconds=10", TMPDIR=str(directory)) as terminal:

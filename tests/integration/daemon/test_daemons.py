@@ -92,6 +92,7 @@ def test_a_bus_with_closed_descriptors(directory: Path, start: Start, name: str,
 
 
 @pytest.mark.parametrize("closed", [*(pytest.param(each, marks=pytest.mark.slow) for each in CLOSED[:-1]), CLOSED[-1]])
+@pytest.mark.slow
 def test_a_recorder_with_closed_descriptors(
     bus: Callable[..., Bus], directory: Path, start: Start, closed: str
 ) -> None:

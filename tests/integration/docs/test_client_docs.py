@@ -195,6 +195,7 @@ def test_mail(bus: StartBus, start: Start) -> None:
     reader.wait_log("^hello$")
 
 
+@pytest.mark.slow
 def test_mail_of_others(bus: StartBus, start: Start, become: list[str]) -> None:
     """Mail for one user does not reach another, not even root's own reader."""
     address = bus("--mode=0777").address
@@ -221,6 +222,7 @@ def test_pump(bus: StartBus, start: Start) -> None:
     assert "running" in watching.log
 
 
+@pytest.mark.slow
 def test_pump_of_several_users(bus: StartBus, start: Start, become: list[str]) -> None:
     """Another user neither commands the pump nor deceives its display; names of users do as well as UIDs."""
     started = bus("--mode=0777")
@@ -249,6 +251,7 @@ def test_safe(bus: StartBus, start: Start) -> None:
     assert run("cookbook/safe.py", "get", address, me + 1).stderr == "another program pretends to be the safe\n"
 
 
+@pytest.mark.slow
 def test_safe_of_several_users(bus: StartBus, start: Start, become: list[str]) -> None:
     """A user can neither get another user's note nor put one in another's name."""
     started = bus("--mode=0777")

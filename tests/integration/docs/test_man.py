@@ -48,6 +48,7 @@ def words(page: Path) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_each_command_has_its_page(pages: Path) -> None:
     """A page has each option of the command's --help, with the same text; there is no page without a command."""
     made = {page.name for page in pages.glob("sbus*.1")}

@@ -226,6 +226,7 @@ def test_killed_links_double_nothing(tree: StartBus, most: int) -> None:
     assert one.sync() == two.sync() == []
 
 
+@pytest.mark.slow
 def test_killed_masters_double_nothing(tree: StartBus) -> None:
     """A master that is killed under load, and started again, gets each message once or not at all, and in order."""
     root = tree("root")
@@ -250,6 +251,7 @@ def test_killed_masters_double_nothing(tree: StartBus) -> None:
             leaf.wait_log("link: linked to root", kills + 2)
 
 
+@pytest.mark.slow
 def test_requests_go_on_with_a_new_link(tree: StartBus) -> None:
     """A client's requests to a responder on another bus get replies after its bus has another link, and so a new P."""
     root = tree("root")

@@ -73,6 +73,7 @@ def test_it_begins_a_new_journal_in_an_empty_directory(
     assert kinds(there(journal))[-1] == "stop"
 
 
+@pytest.mark.slow
 def test_another_directory_with_something_else_is_left_alone(
     bus: Callable[..., Bus], recorder: Callable[..., Any], journal: Path
 ) -> None:

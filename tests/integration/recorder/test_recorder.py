@@ -106,6 +106,7 @@ def recorder(spawn: Callable[..., Any], directory: Path, journal: Path) -> Calla
     return start
 
 
+@pytest.mark.slow
 def test_everything_in_order(
     bus: Callable[..., Bus],
     recorder: Callable[..., Recorder],
@@ -359,6 +360,7 @@ def test_full_disk(
     assert {details(row)["reason"] for row in found if row["kind"] == "full"} == {"No space left on device"}
 
 
+@pytest.mark.slow
 def test_a_bug(bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Path, journal: Path) -> None:
     """A recorder with a bug exits with status 1, and logs the traceback."""
     bus()
@@ -375,6 +377,7 @@ def test_a_bug(bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Pa
     assert "Server Shut Down" in process.log
 
 
+@pytest.mark.slow
 def test_a_clock_beyond_2286(
     bus: Callable[..., Bus], spawn: Callable[..., Any], directory: Path, journal: Path
 ) -> None:
@@ -454,6 +457,7 @@ def test_bus_that_is_killed(bus: Callable[..., Bus], journal: Path) -> None:
     assert kinds(found) == ["start", "message", "stop"]
 
 
+@pytest.mark.slow
 def test_auto_close_counts_no_recorder(bus: Callable[..., Bus], journal: Path) -> None:
     """A bus with --auto-close stops with its last client, although its recorder is connected."""
     started = bus(f"--record={journal}", "--auto-close", address=f"@sbus-recorder-test-{os.getpid()}")
@@ -493,6 +497,7 @@ def for_all(directory: Path) -> list[str]:
     return command
 
 
+@pytest.mark.slow
 def test_privileges_are_given_up(bus: Callable[..., Bus], directory: Path, for_all: list[str]) -> None:
     """The recorder of a bus that drops root runs as the same user as the bus, and can connect to it."""
     user = pwd.getpwuid(1)
@@ -509,6 +514,7 @@ def test_privileges_are_given_up(bus: Callable[..., Bus], directory: Path, for_a
     assert {path.stat().st_uid for path in (journal, *journal.iterdir())} == {user.pw_uid}
 
 
+@pytest.mark.slow
 def test_address_without_a_name_of_its_own(
     bus: Callable[..., Bus],
     directory: Path,

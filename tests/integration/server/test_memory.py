@@ -39,6 +39,7 @@ def weighed() -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("kind", _WEIGHED)
+@pytest.mark.slow
 def test_what_is_charged_is_what_it_takes(weighed, kind):
     """What is charged for a kind of state is within a factor of two of what the process grows by."""
     charged, grown = weighed[kind]

@@ -34,6 +34,7 @@ def server() -> Iterator[RunningBus]:
 # --- servers ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_comes_and_goes() -> None:
     """The bus accepts connections when the block begins; at its end the process and all of its files are gone."""
     with running_bus() as bus:
@@ -49,6 +50,7 @@ def test_comes_and_goes() -> None:
     assert "Server Shut Down" in bus.log
 
 
+@pytest.mark.slow
 def test_long_directory_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A bus starts also if the path of $TMPDIR is longer than that of a socket may be."""
     deep = tmp_path / ("d" * 100)
@@ -59,6 +61,7 @@ def test_long_directory_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp
     assert list(deep.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_many_open_files() -> None:
     """A test that holds more than 1024 open files can start a bus and use it."""
     script = (
@@ -92,6 +95,7 @@ def test_a_bus_that_cannot_start() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_an_address_that_is_taken(directory: Path) -> None:
     """Answers from another server at the address are not taken for the new one's."""
     address = str(directory / "bus")
@@ -186,6 +190,7 @@ def test_a_crash_is_reported(number: signal.Signals) -> None:
         crash()
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_test_comes_first() -> None:
     """An error of the test itself is not hidden by a crash of the server, and the server is gone."""
     pids = []
@@ -235,6 +240,7 @@ def test_recording_refused(server: RunningBus) -> None:
     assert not descriptors().items() - before.items()
 
 
+@pytest.mark.slow
 def test_recording_across_a_crash() -> None:
     """When the server goes away a waiting client raises an error; a client that reconnects continues to record."""
     with running_bus() as bus, bus.record() as one, bus.record(reconnect=True) as other:
@@ -366,6 +372,7 @@ def test_crashes(sbus_bus):
     assert "sbus listens on" in failure, output
 
 
+@pytest.mark.slow
 def test_the_plugin_is_registered(directory: Path) -> None:
     """The installed package provides the fixture and the marker."""
     output = run(directory, "pytest", "--fixtures", "-q")[1]
@@ -385,6 +392,7 @@ def test_trial(directory: Path) -> None:
     assert os.listdir(temporary) == []
 
 
+@pytest.mark.slow
 def test_an_open_connection_keeps_nothing_from_stopping() -> None:
     """A connected client does not keep the server from stopping in time."""
     with running_bus() as bus:

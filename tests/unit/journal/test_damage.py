@@ -254,6 +254,7 @@ class TestRepair:
         assert [(part.first_seq, part.rows) for part in found.lost] == [(20, 20)]
         assert covered(all_rows(journal, skip_damaged=False)) == list(range(ROWS + 1))
 
+    @pytest.mark.slow
     def test_interrupted(self, journal: Path, tmp_path: Path) -> None:
         """A repair that is interrupted after any call can be repeated, and nothing that was readable is lost."""
         damage_batch(journal, 2)

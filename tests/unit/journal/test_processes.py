@@ -21,7 +21,7 @@ WRITER = """
 import sys
 from sbus.journal.writer import JournalWriter
 # The standard output is for sequence numbers. A killed writer may leave half a batch, which is worth a warning.
-journal = JournalWriter.open(sys.argv[1], segment_bytes=30000, warn=lambda text: print(text, file=sys.stderr))
+journal = JournalWriter.open(sys.argv[1], segment_bytes=10000, warn=lambda text: print(text, file=sys.stderr))
 while True:
     for _ in range(3):
         first = journal.next_seq
@@ -40,7 +40,7 @@ def test_killed(tmp_path, lives):
             assert writer.stdout
             safe = int(writer.stdout.readline())
             end = safe
-            until, before = time.monotonic() + 0.3, len(JournalReader(tmp_path).segments())
+            until, before = time.monotonic() + 0.1, len(JournalReader(tmp_path).segments())
             while time.monotonic() < until or len(JournalReader(tmp_path).segments()) < before + 2:
                 assert time.monotonic() < until + TIMEOUT
                 start, end = end, JournalReader(tmp_path).end()

@@ -229,6 +229,7 @@ def test_what_was_done_is_on_the_disk_before_it_is_reported(
     assert order == sorted(order)
 
 
+@pytest.mark.slow
 def test_old_batches_are_forgotten(new_journal: NewJournal, tmp_path: Path) -> None:
     """The checkpoint keeps as many batches as Spark does."""
     journal, lake = new_journal(), tmp_path / "lake"

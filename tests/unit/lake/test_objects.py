@@ -44,6 +44,7 @@ def bucket() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_a_lake_in_a_bucket(bucket, tmp_path):
     """Batches, a repeated batch, compaction and forgetting work on a URL as in a directory; the state is local."""
     table = open_table(f"{bucket}/one", state=tmp_path / "state")
@@ -78,6 +79,7 @@ def test_kills_between_upload_and_commit(bucket, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_commit_is_found_in_the_log(bucket, tmp_path, monkeypatch):
     """Killed behind the upload, the batch is uploaded again; killed behind the commit, it is not added again."""
     table = DeltaLake(f"{bucket}/killed", tmp_path / "state")

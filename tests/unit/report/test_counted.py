@@ -62,6 +62,7 @@ def test_sizes_are_by_label():
     assert bins == [(0, 0, 2), (4, 5, 3), (12, 15, 1)]
 
 
+@pytest.mark.slow
 def test_silences_do_not_depend_on_the_parts(lake, monkeypatch):
     """Keys and prefixes are looked at in parts of bounded size; the silences are the same in one part and in many."""
     whole = measure(LakeRows(lake), start=_SINCE, end=_UNTIL)
@@ -102,6 +103,7 @@ def test_counts_that_are_gone_are_found_missing(lake):
             load_counts(database, counts, windows)
 
 
+@pytest.mark.slow
 def test_what_is_replaced_meanwhile_is_read_again(lake):
     """The report reads again, a few times; then it says why it gave up."""
 

@@ -123,7 +123,10 @@ def text_of(page: str) -> str:
     return "\n".join([*filter(None, lines), "", *marks, ""]).replace(__version__, "VERSION")
 
 
-@pytest.mark.parametrize("case", [two_hosts, year_2100, losses, bursts, clock_change])
+@pytest.mark.parametrize(
+    "case",
+    [two_hosts, *(pytest.param(case, marks=pytest.mark.slow) for case in (year_2100, losses, bursts, clock_change))],
+)
 def test_golden_pages(case: Callable[[], Case]) -> None:
     """The page says what it said when somebody looked at it."""
     made = case()

@@ -173,6 +173,7 @@ def chances(seed, hours):
         ),
     ],
 )
+@pytest.mark.slow
 def test_random_rows_give_the_same_report(tmp_path, seed, hours):
     """Whatever was recorded, the report from rows and the report from counts agree, with a pattern too."""
     table = PlainTable(tmp_path / "lake")

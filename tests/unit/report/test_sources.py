@@ -80,6 +80,7 @@ def test_the_extent_of_a_lake(tmp_path):
     assert measure(rows, now=datetime(2026, 2, 1, tzinfo=UTC)).ahead == 2
 
 
+@pytest.mark.slow
 def test_a_journal_and_its_lake_give_the_same_report(new_journal, tmp_path):
     """Whether rows come from a journal, with its small batches and keys of bytes, or from a lake."""
     journal, _ = filled(new_journal, segment_bytes=9000)
