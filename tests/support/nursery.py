@@ -27,6 +27,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import twisted.plugin
+
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _WITH_ARROW = {"archive", "compact", "journal", "lake", "replay", "report", "sbus-recorder"}
 """Words of a command line that import Arrow. A nursery of its own imports it for them: few tests need it."""
@@ -225,13 +227,15 @@ def _nursery(with_arrow: bool, *within: str) -> socket.socket:
     return ours
 
 
+_get_cache = functools.cache(twisted.plugin.getCache)
+
+
 def _import_all(with_arrow: bool) -> None:
     """Import what the scripts import."""
     import click
     import twisted.internet.epollreactor
-    import twisted.scripts.twistd  # noqa: F401
+    import twisted.scripts.twistd
     from twisted.application.service import IServiceMaker
-    from twisted.plugin import getPlugins
 
     import sbus.cli.main
     import sbus.link.twistd
@@ -241,7 +245,9 @@ def _import_all(with_arrow: bool) -> None:
     import sbus.server.run.service
     import sbus.server.run.twistd
 
-    list(getPlugins(IServiceMaker))
+    # A bus looks for plugins five times as it starts, and Twisted would read its list from the disk each time.
+    twisted.plugin.getCache = _get_cache
+    list(twisted.plugin.getPlugins(IServiceMaker))
     commands, context = sbus.cli.main.cli, click.Context(sbus.cli.main.cli)
     for name in commands.list_commands(context):
         if with_arrow or name not in ("journal", "lake", "spark"):
@@ -268,13 +274,12 @@ def _leave() -> None:
 
 def _use_pythonpath(text: str) -> None:
     """Do what Python and Twisted do with ``PYTHONPATH`` when they start."""
-    from twisted.plugin import pluginPackagePaths
-
     import twisted.plugins
 
     if folders := [folder for folder in text.split(os.pathsep) if folder and folder not in sys.path]:
         sys.path[1:1] = folders
-        found = pluginPackagePaths(twisted.plugins.__name__)
+        _get_cache.cache_clear()
+        found = twisted.plugin.pluginPackagePaths(twisted.plugins.__name__)
         twisted.plugins.__path__[:] = dict.fromkeys([*found, *twisted.plugins.__path__])
 
 

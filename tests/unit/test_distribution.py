@@ -44,7 +44,10 @@ SBUSD = "import sys; sys.argv = ['sbusd', '-a', '/nowhere/bus']; from sbus.serve
 TWISTD = "from sbus.server.run.twistd import Options; Options().parseOptions(['--socket=/nowhere/bus'])"
 
 
-@pytest.mark.parametrize(("program", "name"), [(SBUS, "sbus"), (SBUSD, "sbusd"), (TWISTD, "sbus")])
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [(SBUS, "sbus"), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((SBUSD, "sbusd"), (TWISTD, "sbus")))],
+)
 def test_an_overwritten_package_is_reported(tmp_path: Path, program: str, name: str) -> None:
     """If the other project has overwritten files of this one, each command says so, and how to mend it."""
     done = run(site(tmp_path, OVERWRITTEN), program)

@@ -488,6 +488,7 @@ def writer_of(fifo: Path) -> int:
     return fd
 
 
+@pytest.mark.slow
 def test_dispatcher(bus: StartBus, start: Start, directory: Path) -> None:
     """Each job goes to one idle worker, a job of a worker that dies to another one, and errors come back."""
     address = bus().address

@@ -16,6 +16,8 @@ from tests.support import ROOT
 
 pytest.importorskip("sphinx", reason="Sphinx is not installed: run make docs")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,7 +50,6 @@ def words(page: Path) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.slow
 def test_each_command_has_its_page(pages: Path) -> None:
     """A page has each option of the command's --help, with the same text; there is no page without a command."""
     made = {page.name for page in pages.glob("sbus*.1")}

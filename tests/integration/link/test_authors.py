@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.integration.link.conftest import StartBus, link_pid, wait_crossing
 from tests.support.harness import OTHER_USER, THIRD_USER, WHOAMI, Client
 from tests.support.original import OriginalServer
@@ -77,6 +79,7 @@ def test_three_buses_and_three_users(tree: StartBus, as_root: None) -> None:
         assert sorted(reader.messages(b"a/x", 6)) == expected
 
 
+@pytest.mark.slow
 def test_name_behind_two_links(tree: StartBus) -> None:
     """The name of a client two buses below has both links in it; one of the root's is as short two buses below."""
     root = tree("root")
@@ -108,6 +111,7 @@ def test_old_master(tree: StartBus, directory: Path) -> None:
         server.close()
 
 
+@pytest.mark.slow
 def test_nobody_is_taken_for_a_link_that_is_renamed(tree: StartBus, as_root: None, directory: Path) -> None:
     """Messages that are on their way when a bus gets a master have the name of their publisher, not the link's."""
     middle = tree("middle", directory / "root", "--mode=0777", wait=False)

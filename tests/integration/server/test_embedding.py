@@ -401,7 +401,7 @@ run(main)
 class TestLifetime:
     """Start and stop, many times."""
 
-    @pytest.mark.parametrize("which", ["same", "another"])
+    @pytest.mark.parametrize("which", ["same", pytest.param("another", marks=pytest.mark.slow)])
     def test_no_leaks(self, directory, which):
         """Fifty times started, used and stopped, it leaves no descriptor, reader, call or object behind."""
         before, after = run_program(directory, CYCLES, which)

@@ -213,7 +213,7 @@ def test_clients_of_users_by_default_and_by_name(bus, crowd, directory):
     assert re.search(rb'sbus_users_at_limit{[^}]*limit="clients"} 3\.0', ask(admin, "/metrics")[1])
 
 
-@pytest.mark.parametrize("option", [True, False])
+@pytest.mark.parametrize("option", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_subordinate_uids(as_root, bus, directory, option):
     """With --subuid-as-owner the UIDs of a range share the limits of its owner; without it each has its own."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:

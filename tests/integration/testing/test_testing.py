@@ -159,6 +159,7 @@ def test_stop_and_start(directory: Path) -> None:
         assert "limits: packet 2000 B" in bus.log
 
 
+@pytest.mark.slow
 def test_kill_and_restart() -> None:
     """A killed bus leaves its socket, as after a crash; a restart replaces it."""
     with running_bus() as bus:

@@ -348,7 +348,7 @@ def source(journal: Any) -> Iterator[pa.RecordBatch]:
         yield from read(part, COLUMN_NAMES)
 
 
-@pytest.mark.parametrize("format_", ["parquet", "delta"])
+@pytest.mark.parametrize("format_", ["parquet", pytest.param("delta", marks=pytest.mark.slow)])
 def test_several_files_of_an_hour_and_batch(new_journal: NewJournal, tmp_path: Path, format_: str) -> None:
     """A batch with too many rows of an hour for one file has several; committed again with fewer, it has those. They
     are compacted as all others.

@@ -99,6 +99,7 @@ def test_what_root_does_to_a_lake_leaves_it_to_its_owner(tmp_path: Path, format:
 
 @as_root
 @formats
+@pytest.mark.slow
 def test_what_root_does_to_a_lake_keeps_its_acls(with_acls: Path, format: str) -> None:
     """A user who was let in by ACLs can read all of the lake after root's maintenance, and root's archive."""
     lake = with_acls / "lake"

@@ -172,6 +172,7 @@ def test_a_period_ends_before_what_is_ahead_of_the_clock() -> None:
     assert found.totals.messages == 24 * 60
 
 
+@pytest.mark.slow
 def test_losses_are_no_interruption() -> None:
     """However many messages the bus drops, the time was recorded, and rates are those of what was recorded."""
     found = losses().measured

@@ -67,6 +67,7 @@ def rounded(report):
     return replace(report, changes=replace(report.changes, **lists))
 
 
+@pytest.mark.slow
 def test_counts_give_the_same_report(tmp_path):
     """Totals, traffic, top keys, silences, gaps and changes are equal; the current hour is counted from its rows."""
     table = PlainTable(tmp_path / "lake")

@@ -296,6 +296,7 @@ def test_a_browser_shows_it(tmp_path: Path, width: str) -> None:
     ],
     ids=["changed", "usual"],
 )
+@pytest.mark.slow
 def test_local_times_in_the_night_of_a_clock_change(tmp_path: Path, days: int, expected: Sequence[str]) -> None:
     """An hour comes twice, so each local time names its zone; on other days none does.
 
