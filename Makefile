@@ -130,7 +130,7 @@ docs: $(ready)-test $(ready)-docs
 dist: $(ready)-test $(ready)-docs $(ready)-dist $(page)
 	rm -rf build/man
 	.venv/bin/sphinx-build -W --keep-going -q -b man -t man docs build/man
-	.venv/bin/python -m pytest -q -p no:cacheprovider tests/integration/docs/test_man.py
+	.venv/bin/python -m pytest -m "slow or not slow" -q -p no:cacheprovider tests/integration/docs/test_man.py
 	.venv/bin/python tools/make_dist.py
 	tools/try-dist
 
