@@ -187,6 +187,7 @@ class Interest:
         for pattern in self._wanted.keys() - wanted.keys():
             self._wanted[pattern] = 1
             self.remove(pattern, now, number)
+        self._maybe_expand(now)  # what was noted kept it from that
 
     # --- what is asked for -------------------------------------------------------------------
 
@@ -217,8 +218,13 @@ class Interest:
         return changes
 
     def lower_limit(self) -> None:
-        """Ask for fewer patterns from now on: the other side has refused as many as it has been asked for."""
-        self._limit = max(len(self._listed), min(self._limit, len(self._asked)) // 2)
+        """Ask for fewer patterns from now on: the other side has refused as many as it has been asked for.
+
+        If these were the listed ones alone, no fewer would do: the reason is elsewhere, and nothing changes.
+        """
+        asked = len(self._asked) + len(self._leaving)
+        if asked > len(self._listed):
+            self._limit = max(len(self._listed), min(self._limit, asked) // 2)
 
     def due(self, now: float) -> float | None:
         """Return the time at which `changes` has something to return; None for never."""

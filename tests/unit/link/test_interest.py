@@ -62,7 +62,7 @@ STEPS = st.lists(
         st.tuples(st.just("remove"), st.integers(0, 20)),
         st.tuples(st.just("wait"), st.sampled_from([0.0, 0.001, 0.3, 1.0, 5.0])),
         st.tuples(st.just("replace"), st.lists(PATTERN, max_size=4)),
-        st.tuples(st.just("restart"), st.none()),
+        st.tuples(st.sampled_from(["restart", "refused"]), st.none()),
     ),
     max_size=40,
 )
@@ -111,8 +111,11 @@ def test_interest_is_what_is_wanted_and_listed(listed, steps, limit, rate, is_no
             wanted = list(value)
             number = 0
             interest.replace(wanted, now)
-        elif step == "restart":
+        elif step in ("restart", "refused"):
             other.patterns.clear()
+            if step == "refused":
+                interest.lower_limit()
+                limit = 2
             other.follow(interest.restart(now))
         elif step == "wait":
             now += value
@@ -125,6 +128,7 @@ def test_interest_is_what_is_wanted_and_listed(listed, steps, limit, rate, is_no
     now = settle(interest, other, now, held & allowed)
     assert interest.settled == number
     if interest.is_collapsed:
+        assert limit < 1000
         assert other.keys() == allowed
     else:
         assert other.keys() == keys_of(wanted) & allowed
@@ -312,6 +316,56 @@ def test_too_many_bytes_stay_collapsed():
     settle(interest, other, now)
     assert not interest.is_collapsed
     assert other.patterns == {b"%d/" % number + bytes(60) for number in range(70, 100)}
+
+
+def test_new_list_that_changes_nothing_expands():
+    """Changes that still wait to be counted keep an interest collapsed; a new list in their place leaves it nothing
+    to wait for."""
+    interest, other = Interest([b""], limit=10), OtherSide()
+    for number in range(100):
+        interest.note(True, b"%d" % number, number + 1)
+    now = settle(interest, other, 0.0)
+    for number in range(1, 100):
+        interest.note(False, b"%d" % number, 100 + number)
+    for _ in range(NOTED):
+        interest.note(True, b"z", 200)
+    while set(interest.wanted) != {b"0", b"z"}:
+        other.follow(interest.changes(now))
+    assert interest.is_collapsed
+    interest.replace([b"0", b"z"], now)
+    settle(interest, other, now)
+    assert not interest.is_collapsed
+    assert other.patterns == {b"0", b"z"}
+
+
+def test_refused_with_the_listed_patterns_alone():
+    """A server that refuses even the listed patterns says nothing about how many more it allows."""
+    interest, other = Interest([b""], limit=10), OtherSide()
+    for number in range(100):
+        interest.add(b"%d" % number)
+    now = settle(interest, other, 0.0)
+    assert interest.asked == [b""]
+    interest.lower_limit()
+    for number in range(1, 100):
+        interest.remove(b"%d" % number, now)
+    settle(interest, other, now)
+    assert other.patterns == {b"0"}
+
+
+def test_refused_with_many_patterns():
+    """At most half of the patterns that a server has refused are asked for."""
+    interest, other = Interest([b""]), OtherSide()
+    for number in range(40):
+        interest.add(b"%d" % number)
+    now = settle(interest, other, 0.0)
+    interest.lower_limit()
+    interest.add(b"one more")
+    now = settle(interest, other, now)
+    assert other.patterns == {b""}
+    for number in range(31):
+        interest.remove(b"%d" % number, now)
+    settle(interest, other, now)
+    assert other.patterns == {b"one more", *(b"%d" % number for number in range(31, 40))}
 
 
 def test_wide_pattern_of_too_many_that_ends():
