@@ -1,5 +1,6 @@
 # make run     set everything up, then run the bus in the foreground
 # make test    set everything up, then run the tests      (ARGS="tests/unit -x": arguments for pytest)
+# make test-pipeline   run the tests of recording, journals, lakes, Spark and reports, which make test leaves out
 # make test-all   run everything: slow tests too, and all examples of property tests, about 15 minutes; before a release
 # make coverage   run the tests in plain Python and report which code they reach; fails below a room's gate
 # make lint    check style, types, architecture and news fragments   (BASE=origin/main: branch to compare with)
@@ -31,7 +32,7 @@ sources := Makefile pyproject.toml setup.py tools/setup-venv tools/can-compile \
 	$(wildcard sbus/*.p[xy][xd] sbus/*/*.p[xy][xd] sbus/*/*/*.p[xy][xd])
 
 .NOTPARALLEL:
-.PHONY: help run test test-all web test-web coverage lint format bench bench-clients bench-micro bench-payloads bench-attacks docs dist setup clean
+.PHONY: help run test test-pipeline test-all web test-web coverage lint format bench bench-clients bench-micro bench-payloads bench-attacks docs dist setup clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -57,9 +58,18 @@ run: $(ready)
 # Tests wait for processes half of the time, so there are more of them at once than processors.
 workers := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 
+# The data pipeline only uses the bus, and its tests take a third of the time of all. A path in ARGS is run in any case.
+pipeline := tests/spark $(addprefix tests/unit/,interchange journal lake recorder report spark) \
+	$(addprefix tests/integration/,archive recorder)
+
 # A test that hangs fails after 300 seconds. Of a process that has ended, pytest-xdist would wait for its tests.
+pytest := .venv/bin/python -m pytest --numprocesses=$(workers) --max-worker-restart=0 --timeout=300
+
 test: $(ready)-test
-	.venv/bin/python -m pytest --numprocesses=$(workers) --max-worker-restart=0 --timeout=300 $(ARGS)
+	$(pytest) $(addprefix --ignore=,$(pipeline)) $(ARGS)
+
+test-pipeline: $(ready)-test
+	$(pytest) $(pipeline) $(ARGS)
 
 # Some of these start several Java machines each: no more at once than processors.
 test-all: $(ready)-test

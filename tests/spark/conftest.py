@@ -23,12 +23,6 @@ _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.fact
 """Settings with which Spark does not write and compile Java for each query; make test-all lets it."""
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what uses the session: ``make test`` runs the rest."""
-    if "spark" in getattr(item, "fixturenames", ()):
-        item.add_marker("spark")
-
-
 @pytest.fixture(scope="session")
 def spark(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on this machine with two cores; without Java the tests fail with an error that names the remedy."""
