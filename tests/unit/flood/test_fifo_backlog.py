@@ -142,7 +142,7 @@ def test_latest_does_not_replace_a_reply():
 @pytest.mark.skipif(runs.untracked is runs._untracked, reason="plain Python cannot do it")
 def test_the_garbage_collector_does_not_see_what_waits():
     """A collection does not visit the packets of a backlog one by one, also after its receipts were taken out."""
-    packets = [b"%d" % at for at in range(10)]
+    packets = [b"packet %d" % at for at in range(10)]
     backlog = FifoBacklog(iter(packets))
     backlog.push([b"more"])
     backlog.mark(Receipt(1, 1, LossReason.DISCARD))
