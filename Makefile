@@ -60,7 +60,7 @@ workers := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2)))
 
 # The data pipeline only uses the bus, and its tests take a third of the time of all. A path in ARGS is run in any case.
 pipeline := tests/spark $(addprefix tests/unit/,interchange journal lake recorder report spark) \
-	$(addprefix tests/integration/,archive recorder)
+	$(addprefix tests/integration/,archive recorder cli/test_journal.py cli/test_replay.py cli/test_reports.py)
 
 # A test that hangs fails after 300 seconds. Of a process that has ended, pytest-xdist would wait for its tests.
 pytest := .venv/bin/python -m pytest --numprocesses=$(workers) --max-worker-restart=0 --timeout=300
