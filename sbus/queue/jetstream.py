@@ -66,7 +66,7 @@ def _parse(seq: int, data: bytes) -> tuple[Job, bytes]:
 
     :raises ValueError: if it is malformed.
     """
-    id, *head, payload = data.split(b"\0", 6)
+    id, *head, payload = data.split(b"\0", 5)
     return Job.parse(int(id) or seq, b"\0".join(head), len(payload)), payload
 
 
@@ -357,7 +357,7 @@ class _Jobs(JobQueue):
     def forget(self, jobs: list[Job]) -> None:
         """Forget jobs, and leave their messages alone."""
         gone = self._gone.copy()
-        self._take_back([job for job in jobs if job.holder])
+        self._take_back([job for job in jobs if job.batch is not None])
         for job in jobs:
             self._changed.pop(job.id, None)
         self.drain(jobs)

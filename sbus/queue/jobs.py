@@ -13,6 +13,8 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 
 The number of a job that an operator has deleted stays in its heap, and is passed over at its turn.
 
+What a worker gets in one turn is a *batch*. The store notes in one row who has it, instead of once for each job.
+
 *Bytes.* A worker has jobs up to its credit, and up to its part of `_MOST_BYTES_OUT`, or one job. So the jobs of a
 worker that does not read fit its queue on the bus, which would drop the rest.
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from operator import attrgetter
@@ -32,7 +34,7 @@ from typing import NamedTuple, Self
 
 from sbus.client.queues import REASONS
 
-__all__ = ["MOST_DELIVERIES", "STATES", "Changes", "Job", "JobQueue", "Settings"]
+__all__ = ["MOST_DELIVERIES", "STATES", "Batch", "Changes", "Job", "JobQueue", "Settings"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
 """Seconds after a first failure, which double with each further one, and their limit."""
@@ -84,8 +86,8 @@ class Job:
     :ivar due: when it may go out first, or again, while that is to come.
     :ivar ident: the ID that its publisher has given a new job, against doubles.
     :ivar tries: the deliveries that count.
-    :ivar holder: the worker that has it, or nothing.
     :ivar reason: why it is dead, or nothing.
+    :ivar batch: the one that it is out with; else None.
     :ivar until: the end of its lease.
     :ivar state: one of `STATES`.
     """
@@ -99,15 +101,20 @@ class Job:
     due: float = 0.0
     ident: bytes = b""
     tries: int = 0
-    holder: bytes = b""
     reason: str = ""
+    batch: Batch | None = None
     until: float = 0.0
     state: str = "ready"
 
+    @property
+    def holder(self) -> bytes:
+        """The worker that has it, or nothing."""
+        return b"" if self.batch is None else self.batch.holder
+
     def head(self) -> bytes:
-        """Return all that a store keeps of it beside its number and its payload."""
-        form = b"%d %r %d\0%b\0%b\0%b\0%b"
-        return form % (self.tries, self.due, self.uid, self.sender, self.key, self.holder, self.reason.encode())
+        """Return all that a store keeps of it beside its number, its payload and its batch."""
+        form = b"%d %r %d\0%b\0%b\0%b"
+        return form % (self.tries, self.due, self.uid, self.sender, self.key, self.reason.encode())
 
     @classmethod
     def parse(cls, id: int, head: bytes, payload_bytes: int) -> Self:
@@ -115,10 +122,42 @@ class Job:
 
         :raises ValueError: if the head is malformed.
         """
-        words, sender, key, holder, reason = head.split(b"\0")
+        words, sender, key, reason = head.split(b"\0")
         tries, due, uid = words.split(b" ")
         size = len(key) + payload_bytes
-        return cls(id, key, sender, int(uid), size, None, float(due), b"", int(tries), holder, reason.decode())
+        return cls(id, key, sender, int(uid), size, None, float(due), b"", int(tries), reason.decode())
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """The jobs that a worker got in one turn.
+
+    :ivar holder: the worker.
+    :ivar jobs: those that it still has, by number.
+    """
+
+    id: int
+    holder: bytes
+    jobs: dict[int, Job] = field(default_factory=dict)
+
+    def add(self, job: Job) -> None:
+        """Add a job."""
+        self.jobs[job.id] = job
+        job.batch = self
+
+    def tries(self) -> bytes:
+        """Return all that a store keeps of it beside its number and its worker: each job's number and tries."""
+        return b" ".join([b"%d:%d" % (job.id, job.tries) for job in self.jobs.values()])
+
+    def parse(self, tries: bytes, jobs: Mapping[int, Job]) -> None:
+        """Add the jobs in a store, without those that are done.
+
+        :raises ValueError: if the text is malformed.
+        """
+        for id, number in (map(int, word.split(b":")) for word in tries.split()):
+            if (job := jobs.get(id)) is not None:
+                job.tries = number
+                self.add(job)
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +190,7 @@ class Worker:
 
     def take(self, job: Job, until: float) -> None:
         """Begin a lease."""
-        job.state, job.holder, job.until = "out", self.holder, until
+        job.state, job.until = "out", until
         self.jobs[job.id] = job
         self.size += job.size
         if job.tries >= _ALONE_FROM:
@@ -180,17 +219,21 @@ class Changes(NamedTuple):
     :ivar new: jobs to add.
     :ivar changed: jobs whose heads have changed.
     :ivar gone: IDs of jobs to delete.
+    :ivar batches: batches to write: new ones, and those that a job has come back from.
+    :ivar over: IDs of batches to delete: none of their jobs is out.
     """
 
-    new: list[Job]
-    changed: list[Job]
-    gone: list[int]
+    new: Sequence[Job] = ()
+    changed: Sequence[Job] = ()
+    gone: Sequence[int] = ()
+    batches: Sequence[Batch] = ()
+    over: Sequence[int] = ()
 
 
 class JobQueue:
     """The jobs of one queue; see above.
 
-    :param jobs: the jobs in the store. The leases of those that are out begin anew.
+    :param jobs: the jobs in the store. The leases of those in a batch begin anew.
     :param next_id: the ID of the next new job.
     :ivar jobs: all jobs by ID.
     :ivar workers: by holder, with those that held jobs before the service was started.
@@ -208,6 +251,8 @@ class JobQueue:
         self._new: dict[int, Job] = {}
         self._changed: dict[int, Job] = {}
         self._gone: list[int] = []
+        self._batches: dict[int, Batch] = {}
+        self._next_batch = 1
         self._users: defaultdict[int, User] = defaultdict(User)
         self._turns: deque[User] = deque()  # those that have jobs in their heaps
         self._lines: dict[bytes, deque[Job]] = {}  # of each key, the first one is under way
@@ -215,7 +260,7 @@ class JobQueue:
         self._aside: Counter[str] = Counter()  # jobs that are neither ready nor out, by state
         self._next_end = math.inf  # no lease ends before
         # What was out or has failed is under way, before earlier jobs that were delayed.
-        for job in sorted(jobs, key=lambda job: (not job.holder, not job.tries, job.id)):
+        for job in sorted(jobs, key=lambda job: (not job.batch, not job.tries, job.id)):
             self.add(job, now)
 
     def add(self, job: Job, now: float = 0.0) -> None:
@@ -224,9 +269,10 @@ class JobQueue:
         user = self._users[job.uid]
         user.jobs += 1
         user.size += job.size
-        if job.holder:
+        if job.batch is not None:
             if self.settings.is_ordered:
                 self._join_line(job)
+            self._next_batch = max(self._next_batch, job.batch.id + 1)
             self._next_end = min(self._next_end, now + self.settings.lease)
             self.workers.setdefault(job.holder, Worker(job.holder)).take(job, now + self.settings.lease)
         else:
@@ -339,7 +385,7 @@ class JobQueue:
         """Make dead jobs new ones."""
         for job in jobs:
             job.tries, job.reason = 0, ""
-            self._touch([job])
+            self._touch(job)
             self._place(job)
 
     def drain(self, jobs: list[Job]) -> None:
@@ -357,7 +403,7 @@ class JobQueue:
 
     # --- time --------------------------------------------------------------------------------
 
-    def advance(self, now: float) -> list[Job]:
+    def advance(self, now: float) -> list[Batch]:
         """Do what is due, hand out jobs as far as workers have room, and return these."""
         while self._delayed and self._delayed[0][0] <= now:
             due, id = heappop(self._delayed)
@@ -368,7 +414,7 @@ class JobQueue:
         if self._next_end <= now:
             self._end_leases(now)
         handed = self._hand_out(now) if self._turns else []
-        self.events["delivered"] += len(handed)
+        self.events["delivered"] += sum(len(batch.jobs) for batch in handed)
         return handed
 
     def next_time(self) -> float:
@@ -385,16 +431,17 @@ class JobQueue:
             if worker.jobs:
                 self._next_end = min(self._next_end, job.until)
 
-    def _hand_out(self, now: float) -> list[Job]:
+    def _hand_out(self, now: float) -> list[Batch]:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))
         free = [worker for worker in self.workers.values() if worker.has_room(most_bytes)]
         loads = [(len(worker.jobs), number, worker) for number, worker in enumerate(free)]
         heapify(loads)
         turns, until = self._turns, now + self.settings.lease
-        handed: list[Job] = []
+        batches: dict[bytes, Batch] = {}
         passed: list[User] = []
+        left = MOST_DELIVERIES
         is_kept = False
-        while loads and turns and len(handed) < MOST_DELIVERIES:
+        while loads and turns and left:
             load, number, worker = loads[0]
             user = turns.popleft()
             heap = user.ready
@@ -415,29 +462,40 @@ class JobQueue:
                 continue
             job.tries += 1
             worker.take(job, until)
-            handed.append(job)
+            batch = batches.get(worker.holder)
+            if batch is None:
+                batch = batches[worker.holder] = self._new_batch(worker.holder)
+            batch.add(job)
+            left -= 1
             if worker.has_room(most_bytes):
                 heapreplace(loads, (load + 1, number, worker))
             else:
                 heappop(loads)
         turns.extendleft(reversed(passed))
-        if handed:
+        if batches:
             self._next_end = min(self._next_end, until)
-            self._touch(handed)
-        return handed
+        return list(batches.values())
+
+    def _new_batch(self, holder: bytes) -> Batch:
+        batch = self._batches[self._next_batch] = Batch(self._next_batch, holder)
+        self._next_batch += 1
+        return batch
 
     # --- changes -----------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:
         """Return the changes since the last call."""
-        changes = Changes(list(self._new.values()), list(self._changed.values()), self._gone)
-        self._new, self._changed, self._gone = {}, {}, []
+        kept = [batch for batch in self._batches.values() if batch.jobs]
+        over = [batch.id for batch in self._batches.values() if not batch.jobs]
+        changes = Changes(list(self._new.values()), list(self._changed.values()), self._gone, kept, over)
+        self._new, self._changed, self._gone, self._batches = {}, {}, [], {}
         self.events["put"] += len(changes.new)
         return changes
 
-    def _touch(self, jobs: list[Job]) -> None:
-        """Note that what the store has of jobs is no longer true."""
-        self._changed |= {job.id: job for job in jobs if job.id not in self._new}
+    def _touch(self, job: Job) -> None:
+        """Note that what the store has of a job is no longer true."""
+        if job.id not in self._new:
+            self._changed[job.id] = job
 
     # --- transitions -------------------------------------------------------------------------
 
@@ -481,10 +539,14 @@ class JobQueue:
     def _take_back(self, jobs: Iterable[Job]) -> None:
         """End leases."""
         for job in jobs:
-            worker = self.workers[job.holder]
-            del worker.jobs[job.id]
+            batch = job.batch
+            assert batch is not None
+            worker = self.workers[batch.holder]
+            del worker.jobs[job.id], batch.jobs[job.id]
             worker.size -= job.size
-            job.holder = b""
+            job.batch = None
+            if not batch.jobs:
+                self._batches[batch.id] = batch
             if not worker.jobs:
                 worker.is_alone = False
                 self._forget_idle(worker)
@@ -505,8 +567,10 @@ class JobQueue:
 
     def _return(self, job: Job, *, death: str = "", due: float = 0.0) -> None:
         """Take a job back; `death` is the reason why it is dead."""
+        if job.batch is not None:
+            self._batches[job.batch.id] = job.batch
         self._take_back([job])
-        self._touch([job])
+        self._touch(job)
         job.due, job.reason = due, death
         self._place(job)
         if death:

@@ -20,8 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import count, groupby, islice
-from operator import attrgetter
+from itertools import count, islice
 from typing import Any, TypeVar
 
 from twisted.internet import defer
@@ -37,7 +36,7 @@ from sbus.daemon.service import Service
 from sbus.errors import NobodyListens, NotAllowed, QueueError, RequestFailed, SbusError, TimedOut, UsageError
 from sbus.protocol.explain import hints
 from sbus.protocol.packets import MSG, UNSUB, build
-from sbus.queue.jobs import MOST_DELIVERIES, Changes, Job, JobQueue, Settings
+from sbus.queue.jobs import MOST_DELIVERIES, Batch, Changes, Job, JobQueue, Settings
 from sbus.queue.store import Store
 from sbus.queue.turns import Turns
 from sbus.queue.vigils import Vigils
@@ -344,7 +343,8 @@ class QueueService(Service):
 
     async def _turn(self) -> None:
         jobs = self.jobs
-        handed = jobs.advance(self._now())
+        batches = jobs.advance(self._now())
+        handed = [job for batch in batches for job in batch.jobs.values()]
         died, jobs.died = jobs.died, []
         answers, self._answers = self._answers, []
         missing = [job for job in (*handed, *died) if job.payload is None]
@@ -354,7 +354,7 @@ class QueueService(Service):
         if answers:
             with suppress(SbusError):
                 self._intake._reply(answers)
-        self._send(handed, died)
+        self._send(batches, died)
         for job in (*changes.new, *missing):
             job.payload = None  # it is in the store
         self._turns.expected = len(answers) + len(handed)
@@ -401,16 +401,15 @@ class QueueService(Service):
         if self._jobs_in:
             self._intake.resume_for(self._jobs_in[0])
 
-    def _send(self, handed: list[Job], died: list[Job]) -> None:
+    def _send(self, batches: list[Batch], died: list[Job]) -> None:
         packets: list[bytes] = []
         lease = b"%.17g" % self.settings.lease
-        handed.sort(key=attrgetter("holder"))  # a worker's jobs leave in one bundle
-        for holder, jobs in groupby(handed, attrgetter("holder")):
-            if holder:  # else they were given back while the store was away
-                round, place = self.jobs.workers[holder].round, build(MSG, _inbox(holder), b"")
+        for batch in batches:
+            if batch.jobs:  # else they were given back while the store was away
+                round, place = self.jobs.workers[batch.holder].round, build(MSG, _inbox(batch.holder), b"")
                 packets += [
                     place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
-                    for job in jobs
+                    for job in batch.jobs.values()
                     if job.payload is not None  # else another service has it, see `sbus.queue.jetstream`
                 ]
         for job in died:

@@ -3,6 +3,9 @@
 One transaction takes all changes of a turn (WAL, ``synchronous=FULL``: one sync). A transaction that fails has changed
 nothing, and can be repeated. flock(2) holds the lock: SQLite's own locks end when any descriptor of the file is closed.
 
+The row of a batch is written when it goes to its worker, and again when a job comes back from it. A job that is done
+loses its own row only.
+
 A job's number is never used again, so a late ack never meets another job. The IDs of a user's jobs are kept for a day,
 and as many as there are slots: a new one takes the place of the oldest.
 """
@@ -13,18 +16,19 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sbus.errors import QueueError
-from sbus.queue.jobs import Changes, Job
+from sbus.queue.jobs import Batch, Changes, Job
 
 __all__ = ["KNOWN_SECONDS", "Store"]
 
 _APPLICATION = 0x53425553
-_VERSION = 3
+_VERSION = 4
 _SCHEMA = """
 CREATE TABLE job (id INTEGER PRIMARY KEY, head BLOB NOT NULL, payload BLOB NOT NULL) STRICT;
+CREATE TABLE batch (id INTEGER PRIMARY KEY, holder BLOB NOT NULL, jobs BLOB NOT NULL) STRICT;
 CREATE TABLE latest (job INTEGER NOT NULL) STRICT;
 INSERT INTO latest VALUES (0);
 CREATE TABLE known (
@@ -93,7 +97,7 @@ class Store:
             self._lock = -1
 
     def jobs(self) -> list[Job]:
-        """Return all jobs, without their payloads.
+        """Return all jobs, without their payloads, and with their batches.
 
         :raises QueueError: if the file is broken.
         """
@@ -102,7 +106,10 @@ class Store:
             problem = run("PRAGMA quick_check(1)").fetchone()[0]
             if problem != "ok":
                 raise sqlite3.DatabaseError(problem.replace("\n", " "))
-            return [Job.parse(*row) for row in run("SELECT id, head, length(payload) FROM job")]
+            jobs = {row[0]: Job.parse(*row) for row in run("SELECT id, head, length(payload) FROM job")}
+            for id, holder, tries in run("SELECT id, holder, jobs FROM batch"):
+                Batch(id, holder).parse(tries, jobs)
+            return list(jobs.values())
         except (sqlite3.Error, ValueError) as e:
             raise QueueError(f"{self.path}: {_explain(self.path, e)}") from None
 
@@ -133,6 +140,11 @@ class Store:
                 run("UPDATE latest SET job=?", (changes.new[-1].id,))
             many("UPDATE job SET head=? WHERE id=?", [(job.head(), job.id) for job in changes.changed])
             many("DELETE FROM job WHERE id BETWEEN ? AND ?", _ranges(changes.gone))
+            many(
+                "INSERT OR REPLACE INTO batch VALUES (?, ?, ?)",
+                [(batch.id, batch.holder, batch.tries()) for batch in changes.batches],
+            )
+            many("DELETE FROM batch WHERE id BETWEEN ? AND ?", _ranges(changes.over))
             named = [job for job in changes.new if job.ident]
             many(
                 "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)",
@@ -157,7 +169,7 @@ class Store:
         return dict(self._db.execute(find, (json.dumps(list(ids)),)))
 
 
-def _ranges(numbers: list[int]) -> list[list[int]]:
+def _ranges(numbers: Sequence[int]) -> list[list[int]]:
     """Return the first and the last of numbers that follow each other: SQLite deletes these in a third of the time."""
     ranges: list[list[int]] = []
     last = -2

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sbus.queue.jobs import MOST_DELIVERIES, STATES, Changes, Job, JobQueue, Settings
+from sbus.queue.jobs import MOST_DELIVERIES, STATES, Batch, Changes, Job, JobQueue, Settings
 from tests.support.examples import examples
 
 
@@ -28,6 +28,11 @@ def put(queue: JobQueue, key: bytes, payload: bytes, uid: int = -1, due: float =
     return job
 
 
+def advance(queue: JobQueue, now: float) -> list[Job]:
+    """The jobs that are handed out now."""
+    return [job for batch in queue.advance(now) for job in batch.jobs.values()]
+
+
 def ids(handed: list[Job]) -> list[int]:
     return [job.id for job in handed]
 
@@ -37,10 +42,10 @@ def test_credit_bounds_what_a_worker_has() -> None:
     queue = queue_with(2)
     for _ in range(3):
         put(queue, b"k", b"")
-    first = queue.advance(0.0)
+    first = advance(queue, 0.0)
     assert ids(first) == [1, 2]
     queue.ack([first[1]])
-    assert ids(queue.advance(0.0)) == [3]
+    assert ids(advance(queue, 0.0)) == [3]
 
 
 def test_the_least_busy_worker_gets_the_next_job() -> None:
@@ -50,12 +55,12 @@ def test_the_least_busy_worker_gets_the_next_job() -> None:
     queue.ready(b"b", 0, 1, 10, {})
     for _ in range(4):
         put(queue, b"k", b"")
-    for job in queue.advance(0.0):
+    for job in advance(queue, 0.0):
         if job.holder == b"b":
             queue.ack([job])
     for _ in range(2):
         put(queue, b"k", b"")
-    assert [job.holder for job in queue.advance(0.0)] == [b"b", b"b"]
+    assert [job.holder for job in advance(queue, 0.0)] == [b"b", b"b"]
 
 
 def test_users_take_turns() -> None:
@@ -63,7 +68,7 @@ def test_users_take_turns() -> None:
     queue = queue_with(4)
     for uid in (1, 1, 1, 1, 2, 3):
         put(queue, b"k", b"", uid=uid)
-    assert [job.uid for job in queue.advance(0.0)] == [1, 2, 3, 1]
+    assert [job.uid for job in advance(queue, 0.0)] == [1, 2, 3, 1]
 
 
 def test_a_user_whose_jobs_kill_workers_takes_turns_too() -> None:
@@ -72,13 +77,13 @@ def test_a_user_whose_jobs_kill_workers_takes_turns_too() -> None:
     bad = [put(queue, b"bad", b"", uid=1) for _ in range(3)]
     for now in (0.0, 100.0):
         for _ in bad:
-            [job] = queue.advance(now)
+            [job] = advance(queue, now)
             queue.nack(job, "failed", "", now)
     for _ in range(2):
         put(queue, b"good", b"", uid=2)
     served = []
     for _ in range(4):
-        [job] = queue.advance(200.0)
+        [job] = advance(queue, 200.0)
         served.append(job.uid)
         queue.ack([job])
     assert served in ([1, 2, 1, 2], [2, 1, 2, 1])
@@ -89,10 +94,10 @@ def test_failures_pause_longer_each_time() -> None:
     queue, now, pauses = queue_with(deliveries=20), 0.0, []
     job = put(queue, b"k", b"")
     for _ in range(11):
-        assert ids(queue.advance(now)) == [1]
+        assert ids(advance(queue, now)) == [1]
         queue.nack(job, "failed", "", now)
         pauses.append(job.due - now)
-        assert queue.advance(now + pauses[-1] - 0.5) == []
+        assert advance(queue, now + pauses[-1] - 0.5) == []
         now += pauses[-1]
     assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
 
@@ -103,7 +108,7 @@ def test_a_job_may_fail_for_days() -> None:
     put(queue, b"k", b"")
     now = 0.0
     for _ in range(1100):
-        [job] = queue.advance(now)
+        [job] = advance(queue, now)
         queue.nack(job, "failed", "", now)
         now += 300.0
     assert job.state == "delayed"
@@ -114,11 +119,11 @@ def test_a_job_dies_after_its_deliveries() -> None:
     queue = queue_with(deliveries=2)
     job = put(queue, b"k", b"")
     for now in (0.0, 1.0):
-        assert ids(queue.advance(now)) == [1]
+        assert ids(advance(queue, now)) == [1]
         queue.nack(job, "failed", f"at {now}", now)
     assert (job.state, job.reason, queue.died) == ("dead", "failed: at 1.0", [job])
     queue.retry([job])
-    assert (ids(queue.advance(2.0)), job.tries) == ([1], 1)
+    assert (ids(advance(queue, 2.0)), job.tries) == ([1], 1)
 
 
 def test_released_jobs_do_not_count_and_poison_is_final() -> None:
@@ -126,9 +131,9 @@ def test_released_jobs_do_not_count_and_poison_is_final() -> None:
     queue = queue_with(deliveries=1)
     job = put(queue, b"k", b"")
     for _ in range(3):
-        assert ids(queue.advance(0.0)) == [1]
+        assert ids(advance(queue, 0.0)) == [1]
         queue.nack(job, "released", "", 0.0)
-    assert ids(queue.advance(0.0)) == [1]
+    assert ids(advance(queue, 0.0)) == [1]
     queue.nack(job, "poison", "no image", 0.0)
     assert (job.state, job.reason) == ("dead", "poison: no image")
 
@@ -137,12 +142,12 @@ def test_a_lease_ends_unless_it_is_renewed() -> None:
     """A job whose lease has run out goes out again, and the answer to the former delivery is stale."""
     queue = queue_with(lease=30.0)
     job = put(queue, b"k", b"")
-    queue.advance(0.0)
+    advance(queue, 0.0)
     queue.renew(job, 20.0)
-    assert queue.advance(49.0) == []
-    assert queue.advance(50.0) == []
+    assert advance(queue, 49.0) == []
+    assert advance(queue, 50.0) == []
     assert not queue.held(b"w", [(1, 1)])
-    assert ids(queue.advance(50.0)) == [1]
+    assert ids(advance(queue, 50.0)) == [1]
     assert queue.held(b"w", [(1, 2)]) == [job]
     assert not queue.held(b"another", [(1, 2)])
 
@@ -151,12 +156,12 @@ def test_each_lease_ends_in_its_time() -> None:
     """The leases of jobs that came later, and of one that was renewed, do not keep that of another one from ending."""
     queue = queue_with(lease=30.0)
     jobs = [put(queue, b"k", b"") for _ in range(2)]
-    assert queue.advance(0.0) == jobs
+    assert advance(queue, 0.0) == jobs
     put(queue, b"k", b"")
-    queue.advance(10.0)
+    advance(queue, 10.0)
     queue.renew(jobs[0], 20.0)
     assert queue.next_time() == 30.0
-    queue.advance(30.0)
+    advance(queue, 30.0)
     assert [queue.events["expired"], *(job.holder for job in jobs)] == [1, b"w", b""]
 
 
@@ -168,24 +173,24 @@ def test_what_a_deleted_job_has_left_is_passed_over() -> None:
     ready.due, delayed.due = 1.0, 2.0
     for job in (ready, delayed):
         queue.add(job)
-    assert [ids(queue.advance(now)) for now in (0.5, 1.0, 1.5, 2.0)] == [[], [ready.id], [], [delayed.id]]
+    assert [ids(advance(queue, now)) for now in (0.5, 1.0, 1.5, 2.0)] == [[], [ready.id], [], [delayed.id]]
 
 
 def test_a_worker_that_says_nothing_gets_nothing_more() -> None:
     """A worker whose lease ran out has no room until it is heard, though it has the fewest jobs then."""
     queue = queue_with(lease=30.0)
     put(queue, b"k", b"")
-    queue.advance(0.0)
-    assert queue.advance(30.0) == []
+    advance(queue, 0.0)
+    assert advance(queue, 30.0) == []
     queue.ready(b"other", 0, 1, 1, {})
-    assert [(d.holder, d.tries) for d in queue.advance(31.0)] == [(b"other", 2)]
+    assert [(d.holder, d.tries) for d in advance(queue, 31.0)] == [(b"other", 2)]
     put(queue, b"k", b"")
-    assert queue.advance(32.0) == []
+    assert advance(queue, 32.0) == []
     assert not queue.held(b"w", [(1, 1)])
-    assert [d.holder for d in queue.advance(33.0)] == [b"w"]
-    assert queue.advance(63.0) == []
+    assert [d.holder for d in advance(queue, 33.0)] == [b"w"]
+    assert advance(queue, 63.0) == []
     queue.ready(b"w", 0, 2, 10, {})
-    assert [d.holder for d in queue.advance(64.0)] == [b"w"]
+    assert [d.holder for d in advance(queue, 64.0)] == [b"w"]
 
 
 def test_the_third_delivery_goes_alone() -> None:
@@ -193,24 +198,24 @@ def test_the_third_delivery_goes_alone() -> None:
     queue = queue_with(5)
     for _ in range(2):
         put(queue, b"bad", b"")
-        queue.advance(0.0)
+        advance(queue, 0.0)
         queue.gone(b"w")
         queue.ready(b"w", 0, 1, 5, {})
     for _ in range(3):
         put(queue, b"good", b"")
     # 1 was out twice, 2 once.
-    first = queue.advance(0.0)
+    first = advance(queue, 0.0)
     assert ids(first) == [1]
-    assert queue.advance(0.0) == []
+    assert advance(queue, 0.0) == []
     queue.ack([first[0]])
-    assert ids(queue.advance(0.0)) == [2, 3, 4, 5]
+    assert ids(advance(queue, 0.0)) == [2, 3, 4, 5]
 
 
 def put_and_fail_twice(queue: JobQueue) -> Job:
     """Put a job that goes alone from the time 2 on."""
     bad = put(queue, b"bad", b"")
     for now in (0.0, 1.0):
-        assert ids(queue.advance(now)) == [bad.id]
+        assert ids(advance(queue, now)) == [bad.id]
         queue.nack(bad, "failed", "", now)
     return bad
 
@@ -221,13 +226,13 @@ def test_a_busy_worker_is_kept_free_for_a_job_that_goes_alone() -> None:
     bad = put_and_fail_twice(queue)
     for _ in range(3):
         put(queue, b"good", b"")
-    first, second = queue.advance(2.0)
+    first, second = advance(queue, 2.0)
     queue.ack([first])
-    assert queue.advance(3.0) == []
+    assert advance(queue, 3.0) == []
     queue.ack([second])
-    assert ids(queue.advance(3.0)) == [bad.id]
+    assert ids(advance(queue, 3.0)) == [bad.id]
     queue.ack([bad])
-    assert ids(queue.advance(3.0)) == [4]
+    assert ids(advance(queue, 3.0)) == [4]
 
 
 def test_one_busy_worker_is_kept_free_and_others_go_on() -> None:
@@ -237,10 +242,10 @@ def test_one_busy_worker_is_kept_free_and_others_go_on() -> None:
     queue.ready(b"v", 0, 1, 3, {})
     for _ in range(2):
         put(queue, b"good", b"")
-    assert {job.holder for job in queue.advance(2.0)} == {b"v", b"w"}
+    assert {job.holder for job in advance(queue, 2.0)} == {b"v", b"w"}
     for _ in range(3):
         put(queue, b"good", b"")
-    handed = queue.advance(3.0)
+    handed = advance(queue, 3.0)
     assert [job.key for job in handed] == [b"good", b"good"]
     assert len({job.holder for job in handed}) == 1
 
@@ -250,18 +255,18 @@ def test_a_new_round_takes_back_what_the_worker_lacks() -> None:
     queue = queue_with(2)
     for _ in range(2):
         put(queue, b"k", b"")
-    queue.advance(0.0)
+    advance(queue, 0.0)
     queue.ready(b"w", 0, 2, 2, {1: 1})
-    assert [(d.id, d.tries) for d in queue.advance(0.0)] == [(2, 1)]
+    assert [(d.id, d.tries) for d in advance(queue, 0.0)] == [(2, 1)]
 
 
 def test_the_same_round_takes_nothing_back() -> None:
     """A worker that announces itself in the same round keeps the jobs that are on their way to it."""
     queue = queue_with(2)
     put(queue, b"k", b"")
-    queue.advance(0.0)
+    advance(queue, 0.0)
     queue.ready(b"w", 0, 1, 1, {})
-    assert queue.advance(0.0) == []
+    assert advance(queue, 0.0) == []
     assert queue.counts()["out"] == 1
 
 
@@ -276,7 +281,7 @@ def test_workers_without_credit_and_jobs_are_forgotten() -> None:
         assert queue.workers == {}
     put(queue, b"k", b"")
     queue.ready(b"w", 0, 4, 1, {})
-    handed = queue.advance(0.0)
+    handed = advance(queue, 0.0)
     queue.ready(b"w", 0, 4, 0, {})
     queue.ack(handed)
     assert queue.workers == {}
@@ -288,7 +293,7 @@ def test_much_credit_takes_several_turns() -> None:
     queue.ready(b"v", 0, 1, MOST_DELIVERIES, {})
     for _ in range(MOST_DELIVERIES + 10):
         put(queue, b"k", b"")
-    assert [len(queue.advance(0.0)) for _ in range(3)] == [MOST_DELIVERIES, 10, 0]
+    assert [len(advance(queue, 0.0)) for _ in range(3)] == [MOST_DELIVERIES, 10, 0]
 
 
 def test_a_worker_has_a_bounded_number_of_bytes() -> None:
@@ -298,13 +303,13 @@ def test_a_worker_has_a_bounded_number_of_bytes() -> None:
         put(queue, b"k", bytes(2 << 20))
     for _ in range(300):
         put(queue, b"k", bytes(10_000))
-    first = queue.advance(0.0)
+    first = advance(queue, 0.0)
     assert ids(first) == [1]
     queue.ack([first[0]])
-    [second] = queue.advance(0.0)
+    [second] = advance(queue, 0.0)
     queue.ack([second])
-    assert len(queue.advance(0.0)) == math.ceil((1 << 20) / 10_000)
-    assert queue.advance(0.0) == []
+    assert len(advance(queue, 0.0)) == math.ceil((1 << 20) / 10_000)
+    assert advance(queue, 0.0) == []
 
 
 def test_many_workers_share_the_bytes() -> None:
@@ -314,7 +319,7 @@ def test_many_workers_share_the_bytes() -> None:
         queue.ready(b"%d" % number, number, 1, 100, {})
         for _ in range(5):
             put(queue, b"k", bytes(100_000))
-    assert sum(job.size for job in queue.advance(0.0)) <= (64 << 20) + 500 * 100_000
+    assert sum(job.size for job in advance(queue, 0.0)) <= (64 << 20) + 500 * 100_000
 
 
 def test_delayed_and_deleted_jobs_hold_up_no_others_of_their_key() -> None:
@@ -322,17 +327,19 @@ def test_delayed_and_deleted_jobs_hold_up_no_others_of_their_key() -> None:
     queue = queue_with(is_ordered=True)
     put(queue, b"k", b"", due=9.0)
     jobs = [put(queue, b"k", b"") for _ in range(3)]
-    first = queue.advance(0.0)
+    first = advance(queue, 0.0)
     assert first == jobs[:1]
     queue.drain([jobs[1]])
     queue.ack(first)
-    assert queue.advance(0.0) == jobs[2:]
+    assert advance(queue, 0.0) == jobs[2:]
 
 
 def test_what_was_under_way_is_first_after_a_start() -> None:
     """With ordered=key, a job that was out, or has failed, comes before earlier jobs that were delayed."""
     for holder in (b"", b"w"):
-        jobs = [Job(1, b"k", b"0 -", 1, 1), Job(2, b"k", b"0 -", 1, 1, tries=1, holder=holder)]
+        jobs = [Job(1, b"k", b"0 -", 1, 1), Job(2, b"k", b"0 -", 1, 1, tries=1)]
+        if holder:
+            Batch(1, holder).add(jobs[1])
         JobQueue(Settings(is_ordered=True), jobs, 3)
         assert [job.state for job in jobs] == ["waiting", "out" if holder else "ready"]
 
@@ -355,7 +362,7 @@ def test_a_user_has_bounded_jobs_and_bytes() -> None:
         return queue.put(Job(0, b"", b"0 -", uid, size, bytes(size)))
 
     assert [has_room(1, 8), has_room(1, 3), has_room(2, 3), has_room(1, 2), has_room(1, 0)] == [1, 0, 1, 1, 0]
-    queue.ack(queue.advance(0.0))
+    queue.ack(advance(queue, 0.0))
     assert has_room(1, 10)
 
 
@@ -366,7 +373,8 @@ WORKERS = [b"1", b"2", b"3"]
 class Machine(RuleBasedStateMachine):
     """A queue beside a naive model of its promises.
 
-    :ivar disk: what the store has.
+    :ivar disk: what the store has of jobs.
+    :ivar batches: what it has of batches.
     :ivar hold: for each worker that is connected, the jobs that it has, with the delivery.
     :ivar open: jobs that were put and not done.
     """
@@ -377,6 +385,7 @@ class Machine(RuleBasedStateMachine):
         self.queue = JobQueue(self.chosen)
         self.now = 1000.0
         self.disk: dict[int, bytes] = {}
+        self.batches: dict[int, tuple[bytes, bytes]] = {}
         self.next_id = 1
         self.hold: dict[bytes, dict[int, int]] = {}
         self.credit: dict[bytes, int] = {}
@@ -393,13 +402,17 @@ class Machine(RuleBasedStateMachine):
             self.disk[job.id] = job.head()
         for id in changes.gone:
             self.disk.pop(id, None)
+        for batch in changes.batches:
+            self.batches[batch.id] = batch.holder, batch.tries()
+        for id in changes.over:
+            self.batches.pop(id, None)
         return changes
 
     @rule()
     def turn(self) -> None:
         before = {uid: self.queue_ready(uid) for uid in (1, 2)}
         silent = {job.holder for job in self.queue.jobs.values() if job.holder and job.until <= self.now}
-        handed = self.queue.advance(self.now)
+        handed = advance(self.queue, self.now)
         self.save()
         served: list[int] = []
         held = {token: sum(self.is_held(token, job) for job in jobs.items()) for token, jobs in self.hold.items()}
@@ -500,8 +513,10 @@ class Machine(RuleBasedStateMachine):
     def restart(self) -> None:
         """Start the service again: from the disk, with the same workers, some of which have died meanwhile."""
         self.save()
-        stored = [Job.parse(id, head, 0) for id, head in self.disk.items()]
-        self.queue = JobQueue(self.chosen, stored, self.next_id, self.now)
+        stored = {id: Job.parse(id, head, 0) for id, head in self.disk.items()}
+        for id, (holder, tries) in self.batches.items():
+            Batch(id, holder).parse(tries, stored)
+        self.queue = JobQueue(self.chosen, stored.values(), self.next_id, self.now)
         for token in list(self.hold):
             self.announce(token, self.credit[token])
         assert not any(self.save())
@@ -550,7 +565,7 @@ class Machine(RuleBasedStateMachine):
             self.queue.ack(out)
             self.open -= {job.id for job in out}
             self.now += 31.0
-            self.queue.advance(self.now)
+            advance(self.queue, self.now)
         assert all(job.reason for job in self.queue.jobs.values())
 
     def die_now(self, token: bytes) -> None:

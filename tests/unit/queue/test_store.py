@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import QueueError
-from sbus.queue.jobs import Changes, Job
+from sbus.queue.jobs import Batch, Changes, Job
 from sbus.queue.store import Store
 from tests.support.disks import filled, mounted
 from tests.support.examples import examples
@@ -27,12 +27,12 @@ def job(id: int, payload: bytes = b"", uid: int = 2, ident: bytes = b"", **known
 
 def new(*jobs: tuple[int, bytes]) -> Changes:
     """New jobs, each with its payload."""
-    return Changes([job(id, payload) for id, payload in jobs], [], [])
+    return Changes([job(id, payload) for id, payload in jobs])
 
 
 def named(*idents: tuple[int, bytes, int]) -> Changes:
     """New jobs with IDs: of each, the user, the ID and the number."""
-    return Changes([job(id, b"", uid, ident) for uid, ident, id in idents], [], [])
+    return Changes([job(id, b"", uid, ident) for uid, ident, id in idents])
 
 
 def known(store: Store, idents: Iterable[tuple[int, bytes]], now: float) -> dict[tuple[int, bytes], int]:
@@ -56,8 +56,8 @@ def again(store: Store) -> Store:
 def test_changes_last(store: Store) -> None:
     """New, changed and deleted jobs are there after the next start, and no number is used twice."""
     store.write(new((7, b"one"), (8, b"two")), 0.0)
-    changed = job(7, b"one", due=1.5, tries=1, holder=b"w", reason="why")
-    store.write(Changes([], [changed], [8]), 0.0)
+    changed = job(7, b"one", due=1.5, tries=1, reason="why")
+    store.write(Changes(changed=[changed], gone=[8]), 0.0)
     store = again(store)
     [found] = store.jobs()
     changed.payload = None
@@ -74,10 +74,26 @@ def test_any_number_of_jobs(data: st.DataObject) -> None:
     gone = data.draw(st.lists(st.integers(1, count), unique=True) | st.permutations(range(1, count + 1)))
     with TemporaryDirectory() as directory, closing(Store(f"{directory}/store")) as store:
         store.write(new(*((id, b"%d" % id) for id in range(1, count + 1))), 0.0)
-        store.write(Changes([job(count + 1, b"last")], [], list(gone)), 0.0)
+        store.write(Changes([job(count + 1, b"last")], gone=list(gone)), 0.0)
         left = {id: b"%d" % id for id in range(1, count + 1) if id not in gone}
         assert store.payloads(range(count + 2)) == {**left, count + 1: b"last"}
         assert {each.id for each in store.jobs()} == {*left, count + 1}
+
+
+def test_batches_last(store: Store) -> None:
+    """Jobs are in their batches after the next start, with their tries, without those that are done."""
+    jobs = [job(id, tries=id) for id in range(1, 6)]
+    batches = [Batch(1, b"v"), Batch(2, b"w")]
+    for each, batch in zip(jobs, (0, 0, 1, 1), strict=False):
+        batches[batch].add(each)
+    store.write(Changes([job(id) for id in range(1, 6)], batches=batches), 0.0)
+    store = again(store)
+    found = [(each.holder, each.tries) for each in store.jobs()]
+    assert found == [(b"v", 1), (b"v", 2), (b"w", 3), (b"w", 4), (b"", 0)]
+    store.write(Changes(gone=[3], over=[1]), 0.0)
+    store = again(store)
+    assert {each.id: each.holder for each in store.jobs()} == {1: b"", 2: b"", 4: b"w", 5: b""}
+    store.close()
 
 
 def test_each_transaction_is_synced(store: Store) -> None:
@@ -160,7 +176,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "2m") as disk:
         store = Store(str(disk / "store"))
         store.write(new((7, b"kept")), 0.0)
-        large = Changes(new((9, bytes(500_000))).new, [], [7])
+        large = Changes(new((9, bytes(500_000))).new, gone=[7])
         with filled(disk), pytest.raises(sqlite3.OperationalError, match="full"):
             store.write(large, 0.0)
         assert store.payloads([7, 9]) == {7: b"kept"}
