@@ -535,7 +535,7 @@ class ClientCore:
         self._on_truncated(lost_of(packet))
 
     def _learn_limit(self, payload: bytes) -> None:
-        """Note the server's answer to ``bye/on``: the longest packet, if it is longer than usual."""
+        """Note the server's answer to ``bye/on``: the longest packet, if that is not the usual one."""
         self._server_max_packet = int(payload) if _is_limit(payload) else 0
         if self._server_max_packet:
             self._make_room(min(self._server_max_packet, LONGEST_PACKET))

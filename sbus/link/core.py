@@ -42,7 +42,7 @@ from sbus.link.wire import Side, Stage, Wire
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, unbundle
 from sbus.protocol.notices import BYE, LOST
-from sbus.protocol.packets import CMSG, MSG, SUB, UNSUB, Truncated, build, parse
+from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, Truncated, build, parse
 from sbus.routing.runs import next_run
 
 __all__ = ["CLOSELY", "LOOP_RETRY", "LinkCore", "Side", "Stage", "Wire"]
@@ -366,7 +366,7 @@ class LinkCore:
             if payload.isdigit() and len(payload) < 10:
                 self._wire.bundle(side, min(int(payload), MAX_BUNDLE))
         elif key == controls.BYE_ON:
-            self._wire.limit(side, int(payload) if payload.isdigit() and len(payload) < 10 else 0)
+            self._wire.limit(side, int(payload) if payload.isdigit() and len(payload) < 10 else DEFAULT_MAX_PACKET)
         elif key == controls.SENDER_ON:
             bus.names = True
         elif key == LOST:

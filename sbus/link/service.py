@@ -180,7 +180,7 @@ class LinkService(Service):
     :param out: the patterns that may go up.
     :param into: the patterns that may come down.
     :param secrets: whether secret messages that are not for the bus below go up.
-    :param max_packet: bytes in the longest packet of either bus.
+    :param max_packet: bytes in the longest packet of a bus that does not say its limit.
     :ivar core: what the link knows and has counted.
     """
 

@@ -97,9 +97,9 @@ class Limits:
 
     @property
     def announced(self) -> bytes:
-        """What ``bye/on`` is answered: the longest packet that is delivered, if a client might not expect it."""
+        """What ``bye/on`` is answered: the longest packet that is delivered, if it is not what a client expects."""
         longest = min(self.max_packet, LONGEST_PACKET)
-        return b"%d" % longest if longest > DEFAULT_MAX_PACKET else b""
+        return b"" if longest == DEFAULT_MAX_PACKET else b"%d" % longest
 
     def memory_account(self) -> tuple[MemoryAccount, int]:
         """Return a new account with the limits of memory, and the bytes set aside for the route cache."""

@@ -25,7 +25,6 @@ def link_command(
     into: Sequence[bytes],
     *,
     secrets: bool,
-    max_packet: int,
 ) -> list[bytes]:
     """Return the command that runs the link of a bus.
 
@@ -34,7 +33,6 @@ def link_command(
     :param out: the patterns that may go up.
     :param into: the patterns that may come down.
     :param secrets: whether secret messages go up.
-    :param max_packet: the length of the longest packet in bytes.
     :raises sbus.errors.AddressError: if no client can connect to the bus's address.
     """
     words: list[str | bytes] = [
@@ -42,7 +40,6 @@ def link_command(
         *(
             f"--socket={connectable_text(address)}",
             f"--upstream={upstream if upstream.startswith('@') else os.path.abspath(upstream)}",
-            f"--max-packet={max_packet}",
         ),
         *(b"--upstream-out=" + pattern for pattern in out),
         *(b"--upstream-in=" + pattern for pattern in into),

@@ -101,7 +101,6 @@ def plan_link(options: Options, address: Address) -> list[bytes] | None:
         options["upstream-out"],
         options["upstream-in"],
         secrets=bool(options["upstream-secrets"]),
-        max_packet=options.limits.max_packet,
     )
 
 

@@ -296,6 +296,24 @@ def test_message_too_long_for_the_other_bus(tree: StartBus) -> None:
     assert leaf.log.count("linked to root") == 1
 
 
+@pytest.mark.parametrize(("master", "bus"), [((), ("--max-packet=1000000",)), (("--max-packet=1000",), ())])
+def test_message_too_long_for_the_master(tree: StartBus, master: tuple[str, ...], bus: tuple[str, ...]) -> None:
+    """The master's limit counts on the way up, whether its bus has a higher one than by default or it has a lower one."""
+    root = tree("root", None, *master)
+    leaf = tree("leaf", root, *bus)
+    above = root.client(b"k")
+    with connect(str(leaf.address)) as publisher:
+        while not publisher.has_subscribers("k"):
+            pass
+        longest = 1000 if master else 409_600
+        for size in (10, longest - 6, longest - 5, 10):
+            publisher.publish("k", bytes(size))
+        publisher.fence()
+    assert [len(packet) for packet in (above.recv(), above.recv(), above.recv())] == [16, longest, 16]
+    leaf.wait_log(f"a message was lost, as too long: it has {longest + 1} bytes")
+    assert leaf.log.count("linked to root") == 1
+
+
 def test_long_messages_between_buses_with_raised_limits(tree: StartBus) -> None:
     """A link learns the limits of its buses: messages of up to these cross both ways."""
     root = tree("root", None, "--max-packet=1000000")
