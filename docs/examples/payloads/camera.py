@@ -24,6 +24,7 @@ def film(address: str, frames: int) -> None:
 def watch(address: str, frames: int) -> None:
     """Look at each frame where it is."""
     with sbus.connect(address, payloads=True) as bus:
+        bus.flood_control(hard="block")  # the camera waits for its viewers
         bus.subscribe("camera/front")
         bus.fence()
         print("watching", flush=True)
