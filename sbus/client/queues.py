@@ -75,7 +75,7 @@ INBOX = b"/sbus/work/"
 _LONGEST_ID = 256
 """Bytes of the longest ID against doubles: the service remembers the IDs of a day."""
 LONGEST_WHY = 1000
-"""Characters of a reason: the service keeps it in memory."""
+"""Bytes of a reason: the service keeps it in memory."""
 HEAD_ROOM = 512
 """Bytes of a packet that a job's sender, and the keys around it, may take on its way."""
 MOST_CREDIT = 4096
@@ -228,7 +228,7 @@ class Job:
         :param reason: ``released``: this worker stops, and the delivery does not count. ``failed``: the queue tries
             again after a pause of 1 s, which doubles each time up to 5 min. ``poison``: no worker can do it; it is
             dead at once.
-        :param why: the cause, for people; the first 1,000 characters are kept.
+        :param why: the cause, for people; the first 1,000 bytes are kept.
         :raises sbus.errors.UsageError: for any other reason.
         """
         return self._work.publish(self.nack_words(reason, why))
@@ -267,7 +267,7 @@ class Job:
         if reason not in REASONS:
             raise UsageError(f"nack({reason!r}): use {', '.join(map(repr, REASONS))}")
         return self._work.end_job(
-            self, b"nack", b" %b %b" % (reason.encode(), why[:LONGEST_WHY].encode(errors="replace"))
+            self, b"nack", b" %b %b" % (reason.encode(), why.encode(errors="replace")[:LONGEST_WHY])
         )
 
     def __enter__(self) -> Self:
@@ -347,7 +347,7 @@ class WorkCore:
         self.jobs: dict[int, Job] = {}
         self._waiting: deque[Job] = deque()
         self._renew_at = math.inf  # none of them is to be renewed before
-        self._answers: deque[tuple[int, tuple[bytes, bytes]]] = deque(maxlen=credit)
+        self._answers: dict[int, tuple[bytes, bytes]] = {}  # the last one of each job, as many as the credit
         self._waiters: list[Waiter] = []
         self._subscriptions: list[Any] = []
         self._watch: Watch | None = None
@@ -364,8 +364,8 @@ class WorkCore:
             except ConnectionLost:
                 if bus.state == "closed":
                     raise
-        if self._subscriptions:
-            return  # another reader of the same work was faster
+        if self._subscriptions or self._error is not None:
+            return  # another reader of the same work was faster, or has closed it
         self._subscriptions = [
             bus.subscribe(me + INBOX + self._token, self._received),
             bus.subscribe(self._prefix + b"worker/" + self._token, _ignore),
@@ -379,7 +379,7 @@ class WorkCore:
     def _announce(self) -> None:
         if self._error is None:
             self._round += 1
-            for id, answer in tuple(self._answers):
+            for id, answer in tuple(self._answers.items()):
                 if id not in self.jobs:  # else it is here again
                     self.say(answer)
             words = [b"%d %d" % (self._round, self._credit)]
@@ -456,7 +456,10 @@ class WorkCore:
             return None
         del self.jobs[job.id]
         answer = verb, job.word + rest
-        self._answers.append((job.id, answer))
+        self._answers.pop(job.id, None)
+        self._answers[job.id] = answer
+        if len(self._answers) > self._credit:
+            del self._answers[next(iter(self._answers))]
         return answer
 
     def publish(self, words: tuple[bytes, bytes] | None) -> Any:

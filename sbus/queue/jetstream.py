@@ -29,7 +29,7 @@ from twisted.internet.threads import deferToThread
 
 from sbus.client.api import Request
 from sbus.client.dispatch import Message
-from sbus.client.queues import HEAD_ROOM
+from sbus.client.queues import HEAD_ROOM, LONGEST_WHY
 from sbus.errors import QueueError
 from sbus.queue.jobs import Changes, Job, JobQueue, Settings
 from sbus.queue.service import QueueService
@@ -70,6 +70,11 @@ def _parse(seq: int, data: bytes) -> tuple[Job, bytes]:
     return Job.parse(int(id) or seq, b"\0".join(head), len(payload)), payload
 
 
+def _is_full(error: BaseException) -> bool:
+    """Return whether a stream has refused a message because of its limits."""
+    return isinstance(error, APIError) and "exceeded" in (error.description or "")
+
+
 class JetStore(Store):
     """An open stream: the calls of `Store`, each of which waits for nats-server.
 
@@ -87,6 +92,7 @@ class JetStore(Store):
         self.on_arrival: Callable[[], object] = lambda: None
         self._held: dict[int, _Held] = {}
         self._arrived: list[Job] = []
+        self._late: list[Job] = []  # that the stream had no room for
         self._pulled = self._wanted = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sbus.queue.nats", daemon=True)
@@ -240,7 +246,7 @@ class JetStore(Store):
             try:
                 numbers[index] = await self._publish("job", id, _build(job, job.payload or b""))
             except APIError as e:
-                if "exceeded" not in (e.description or ""):
+                if not _is_full(e):
                     raise
                 numbers[index] = 0, False  # waiting would keep workers from making room
 
@@ -263,6 +269,7 @@ class JetStore(Store):
 
     async def _write(self, changes: Changes) -> None:
         async def move(job: Job) -> None:
+            """Move a job; one for which the stream has no room goes with the next changes, which may make some."""
             kind = "dead" if job.reason else "job"
             held = self._held.get(job.id)
             if held is None or (kind == "dead" and not held.reply):
@@ -271,9 +278,12 @@ class JetStore(Store):
             try:
                 seq, _ = await self._publish(kind, f"{held.seq}.{kind}", _build(job, held.payload))
                 await self._end(held)
-            except BaseException:
+            except BaseException as e:
                 self._held.setdefault(job.id, held)
-                raise
+                if not _is_full(e):
+                    raise
+                late.append(job)
+                return
             if kind == "dead":
                 self._held[job.id] = _Held(seq, "", held.payload)
 
@@ -282,7 +292,10 @@ class JetStore(Store):
                 await self._end(held)
                 del self._held[id]
 
-        await asyncio.gather(*map(move, (*changes.new, *changes.changed)), *map(end, changes.gone))
+        late: list[Job] = []
+        await asyncio.gather(*map(end, changes.gone))
+        await asyncio.gather(*map(move, (*self._late, *changes.new, *changes.changed)))
+        self._late = late
 
     async def _end(self, held: _Held) -> None:
         if held.reply:
@@ -393,7 +406,7 @@ class JetQueueService(QueueService):
         return await deferToThread(do)
 
     def _longest(self) -> int:
-        return min(super()._longest(), self._store.max_payload - HEAD_ROOM)
+        return min(super()._longest(), self._store.max_payload - HEAD_ROOM - LONGEST_WHY)
 
     def _admit(self, request: Message | None, job: Job) -> None:
         self._puts.append((request, job))

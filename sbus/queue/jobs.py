@@ -1,7 +1,7 @@
 """The jobs of one queue: which worker gets which job, and when.
 
 Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durable, and then sends what
-`JobQueue.advance` has handed out. Each job that is not done has a state:
+`JobQueue.advance` has handed out (`JobQueue.sent`). Each job that is not done has a state:
 
 ===========  ============================================================================================
 *waiting*    behind an earlier job of its key, which is under way (``ordered=key`` alone)
@@ -88,7 +88,7 @@ class Job:
     :ivar tries: the deliveries that count.
     :ivar reason: why it is dead, or nothing.
     :ivar batch: the one that it is out with; else None.
-    :ivar until: the end of its lease.
+    :ivar until: the end of its lease; ``inf`` until it is sent.
     :ivar state: one of `STATES`.
     """
 
@@ -188,8 +188,8 @@ class Worker:
         """Return whether another job may go to it."""
         return len(self.jobs) < self.credit and self.size < most_bytes and not self.is_alone and not self.is_silent
 
-    def take(self, job: Job, until: float) -> None:
-        """Begin a lease."""
+    def take(self, job: Job, until: float = math.inf) -> None:
+        """Take a job; its lease ends at `until`, or begins when it is sent."""
         job.state, job.until = "out", until
         self.jobs[job.id] = job
         self.size += job.size
@@ -202,7 +202,7 @@ class User:
     """A publishers' user.
 
     :ivar jobs: the number of its jobs.
-    :ivar size: the bytes of their keys and payloads.
+    :ivar size: the bytes of their keys, payloads and reasons.
     :ivar ready: the heap of its jobs that are ready.
     :ivar alone: the heap of those of them that go alone.
     """
@@ -259,8 +259,12 @@ class JobQueue:
         self._delayed: list[tuple[float, int]] = []
         self._aside: Counter[str] = Counter()  # jobs that are neither ready nor out, by state
         self._next_end = math.inf  # no lease ends before
+        stored = list(jobs)
+        for job in stored:
+            if job.due <= now:
+                job.due = 0.0  # its delay was over before: it comes before later jobs of its key
         # What was out or has failed is under way, before earlier jobs that were delayed.
-        for job in sorted(jobs, key=lambda job: (not job.batch, not job.tries, job.id)):
+        for job in sorted(stored, key=lambda job: (not job.batch, not job.tries, job.id)):
             self.add(job, now)
 
     def add(self, job: Job, now: float = 0.0) -> None:
@@ -268,7 +272,7 @@ class JobQueue:
         self.jobs[job.id] = job
         user = self._users[job.uid]
         user.jobs += 1
-        user.size += job.size
+        user.size += job.size + len(job.reason)
         if job.batch is not None:
             if self.settings.is_ordered:
                 self._join_line(job)
@@ -384,6 +388,7 @@ class JobQueue:
     def retry(self, jobs: Iterable[Job]) -> None:
         """Make dead jobs new ones."""
         for job in jobs:
+            self._users[job.uid].size -= len(job.reason)
             job.tries, job.reason = 0, ""
             self._touch(job)
             self._place(job)
@@ -395,7 +400,7 @@ class JobQueue:
             del self.jobs[job.id]
             user = self._users[job.uid]
             user.jobs -= 1
-            user.size -= job.size
+            user.size -= job.size + len(job.reason)
             if job.state in self._aside:
                 self._aside[job.state] -= 1
             if self._lines:
@@ -413,9 +418,20 @@ class JobQueue:
                 self._place(job)
         if self._next_end <= now:
             self._end_leases(now)
-        handed = self._hand_out(now) if self._turns else []
+        handed = self._hand_out() if self._turns else []
         self.events["delivered"] += sum(len(batch.jobs) for batch in handed)
         return handed
+
+    def sent(self, batches: list[Batch], now: float) -> None:
+        """Begin the leases of the jobs that go to their workers now: the disk may have taken long."""
+        until = now + self.settings.lease
+        for batch in batches:
+            if batch.jobs:
+                held = self.workers[batch.holder].jobs
+                for job in batch.jobs.values():
+                    job.until = until
+                    held[job.id] = held.pop(job.id)
+                self._next_end = min(self._next_end, until)
 
     def next_time(self) -> float:
         """Return when `advance` is next needed; ``inf`` for never."""
@@ -431,12 +447,12 @@ class JobQueue:
             if worker.jobs:
                 self._next_end = min(self._next_end, job.until)
 
-    def _hand_out(self, now: float) -> list[Batch]:
+    def _hand_out(self) -> list[Batch]:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))
         free = [worker for worker in self.workers.values() if worker.has_room(most_bytes)]
         loads = [(len(worker.jobs), number, worker) for number, worker in enumerate(free)]
         heapify(loads)
-        turns, until = self._turns, now + self.settings.lease
+        turns = self._turns
         batches: dict[bytes, Batch] = {}
         passed: list[User] = []
         left = MOST_DELIVERIES
@@ -461,7 +477,7 @@ class JobQueue:
             if job is None or job.state != "ready":
                 continue
             job.tries += 1
-            worker.take(job, until)
+            worker.take(job)
             batch = batches.get(worker.holder)
             if batch is None:
                 batch = batches[worker.holder] = self._new_batch(worker.holder)
@@ -472,8 +488,6 @@ class JobQueue:
             else:
                 heappop(loads)
         turns.extendleft(reversed(passed))
-        if batches:
-            self._next_end = min(self._next_end, until)
         return list(batches.values())
 
     def _new_batch(self, holder: bytes) -> Batch:
@@ -529,7 +543,7 @@ class JobQueue:
     def _leave_line(self, job: Job) -> None:
         line = self._lines.get(job.key)
         if line and line[0] is job:
-            while line and (line[0] is job or line[0].id not in self.jobs):
+            while line and (line[0] is job or line[0].reason or line[0].id not in self.jobs):
                 line.popleft()
             if line:
                 self._place(line[0])
@@ -562,8 +576,11 @@ class JobQueue:
         self._return(job)
 
     def _lose(self, job: Job, why: str) -> None:
-        """Take back a job whose worker has not answered."""
-        self._return(job, death=why if job.tries >= self.settings.deliveries else "")
+        """Take back a job whose worker has not answered; one that was never sent is not charged with it."""
+        if job.until == math.inf:
+            self._release(job)
+        else:
+            self._return(job, death=why if job.tries >= self.settings.deliveries else "")
 
     def _return(self, job: Job, *, death: str = "", due: float = 0.0) -> None:
         """Take a job back; `death` is the reason why it is dead."""
@@ -572,6 +589,7 @@ class JobQueue:
         self._take_back([job])
         self._touch(job)
         job.due, job.reason = due, death
+        self._users[job.uid].size += len(death)
         self._place(job)
         if death:
             self.events["dead"] += 1

@@ -53,7 +53,7 @@ _SERVED_TIMEOUT = 0.5
 """Seconds in which another service of the queue would answer; a monitor of its key makes a start wait for them."""
 _STOP_TIMEOUT = 5.0
 """Seconds in which a service that stops takes what the bus has queued for it."""
-_TOKEN = re.compile(rb"[0-9a-f]{1,64}")
+_TOKEN, _ROUND = re.compile(rb"[0-9a-f]{1,64}"), re.compile(rb"[0-9]{1,19}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""
 
@@ -309,12 +309,12 @@ class QueueService(Service):
             if verb == b"renew":
                 jobs.renew(job, self._now())
             else:
-                why = b" ".join(words[3:]).decode(errors="replace").replace("\0", "")
-                jobs.nack(job, words[2].decode(), why[:LONGEST_WHY], self._now())
+                why = b" ".join(words[3:])[:LONGEST_WHY].decode(errors="ignore").replace("\0", "")  # in no more bytes
+                jobs.nack(job, words[2].decode(), why, self._now())
 
     def _worker_ready(self, token: bytes, holder: bytes, uid: int, words: list[bytes]) -> None:
-        if not _TOKEN.fullmatch(token):
-            raise ValueError("no token")
+        if not _TOKEN.fullmatch(token) or not _ROUND.fullmatch(words[0]):
+            raise ValueError("no token, or no number of a round")
         round, credit = int(words[0]), min(max(0, int(words[1])), MOST_CREDIT)
         held = {int(id): int(tries) for id, tries in (word.split(b":") for word in words[2:])}
         if not self.jobs.ready(holder, uid, round, credit, held):
@@ -354,6 +354,7 @@ class QueueService(Service):
         if answers:
             with suppress(SbusError):
                 self._intake._reply(answers)
+        jobs.sent(batches, self._now())
         self._send(batches, died)
         for job in (*changes.new, *missing):
             job.payload = None  # it is in the store
@@ -403,15 +404,23 @@ class QueueService(Service):
 
     def _send(self, batches: list[Batch], died: list[Job]) -> None:
         packets: list[bytes] = []
-        lease = b"%.17g" % self.settings.lease
+        too_long: list[Job] = []
+        lease, longest = b"%.17g" % self.settings.lease, self._floor.core.max_packet
         for batch in batches:
             if batch.jobs:  # else they were given back while the store was away
                 round, place = self.jobs.workers[batch.holder].round, build(MSG, _inbox(batch.holder), b"")
-                packets += [
-                    place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
-                    for job in batch.jobs.values()
-                    if job.payload is not None  # else another service has it, see `sbus.queue.jetstream`
-                ]
+                for job in batch.jobs.values():
+                    if job.payload is None:
+                        continue  # another service has it, see `sbus.queue.jetstream`
+                    packet = place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
+                    if len(packet) <= longest:
+                        packets.append(packet)
+                    else:
+                        too_long.append(job)
+        for job in too_long:
+            why = f"no packet of this bus holds it: raise --max-packet above {longest:,} bytes, then retry it"
+            self.jobs.nack(job, "poison", why, self._now())
+            self._turns.begin()
         for job in died:
             self._log.warn("queue {name}: job {id} is dead: {why}", name=self.settings.name, id=job.id, why=job.reason)
             text = b"%d %d %b\0%b" % (job.id, job.tries, job.reason.encode(), job.payload or b"")
@@ -434,10 +443,13 @@ class QueueService(Service):
             ids, limit = asked.get("ids"), min(int(asked.get("limit", _MOST_SHOWN)), _MOST_SHOWN)
             states = ("dead",) if asked.get("dead") or verb == b"retry" else ("waiting", "ready", "delayed")
             found = [job for job in self.jobs.find_all(*states) if ids is None or job.id in ids]
-        except (ValueError, OverflowError, TypeError, AttributeError):
+        except (ValueError, OverflowError, TypeError, AttributeError, RecursionError):
             raise RequestFailed("give a JSON object with ids, dead and limit") from None
         if verb == b"peek":
-            return json.dumps(await self._shown(found[:limit]), ensure_ascii=False).encode()
+            shown = await self._shown(found[:limit])
+            while len(text := json.dumps(shown, ensure_ascii=False).encode()) > self._longest():
+                del shown[len(shown) // 2 :]  # the first ones that fit a packet
+            return text
         if verb not in (b"retry", b"drain"):
             raise RequestFailed("ask for ls, peek, retry or drain")
         (self.jobs.retry if verb == b"retry" else self.jobs.drain)(found)

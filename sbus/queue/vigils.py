@@ -10,8 +10,12 @@ from typing import Any
 from sbus.client.tx import Bus
 from sbus.client.watches import Watch
 from sbus.errors import SbusError
+from sbus.syscalls.descriptors import descriptor_limit
 
 __all__ = ["Vigils"]
+
+_SPARE = 64
+"""Descriptors that are left for stores, connections and metrics: anybody may have a thousand workers."""
 
 
 class Vigils:
@@ -82,12 +86,17 @@ class _Vigil(Watch):
 
     def watch_process(self, pid: int) -> None:
         try:
-            self._fd = os.pidfd_open(pid)
-            self._reactor.addReader(self)
+            descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             self._reactor.callLater(0, self._on_end)
+            return
         except OSError:
-            pass  # no descriptor is free: its connection is watched too
+            return  # no descriptor is free: its connection is watched too
+        if descriptor >= descriptor_limit() - _SPARE:
+            os.close(descriptor)
+            return
+        self._fd = descriptor
+        self._reactor.addReader(self)
 
     def update(self, has_subscribers: bool) -> None:
         super().update(has_subscribers)

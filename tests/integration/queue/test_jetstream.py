@@ -161,6 +161,27 @@ def test_a_full_stream(queued: Callable[..., Queued]) -> None:
         client.enqueue("jobs", "k", bytes(10_000))
 
 
+@pytest.mark.parametrize("store", ["jetstream"], indirect=True)
+def test_a_full_stream_and_a_dead_job(queued: Callable[..., Queued]) -> None:
+    """A job dies although the stream has no room for it: acks are taken meanwhile, and make some."""
+    server = queued("=jobs/,bytes=64K")
+    with sbus.connect(str(server.address)) as client:
+        for _ in range(6):
+            client.enqueue("jobs", "k", bytes(10_000))
+        with pytest.raises(RequestFailed, match="no room"):
+            client.enqueue("jobs", "k", bytes(10_000))
+        for job in client.work("jobs"):
+            if job.id == 1:
+                job.nack("poison", "w" * 3_000)
+            else:
+                job.ack()
+            if job.id == 6:
+                break
+        wait_until(lambda: ask(server.address, "ls")["jobs"], lambda jobs: (jobs["ready"], jobs["out"]) == (0, 0))
+        wait_until(lambda: len(ask(server.address, "peek", dead=True)), lambda count: count == 1)
+        client.enqueue("jobs", "k", bytes(10_000))
+
+
 @pytest.mark.slow
 def test_refusals(bus: Any, spawn: Any, directory: Path) -> None:
     """Without nats-server the start ends with one line."""

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from sbus.client.core import ClientCore, Message
 from sbus.client.denials import Denial
 from sbus.client.queues import HEAD_ROOM, Job, WorkCore, build_job, build_put, check_job, check_queue, parse_put
-from sbus.errors import NotAllowed, PacketTooLong, RequestFailed, UsageError
+from sbus.errors import Closed, NotAllowed, PacketTooLong, RequestFailed, UsageError
 
 
 class FakeBus:
@@ -170,6 +170,33 @@ def test_answers_are_repeated(bus: FakeBus) -> None:
     bus.take()
     work._announce()
     assert bus.take() == [b"ack 2 1", b"ready 2 2 1:2"]
+
+
+def test_work_that_is_closed_while_it_starts(bus: FakeBus) -> None:
+    """Nothing is subscribed to any more, and the reader learns why."""
+    work = WorkCore(bus, "jobs", 2)
+
+    async def close() -> bytes:
+        work.close()
+        return b"!/cred/1/2/3"
+
+    bus._own_name = close  # type: ignore[method-assign]
+    with pytest.raises(Closed):
+        next_job(work)
+    assert (bus.callbacks, bus.works) == ({}, [])
+
+
+def test_only_the_last_answer_of_a_job_is_repeated(bus: FakeBus) -> None:
+    """A job that an operator has revived does not die again because of the first answer."""
+    work = started(bus)
+    work._announce()
+    deliver(bus, 1, 1)
+    next_job(work).nack("poison")
+    deliver(bus, 1, 1)
+    next_job(work).ack()
+    bus.take()
+    work._announce()
+    assert bus.take() == [b"ack 1 1", b"ready 2 2"]
 
 
 def test_what_blocks_say(bus: FakeBus) -> None:

@@ -29,8 +29,10 @@ def put(queue: JobQueue, key: bytes, payload: bytes, uid: int = -1, due: float =
 
 
 def advance(queue: JobQueue, now: float) -> list[Job]:
-    """The jobs that are handed out now."""
-    return [job for batch in queue.advance(now) for job in batch.jobs.values()]
+    """The jobs that are handed out and sent now."""
+    batches = queue.advance(now)
+    queue.sent(batches, now)
+    return [job for batch in batches for job in batch.jobs.values()]
 
 
 def ids(handed: list[Job]) -> list[int]:
@@ -342,6 +344,60 @@ def test_what_was_under_way_is_first_after_a_start() -> None:
             Batch(1, holder).add(jobs[1])
         JobQueue(Settings(is_ordered=True), jobs, 3)
         assert [job.state for job in jobs] == ["waiting", "out" if holder else "ready"]
+
+
+def test_a_lease_begins_when_the_job_is_sent() -> None:
+    """A disk that refuses for longer than a lease costs the worker nothing of it, nor a job its tries."""
+    queue = queue_with(2, lease=30.0, deliveries=1)
+    first, second = put(queue, b"k", b""), put(queue, b"k", b"")
+    batches = queue.advance(0.0)
+    assert not queue.advance(100.0)
+    queue.renew(first, 100.0)
+    queue.sent(batches, 200.0)
+    assert [job.until for job in (first, second)] == [230.0, 230.0]
+    assert queue.next_time() == 230.0
+    advance(queue, 231.0)
+    assert [job.reason for job in (first, second)] == ["the lease ran out"] * 2
+
+
+def test_a_worker_that_ends_before_its_job_is_sent() -> None:
+    """A delivery that never left the service does not count."""
+    queue = queue_with(1, deliveries=1)
+    job = put(queue, b"k", b"")
+    queue.advance(0.0)
+    queue.gone(b"w")
+    assert (job.state, job.tries, job.reason) == ("ready", 0, "")
+
+
+def test_a_delay_that_is_over_is_over_after_a_start() -> None:
+    """With ordered=key, a job whose delay was over comes before the later ones of its key, as it did before."""
+    jobs = [Job(1, b"k", b"0 -", 1, 1, due=5.0), Job(2, b"k", b"0 -", 1, 1)]
+    JobQueue(Settings(is_ordered=True), jobs, 3, now=6.0)
+    assert [job.state for job in jobs] == ["ready", "waiting"]
+
+
+def test_a_dead_job_holds_up_no_others_of_its_key() -> None:
+    """Jobs of a key that were out without ordered=key may end in any order after a start with it."""
+    jobs = [Job(id, b"k", b"0 -", 1, 1, tries=id < 3) for id in (1, 2, 3)]
+    for job in jobs[:2]:
+        Batch(job.id, b"%d" % job.id).add(job)
+    queue = JobQueue(Settings(is_ordered=True), jobs, 4)
+    queue.nack(jobs[1], "poison", "", 0.0)
+    queue.ack(jobs[:1])
+    assert [job.state for job in jobs[1:]] == ["dead", "ready"]
+
+
+def test_reasons_count_as_bytes_of_the_user() -> None:
+    """What workers say about dead jobs fills their publisher's part, until the jobs are new again, or deleted."""
+    queue = queue_with(2, most_bytes=120)
+    jobs = [put(queue, b"k", b"", uid=1) for _ in range(2)]
+    advance(queue, 0.0)
+    for job in jobs:
+        queue.nack(job, "poison", "x" * 52, 0.0)
+    assert not queue.put(Job(0, b"k", b"0 -", 1, 1))
+    queue.retry(jobs[:1])
+    queue.drain(jobs[1:])
+    assert queue.put(Job(0, b"k", b"0 -", 1, 120))
 
 
 def test_one_user_does_not_take_all_places_of_workers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from sbus.client.core import ClientCore
 from sbus.client.dispatch import Message
 from sbus.client.queues import LONGEST_WHY, MOST_CREDIT
 from sbus.client.senders import kind_of
+from sbus.errors import RequestFailed
 from sbus.protocol.packets import build
 from sbus.queue.jobs import MOST_DELIVERIES, Changes, Settings
 from sbus.queue.service import QueueService
@@ -107,6 +109,19 @@ class Served:
         return [packet for packet in sent if not packet.startswith(b"CMSG ")]
 
 
+def refuse(*args: object) -> None:
+    """Write as a full disk does."""
+    raise sqlite3.OperationalError("full")
+
+
+def asked(served: Served, verb: bytes, payload: bytes = b"") -> Deferred[bytes]:
+    """Ask as an operator does."""
+    request: Any = SimpleNamespace(
+        key=b"queue/jobs/admin/" + verb, payload=payload, sender=SimpleNamespace(uid=os.geteuid())
+    )
+    return Deferred.fromCoroutine(served.service._asked(request))
+
+
 def test_a_pattern_that_is_most_likely_a_mistake(tmp_path: Path) -> None:
     """The log has a hint for a pattern with another program's wildcards."""
     settings = Settings(name="jobs", pattern=b"jobs/#", store=str(tmp_path / "store"))
@@ -176,10 +191,6 @@ def test_publishers_wait_while_the_disk_refuses(served: Served) -> None:
 
     Meanwhile publishers are read now and then, for two and a half minutes.
     """
-
-    def refuse(*args: object) -> None:
-        raise sqlite3.OperationalError("full")
-
     served.replace(refuse)
     served.put(1)
     served.clock.advance(0)
@@ -198,10 +209,6 @@ def test_publishers_wait_while_the_disk_refuses(served: Served) -> None:
 
 def test_publishers_wait_although_an_operator_looks(served: Served) -> None:
     """To show jobs while the disk refuses new ones lets no publisher go on."""
-
-    def refuse(*args: object) -> None:
-        raise sqlite3.OperationalError("full")
-
     served.put(1)
     served.clock.advance(0)
     served.replace(refuse)
@@ -215,10 +222,6 @@ def test_publishers_wait_although_an_operator_looks(served: Served) -> None:
 
 def test_a_job_that_came_back_meanwhile_is_not_sent(served: Served) -> None:
     """A worker that is gone before the disk has taken its job does not get it; another one does."""
-
-    def refuse(*args: object) -> None:
-        raise sqlite3.OperationalError("full")
-
     served.say(b"ready", b"1 1")
     served.replace(refuse)
     served.put(1)
@@ -287,15 +290,10 @@ def test_workers_are_watched_until_they_end(served: Served) -> None:
 
 def test_an_operator_is_answered_once_the_disk_has_it(served: Served) -> None:
     """``drain`` is answered after the transaction that deletes the jobs."""
-
-    def refuse(*args: object) -> None:
-        raise sqlite3.OperationalError("full")
-
     served.put(1)
     served.clock.advance(0)
     served.replace(refuse)
-    request: Any = SimpleNamespace(key=b"queue/jobs/admin/drain", payload=b"", sender=SimpleNamespace(uid=os.geteuid()))
-    answer = Deferred.fromCoroutine(served.service._asked(request))
+    answer = asked(served, b"drain")
     assert not answer.called
     served.replace(served.count)
     served.clock.pump([1.0, 0.1])
@@ -312,14 +310,70 @@ def test_keys_count_as_much_as_payloads(tmp_path: Path) -> None:
         assert [(each["bytes"], len(each["key"])) for each in shown] == [(5, 200)]
 
 
-def test_a_reason_has_a_bounded_length(served: Served) -> None:
-    """The service cuts the words of a worker that nacks, which are kept in memory."""
+@pytest.mark.parametrize("why", [b"x" * 50_000, "\N{SNOWMAN}".encode() * 5_000, b"\xff" * 5_000])
+def test_a_reason_has_a_bounded_length(served: Served, why: bytes) -> None:
+    """The service cuts the words of a worker that nacks, which are kept in memory, by their bytes."""
     served.say(b"ready", b"1 1")
     served.put(1)
     served.clock.advance(0)
-    served.say(b"nack", b"1 1 poison " + b"x" * 50_000)
+    served.say(b"nack", b"1 1 poison " + why)
     [job] = served.service.jobs.find_all("dead")
-    assert len(job.reason) == len("poison: ") + LONGEST_WHY
+    assert len(job.reason.encode()) <= len("poison: ") + LONGEST_WHY
+
+
+@pytest.mark.parametrize("number", [b"9" * 4300, b"-1", b"1_0", b"x"])
+def test_the_number_of_a_round_is_short(served: Served, number: bytes) -> None:
+    """An announcement whose number would not fit beside a job is malformed."""
+    served.say(b"ready", number + b" 1")
+    assert served.service.jobs.events["malformed"] == 1
+    served.say(b"ready", b"9" * 19 + b" 1")
+    assert [worker.round for worker in served.service.jobs.workers.values()] == [10**19 - 1]
+
+
+def test_a_job_that_no_packet_holds(served: Served) -> None:
+    """After a bus with a lower limit has started, a long job dies with the remedy, and the others go on."""
+    served.say(b"ready", b"1 2")
+    served.put(2)
+    served.bus.core.max_packet = 100
+    [job, other] = served.service.jobs.find_all("ready")
+    job.key = b"k" * 100
+    served.clock.advance(0)
+    served.clock.advance(0)
+    assert (job.state, other.state) == ("dead", "out")
+    assert job.reason == "poison: no packet of this bus holds it: raise --max-packet above 100 bytes, then retry it"
+    [packet] = [packet for packet in served.take() if b"/sbus/work/" in packet]
+    assert packet.partition(b"\0")[2].startswith(b"1 2 1 ")
+
+
+def test_an_answer_fits_a_packet(served: Served) -> None:
+    """Operators see as many jobs as fit, however many bytes JSON takes for them."""
+    served.service._put(b"", [Sent(b"\x01" * 200, b"\x01" * 200)] * 100)
+    served.clock.advance(0)
+    served.bus.core.max_packet = 100_000
+    shown: Any = asked(served, b"peek").result
+    assert len(shown) <= 100_000
+    assert [each["id"] for each in json.loads(shown)] == list(range(1, 26))
+
+
+def test_a_question_that_is_nested_too_deeply(served: Served) -> None:
+    """It is refused, as any other that is no such object."""
+    answer: Any = asked(served, b"peek", b"[" * 100_000)
+    assert answer.result.check(RequestFailed)
+    answer.addErrback(lambda _: None)
+
+
+def test_a_lease_begins_when_the_disk_has_the_job(tmp_path: Path) -> None:
+    """While the disk refuses, a job is at no worker, and no lease runs out."""
+    with closing(Served(tmp_path / "store", lease=3.0, deliveries=1)) as served:
+        served.replace(refuse)
+        for token in (b"ab", b"cd"):
+            served.service._worker_said(b"ready", [Sent(b"queue/jobs/ready", token + b" 1 1")])
+        served.put(1)
+        served.clock.pump([0.0, *[1.0] * 10])
+        served.replace(served.count)
+        served.clock.pump([1.0, 1.0, 1.0])
+        assert [b"/sbus/work/" in packet for packet in served.take()].count(True) == 1
+        assert [job.tries for job in served.service.jobs.find_all("out")] == [1]
 
 
 def test_dropped_messages_are_logged_also_after_a_refused_request(tmp_path: Path) -> None:
@@ -348,10 +402,6 @@ def test_a_worker_that_is_refused_gets_the_reason(served: Served) -> None:
 
 def test_a_stop_does_not_wait_for_the_disk(served: Served) -> None:
     """A service that stops while the disk refuses gives up after five seconds, and reports no bug."""
-
-    def refuse(*args: object) -> None:
-        raise sqlite3.OperationalError("full")
-
     served.replace(refuse)
     served.put(1)
     served.service._jobs_in = []

@@ -69,6 +69,17 @@ def test_a_worker_whose_process_has_ended_is_gone(world: World) -> None:
     assert descriptors().items() <= before.items()
 
 
+def test_descriptors_are_left_for_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near the limit only a worker's connection is watched: stores and metrics need descriptors, too."""
+    monkeypatch.setattr("sbus.queue.vigils.descriptor_limit", lambda: 64)
+    before = descriptors()
+    world.vigils.begin(worker(os.getpid()))
+    assert world.readers == []
+    assert descriptors().items() <= before.items()
+    world.report(False)
+    assert world.ended == [worker(os.getpid())]
+
+
 def test_a_worker_of_another_bus_has_no_process_here(world: World) -> None:
     """The PID in a chain is one of another host, perhaps."""
     world.vigils.begin(b"ab !/cred/1/2/3/!/cred/4/5/%d" % os.getpid())
