@@ -22,6 +22,10 @@ LEVELS = tuple(level.name for level in LogLevel.iterconstants())
 _PRIORITIES = {LogLevel.debug: 7, LogLevel.info: 6, LogLevel.warn: 4, LogLevel.error: 3, LogLevel.critical: 2}
 
 
+_CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\t\n"}
+"""What is written for control characters: a line may have the words of anybody, and end up on a terminal."""
+
+
 def line_of(event: LogEvent) -> str | None:
     """Return an event as text that ends with a newline; its further lines are indented. None: it has no text."""
     text = _text(event)
@@ -51,7 +55,7 @@ def text_log(stream: TextIO | None) -> ILogObserver:
 
 
 def _text(event: LogEvent) -> str:
-    return eventAsText(event, includeTimestamp=False, includeSystem=False)
+    return eventAsText(event, includeTimestamp=False, includeSystem=False).translate(_CONTROLS)
 
 
 def _prioritized(event: LogEvent) -> str | None:

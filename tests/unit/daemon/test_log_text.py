@@ -31,6 +31,13 @@ def test_short_prefix() -> None:
     assert line_of(event("info", "")) is None
 
 
+def test_control_characters_are_escaped() -> None:
+    """What others have said cannot drive the terminal of who reads the log."""
+    line = line_of(event("warn", "\x1b[31m\r\x9b é\tx"))
+    assert line is not None
+    assert line.endswith("warn: \\x1b[31m\\x0d\\x9b é\tx\n")
+
+
 def test_journald_gets_priorities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where JOURNAL_STREAM names the stream, each line, also those of a traceback, begins with its priority."""
     with open(tmp_path / "journal", "w+") as stream:
