@@ -372,7 +372,7 @@ class LinkCore:
         elif key == LOST:
             self._lost(side, bus, payload)
         elif key == BYE:
-            if payload.startswith(_LIMITS):
+            if payload.startswith(_LIMITS) and bus.stage is not Stage.GREETING:  # it has been asked for something
                 bus.interest.lower_limit()
             self._wire.log(f"disconnected by {self._name(side)}: {payload.partition(b' ')[2].decode(errors='replace')}")
 

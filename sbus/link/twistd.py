@@ -39,7 +39,13 @@ class Options(CommandLine):
             "$XDG_RUNTIME_DIR/sbus.sock if it exists, else /run/sbus.sock]",
         ],
         ["upstream", None, None, "Address of the master (required)"],
-        ["max-packet", None, DEFAULT_MAX_PACKET, "Longest packet of a bus that does not say its limit, in bytes", size("max-packet")],
+        [
+            "max-packet",
+            None,
+            DEFAULT_MAX_PACKET,
+            "Longest packet of a bus that does not say its limit, in bytes",
+            size("max-packet"),
+        ],
     ]
 
     optFlags = [

@@ -298,7 +298,7 @@ def test_message_too_long_for_the_other_bus(tree: StartBus) -> None:
 
 @pytest.mark.parametrize(("master", "bus"), [((), ("--max-packet=1000000",)), (("--max-packet=1000",), ())])
 def test_message_too_long_for_the_master(tree: StartBus, master: tuple[str, ...], bus: tuple[str, ...]) -> None:
-    """The master's limit counts on the way up, whether its bus has a higher one than by default or it has a lower one."""
+    """The master's limit counts on the way up, whether the bus below has a raised one, or the master a lower one."""
     root = tree("root", None, *master)
     leaf = tree("leaf", root, *bus)
     above = root.client(b"k")

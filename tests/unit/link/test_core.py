@@ -246,6 +246,23 @@ def test_lost_master_is_counted_and_returns():
     assert tree.buses[1].registry.upstream.lost == (2, 0)
 
 
+def test_a_master_that_refuses_a_connection_at_once_lowers_no_limit():
+    """Its reason is not what the link has asked for, as it has asked for nothing yet."""
+    tree = Tree()
+    tree.client(1, *(b"SUB %d" % number for number in range(50)))
+    link = tree.links[0]
+    for _ in range(10):
+        link.break_off(Side.ABOVE)
+        link.core.connected(Side.ABOVE)
+        link.core.received(Side.ABOVE, [b"CMSG bye\0user-limit too many"], tree.clock.seconds())
+        link.core.disconnected(Side.ABOVE)
+    link.connect(Side.ABOVE)
+    tree.settle()
+    interest = link.core._above.interest
+    assert len(interest.asked) == 50
+    assert not interest.is_collapsed
+
+
 def test_a_pattern_that_was_listed_is_given_up_as_any_other():
     """What the master names in its list, as the link comes up, can be given up, and wanted again."""
     tree = Tree()
