@@ -220,7 +220,7 @@ class Changes(NamedTuple):
     :ivar changed: jobs whose heads have changed.
     :ivar gone: IDs of jobs to delete.
     :ivar batches: batches to write: new ones, and those that a job has come back from.
-    :ivar over: IDs of batches to delete: none of their jobs is out.
+    :ivar over: IDs of batches to delete, whose jobs have all left them.
     """
 
     new: Sequence[Job] = ()
@@ -252,6 +252,7 @@ class JobQueue:
         self._changed: dict[int, Job] = {}
         self._gone: list[int] = []
         self._batches: dict[int, Batch] = {}
+        self._over: list[int] = []
         self._next_batch = 1
         self._users: defaultdict[int, User] = defaultdict(User)
         self._turns: deque[User] = deque()  # those that have jobs in their heaps
@@ -499,9 +500,10 @@ class JobQueue:
 
     def take_changes(self) -> Changes:
         """Return the changes since the last call."""
-        kept = [batch for batch in self._batches.values() if batch.jobs]
-        over = [batch.id for batch in self._batches.values() if not batch.jobs]
-        changes = Changes(list(self._new.values()), list(self._changed.values()), self._gone, kept, over)
+        batches, over = list(self._batches.values()), []
+        if batches:  # else one page more would be synced; a batch whose jobs are all gone does no harm
+            over, self._over = self._over, []
+        changes = Changes(list(self._new.values()), list(self._changed.values()), self._gone, batches, over)
         self._new, self._changed, self._gone, self._batches = {}, {}, [], {}
         self.events["put"] += len(changes.new)
         return changes
@@ -560,7 +562,7 @@ class JobQueue:
             worker.size -= job.size
             job.batch = None
             if not batch.jobs:
-                self._batches[batch.id] = batch
+                self._over.append(batch.id)
             if not worker.jobs:
                 worker.is_alone = False
                 self._forget_idle(worker)
