@@ -1,7 +1,7 @@
 # make run     set everything up, then run the bus in the foreground
 # make test    set everything up, then run the tests      (ARGS="tests/unit -x": arguments for pytest)
 # make test-pipeline   run the tests of recording, journals, lakes, Spark and reports, which make test leaves out
-# make test-all   run everything: slow tests too, and all examples of property tests, about 15 minutes; before a release
+# make test-all   run everything: slow tests too, and all examples of property tests, 15 to 25 minutes; before a release
 # make coverage   run the tests in plain Python and report which code they reach; fails below a room's gate
 # make lint    check style, types, architecture and news fragments   (BASE=origin/main: branch to compare with)
 # make format  reformat the source the way lint expects

@@ -75,7 +75,7 @@ INBOX = b"/sbus/work/"
 _LONGEST_ID = 256
 """Bytes of the longest ID against doubles: the service remembers the IDs of a day."""
 LONGEST_WHY = 1000
-"""Bytes of a reason: the service keeps it in memory."""
+"""The most bytes of a reason, which the service keeps in memory."""
 HEAD_ROOM = 512
 """Bytes of a packet that a job's sender, and the keys around it, may take on its way."""
 MOST_CREDIT = 4096

@@ -20,10 +20,8 @@ __all__ = ["LEVELS", "is_journal", "line_of", "text_log"]
 LEVELS = tuple(level.name for level in LogLevel.iterconstants())
 """Names of the levels, the lowest first."""
 _PRIORITIES = {LogLevel.debug: 7, LogLevel.info: 6, LogLevel.warn: 4, LogLevel.error: 3, LogLevel.critical: 2}
-
-
 _CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) not in "\t\n"}
-"""What is written for control characters: a line may have the words of anybody, and end up on a terminal."""
+"""Escapes for control characters: a line may quote untrusted text and be shown on a terminal."""
 
 
 def line_of(event: LogEvent) -> str | None:

@@ -187,7 +187,7 @@ class Interest:
         for pattern in self._wanted.keys() - wanted.keys():
             self._wanted[pattern] = 1
             self.remove(pattern, now, number)
-        self._maybe_expand(now)  # what was noted kept it from that
+        self._maybe_expand(now)  # pending notes had prevented it
 
     # --- what is asked for -------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Interest:
     def lower_limit(self) -> None:
         """Ask for fewer patterns from now on: the other side has refused as many as it has been asked for.
 
-        If these were the listed ones alone, no fewer would do: the reason is elsewhere, and nothing changes.
+        If only the listed patterns were asked for, fewer would not do: the cause is elsewhere, and the limit stays.
         """
         asked = len(self._asked) + len(self._leaving)
         if asked > len(self._listed):

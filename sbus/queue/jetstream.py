@@ -294,7 +294,8 @@ class JetStore(Store):
 
         late: list[Job] = []
         await asyncio.gather(*map(end, changes.gone))
-        await asyncio.gather(*map(move, (*self._late, *changes.new, *changes.changed)))
+        moving = {job.id: job for job in (*self._late, *changes.new, *changes.changed)}  # the latest word counts
+        await asyncio.gather(*map(move, moving.values()))
         self._late = late
 
     async def _end(self, held: _Held) -> None:

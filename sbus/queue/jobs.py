@@ -145,16 +145,16 @@ class Batch:
         self.jobs[job.id] = job
         job.batch = self
 
-    def tries(self) -> bytes:
+    def build(self) -> bytes:
         """Return all that a store keeps of it beside its number and its worker: each job's number and tries."""
         return b" ".join([b"%d:%d" % (job.id, job.tries) for job in self.jobs.values()])
 
-    def parse(self, tries: bytes, jobs: Mapping[int, Job]) -> None:
+    def add_stored(self, text: bytes, jobs: Mapping[int, Job]) -> None:
         """Add the jobs in a store, without those that are done.
 
         :raises ValueError: if the text is malformed.
         """
-        for id, number in (map(int, word.split(b":")) for word in tries.split()):
+        for id, number in (map(int, word.split(b":")) for word in text.split()):
             if (job := jobs.get(id)) is not None:
                 job.tries = number
                 self.add(job)
@@ -273,7 +273,7 @@ class JobQueue:
         self.jobs[job.id] = job
         user = self._users[job.uid]
         user.jobs += 1
-        user.size += job.size + len(job.reason)
+        user.size += job.size + len(job.reason.encode())
         if job.batch is not None:
             if self.settings.is_ordered:
                 self._join_line(job)
@@ -389,7 +389,7 @@ class JobQueue:
     def retry(self, jobs: Iterable[Job]) -> None:
         """Make dead jobs new ones."""
         for job in jobs:
-            self._users[job.uid].size -= len(job.reason)
+            self._users[job.uid].size -= len(job.reason.encode())
             job.tries, job.reason = 0, ""
             self._touch(job)
             self._place(job)
@@ -401,7 +401,7 @@ class JobQueue:
             del self.jobs[job.id]
             user = self._users[job.uid]
             user.jobs -= 1
-            user.size -= job.size + len(job.reason)
+            user.size -= job.size + len(job.reason.encode())
             if job.state in self._aside:
                 self._aside[job.state] -= 1
             if self._lines:
@@ -591,7 +591,7 @@ class JobQueue:
         self._take_back([job])
         self._touch(job)
         job.due, job.reason = due, death
-        self._users[job.uid].size += len(death)
+        self._users[job.uid].size += len(death.encode())
         self._place(job)
         if death:
             self.events["dead"] += 1

@@ -309,7 +309,9 @@ class QueueService(Service):
             if verb == b"renew":
                 jobs.renew(job, self._now())
             else:
-                why = b" ".join(words[3:])[:LONGEST_WHY].decode(errors="ignore").replace("\0", "")  # in no more bytes
+                why = (
+                    b" ".join(words[3:])[:LONGEST_WHY].decode(errors="ignore").replace("\0", "")
+                )  # a character cut in half goes
                 jobs.nack(job, words[2].decode(), why, self._now())
 
     def _worker_ready(self, token: bytes, holder: bytes, uid: int, words: list[bytes]) -> None:
@@ -447,7 +449,7 @@ class QueueService(Service):
             raise RequestFailed("give a JSON object with ids, dead and limit") from None
         if verb == b"peek":
             shown = await self._shown(found[:limit])
-            while len(text := json.dumps(shown, ensure_ascii=False).encode()) > self._longest():
+            while len(text := json.dumps(shown, ensure_ascii=False).encode()) > self._longest() and shown:
                 del shown[len(shown) // 2 :]  # the first ones that fit a packet
             return text
         if verb not in (b"retry", b"drain"):

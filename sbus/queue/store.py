@@ -3,8 +3,8 @@
 One transaction takes all changes of a turn (WAL, ``synchronous=FULL``: one sync). A transaction that fails has changed
 nothing, and can be repeated. flock(2) holds the lock: SQLite's own locks end when any descriptor of the file is closed.
 
-The row of a batch is written when it goes to its worker, and again when a job comes back from it. A job that is done
-loses its own row only.
+The row of a batch is written before its jobs are sent, and again when one of them comes back. Once all have left it, it
+is deleted with the next write of a batch.
 
 A job's number is never used again, so a late ack never meets another job. The IDs of a user's jobs are kept for a day,
 and as many as there are slots: a new one takes the place of the oldest.
@@ -107,8 +107,13 @@ class Store:
             if problem != "ok":
                 raise sqlite3.DatabaseError(problem.replace("\n", " "))
             jobs = {row[0]: Job.parse(*row) for row in run("SELECT id, head, length(payload) FROM job")}
-            for id, holder, tries in run("SELECT id, holder, jobs FROM batch"):
-                Batch(id, holder).parse(tries, jobs)
+            over = []
+            for id, holder, text in run("SELECT id, holder, jobs FROM batch"):
+                batch = Batch(id, holder)
+                batch.add_stored(text, jobs)
+                if not batch.jobs:
+                    over.append((id,))
+            self._db.executemany("DELETE FROM batch WHERE id=?", over)
             return list(jobs.values())
         except (sqlite3.Error, ValueError) as e:
             raise QueueError(f"{self.path}: {_explain(self.path, e)}") from None
@@ -142,7 +147,7 @@ class Store:
             many("DELETE FROM job WHERE id BETWEEN ? AND ?", _ranges(changes.gone))
             many(
                 "INSERT OR REPLACE INTO batch VALUES (?, ?, ?)",
-                [(batch.id, batch.holder, batch.tries()) for batch in changes.batches],
+                [(batch.id, batch.holder, batch.build()) for batch in changes.batches],
             )
             many("DELETE FROM batch WHERE id BETWEEN ? AND ?", _ranges(changes.over))
             named = [job for job in changes.new if job.ident]

@@ -393,7 +393,7 @@ def test_reasons_count_as_bytes_of_the_user() -> None:
     jobs = [put(queue, b"k", b"", uid=1) for _ in range(2)]
     advance(queue, 0.0)
     for job in jobs:
-        queue.nack(job, "poison", "x" * 52, 0.0)
+        queue.nack(job, "poison", "é" * 26, 0.0)
     assert not queue.put(Job(0, b"k", b"0 -", 1, 1))
     queue.retry(jobs[:1])
     queue.drain(jobs[1:])
@@ -459,7 +459,7 @@ class Machine(RuleBasedStateMachine):
         for id in changes.gone:
             self.disk.pop(id, None)
         for batch in changes.batches:
-            self.batches[batch.id] = batch.holder, batch.tries()
+            self.batches[batch.id] = batch.holder, batch.build()
         for id in changes.over:
             self.batches.pop(id, None)
         return changes
@@ -571,7 +571,7 @@ class Machine(RuleBasedStateMachine):
         self.save()
         stored = {id: Job.parse(id, head, 0) for id, head in self.disk.items()}
         for id, (holder, tries) in self.batches.items():
-            Batch(id, holder).parse(tries, stored)
+            Batch(id, holder).add_stored(tries, stored)
         self.queue = JobQueue(self.chosen, stored.values(), self.next_id, self.now)
         for token in list(self.hold):
             self.announce(token, self.credit[token])

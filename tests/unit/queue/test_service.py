@@ -353,6 +353,8 @@ def test_an_answer_fits_a_packet(served: Served) -> None:
     shown: Any = asked(served, b"peek").result
     assert len(shown) <= 100_000
     assert [each["id"] for each in json.loads(shown)] == list(range(1, 26))
+    served.bus.core.max_packet = 64
+    assert asked(served, b"peek").result == b"[]"
 
 
 def test_a_question_that_is_nested_too_deeply(served: Served) -> None:

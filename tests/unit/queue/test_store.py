@@ -93,6 +93,10 @@ def test_batches_last(store: Store) -> None:
     store.write(Changes(gone=[3], over=[1]), 0.0)
     store = again(store)
     assert {each.id: each.holder for each in store.jobs()} == {1: b"", 2: b"", 4: b"w", 5: b""}
+    store.write(Changes(gone=[4]), 0.0)
+    store = again(store)
+    assert len(store.jobs()) == 3
+    assert store._db.execute("SELECT count(*) FROM batch").fetchone() == (0,)  # the start forgets those without jobs
     store.close()
 
 
