@@ -18,7 +18,7 @@ from twisted.logger import capturedLogs, formatEvent
 
 from sbus.client.core import ClientCore
 from sbus.client.dispatch import Message
-from sbus.client.queues import LONGEST_WHY, MOST_CREDIT
+from sbus.client.queues import INBOX, LONGEST_WHY, MOST_CREDIT
 from sbus.client.senders import kind_of
 from sbus.errors import RequestFailed
 from sbus.protocol.packets import build
@@ -341,7 +341,7 @@ def test_a_job_that_no_packet_holds(served: Served) -> None:
     served.clock.advance(0)
     assert (job.state, other.state) == ("dead", "out")
     assert job.reason == "poison: no packet of this bus holds it: raise --max-packet above 100 bytes, then retry it"
-    [packet] = [packet for packet in served.take() if b"/sbus/work/" in packet]
+    [packet] = [packet for packet in served.take() if INBOX in packet]
     assert packet.partition(b"\0")[2].startswith(b"1 2 1 ")
 
 
@@ -374,7 +374,7 @@ def test_a_lease_begins_when_the_disk_has_the_job(tmp_path: Path) -> None:
         served.clock.pump([0.0, *[1.0] * 10])
         served.replace(served.count)
         served.clock.pump([1.0, 1.0, 1.0])
-        assert [b"/sbus/work/" in packet for packet in served.take()].count(True) == 1
+        assert [INBOX in packet for packet in served.take()].count(True) == 1
         assert [job.tries for job in served.service.jobs.find_all("out")] == [1]
 
 
