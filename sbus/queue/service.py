@@ -309,9 +309,8 @@ class QueueService(Service):
             if verb == b"renew":
                 jobs.renew(job, self._now())
             else:
-                why = (
-                    b" ".join(words[3:])[:LONGEST_WHY].decode(errors="ignore").replace("\0", "")
-                )  # a character cut in half goes
+                text = b" ".join(words[3:])[:LONGEST_WHY]
+                why = text.decode(errors="ignore").replace("\0", "")  # without half a character at the cut
                 jobs.nack(job, words[2].decode(), why, self._now())
 
     def _worker_ready(self, token: bytes, holder: bytes, uid: int, words: list[bytes]) -> None:

@@ -17,6 +17,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sbus.errors import QueueError
@@ -113,7 +114,8 @@ class Store:
                 batch.add_stored(text, jobs)
                 if not batch.jobs:
                     over.append((id,))
-            self._db.executemany("DELETE FROM batch WHERE id=?", over)
+            with suppress(sqlite3.OperationalError):  # the disk is full; they do no harm
+                self._db.executemany("DELETE FROM batch WHERE id=?", over)
             return list(jobs.values())
         except (sqlite3.Error, ValueError) as e:
             raise QueueError(f"{self.path}: {_explain(self.path, e)}") from None

@@ -190,6 +190,21 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
         store.close()
 
 
+def test_a_start_on_a_full_disk(tmp_path: Path) -> None:
+    """The jobs can be read, although nothing can be tidied up."""
+    with mounted(tmp_path / "disk", "2m") as disk:
+        batch = Batch(1, b"w")
+        batch.add(job(7))
+        store = Store(str(disk / "store"))
+        store.write(Changes([job(7), job(8)], batches=[batch]), 0.0)
+        store.write(Changes(gone=[7]), 0.0)
+        store.close()
+        store = Store(store.path)
+        with filled(disk):
+            assert [each.id for each in store.jobs()] == [8]
+        store.close()
+
+
 def test_a_transaction_that_fails_uses_up_no_slots(tmp_path: Path) -> None:
     """While the disk refuses, a write that is repeated does not make older IDs forgotten."""
     with closing(Store(str(tmp_path / "store"), slots=3)) as store:
