@@ -258,9 +258,10 @@ class Workshop:
     folder: Path
     _built: dict[str, Path] = field(default_factory=dict)
 
-    def build(self, name: str, libraries: Sequence[str] = ()) -> Path:
+    def build(self, name: str, flags: Sequence[str] = ()) -> Path:
         """Compile ``c/NAME.c``, with the engine if it is a load generator.
 
+        :param flags: for the compiler: the libraries, say.
         :raises Unavailable: if that does not work.
         """
         if name not in self._built:
@@ -272,7 +273,7 @@ class Workshop:
             compiler = os.environ.get("CC", "gcc")
             if shutil.which(compiler) is None:
                 raise Unavailable(f"there is no C compiler ({compiler})")
-            command = [compiler, "-O2", "-pthread", "-o", str(program), *files, "-lm", *libraries]
+            command = [compiler, "-O2", "-pthread", "-o", str(program), *files, "-lm", *flags]
             made = subprocess.run(command, capture_output=True, text=True, timeout=120)
             if made.returncode:
                 lines = [line for line in made.stderr.splitlines() if "error" in line] or ["no reason given"]

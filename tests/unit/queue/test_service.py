@@ -244,16 +244,27 @@ def test_an_id_adds_one_job(served: Served) -> None:
     assert not served.service._fresh
 
 
-def test_payloads_are_in_memory_only_until_the_disk_has_them(served: Served) -> None:
-    """What waits in the queue, or is at a worker, takes the memory of its head."""
-    served.put(2)
+@pytest.mark.parametrize(("jobs", "size", "kept"), [(2, 100, True), (2, 2000, False), (2000, 100, False)])
+def test_payloads_are_in_memory_if_the_queue_is_short(served: Served, jobs: int, size: int, kept: bool) -> None:
+    """What waits, or is out, takes the memory of its head once the disk has it, unless few and small jobs wait."""
+    payload = b"j" * size
+    served.service._put(b"", [Sent(b"k", payload)] * jobs)
     served.clock.advance(0)
     served.say(b"ready", b"1 1")
     served.clock.advance(1)
-    assert [(each.state, each.payload) for each in served.service.jobs.jobs.values()] == [
-        ("out", None),
-        ("ready", None),
-    ]
+    out, *ready = served.service.jobs.jobs.values()
+    assert (out.state, out.payload) == ("out", None)
+    assert {(each.state, each.payload) for each in ready} == {("ready", payload if kept else None)}
+
+
+def test_a_kept_payload_is_not_read(served: Served) -> None:
+    """A job of a short queue goes out without a look into the store."""
+    served.service._store.payloads = refuse  # type: ignore[assignment]
+    served.put(1)
+    served.clock.advance(0)
+    served.say(b"ready", b"1 1")
+    served.clock.advance(1)
+    assert served.take()[-1].endswith(b"a job")
 
 
 def test_more_than_a_turn_hands_out_is_handed_out_in_the_next_one(served: Served) -> None:
