@@ -12,8 +12,8 @@ run ends when the server has confirmed the last ack. The systems take turns:
   confirms what is in the page cache.
 
 ``--sync MS`` makes each sync of the disk take that much longer. The disk of a virtual machine may confirm a sync within
-0.1 ms; a disk whose data survive a loss of power takes 0.3 to 10 ms. It leaves out JetStream, which makes its system calls
-itself.
+0.1 ms; a disk whose data survive a loss of power takes 0.3 to 10 ms. JetStream, which makes its system calls itself, is
+left out.
 
 With ``--killed`` it kills workers of sbus-queue instead, and measures the time until another one has the job.
 

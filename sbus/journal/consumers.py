@@ -171,7 +171,7 @@ def _overwrite(path: str, data: bytes) -> None:
     old number and the last ones of the new number. That is never more than the new number; if it is no number at all,
     the next `advance` corrects it.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = disk.open_existing(path)
     try:
         for at in reversed(range(len(data))):
             disk.write(fd, data[at : at + 1], at)

@@ -14,6 +14,7 @@ from sbus import ownership
 __all__ = [
     "create",
     "make_directories",
+    "open_existing",
     "remove",
     "replace",
     "sync",
@@ -31,6 +32,14 @@ def create(path: str, mode: int) -> int:
     :raises FileExistsError: if there is such a file.
     """
     return ownership.create(path, mode)
+
+
+def open_existing(path: str) -> int:
+    """Open a file for reading and writing.
+
+    A link is not followed: root writes here into directories of other users, who can put links there.
+    """
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def make_directories(path: str, mode: int) -> None:

@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 
+from sbus import ownership
 from sbus.errors import JournalLocked
 from sbus.journal import disk
 from sbus.journal.layout import LOCK, read_identity
@@ -46,10 +47,7 @@ def take_lock(directory: str, mode: int) -> int:
     :raises JournalLocked: if another process holds it.
     """
     path = os.path.join(directory, LOCK)
-    try:
-        fd = disk.create(path, mode)
-    except FileExistsError:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = ownership.open_or_create(path, os.O_RDWR, mode)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         disk.write(fd, b"%-10d\n" % os.getpid(), 0)

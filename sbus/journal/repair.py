@@ -224,7 +224,7 @@ class _Repair:
     def apply(self) -> None:
         """Keep copies of what is damaged, and repair the segment."""
         self._keep()
-        fd = os.open(self._segment.path(ARROWS), os.O_RDWR | os.O_CLOEXEC)
+        fd = disk.open_existing(self._segment.path(ARROWS))
         try:
             mode = os.fstat(fd).st_mode & 0o777
             for at, data in self._overwrite:

@@ -98,7 +98,7 @@ class SegmentWriter:
         :param mode: the permissions of files that have to be created.
         :raises OSError: if that fails; it may be tried again.
         """
-        arrows = os.open(segment.path(ARROWS), os.O_RDWR | os.O_CLOEXEC)
+        arrows = disk.open_existing(segment.path(ARROWS))
         try:
             index = ownership.open_or_create(segment.path(INDEX), os.O_RDWR, mode)
         except OSError:

@@ -81,7 +81,7 @@ class Place:
             return
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for name in LOCKS:
-                lock = os.open(self._inside / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                lock = ownership.open_or_create(self._inside / name, os.O_RDWR, 0o600)
                 held.callback(os.close, lock)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if any(is_locked(str(path)) for path in (self._inside / "readers").glob("*.lock")):

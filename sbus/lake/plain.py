@@ -144,7 +144,12 @@ class PlainTable(Table):
         return str(self._batches / f"{batch:010}.json")
 
     def _read_manifest(self, batch: int) -> set[str]:
-        return set(read_object(self._manifest_path(batch))["files"])
+        path = self._manifest_path(batch)
+        files = read_object(path).get("files")
+        if not isinstance(files, list) or not all(map(_is_of_batch, files)):
+            # Its files may be removed, by root too, and others may be the lake's owner.
+            raise LakeError(f"{path}: it does not list files of a batch: restore lake and state from one copy")
+        return set(files)
 
     def _write_manifest(self, batch: int, files: Collection[str]) -> None:
         self.state.make_directories(self._batches)
@@ -282,6 +287,15 @@ def _data_file(hour: Hour, name: str, directory: int) -> DataFile | None:
     found = _OF_BATCH.fullmatch(name)
     batch = int(found[1]) if found else None
     return DataFile(f"{hour.directory}/{name}", hour, status.st_size, status.st_mtime, batch)
+
+
+def _is_of_batch(name: object) -> bool:
+    """Return whether this is the path, in a lake, of a file that a batch has brought."""
+    directory, _, file = name.rpartition("/") if isinstance(name, str) else ("", "", "")
+    try:
+        return Hour.parse(directory).directory == directory and bool(_OF_BATCH.fullmatch(file))
+    except ValueError:
+        return False
 
 
 def _sync(path: Path) -> None:

@@ -54,8 +54,8 @@ _SERVED_TIMEOUT = 0.5
 _STOP_TIMEOUT = 5.0
 """Seconds in which a service that stops takes what the bus has queued for it."""
 _SHORT = 1024
-"""Jobs of a queue whose payloads stay in memory, if they have as few bytes: with batches of 1, to read each of them from
-the store takes the service a tenth of its time."""
+"""Jobs of a queue whose payloads stay in memory, if they have as few bytes: with batches of 1, to read each of them
+again takes a tenth of the service's time."""
 _TOKEN, _ROUND = re.compile(rb"[0-9a-f]{1,64}"), re.compile(rb"[0-9]{1,19}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""

@@ -18,7 +18,7 @@ from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, Slice, find_journals, read
 from sbus.journal.schema import FORMAT, FORMATS, Kind
 from sbus.journal.writer import JournalWriter
-from tests.support.journals import Clock, messages, rows
+from tests.support.journals import Clock, messages, new_journal, rows
 
 SOME = [(b"a/b", b"1"), (b"a/c", b"2"), (b"\xff", b"\0\1")]
 
@@ -379,3 +379,22 @@ class TestReading:
             match=f"written in format {FORMAT + 1}, but this version of sbus reads formats up to {FORMAT}: install",
         ):
             messages(journal.directory)
+
+
+class TestLinks:
+    """The owner of a journal cannot make root write elsewhere."""
+
+    @pytest.mark.parametrize("name", ["lock", "0000000000000001-1790000000000000.arrows"])
+    def test_links(self, new_journal, tmp_path, name):
+        """What a link leads to is not written: neither a lock, nor a segment."""
+        precious = tmp_path / "precious"
+        precious.write_bytes(b"of somebody else")
+        journal = new_journal()
+        journal.append(SOME[:1])
+        journal.close()
+        path = tmp_path / "journal" / name
+        path.unlink(missing_ok=True)
+        path.symlink_to(precious)
+        with pytest.raises(OSError, match="symbolic links"):
+            JournalWriter.open(tmp_path / "journal")
+        assert precious.read_bytes() == b"of somebody else"

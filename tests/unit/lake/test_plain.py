@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -152,6 +153,21 @@ def test_lists_of_files_do_not_pile_up(tmp_path):
             put(lake, number, {HOURS[0]: str(number)})
     assert len(list((lake.table.state.directory / "batches").iterdir())) == 100
     assert len(content(lake)) == 103
+
+
+@pytest.mark.parametrize("name", ["{precious}", "../precious", "date=2026-01-31/hour=00/../../../precious", 7])
+def test_a_list_of_files_cannot_have_others_removed(tmp_path, name):
+    """A manifest that its owner has changed makes nobody remove what is no file of a batch: root may run an archive."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"of somebody else")
+    lake = Lake(tmp_path / "lake")
+    with lake.locked():
+        put(lake, 0, {HOURS[0]: "rows"})
+        names = [name.format(precious=precious) if isinstance(name, str) else name]
+        (lake.table.state.directory / "batches/0000000099.json").write_text(json.dumps({"files": names}))
+        with pytest.raises(LakeError, match=r"0000000099.json: it does not list files of a batch: restore"):
+            put(lake, 1, {HOURS[0]: "more"})
+    assert precious.exists()
 
 
 def test_two_jobs_cannot_write_one_lake(tmp_path):
