@@ -9,30 +9,34 @@ Every message is due at a time that is counted from the first message, divided b
 before that. Because the due time does not depend on earlier messages, one long pause makes some messages late and does
 not shift the rest; adding up intervals would.
 
-Messages are published in chunks of at most 1024, so progress is reported, and a stop is noticed, several times a
-second. The replay ends with a fence: it is complete only when the bus has handled every message.
+Messages are published in chunks of at most 1,024, and of 16 MiB or one message. So progress is reported, and a stop is
+noticed, several times a second. The replay ends with a fence: it is complete only when the bus has handled every
+message.
 
 Rows come in order. Those of a journal are (`JournalRows`): they are read twice, once to count the messages, and several
-journals are merged by their times. Of a lake, Spark sorts them (`sbus.spark.jobs.replay`). Either way, memory is
-bounded, however much is replayed.
+journals are merged by their times. What the clock was set by while they were recorded counts as no time. Of a lake,
+Spark sorts the rows by time (`sbus.spark.jobs.replay`). Either way, memory is bounded, however much is replayed.
 """
 
 from __future__ import annotations
 
 import heapq
+import json
 import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from sbus.errors import UsageError
 from sbus.journal.clock import from_seconds, to_seconds
 from sbus.journal.keytext import from_text
-from sbus.journal.reader import JournalReader, find_journals, read
+from sbus.journal.reader import read
 from sbus.journal.schema import MESSAGES, Kind
+from sbus.journal.snapshot import open_journals
 
 if TYPE_CHECKING:
     from sbus.client.blocking import Bus
@@ -41,6 +45,8 @@ __all__ = ["Gap", "JournalRows", "Replay", "Row", "Total", "publish"]
 
 _CHUNK_MESSAGES = 1024
 """Messages that are published together at most."""
+_CHUNK_BYTES = 16 << 20
+"""Bytes of payloads from which on a chunk ends."""
 _POLL_INTERVAL = 0.2
 """Seconds between two reports of progress, and the longest sleep before the next look at `stop`."""
 _FENCE_TIMEOUT = 300.0
@@ -135,16 +141,32 @@ def publish(
         raise UsageError("there is no message to replay: check the pattern, --since and --until")
     state = Replay(total=total.messages, span=total.last - total.first)
     pacer = _Pacer(bus, total.first, speed, prefix, stop, state, progress)
-    ordered = iter(rows())
-    while (batch := list(islice(ordered, _CHUNK_MESSAGES))) and pacer.publish(batch):
-        pass
+    for chunk in _chunks(rows()):
+        if not pacer.publish(chunk):
+            break
     bus.fence(_FENCE_TIMEOUT)
     pacer.end()
     return state
 
 
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += len(row[3])
+        if len(chunk) == _CHUNK_MESSAGES or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
 class JournalRows:
     """The rows of journals, in order.
+
+    The times of messages are by the clock that the journal ended with: an earlier one, before it was set, is moved to
+    it, so that the messages in front of the change and behind it follow each other.
 
     :param paths: directories, or patterns of them.
     :param since: leave out the rows before this time, in µs since the epoch.
@@ -162,12 +184,13 @@ class JournalRows:
         """
         :raises JournalError: if a journal is missing.
         """
-        readers = [JournalReader(path) for path in find_journals(paths)]
+        journals = open_journals(paths)
         # Both passes read the same rows of a journal that grows.
         self._parts = [
             reader.plan(reader.start(), reader.end(), min_time=since, max_time=None if until is None else until - 1)
-            for reader in sorted(readers, key=lambda reader: reader.id)
+            for _, reader in sorted(journals.items())
         ]
+        self._set_by: list[int] = []  # µs by which the clock of each journal was set in all, once `total` has found out
         self._since: float = -math.inf if since is None else since
         self._until: float = math.inf if until is None else until
         self._wanted = wanted
@@ -178,34 +201,73 @@ class JournalRows:
         :raises JournalError: if a journal is damaged, or retention has deleted rows of it.
         """
         messages = 0
-        first = last = None
+        firsts, lasts = [], []
+        self._set_by = []
         for at in range(len(self._parts)):
-            for us, kind, *_ in self._read(at, with_payloads=False):
+            steady = _SteadyClock()
+            times: list[int] = []  # of the first message and the last one
+            for row_us, kind, _, payload in self._read(at, with_payloads=False):
+                us = steady(row_us, kind, payload)
                 if kind == Kind.MESSAGE:
                     messages += 1
-                    first = us if first is None else min(first, us)
-                    last = us if last is None else max(last, us)
-        return None if first is None or last is None else Total(messages, first, last)
+                    times[1:] = [us]
+            self._set_by.append(steady.set_by)
+            if times:
+                firsts.append(times[0] + steady.set_by)
+                lasts.append(times[-1] + steady.set_by)
+        return Total(messages, min(firsts), max(lasts)) if messages else None
 
     def __call__(self) -> Iterator[Row]:
         """Yield the rows, several journals as one sequence by time.
 
         :raises JournalError: as `total` does.
         """
-        journals = [self._read(at) for at in range(len(self._parts))]
-        return journals[0] if len(journals) == 1 else heapq.merge(*journals, key=lambda row: row[0])
+        if not self._set_by:
+            self.total()
+        journals = [self._timed(at) for at in range(len(self._parts))]
+        for us, row in heapq.merge(*journals, key=itemgetter(0)):
+            yield (us, *row[1:]) if row[1] == Kind.MESSAGE else row
+
+    def _timed(self, at: int) -> Iterator[tuple[int, Row]]:
+        """Yield each row with its time by one clock, which never goes back."""
+        steady = _SteadyClock(-self._set_by[at])
+        for row in self._read(at):
+            yield steady(row[0], row[1], row[3]), row
 
     def _read(self, at: int, *, with_payloads: bool = True) -> Iterator[Row]:
-        columns = ["time", "kind", "key", "payload"] if with_payloads else ["time", "kind", "key"]
+        """Yield rows; without the payloads of messages, if these are not needed."""
         for part in self._parts[at]:
-            for batch in read(part, columns):
-                found = [column.to_pylist() for column in batch.columns[1:]]
+            for batch in read(part, ["time", "kind", "key", "payload"]):
                 times = batch.column(0).cast("int64").to_pylist()
-                for us, kind, key, *payload in zip(times, *found, strict=True):
+                kinds, keys = (column.to_pylist() for column in batch.columns[1:3])
+                payloads = batch.column(3)
+                texts = payloads.to_pylist() if with_payloads or Kind.CLOCK in kinds else repeat(b"", len(payloads))
+                for us, kind, key, payload in zip(times, kinds, keys, texts, strict=True):
                     if not self._since <= us < self._until:
                         continue  # a batch is read as a whole
                     if kind not in MESSAGES or self._wanted is None or self._wanted(key):
-                        yield us, kind, key, payload[0] if payload else b""
+                        yield us, kind, key, payload
+
+
+class _SteadyClock:
+    """The times of a journal's rows by a clock that nobody has set.
+
+    :param set_by: by how much the clock is ahead of that one, in µs.
+    :ivar set_by: the same, now.
+    """
+
+    def __init__(self, set_by: int = 0) -> None:
+        self.set_by = set_by
+        self._last: int | None = None
+
+    def __call__(self, us: int, kind: str, payload: bytes | bytearray) -> int:
+        """Return the time of the next row, at least that of the one before."""
+        if kind == Kind.CLOCK:
+            self.set_by += max(0, from_seconds(float(json.loads(payload)["step"])))
+        if self._last is not None and us - self.set_by < self._last:
+            self.set_by = us - self._last  # the clock was set back, or the step was rounded
+        self._last = us - self.set_by
+        return self._last
 
 
 def _key(key: str | bytes | bytearray) -> bytes:

@@ -114,7 +114,7 @@ def run(target: Target, speed: float, publish: Callable[..., Replay]) -> None:
     :raises KeyboardInterrupt: if it was stopped: the exit status is that of Ctrl-C.
     """
     progress = Progress()
-    with target.connect() as bus, stop_on_signals() as stop:
+    with target.connect(payloads=True) as bus, stop_on_signals() as stop:
 
         def report(state: Replay) -> None:
             bus.get_ready()  # it may have refused a message

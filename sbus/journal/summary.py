@@ -20,6 +20,8 @@ __all__ = ["MAX_KEYS", "Summary", "key_range", "read_summary"]
 
 MAX_KEYS = 1000
 """The most distinct keys that a summary lists; of a segment with more it has only the least and the greatest."""
+_MOST_KEY_BYTES = 1 << 20
+"""The most bytes of these keys together: a key can have 400 kB, and as text four times as many."""
 
 
 class Summary(NamedTuple):
@@ -31,7 +33,7 @@ class Summary(NamedTuple):
     :ivar max_time: the time of the last row.
     :ivar size: the size of the ``.arrows`` file in bytes.
     :ivar kinds: the number of rows of each kind that occurs.
-    :ivar keys: the distinct keys of the messages, sorted; None if there are more than `MAX_KEYS` or they are unknown.
+    :ivar keys: the distinct keys of the messages, sorted; None if they are unknown, more than `MAX_KEYS`, or too long.
     :ivar min_key: the least key by bytes; None without messages, or if the keys are unknown.
     :ivar max_key: the greatest key, likewise.
     """
@@ -81,7 +83,7 @@ def key_range(arrays: Iterable[pa.Array | None]) -> tuple[list[bytes] | None, by
         ends.update(pc.min_max(keys).as_py().values())
         if distinct is not None:
             distinct.update(keys.unique().to_pylist())
-            if len(distinct) > MAX_KEYS:
+            if len(distinct) > MAX_KEYS or sum(map(len, distinct)) > _MOST_KEY_BYTES:
                 distinct = None
     return None if distinct is None else sorted(distinct), min(ends, default=None), max(ends, default=None)
 

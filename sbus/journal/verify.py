@@ -121,8 +121,9 @@ class _Check:
                 max_key=greatest,
             )
             for name, stated, true in zip(Summary._fields, summary, found, strict=True):
-                if stated != true:
-                    self._problem(SUMMARY, f"its {name} is {stated!r}, but should be {true!r}")
+                is_longer = name == "keys" and true is None  # an earlier release listed long keys, however many bytes
+                if stated != true and not is_longer:
+                    self._problem(SUMMARY, f"its {name} is {stated!r:.200}, but should be {true!r:.200}")
 
     def _problem(self, suffix: str, what: str) -> None:
         self.problems.append(f"{self._segment.path(suffix)}: {what}")

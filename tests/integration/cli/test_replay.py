@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import sbus
 from sbus.cli.main import cli
 from sbus.client.blocking.bus import Bus
 from sbus.errors import UsageError
@@ -50,6 +51,21 @@ def test_the_command_selects_by_time_and_pattern(bus: RunningBus, new_journal: N
     assert result.exit_code == 0
     assert found == [(b"again/a/b", b"%d" % number) for number in range(2, 6)]
     assert "published 4 of 4 messages" in result.output
+
+
+def test_a_message_that_fits_no_packet_is_published(bus: RunningBus, new_journal: NewJournal, tmp_path: Path) -> None:
+    """What the recorder has kept of large messages, which went around in sealed memory, is published like that."""
+    payload = bytes(range(256)) * 4096
+    journal = new_journal()
+    journal.append([(b"camera", payload)])
+    journal.close()
+    with sbus.connect(bus.address, payloads=True) as receiver:
+        receiver.subscribe("camera")
+        receiver.fence()
+        arguments = ["--socket", bus.address, "replay", "--journal", str(tmp_path / "journal"), "--speed=max"]
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert result.exit_code == 0
+        assert receiver.receive(timeout=10).payload == payload
 
 
 def test_it_ends_early_in_order(bus: RunningBus) -> None:

@@ -17,8 +17,10 @@ from sbus.errors import JournalError, JournalLocked
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, Slice, find_journals, read
 from sbus.journal.schema import FORMAT, FORMATS, Kind
+from sbus.journal.summary import read_summary
+from sbus.journal.verify import problems_of
 from sbus.journal.writer import JournalWriter
-from tests.support.journals import Clock, messages, new_journal, rows
+from tests.support.journals import Clock, messages, rows
 
 SOME = [(b"a/b", b"1"), (b"a/c", b"2"), (b"\xff", b"\0\1")]
 
@@ -155,6 +157,18 @@ class TestWriting:
             "min_key": "a/b",
             "max_key": r"\xff",
         }
+
+    def test_long_keys(self, journal):
+        """A summary lists no keys of more than 1 MiB in all; one that does, by an earlier release, is no damage."""
+        keys = [b"%d" % number + b"x" * 400_000 for number in range(3)]
+        journal.append([(key, b"") for key in keys])
+        journal.close()
+        (segment,) = JournalReader(journal.directory).segments()
+        summary = read_summary(segment)
+        assert (summary.keys, summary.min_key, summary.max_key) == (None, keys[0], keys[2])
+        with open(segment.path(".json"), "wb") as file:
+            file.write(summary._replace(keys=keys).pack())
+        assert problems_of(segment, journal.id) == []
 
     def test_ended(self, tmp_path):
         """An opened journal states whether the last recording was new, stopped, or ended by a crash."""
