@@ -42,6 +42,10 @@ Offset = dict[str, int]
 
 _ALLOW = "or go on without them with failOnDataLoss=false (the archive: --allow-loss)"
 _NAME = f"name its directory as well, restore it from a copy, {_ALLOW}"
+_AGAIN = (
+    "move it away, so that the recorder begins a new journal, whose rows are not taken for these, or restore a newer "
+    f"copy, {_ALLOW}"
+)
 _RESTORE = (
     f"restore from a copy, {_ALLOW}; retention keeps rows until a consumer has read them: name one with the option "
     "consumer"
@@ -109,6 +113,9 @@ class Follower:
             if journal_id not in start:
                 offset[journal_id] = min(self.start_of(journal, bool(start)), end)
                 continue
+            if end < start[journal_id] and journal.is_older_than(start[journal_id]):
+                seen = f"ends before row {start[journal_id]}, up to which it was read before"
+                self._report_loss(f"the journal in {journal.directory} {seen}: it is an older copy", _AGAIN)
             offset[journal_id] = first = self._without_loss(journal, start[journal_id])
             if first < end:
                 behind[journal_id] = (first, end)

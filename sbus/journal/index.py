@@ -36,6 +36,7 @@ __all__ = [
     "SYNC",
     "Index",
     "Record",
+    "ends_with_sync",
     "last_sync",
     "parse_records",
     "read_index",
@@ -164,6 +165,18 @@ def last_sync(segment: Segment) -> Record | None:
             end = start
             length *= 4
     return None
+
+
+def ends_with_sync(segment: Segment) -> bool:
+    """Return whether an index has nothing behind its last sync record: no row that a writer could find to be whole.
+
+    :raises FileNotFoundError: if the segment is gone.
+    """
+    with open(segment.path(INDEX), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - RECORD_SIZE))
+        data = file.read()
+    return size % RECORD_SIZE == 0 and data.startswith(SYNC) and _unpack(data, 0) is not None
 
 
 def read_record(path: str, file: pa.NativeFile, record: Record) -> pa.Buffer:

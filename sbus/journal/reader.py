@@ -32,7 +32,7 @@ from itertools import zip_longest
 import pyarrow as pa
 
 from sbus.errors import JournalError, JournalMissing
-from sbus.journal.index import Index, Record, last_sync, read_index
+from sbus.journal.index import Index, Record, ends_with_sync, last_sync, read_index
 from sbus.journal.layout import Segment, is_journal, list_segments, read_identity
 from sbus.journal.salvage import salvage_index
 from sbus.journal.slices import Slice, load, raise_missing, read
@@ -110,6 +110,15 @@ class JournalReader:
         Every row before it is there, or was deleted by retention.
         """
         return self._visible()[1]
+
+    def is_older_than(self, seq: int) -> bool:
+        """Return whether the journal is an older copy of one that somebody has read up to a row.
+
+        :param seq: the number behind that row.
+        """
+        segments, end = self._visible()
+        # After a power cut there may be fewer rows to see, but more in the file, until a writer opens the journal.
+        return end < seq and (not segments or ends_with_sync(segments[-1]))
 
     def _visible(self) -> tuple[list[Segment], int]:
         """Return the segments, and the number behind the last row that readers may see."""

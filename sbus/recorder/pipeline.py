@@ -149,14 +149,16 @@ class Recording:
         self._has_started = False  # whether there is a start row
         self._disk_failure: GapDetails | None = None
         self._is_full = False  # the connection waits for capacity
-        self._submitted: deque[int] = deque()  # when the first message came, of each batch that is not written yet
-        self._submitted_bytes = 0  # of memory, in these batches
+        self._submitted: deque[Batch | Payload] = deque()  # batches that are not written yet
+        self._submitted_bytes = 0  # of their memory
+        self._jobs_done = 0
         self._held: deque[Batch | Payload] | None = None  # batches from before the bus has confirmed the patterns
         self._held_bytes = 0
         self._held_losses: list[Lost] = []
         self._dropped_unconfirmed = 0
         self._sync_timer: IDelayedCall | None = None
         self._idle_timer: IDelayedCall | None = None
+        self._deadline: IDelayedCall | None = None  # of the thread, when this recording stops
         self._is_syncing = False
         self._has_unsynced = False  # rows submitted after the newest sync
         self._stopping = False
@@ -171,7 +173,7 @@ class Recording:
     async def stop(self) -> None:
         """Write all that the bus has queued for the recorder, and close the journal.
 
-        This takes up to 20 seconds.
+        This takes up to 20 seconds, and 10 more if the disk does not answer at all.
         """
         await self._connection.stop(0.0 if self._disk_failure else _STOP_TIMEOUT)
         if self._has_started:
@@ -182,11 +184,23 @@ class Recording:
             if _is_active(timer):
                 timer.cancel()
         self._thread.finish()
-        deadline = self._reactor.callLater(_STOP_TIMEOUT, self._thread.give_up)
+        self._deadline = self._reactor.callLater(_STOP_TIMEOUT, self._give_up)
         await self._ended
-        if _is_active(deadline):
-            deadline.cancel()
+        if _is_active(self._deadline):
+            self._deadline.cancel()
         self.log_counters()
+
+    def _give_up(self) -> None:
+        self._thread.give_up()
+        self._deadline = self._reactor.callLater(_STOP_TIMEOUT, self._end_if_hung, self._jobs_done)
+
+    def _end_if_hung(self, done: int) -> None:
+        """End without the thread, if it has done nothing meanwhile: it may be in a system call that never returns."""
+        if self._jobs_done > done:
+            self._give_up()
+            return
+        self._log.error("{journal}: the disk does not answer", journal=self._journal.directory)
+        self.thread_ended(sum(batch.rows for batch in self._submitted), None)
 
     def log_counters(self) -> None:
         """Log what has been recorded so far."""
@@ -261,7 +275,7 @@ class Recording:
 
     def oldest_waiting(self) -> float:
         """Implement `sbus.recorder.connection.RecordSink`."""
-        oldest = self._submitted[0] if self._submitted else self._buffer.oldest
+        oldest = self._submitted[0].times[0] if self._submitted else self._buffer.oldest
         return 0.0 if oldest is None else max(0.0, clock.to_seconds(clock.now() - oldest))
 
     def failed(self, failure: Failure) -> None:
@@ -287,7 +301,7 @@ class Recording:
             self._dropped_unconfirmed += oldest.rows
 
     def _submit_batch(self, batch: Batch | Payload) -> None:
-        self._submitted.append(batch.times[0])
+        self._submitted.append(batch)
         self._submitted_bytes += batch.memory
         self._thread.submit(Job(batch.append, batch))
         self._sync_soon()
@@ -332,6 +346,7 @@ class Recording:
     def job_done(self, job: Job) -> None:
         """Implement `sbus.recorder.writer_thread.WriterEvents`."""
         counters = self.counters
+        self._jobs_done += 1
         if job is _SYNC:
             counters.synced_at = clock.to_seconds(clock.now())
             self._is_syncing = False
@@ -375,6 +390,8 @@ class Recording:
 
     def thread_ended(self, lost: int, failure: Failure | None) -> None:
         """Implement `sbus.recorder.writer_thread.WriterEvents`."""
+        if self._ended.called:
+            return  # it was hung, and was not waited for
         self.counters.lost = lost
         if lost:
             self._log.error("{lost} messages were received and could not be written: they are lost", lost=lost)

@@ -412,3 +412,18 @@ class TestLinks:
         with pytest.raises(OSError, match="symbolic links"):
             JournalWriter.open(tmp_path / "journal")
         assert precious.read_bytes() == b"of somebody else"
+
+
+class TestCopies:
+    """A journal that ends before a row that somebody has read is an older copy."""
+
+    def test_older(self, journal):
+        """The rows that readers see decide, unless a writer may still find more."""
+        journal.append(SOME)
+        journal.sync()
+        reader = JournalReader(journal.directory)
+        assert [reader.is_older_than(seq) for seq in (3, 4)] == [False, True]
+        (segment,) = reader.segments()
+        index = segment.path(".idx")
+        os.truncate(index, os.path.getsize(index) - 64)  # a power cut has taken back the last sync record
+        assert [reader.end(), reader.is_older_than(3)] == [0, False]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from sbus.journal.layout import ARROWS, INDEX, SUMMARY, list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.retention import retain
 from sbus.journal.schema import COLUMN_NAMES, Kind, decode, encode
+from sbus.journal.writer import JournalWriter
 from sbus.lake import plain
 from sbus.lake.archive import Archive
 from sbus.lake.check import check
@@ -133,6 +134,28 @@ def test_a_later_run_takes_what_is_new(new_journal: NewJournal, tmp_path: Path) 
         put_away([one, two], lake)
     put_away([one, two], lake, fail_on_data_loss=False)
     assert {row["seq"] for row in archived(lake) if row["journal"] == one.id} == {*range(15), *range(18, 21)}
+
+
+def test_an_older_copy_is_refused(new_journal: NewJournal, tmp_path: Path) -> None:
+    """A journal that ends before the last archived row is refused: its next rows would be taken for archived ones."""
+    lake, copy = tmp_path / "lake", tmp_path / "copy"
+    journal = new_journal()
+    journal.append(messages(5))
+    journal.close()
+    shutil.copytree(journal.directory, copy)
+    again = JournalWriter.open(journal.directory)
+    again.append(messages(5))
+    again.close()
+    put_away([journal], lake)
+    shutil.rmtree(journal.directory)
+    shutil.copytree(copy, journal.directory)
+    with pytest.raises(JournalError, match=r"ends before row 10, up to which it was read before: it is an older copy"):
+        put_away([journal], lake)
+    with closing(JournalWriter.open(journal.directory)) as last:
+        last.append(messages(1))
+    with pytest.raises(JournalError, match="an older copy"):
+        put_away([journal], lake)
+    assert put_away([journal], lake, fail_on_data_loss=False).rows == 0
 
 
 def test_a_journal_that_is_not_named(new_journal: NewJournal, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import tempfile
@@ -621,6 +622,41 @@ def test_failed_sync(record: Callable[..., Recorder], faulty: Disk) -> None:
     faulty.errors.clear()
     recorder.loop.until(lambda: not recorder.recording._disk_failure)
     assert shown(recorder.stop()) == ["<start>", *"0123", "<full>", "<stop>"]
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_disk_that_does_not_answer(
+    record: Callable[..., Recorder], monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    """A recorder ends although a call of its thread never returns; as long as the thread gets on, it is waited for."""
+    first, later = threading.Event(), threading.Event()
+    real, calls = disk.sync, itertools.count()
+
+    def sync(fd: int) -> None:
+        (first if next(calls) == 0 else later).wait()
+        real(fd)
+
+    recorder = record(batch_rows=2)
+    monkeypatch.setattr(disk, "sync", sync)
+    recorder.recording.add(numbered(0, 2))
+    recorder.loop.advance(1)
+    recorder.recording.add(numbered(2, 7))
+    stopped = defer.Deferred.fromCoroutine(recorder.recording.stop())
+    recorder.loop.advance(10)
+    if is_slow:
+        later.set()
+        first.set()
+        recorder.appended(3)
+        later.clear()
+        recorder.loop.advance(10)
+        assert not stopped.called
+    recorder.loop.advance(10)
+    assert stopped.called
+    assert recorder.recording.counters.lost == 7 - recorder.recording.counters.rows
+    first.set()
+    later.set()
+    recorder.loop.until(lambda: recorder.recording.counters.rows == 7)
+    recorder.recording._thread._thread.join()
 
 
 def test_disk_that_stays_full(record: Callable[..., Recorder], faulty: Disk) -> None:
