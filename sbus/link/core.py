@@ -32,6 +32,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from sbus.client.identity import explain_name
@@ -41,7 +42,7 @@ from sbus.link.interest import Change, Interest
 from sbus.link.wire import Side, Stage, Wire
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAGIC, MAX_BUNDLE, unbundle
-from sbus.protocol.notices import BYE, LOST
+from sbus.protocol.notices import BYE, DENIED, LOST, SEVERAL, parse_denied
 from sbus.protocol.packets import CMSG, DEFAULT_MAX_PACKET, MSG, SUB, UNSUB, Truncated, build, parse
 from sbus.routing.runs import next_run
 
@@ -56,8 +57,8 @@ LOOP_RETRY = 30.0
 """Seconds after which a link that would close a loop is tried again."""
 _REPORT_INTERVAL = 1.0
 """Seconds between two reports of losses to the bus below."""
-_LONG_INTERVAL = 60.0
-"""Seconds between two log lines about messages that were too long to cross."""
+_LOG_INTERVAL = 60.0
+"""Seconds between two log lines of a kind: about messages that were too long to cross, or what a policy forbids."""
 _MAX_KEYS = 16_384
 """Keys that are remembered as free to cross."""
 _LONGEST_KEY = 256
@@ -67,6 +68,8 @@ _PATTERN = build(CMSG, controls.INTEREST_PATTERN, b"")
 _PROBE = b"/link/echo"
 """The end of the key by which a link finds out whether a bus honours ``echo/off``."""
 _CARRY = (True,)
+_LONGEST_NUMBER = 19
+"""Digits of the longest number that a bus sends."""
 _LIMITS = (b"violation ", b"user-limit ")
 """Reasons of a bus for ending the connection that too many patterns can have."""
 
@@ -78,6 +81,7 @@ class _Bus:
     :ivar stage: how far the connection has come.
     :ivar name: the link's own name here.
     :ivar path: the buses from here up to the root: identifier and name.
+    :ivar is_asked: whether this connection has been asked for all that was wanted: from then on, changes follow.
     :ivar patterns: the list of patterns that are wanted here, while it is being sent; `number` is that of the last one.
     :ivar fences: the questions under way, each with the number of the change of interest that its reply confirms.
     :ivar receipts: messages that the bus has dropped for the link.
@@ -96,6 +100,7 @@ class _Bus:
 
     def reset(self) -> None:
         self.stage = Stage.CLOSED
+        self.is_asked = False
         self.known.clear()
         self.name = b""
         self.path: list[tuple[bytes, bytes]] = []
@@ -145,7 +150,7 @@ class LinkCore:
         self.lost = [0, 0]
         self.carried = [0, 0]
         self.refused = self.left = 0
-        self._long_logged = -_LONG_INTERVAL
+        self._logged: dict[str, float] = {}  # when each kind of line was last logged that may come often
         self._reported = (0, 0)
         self._report_due = 0.0
         self._collapsed = [False, False]
@@ -158,7 +163,7 @@ class LinkCore:
         bus = self._buses[side]
         self._reset(side)
         bus.stage = Stage.GREETING
-        questions = [controls.ECHO_OFF, controls.BUNDLE_ON, controls.BYE_ON, controls.RECEIPTS_ON]
+        questions = [controls.ECHO_OFF, controls.BUNDLE_ON, controls.BYE_ON, controls.RECEIPTS_ON, controls.DENIED_ON]
         questions += [controls.SENDER_ON, controls.LINK_LOST, controls.LINK_PATH, controls.INTEREST_PATTERNS]
         questions.append(controls.CHAIN_ON if side is Side.ABOVE else controls.CHAIN_OFF)
         self._wire.send(side, [build(CMSG, key) for key in questions])
@@ -274,7 +279,8 @@ class LinkCore:
                     if packet.startswith(NOTICE):
                         ready += bus.authors.hear(packet)
                     else:
-                        self._wanted(side, bus, packet[len(_PATTERN) :])
+                        if self._wanted(side, bus, packet[len(_PATTERN) :], now):
+                            looks += _GLANCES
                         is_plain = False
                     at = until
                     continue
@@ -308,10 +314,13 @@ class LinkCore:
         return not is_plain
 
     def log_long(self, why: str, now: float) -> None:
-        """Log that a message was too long to cross: at once, and then once a minute."""
-        if now >= self._long_logged + _LONG_INTERVAL:
-            self._long_logged = now
-            self._wire.log(f"a message was lost, as too long: {why}; others like it are counted")
+        """Log that a message was lost, as too long; at once, and then once a minute."""
+        self._log_rarely("long", f"a message was lost, as too long: {why}; others like it are counted", now)
+
+    def _log_rarely(self, kind: str, line: str, now: float) -> None:
+        if now >= self._logged.get(kind, -math.inf) + _LOG_INTERVAL:
+            self._logged[kind] = now
+            self._wire.log(line)
 
     def lose(self, side: Side, count: int) -> None:
         """Count messages from one bus that could not be sent to the other."""
@@ -371,6 +380,8 @@ class LinkCore:
             bus.names = True
         elif key == LOST:
             self._lost(side, bus, payload)
+        elif key == DENIED:
+            self._denied(side, payload, now)
         elif key == BYE:
             if payload.startswith(_LIMITS) and bus.stage is not Stage.GREETING:  # it has been asked for something
                 bus.interest.lower_limit()
@@ -383,19 +394,32 @@ class LinkCore:
         """
         text, *keys = payload.split(b"\0")
         words = text.split(b" ")
-        if len(words) >= 3 and words[2].isdigit():
+        if len(words) >= 3 and words[2].isdigit() and len(words[2]) <= _LONGEST_NUMBER:
             total = int(words[2])
             self.lost[side] += max(0, total - bus.receipts)
             bus.receipts = total
         if keys and self.is_up and self._buses[side.other].grants:
             self._wire.send(side.other, [build(CMSG, controls.LINK_GAP, each) for each in keys])
 
+    def _denied(self, side: Side, payload: bytes, now: float) -> None:
+        """Count what the policy of a bus forbids: a message is lost, and what a pattern matches does not cross."""
+        denial = parse_denied(payload)
+        if denial is None:
+            return
+        if denial.verb != SUB:
+            self.lose(side.other, denial.count)
+        if denial.verb != SEVERAL:
+            what = f"{denial.verb.decode(errors='replace')} {denial.key.decode(errors='replace')}"
+            line = f"{self._name(side)} forbids the link what others want it to carry: {what} (rule {denial.rule})"
+            self._log_rarely(f"denied {side}", line, now)
+
     # --- interest ----------------------------------------------------------------------------
 
-    def _wanted(self, side: Side, bus: _Bus, payload: bytes) -> None:
+    def _wanted(self, side: Side, bus: _Bus, payload: bytes, now: float) -> bool:
+        """Note a change of what is wanted on one side; return whether that took long."""
         words = payload.split(b" ", 2)
-        if len(words) < 3 or not words[1].isdigit():
-            return
+        if len(words) < 3 or not words[1].isdigit() or len(words[1]) > _LONGEST_NUMBER:
+            return False
         sign, number, pattern = words[0], int(words[1]), words[2]
         bus.grants = True
         if not bus.is_listed:
@@ -404,8 +428,13 @@ class LinkCore:
                 bus.patterns[pattern] = None
             else:
                 bus.patterns.pop(pattern, None)
-            return
-        self._buses[side.other].interest.note(sign == b"+", pattern, number)
+            return False
+        other = self._buses[side.other]
+        if other.is_asked:
+            other.interest.note(sign == b"+", pattern, number)
+        else:
+            other.interest.count(sign == b"+", pattern, number, now)
+        return not other.is_asked
 
     def _list_complete(self, side: Side, bus: _Bus, now: float) -> None:
         bus.grants = bus.is_listed = True
@@ -470,6 +499,7 @@ class LinkCore:
         else:
             self._wire.log(f"no secret message comes through this link: {unproven}")
         packets += _packets(above.interest.restart(now))
+        above.is_asked = True
         self._fenced = above.interest.settled
         packets.append(build(CMSG, controls.LINK_PATH))
         self._wire.send(Side.ABOVE, packets)
@@ -489,6 +519,7 @@ class LinkCore:
         if below.stage is Stage.KNOWN:
             below.stage = Stage.OPEN
             changes = below.interest.restart(now)
+            below.is_asked = True
         else:
             changes = below.interest.changes(now)
         if changes:

@@ -158,15 +158,25 @@ class Interest:
         """Add or remove a pattern, at a later call of `changes`: this takes almost no time."""
         self._noted.append((is_new, pattern, number))
 
+    def count(self, is_new: bool, pattern: bytes, number: int, now: float) -> None:
+        """Add or remove a pattern while there is nobody to ask: `restart` asks for all that is wanted then."""
+        self._noted.append((is_new, pattern, number))
+        while self._noted:
+            self._count_next(now)
+        self._new.clear()
+
+    def _count_next(self, now: float) -> None:
+        is_new, pattern, number = self._noted.popleft()
+        if is_new:
+            self.add(pattern, number)
+        else:
+            self.remove(pattern, now, number)
+
     def _count_noted(self, now: float, changes: list[Change]) -> None:
         """Count some of the patterns that were noted."""
         noted = self._noted
         for _ in range(min(len(noted), NOTED)):
-            is_new, pattern, number = noted.popleft()
-            if is_new:
-                self.add(pattern, number)
-            else:
-                self.remove(pattern, now, number)
+            self._count_next(now)
         if len(noted) > self._most_new:
             self._collapse(now, changes)
             self._number = noted[-1][2]  # the listed patterns cover them, counted or not

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
 from sbus.link.core import LOOP_RETRY, Side
+from sbus.policy import Policy
 from sbus.protocol.keys import matches_open
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
@@ -381,3 +382,46 @@ def test_link_takes_its_place_before_the_master_is_there():
     first.connect(Side.ABOVE)
     settle([first, second])
     assert first.core.is_up
+
+
+def test_what_comes_and_goes_without_a_master_is_not_kept():
+    """Patterns that end while there is no master take no memory: anybody may subscribe to any number of them."""
+    tree = Tree()
+    (link,) = tree.links
+    client = tree.client(1, b"SUB a/0")
+    link.break_off(Side.ABOVE)
+    for number in range(2000):
+        tree.send(client, b"SUB a/%d" % number, b"UNSUB a/%d" % number)
+    interest = link.core._above.interest
+    assert list(interest.wanted) == [b"a/0"]
+    assert not interest._noted
+    assert not interest._new
+    tree.send(client, b"UNSUB a/0", b"SUB a/1")
+    link.connect(Side.ABOVE)
+    tree.settle()
+    above = tree.client(0)
+    tree.send(above, b"MSG a/0\0", b"MSG a/1\0")
+    assert client.take() == [b"MSG a/1\0"]
+
+
+def test_what_a_policy_forbids_is_lost_alone():
+    """A client that wants, or publishes, what the master's policy forbids costs nobody else the link."""
+    clock = Clock()
+    below, above = Bus(clock=clock), Bus(clock=clock, policy=Policy(closed=[(b"locked/", "p.toml:2")]))
+    link = Link(below, above)
+    settle([link])
+    assert link.core.is_up
+    user, other = below.connect(), above.connect(uid=0)
+    user.send(b"SUB locked/a", b"SUB open")
+    other.send(b"SUB *")
+    settle([link])
+    user.send(b"MSG locked/b\0", b"MSG open\0up")
+    settle([link])
+    other.send(b"MSG open\0down")
+    settle([link])
+    assert user.take() == [b"MSG open\0up", b"MSG open\0down"]
+    assert other.take() == [b"MSG open\0up", b"MSG open\0down"]
+    assert link.core.is_up
+    assert link.core.lost == [1, 0]
+    [line] = [line for line in link.lines if "forbids" in line]
+    assert "SUB locked/a (rule closed)" in line

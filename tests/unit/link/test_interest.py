@@ -419,3 +419,14 @@ def test_one_call_decides_about_few_patterns():
         calls += 1
     assert calls == -(-1_000 // CONSIDERED)
     assert interest.settled == 1_001
+
+
+def test_a_change_that_was_noted_comes_before_one_that_is_counted():
+    """A pattern that ends while there is nobody to ask is over, also if its beginning was not counted yet."""
+    interest = Interest([b""])
+    interest.note(True, b"a", 1)
+    interest.count(False, b"a", 2, 0.0)
+    interest.count(True, b"b", 3, 0.0)
+    assert list(interest.wanted) == [b"b"]
+    assert interest.restart(0.0) == [Change(True, b"b")]
+    assert interest.settled == 3
