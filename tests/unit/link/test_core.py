@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
 from sbus.link.core import LOOP_RETRY, Side
-from sbus.policy import Policy
+from sbus.policy import Policy, Rule
 from sbus.protocol.keys import matches_open
 from tests.support.buses import Bus, Peer
 from tests.support.examples import examples
@@ -407,15 +407,16 @@ def test_what_comes_and_goes_without_a_master_is_not_kept():
 def test_what_a_policy_forbids_is_lost_alone():
     """A client that wants, or publishes, what the master's policy forbids costs nobody else the link."""
     clock = Clock()
-    below, above = Bus(clock=clock), Bus(clock=clock, policy=Policy(closed=[(b"locked/", "p.toml:2")]))
+    policy = Policy([Rule(0, "read", "", subscribe=(b"read/",))], closed=[(b"locked/", ""), (b"read/", "")])
+    below, above = Bus(clock=clock), Bus(clock=clock, policy=policy)
     link = Link(below, above)
     settle([link])
     assert link.core.is_up
     user, other = below.connect(), above.connect(uid=0)
     user.send(b"SUB locked/a", b"SUB open")
-    other.send(b"SUB *")
+    other.send(b"SUB open", b"SUB read/b")
     settle([link])
-    user.send(b"MSG locked/b\0", b"MSG open\0up")
+    user.send(b"MSG read/b\0", b"MSG open\0up")
     settle([link])
     other.send(b"MSG open\0down")
     settle([link])
