@@ -62,6 +62,8 @@ _DRAIN_TIME = 5.0
 _MIN_LIFETIME = 1.0
 """Seconds that a connection must have lasted for the next attempt to be made without a pause."""
 _POLL = 0.02
+_TOO_MANY = "maximum subscriptions"
+"""Words of nats-server when a client, or its account, subscribes to more than it may."""
 
 
 class BusHasMaster(SbusError):
@@ -122,37 +124,7 @@ class Bridge:
             on_gap=self._bus_replaced,
         )
         try:
-            await self._introduce(bus)
-            own_id = self._own_id()
-            self._incoming = Incoming(
-                settings.realm, own_id, settings.queue_bytes, settings.max_packet, self.counters, self._note
-            )
-            self._outgoing = Outgoing(
-                settings.realm,
-                f"{own_id.decode()} {settings.name}",
-                settings.prefix,
-                Numbering(time.time_ns()),
-                settings.queue_bytes,
-                settings.confirm_time,
-                self.counters,
-                self._note,
-            )
-            self._log.info(
-                "bus {name} ({address}, {id}) joins realm {realm}",
-                name=settings.name,
-                address=self._address,
-                id=own_id.decode(),
-                realm=settings.realm,
-            )
-            for work in (
-                self._incoming.run(bus),
-                self._stay_connected(self._outgoing),
-                self._wanted.follow(self._incoming),
-                self._report_losses(),
-                self._write_metrics(),
-                *([self._take(self._outgoing)] if settings.listed_out else []),
-            ):
-                self._start(work)
+            self._start(self._join(bus))
             await self._failure
         finally:
             for task in self._tasks:
@@ -162,6 +134,41 @@ class Bridge:
                 await self._connection.close()
             bus.close_now()
             await bus.close()
+
+    async def _join(self, bus: Bus) -> None:
+        """Begin to carry messages, once the bus answers."""
+        settings = self._settings
+        await self._introduce(bus)
+        own_id = self._own_id()
+        self._incoming = Incoming(
+            settings.realm, own_id, settings.queue_bytes, settings.max_packet, self.counters, self._note
+        )
+        self._outgoing = Outgoing(
+            settings.realm,
+            f"{own_id.decode()} {settings.name}",
+            settings.prefix,
+            Numbering(self._state.next_run(time.time_ns())),
+            settings.queue_bytes,
+            settings.confirm_time,
+            self.counters,
+            self._note,
+        )
+        self._log.info(
+            "bus {name} ({address}, {id}) joins realm {realm}",
+            name=settings.name,
+            address=self._address,
+            id=own_id.decode(),
+            realm=settings.realm,
+        )
+        for work in (
+            self._incoming.run(bus),
+            self._stay_connected(self._outgoing),
+            self._wanted.follow(self._incoming),
+            self._report_losses(),
+            self._write_metrics(),
+            *([self._take(self._outgoing)] if settings.listed_out else []),
+        ):
+            self._start(work)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -236,12 +243,20 @@ class Bridge:
         bus.send([build(CMSG, LINK_PATH)])
         if self._wanted.asks_bus:
             bus.send([build(CMSG, INTEREST_PATTERNS)])
-        await bus.fence(_ANSWER_TIME)
+        await self._answered(bus)
         self._check_path()
         # Take the one place that the bus has for a link, so that no link to a master takes it meanwhile.
         bus.send([build(CMSG, LINK_PATH, b"")])
-        await bus.fence(_ANSWER_TIME)
+        await self._answered(bus)
         self._tell_state()
+
+    async def _answered(self, bus: Bus) -> None:
+        """Wait until the bus has handled what it was sent, however long it takes."""
+        while True:
+            try:
+                return await bus.fence(_ANSWER_TIME)
+            except TimedOut as error:
+                self._log.warn("the bus does not answer: {error}", error=error)
 
     def _tell_state(self) -> None:
         """Tell a bus that knows links whether messages cross."""
@@ -290,12 +305,8 @@ class Bridge:
             self._start(self._introduce_again(self._bus))
 
     async def _introduce_again(self, bus: Bus) -> None:
-        try:
+        with contextlib.suppress(Disconnected):  # it comes back, and is asked again
             await self._introduce(bus)
-        except TimedOut as error:
-            self._log.warn("the bus does not answer: {error}", error=error)
-        except Disconnected:
-            pass  # it comes back, and is asked again
 
     async def _take(self, outgoing: Outgoing) -> None:
         assert self._local is not None
@@ -316,6 +327,7 @@ class Bridge:
                 connection = await self._connect(urls)
             except ConnectionFailed as error:
                 self._report(f"NATS cannot be reached: {error}")
+                self._ask_for_less(str(error))
                 continue
             since = time.monotonic()
             before = self.counters.unconfirmed
@@ -328,8 +340,14 @@ class Bridge:
             connection.abort(why)
             left = self.counters.unconfirmed - before
             self._report(f"NATS is lost: {why}; {left:,} messages were not confirmed, and may be lost")
+            self._ask_for_less(why)
             if time.monotonic() - since >= _MIN_LIFETIME:
                 delays = Backoff(first=0.1, longest=5.0).delays()
+
+    def _ask_for_less(self, why: str) -> None:
+        """Ask for fewer patterns from now on, if nats-server has refused as many: what clients want is their choice."""
+        if _TOO_MANY in why.lower() and self._incoming is not None:
+            self._wanted.lower_limit(self._incoming)
 
     def _all_servers(self, connection: Connection) -> list[str]:
         """Return the URLs that were given, and those of the other servers of the cluster (not for web sockets)."""

@@ -34,7 +34,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from sbus.errors import UsageError
-from sbus.link.nats.settings import Login
+from sbus.link.nats.settings import Login, is_usable
 
 __all__ = ["Connection", "ConnectionFailed", "connect_options"]
 
@@ -181,24 +181,32 @@ class Connection:
                     ping_interval=_PING_INTERVAL,
                     no_echo=True,
                     pending_size=0,
+                    flusher_queue_size=0,  # else a caller waits for room for ever once the connection is aborted
                     skip_subject_validation=True,
                     **arguments,
                 )
-        except (OSError, NatsError, ValueError) as error:
+            connection = cls(client)
+        except Exception as error:  # the server may say anything, and the library trusts it
             _abort(client)
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from error  # of which `asyncio.wait_for` of Python 3.11 loses some
             cause = errors.last or error
-            raise ConnectionFailed(str(cause) or type(cause).__name__) from error
+            name, text = type(cause).__name__, str(cause)
+            is_clear = isinstance(cause, (OSError, NatsError, ValueError))
+            raise ConnectionFailed(text or name if is_clear else f"{name}: {text}") from error
         except BaseException:
             _abort(client)
             raise
         errors.report = report
-        return cls(client)
+        return connection
 
     def peers(self) -> list[str]:
-        """Return the URLs of the servers of the cluster, as far as nats-server has reported them by now."""
-        return [f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}" for uri in self._client.servers]
+        """Return the URLs of the servers of the cluster, as far as nats-server has reported them by now.
+
+        Of what it reports, the library would refuse a whole list for one URL that it cannot use.
+        """
+        urls = [f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}" for uri in self._client.servers]
+        return [url for url in urls if is_usable(url)]
 
     async def subscribe(self, subject: str) -> Subscription:
         """Subscribe to a subject.

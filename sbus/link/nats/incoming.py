@@ -116,6 +116,8 @@ class Incoming:
         if not self._asked[pattern]:
             return
         self._asked[pattern] -= 1
+        if not self._asked[pattern]:
+            del self._asked[pattern]
         self._index.unsubscribe(self._receiver, pattern, None, _NO_CREDENTIALS)
         self._verdicts.clear()
         self._ledger.gave_up(pattern)

@@ -14,7 +14,7 @@ that match), or late (it took another way through a cluster and was overtaken); 
 is doubled and the order of each key holds. A late one was counted as missed before, so the sums stay right.
 
 A key that was not subscribed to for a while has a gap that is no loss. The ledger therefore remembers which patterns
-were given up (`Ledger.gave_up`), the last `_REMEMBERED` of them.
+were given up (`Ledger.gave_up`): the last `_REMEMBERED` of them, or `_REMEMBERED_BYTES`.
 
 What this cannot count: messages of a key before the first one that arrived, and the last ones of a key until another
 one of that key arrives.
@@ -36,6 +36,7 @@ MAX_ENTRIES = 262_144
 LONGEST_KEY = 128
 """Bytes of the longest key that is remembered itself; of a longer one the SHA-256 is."""
 _REMEMBERED = 4_096
+_REMEMBERED_BYTES = 1 << 20
 
 
 def _short(key: bytes) -> bytes:
@@ -75,12 +76,16 @@ class Ledger:
 
     def __init__(self) -> None:
         self._last: dict[tuple[bytes, bytes], tuple[int, int, int]] = {}
-        self._given_up: deque[bytes] = deque(maxlen=_REMEMBERED)
+        self._given_up: deque[bytes] = deque()
+        self._given_up_bytes = 0
         self._generation = 0
 
     def gave_up(self, pattern: bytes) -> None:
         """Note that this pattern is not subscribed to any more."""
         self._given_up.append(pattern)
+        self._given_up_bytes += len(pattern)
+        while len(self._given_up) > _REMEMBERED or self._given_up_bytes > _REMEMBERED_BYTES:
+            self._given_up_bytes -= len(self._given_up.popleft())
         self._generation += 1
 
     def enter(self, origin: bytes, key: bytes, run: int, number: int) -> int:

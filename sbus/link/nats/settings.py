@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from sbus.errors import UsageError, Violation
 from sbus.link.interest import Interest
@@ -11,7 +12,16 @@ from sbus.link.subjects import check_realm
 from sbus.protocol.keys import CURRENT
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
-__all__ = ["Login", "Settings"]
+__all__ = ["Login", "Settings", "is_usable"]
+
+
+def is_usable(url: str) -> bool:
+    """Return whether a URL names a host, and a possible port if it names one."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +91,10 @@ class Settings:
         if not re.fullmatch("[A-Za-z0-9_.-]{1,64}", self.name):
             raise UsageError(f"--name={self.name}: use letters, digits, '_', '.' and '-', 64 characters at most")
         for url in self.nats:
-            if not re.fullmatch(r"(nats|tls|ws|wss)://[^\s,]+", url):
+            if not re.fullmatch(r"(nats|tls|ws|wss)://[^\s,]+", url) or not is_usable(url):
                 raise UsageError(f"--nats={url}: give a URL such as nats://localhost:4222 or tls://nats.example:4222")
+        if len({url.startswith("ws") for url in self.nats}) > 1:
+            raise UsageError("--nats: web sockets (ws, wss) and other URLs exclude each other: give one kind")
         if not self.nats:
             raise UsageError("no NATS: give the URL of a server, such as --nats=nats://localhost:4222")
         if not self.listed_out and not self.listed_in:

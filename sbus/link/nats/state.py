@@ -7,7 +7,8 @@ The bridge maps the file into memory and counts in it what it has taken over and
 keeps these pages when the process is killed. So the next bridge knows how many messages died with the last one: at
 most those that were taken over, and not dealt with. (It does not survive the machine.)
 
-The file also holds the bridge's own identity, for a bus that has none (``link/path``).
+The file also holds the bridge's own identity, for a bus that has none (``link/path``), and the last run that messages
+were counted with: a bridge that starts after the clock was set back would be taken for an old one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ __all__ = ["State", "has_bridge", "state_path"]
 
 _MAGIC = b"SBUSNAT1"
 _COUNTS = struct.Struct("<QQQQ")
-_ID, _COUNTS_AT, _SIZE = slice(8, 40), 40, 128
+_RUN = struct.Struct("<Q")
+_ID, _COUNTS_AT, _RUN_AT, _SIZE = slice(8, 40), 40, 72, 128
+_RUN_STEP = 1_000_000_000
+"""What a bridge may add to its run while it counts (`sbus.link.nats.sequence.Numbering`), and more."""
 
 
 def state_path(address: str) -> str:
@@ -97,11 +101,24 @@ class State:
             raise UsageError(f"{path}: not a file of this user: name another one with --state=FILE")
         if status.st_size != _SIZE:
             os.ftruncate(self._descriptor, 0)
-            os.ftruncate(self._descriptor, _SIZE)
+        try:
+            os.posix_fallocate(self._descriptor, 0, _SIZE)  # on a full disk, a write to the map would be a SIGBUS
+        except OSError as e:
+            raise UsageError(f"{path}: {e.strerror}: make room, or name another file with --state=FILE") from e
 
     def note(self, taken: int, settled: int, received: int, published: int) -> None:
         """Write the counts: messages taken over and dealt with, outwards and inwards."""
         _COUNTS.pack_into(self._map, _COUNTS_AT, taken, settled, received, published)
+
+    def next_run(self, now: int) -> int:
+        """Return the run for a bridge to count with: above all earlier ones.
+
+        :param now: the time in ns.
+        """
+        (last,) = _RUN.unpack_from(self._map, _RUN_AT)
+        run = max(now, last + _RUN_STEP)
+        _RUN.pack_into(self._map, _RUN_AT, run)
+        return int(run)
 
     def close(self) -> None:
         """Give up the lock."""

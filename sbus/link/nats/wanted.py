@@ -105,16 +105,8 @@ class Wanted:
             await self._wait_for_list()
         interest = self._interest
         while True:
-            for is_new, pattern in interest.changes(time.monotonic()):
-                if is_new:
-                    incoming.asked_for(pattern)
-                else:
-                    incoming.gave_up(pattern)
-                name = pattern_subject(self._settings.realm, pattern)
-                if name is not None:
-                    self._names[name] += 1 if is_new else -1
-                    self._changed.pop(name, None)
-                    self._changed[name] = None
+            for change in interest.changes(time.monotonic()):
+                self._change(incoming, *change)
             if self._connection is not None:
                 await self._subscribe(self._connection)
             self._interest_changed.clear()
@@ -124,6 +116,31 @@ class Wanted:
                     await self._interest_changed.wait()
             except TimeoutError:
                 pass
+
+    def _change(self, incoming: Incoming, is_new: bool, pattern: bytes) -> None:
+        if is_new:
+            incoming.asked_for(pattern)
+        else:
+            incoming.gave_up(pattern)
+        name = pattern_subject(self._settings.realm, pattern)
+        if name is not None:
+            self._names[name] += 1 if is_new else -1
+            self._changed.pop(name, None)
+            self._changed[name] = None
+
+    def lower_limit(self, incoming: Incoming) -> None:
+        """Ask for fewer patterns on the next connection: NATS has refused as many as it was asked for."""
+        before = set(self._interest.asked)
+        self._interest.lower_limit()
+        after = {pattern for _, pattern in self._interest.restart(time.monotonic())}
+        for pattern in after - before:
+            self._change(incoming, True, pattern)
+        for pattern in before - after:
+            self._change(incoming, False, pattern)
+        if len(after) < len(before):
+            self._log.warn(
+                "NATS permits fewer subscriptions: {after} in place of {before}", after=len(after), before=len(before)
+            )
 
     async def connected(self, connection: Connection) -> None:
         """Make all subscriptions on a new connection, and follow there from now on."""

@@ -464,3 +464,25 @@ def test_a_cluster_may_lose_members(hosts: Joined) -> None:
     assert client.recv() == b"MSG t/x\x001"
     out.wait(confirmed=1)
     assert "missed" not in come.wait(published=1)
+
+
+def test_nats_that_permits_few_subscriptions(directory: Path, spawn: Spawn) -> None:
+    """A user who wants more patterns than nats-server permits stops nobody: the listed ones are asked for whole."""
+    (directory / "nats.conf").write_text("max_subscriptions: 20\n")
+    server = spawn(NatsServer, directory, "-c", str(directory / "nats.conf")).wait_started()
+    bus = spawn(Bus, directory).wait_started()
+    bridge = spawn(Bridge, directory, bus.address, "a", server.url, "--out=", "--in=x/").wait_joined()
+    good = bus.client(b"x/good")
+    server.wait_subscriptions("sbus a", subject("sbus", b"x/good"))
+    bus.client(*(b"x/%d" % number for number in range(40)))
+    server.wait_subscriptions("sbus a", pattern_subject("sbus", b"x/"), exactly=True)
+    bridge.wait_log("NATS permits fewer subscriptions")
+
+    async def publish() -> None:
+        client = await nats.connect(server.url)
+        headers = {"Sbus-Origin": "0" * 32 + " other", "Sbus-Seq": "1.1"}
+        await client.publish(subject("sbus", b"x/good"), b"MSG x/good\0hello", headers=headers)
+        await client.close()
+
+    asyncio.run(publish())
+    assert good.receive(1) == [b"MSG x/good\0hello"]

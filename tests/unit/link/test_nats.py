@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import os
 import random
@@ -21,7 +22,8 @@ from nats.aio.transport import TcpTransport
 from sbus.errors import UsageError
 from sbus.link.nats import sequence
 from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
-from sbus.link.nats.incoming import parse_headers
+from sbus.link.nats.counters import Counters
+from sbus.link.nats.incoming import Incoming, parse_headers
 from sbus.link.nats.sequence import Ledger, Numbering
 from sbus.link.nats.settings import Login, Settings
 from sbus.link.nats.state import State, has_bridge, state_path
@@ -114,6 +116,19 @@ def test_a_pattern_that_was_given_up_is_no_loss() -> None:
     for _ in range(10_000):
         ledger.gave_up(b"other")
     assert ledger.enter(_ORIGIN, b"b/x", 1, 11) == 0  # too long ago to know
+
+
+def test_patterns_that_come_and_go_take_little_memory() -> None:
+    """Long patterns that were given up are forgotten earlier: clients choose them."""
+    counters = Counters()
+    incoming = Incoming("sbus", _ORIGIN, 1 << 20, 1 << 20, counters, lambda: None)
+    for number in range(200):
+        pattern = b"%d/" % number + b"x" * 60_000
+        incoming.asked_for(pattern)
+        incoming.gave_up(pattern)
+    assert not incoming._asked
+    assert sum(map(len, incoming._ledger._given_up)) <= 1 << 20
+    assert incoming._ledger.enter(_ORIGIN, b"k", 1, 1) == 0
 
 
 def test_the_keys_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +230,27 @@ def test_the_state_survives_and_locks(tmp_path: Path) -> None:
     after.close()
 
 
+def test_runs_grow_though_the_clock_is_set_back(tmp_path: Path) -> None:
+    """A bridge that starts again counts with a higher run than before, whatever the clock says."""
+    runs = []
+    for now in (1000, 2000, 500):
+        state = State(str(tmp_path / "state"))
+        runs.append(state.next_run(now * 10**9))
+        state.close()
+    assert runs == [1000 * 10**9, 2000 * 10**9, 2001 * 10**9]
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for the state, the bridge says so: a write to the map would kill it."""
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(UsageError, match="No space left on device: make room"):
+        State(str(tmp_path / "state"))
+
+
 @pytest.mark.parametrize("content", [b"", b"x", b"y" * 128, b"z" * 1000, random.Random(1).randbytes(128)])
 def test_any_file_will_do(tmp_path: Path, content: bytes) -> None:
     """A file with other content is written anew; nothing is claimed to be lost."""
@@ -245,6 +281,10 @@ _ENOUGH = ["--nats=nats://localhost", "--out=t/"]
     [
         ([], "no NATS"),
         (["--nats=localhost"], "give a URL"),
+        (["--nats=nats://[::1:4222"], "give a URL"),
+        (["--nats=nats://:4222"], "give a URL"),
+        (["--nats=nats://host:99999"], "give a URL"),
+        (["--nats=nats://host", "--nats=ws://host"], "give one kind"),
         (["--nats=nats://localhost"], "nothing may cross"),
         ([*_ENOUGH, "--out=!/cred/1/2/3/x"], "no open key matches"),
         ([*_ENOUGH, "--in=a*b"], "no open key matches"),
