@@ -50,5 +50,14 @@ def payload_lengths(rows: pa.RecordBatch) -> pa.Int64Array:
     is_digest = pc.equal(rows.column("kind"), str(Kind.DIGEST))
     if not is_digest.true_count:
         return lengths
-    stated = [json.loads(payload)["length"] for payload in payloads.filter(is_digest).to_pylist()]
+    stated = [_stated_length(payload) for payload in payloads.filter(is_digest).to_pylist()]
     return pc.replace_with_mask(lengths, is_digest, pa.array(stated, pa.int64()))
+
+
+def _stated_length(payload: bytes) -> int:
+    """Return the length that a digest states; of one that states none, which was imported, its own."""
+    try:
+        length = json.loads(payload)["length"]
+    except (ValueError, TypeError, KeyError):
+        length = None
+    return length if isinstance(length, int) and 0 <= length < 1 << 63 else len(payload)

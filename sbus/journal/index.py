@@ -17,6 +17,7 @@ rows until the writer opens the journal again; it finds the rows and adds the re
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import zlib
@@ -41,6 +42,7 @@ __all__ = [
     "parse_records",
     "read_index",
     "read_record",
+    "unsynced_records",
 ]
 
 _FORMAT = struct.Struct("<4sIQQQIIqqII")
@@ -165,6 +167,17 @@ def last_sync(segment: Segment) -> Record | None:
             end = start
             length *= 4
     return None
+
+
+def unsynced_records(segment: Segment) -> list[Record]:
+    """Return the whole records behind the last sync record: the writer makes sure of their rows, or cuts them off.
+
+    :raises FileNotFoundError: if there is no index.
+    """
+    with open(segment.path(INDEX), "rb") as file:
+        records = parse_records(file.read())
+    synced = max((at + 1 for at, record in enumerate(records) if record and record.type == SYNC), default=0)
+    return [record for record in itertools.takewhile(bool, records[synced:]) if record]
 
 
 def ends_with_sync(segment: Segment) -> bool:

@@ -27,7 +27,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from sbus.errors import JournalError
 from sbus.journal import disk
-from sbus.journal.index import BATCH, Index, Record, last_sync, read_index, read_record
+from sbus.journal.index import BATCH, Index, Record, last_sync, read_index, read_record, unsynced_records
 from sbus.journal.layout import ARROWS, IDENTITY, INDEX, SUMMARY, Segment, list_segments, read_identity
 from sbus.journal.salvage import find_header, salvage_index
 from sbus.journal.schema import END_OF_STREAM, FORMAT, Format, Kind, encode
@@ -234,10 +234,17 @@ class _Repair:
             os.close(fd)
         last = self._records[-1]
         sync = Record(b"sync", last.kind, last.end, last.end, last.next_seq, 0, 0, last.max_time, last.max_time)
-        data = b"".join(record.pack() for record in [*self._records, sync])
+        data = b"".join(record.pack() for record in [*self._records, sync, *self._unsynced()])
         disk.replace(self._segment.path(INDEX), data, mode)
         # Writes the end of the stream and the summary. A damaged open segment is closed, as by the next writer.
         SegmentWriter.reopen(self._segment, self._journal_id, mode).finish()
+
+    def _unsynced(self) -> list[Record]:
+        """Return the records of rows that a killed writer had not synced yet: the next one may find them whole."""
+        if not self._segment.closed:
+            with suppress(FileNotFoundError):
+                return unsynced_records(self._segment)
+        return []
 
     def _keep(self) -> None:
         """Copy what is going to be replaced into the directory `DAMAGED`."""

@@ -5,8 +5,10 @@ The numbers of rows are kept as ranges, so memory grows with the holes in a lake
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +16,7 @@ import pyarrow.compute as pc
 from sbus.journal.clock import HOUR, from_datetime
 from sbus.journal.schema import Kind, damaged_rows
 from sbus.lake.merge import Limits, iter_rows
-from sbus.lake.table import DataFile, Table, open_parquet
+from sbus.lake.table import DataFile, Hour, Table, open_parquet
 
 __all__ = ["Findings", "check"]
 
@@ -40,20 +42,19 @@ class Findings:
 
 
 def check(table: Table) -> Iterator[Findings]:
-    """Read a lake, and yield what is found so far after each file; the last time, everything.
+    """Read a lake, and yield what is found so far after each hour; the last time, everything.
 
     :raises sbus.errors.LakeError: if the table itself cannot be read.
     """
     found = Findings()
     ranges: dict[str, list[tuple[int, int]]] = {}
-    for file in table.files():
-        found.files += 1
-        try:
-            found.rows += _read(table, file, ranges, found.problems)
-        except (OSError, pa.ArrowException) as e:
-            found.problems.append(
-                f"{file.name}: it cannot be read ({' '.join(str(e).split())}): restore it from a copy"
-            )
+    for hour, files in itertools.groupby(table.files(), attrgetter("hour")):
+        part, of_hour = _check_hour(table, hour, list(files))
+        found.files += part.files
+        found.rows += part.rows
+        found.problems += part.problems
+        for journal, parts in of_hour.items():
+            ranges[journal] = _joined(sorted(ranges.get(journal, []) + parts))
         yield found
     for journal, parts in sorted(ranges.items()):
         twice, missing = _compare(sorted(parts))
@@ -64,6 +65,25 @@ def check(table: Table) -> Iterator[Findings]:
         if missing:
             found.holes[journal] = missing
     yield found
+
+
+def _check_hour(
+    table: Table, hour: Hour, files: Sequence[DataFile]
+) -> tuple[Findings, dict[str, list[tuple[int, int]]]]:
+    """Read the files of an hour; if they are replaced meanwhile, the new ones."""
+    found = Findings(len(files))
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for file in files:
+        try:
+            found.rows += _read(table, file, ranges, found.problems)
+        except (OSError, pa.ArrowException) as e:
+            if isinstance(e, FileNotFoundError):
+                now = [each for each in table.files() if each.hour == hour]
+                if file.name not in {each.name for each in now}:
+                    return _check_hour(table, hour, now)
+            why = " ".join(str(e).split())
+            found.problems.append(f"{file.name}: it cannot be read ({why}): restore it from a copy")
+    return found, ranges
 
 
 def _read(table: Table, file: DataFile, ranges: dict[str, list[tuple[int, int]]], problems: list[str]) -> int:
@@ -84,9 +104,6 @@ def _read(table: Table, file: DataFile, ranges: dict[str, list[tuple[int, int]]]
                 ranges[journal].append(covered)
     if outside:
         problems.append(f"{file.name}: {outside} of {rows} rows are of another hour")
-    for journal, parts in ranges.items():
-        if len(parts) > 1:
-            ranges[journal] = _joined(sorted(parts))
     return rows
 
 

@@ -55,7 +55,7 @@ from sbus.lake.encoding import LATER
 from sbus.lake.place import Place
 from sbus.lake.state import State
 from sbus.lake.table import DataFile, Event, Hour, Table, staged_files
-from sbus.ownership import adopt, at, new_in
+from sbus.ownership import Access, adopt, at, new_in
 
 __all__ = ["DeltaLake"]
 
@@ -81,6 +81,8 @@ _UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|\\")
 """What the ``deltalake`` package takes for a part of a URL in a path, however it is written."""
 _LAST_CHECKPOINT = "_last_checkpoint"
 """The file of the log that names its last summary."""
+_NEWEST = 8
+"""Files at the end of the log that a killed run may have written: a commit, a checkpoint, temporary ones."""
 _BLOCK = 8 << 20
 """Bytes of a file that are read at a time."""
 _CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
@@ -151,6 +153,8 @@ class DeltaLake(Table):
                 if self._is_local and isinstance(e, OSError):
                     raise
                 raise _unreachable(self.location, e) from None
+        elif self._is_local:  # a run that was killed may have committed it, and not synced
+            self._settle_log(sorted(os.listdir(self._log))[-_NEWEST:], self._access_of_last())
         shutil.rmtree(staged, ignore_errors=True)
 
     def _add(
@@ -220,12 +224,19 @@ class DeltaLake(Table):
             yield
             return
         before = {file.name: file.inode() for file in os.scandir(self._log)}
-        # The library replaces this one file, and only adds others.
-        of_new = new_in(self._log, self.state.file_mode)
-        of_last = at(self._log / _LAST_CHECKPOINT, self.state.file_mode)
+        of_last = self._access_of_last()
         yield
         new = sorted(file.name for file in os.scandir(self._log) if before.get(file.name) != file.inode())
-        for name in new:
+        self._settle_log(new, of_last)
+
+    def _access_of_last(self) -> Access:
+        """Return what the one file has that the library replaces; it only adds others."""
+        return at(self._log / _LAST_CHECKPOINT, self.state.file_mode)
+
+    def _settle_log(self, names: Sequence[str], of_last: Access) -> None:
+        """Give files of the log their access, and sync them."""
+        of_new = new_in(self._log, self.state.file_mode)
+        for name in names:
             with contextlib.suppress(FileNotFoundError):  # a temporary file of another process
                 adopt(self._log / name, of_last if name == _LAST_CHECKPOINT else of_new)
                 disk.sync_file(self._log / name)

@@ -7,6 +7,7 @@ import select
 from collections import deque
 from collections.abc import Collection
 from datetime import datetime
+from functools import partial
 from typing import BinaryIO, NoReturn
 
 import click
@@ -15,9 +16,11 @@ from sbus.cli.messages import MessageFormat, ReceivedMessage
 from sbus.cli.output import escape
 from sbus.client.core import Message
 from sbus.client.senders import kind_of
+from sbus.errors import JournalError
 from sbus.interchange.jsonl import row_fields
 from sbus.interchange.rows import Row, Selection
 from sbus.journal import clock
+from sbus.journal.layout import read_identity
 from sbus.journal.schema import GAPS, MESSAGES, Kind
 
 __all__ = ["Rows"]
@@ -53,12 +56,14 @@ class Rows:
         self._unknown = _NOBODY if sender and is_text else b""
         self._json = message_format.json
         has_gaps = not message_format.raw and message_format.template is None
-        self._chosen = Selection(
+        self._choose = partial(
+            Selection,
             directory,
             patterns,
             kinds=GAPS if only_gaps else None if has_gaps else frozenset({Kind.MESSAGE}),
             sender=sender or not is_text,
         )
+        self._chosen = self._choose()
 
     def limit(self, since: datetime | None, until: datetime | None, first: int | None, last: int | None) -> None:
         """Choose rows by their times and numbers, as `Selection.limit` does."""
@@ -89,11 +94,22 @@ class Rows:
         poll = select.poll()
         poll.register(output, 0)  # errors and hang-ups are always reported
         while True:
+            if self._is_replaced():
+                self._chosen = self._choose()
+                end = self._chosen.start
             start, end = end, max(end, self._chosen.reader.end())
             if start < end:
                 self._print_range(start, end, output)
             elif poll.poll(_FOLLOW_INTERVAL * 1000):
                 raise BrokenPipeError
+
+    def _is_replaced(self) -> bool:
+        """Return whether another journal is in the place of this one, which was moved away."""
+        reader = self._chosen.reader
+        try:
+            return read_identity(reader.directory).id != reader.id
+        except JournalError:
+            return False  # it is just being moved, or begun
 
     def _last(self, count: int, end: int) -> list[Row]:
         found: list[Row] = []

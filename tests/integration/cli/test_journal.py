@@ -289,6 +289,21 @@ class TestTail:
                 process.send_signal(signal.SIGINT)
                 assert process.wait(60) == -signal.SIGINT
 
+    def test_another_journal(self, tmp_path):
+        """When the journal is moved away, the rows of the one that takes its place follow."""
+        place = tmp_path / "journal"
+        with JournalWriter.open(place) as journal:
+            journal.append([(b"k", b"old")] * 3)
+        with subprocess.Popen([*SBUS, "tail", "-n1", str(place)], stdout=subprocess.PIPE, env=ENVIRONMENT) as process:
+            assert process.stdout
+            assert process.stdout.readline() == b"k old\n"
+            place.rename(tmp_path / "moved")
+            with JournalWriter.open(place) as journal:
+                journal.append([(b"k", b"new")])
+            assert process.stdout.readline() == b"k new\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == -signal.SIGINT
+
     def test_closed_pipe(self, recorded):
         """It ends when the reader of its output has gone, even if no row comes."""
         with subprocess.Popen([*SBUS, "tail", str(recorded)], stdout=subprocess.PIPE, env=ENVIRONMENT) as process:

@@ -225,6 +225,22 @@ class TestRepair:
             assert [found.lost for found in repair(journal)] == [[], []]
         assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
 
+    def test_rows_that_were_not_synced(self, tmp_path: Path) -> None:
+        """What a killed writer had written, and not synced yet, stays: the next writer would have found it whole."""
+        journal = JournalWriter.open(tmp_path / "killed", clock=Clock())
+        for number in range(6):
+            journal.append([(b"k", b"payload %d" % number * 20)])
+            if number == 2:
+                journal.sync()
+        shutil.copytree(journal.directory, tmp_path / "journal")
+        journal.close()
+        damage_batch(tmp_path / "journal", 1)
+        with locked(tmp_path / "journal"):
+            (found,) = repair(tmp_path / "journal")
+        assert [(part.first_seq, part.rows) for part in found.lost] == [(1, 1)]
+        kinds = [row["kind"] for row in all_rows(tmp_path / "journal", skip_damaged=False)]
+        assert kinds == ["message", "damaged", *["message"] * 4]
+
     @pytest.mark.parametrize("size", [0, 100])
     def test_index_gone_after_a_repair(self, tmp_path: Path, size: int) -> None:
         """A row for damaged ones keeps their numbers without an index, so that no whole row behind it is lost.

@@ -16,6 +16,7 @@ from sbus.errors import JournalError
 from sbus.journal import schema
 from sbus.journal.clock import to_datetime
 from sbus.journal.consumers import consumers
+from sbus.journal.digests import payload_lengths
 from sbus.journal.layout import list_segments, read_identity
 from sbus.journal.reader import JournalReader, Slice, read
 from sbus.journal.schema import COLUMN_NAMES, FORMAT, FORMATS, KINDS, Column, Format, Kind
@@ -235,3 +236,10 @@ class TestOlder:
         segment = list_segments(str(directory))[0]
         with pytest.raises(JournalError, match="a segment of another schema or journal"):
             list(read(Slice(segment, "f" * 32, 0, 2)))
+
+
+def test_a_digest_that_states_no_length() -> None:
+    """Rows of other programs can be imported: what is no digest counts with its own bytes."""
+    payloads = [b'{"length": 7}', b"{}", b"[]", b"?", b'{"length": -1}', b'{"length": "x"}', b"\xff"]
+    rows = pa.record_batch({"kind": ["digest"] * len(payloads), "payload": pa.array(payloads, pa.binary())})
+    assert payload_lengths(rows).to_pylist() == [7, *map(len, payloads[1:])]

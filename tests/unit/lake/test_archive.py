@@ -158,6 +158,29 @@ def test_an_older_copy_is_refused(new_journal: NewJournal, tmp_path: Path) -> No
     assert put_away([journal], lake, fail_on_data_loss=False).rows == 0
 
 
+def test_a_check_beside_compaction(new_journal: NewJournal, tmp_path: Path) -> None:
+    """A file that is replaced while the lake is checked is no fault: the new one is read."""
+    lake = tmp_path / "lake"
+    journal = new_journal(clock=Clock(MIDNIGHT))
+    for _ in range(3):
+        journal.append(messages(10))
+        journal.sync()
+        put_away([journal], lake)
+    table = open_table(str(lake))
+    opened: list[str] = []
+
+    def open_late(name: str, real: Any = table.open) -> Any:
+        if len(opened) == 1:
+            compact(open_table(str(lake)))
+        opened.append(name)
+        return real(name)
+
+    with mock.patch.object(table, "open", open_late):
+        found = list(check(table))[-1]
+    assert (found.files, found.rows, found.problems) == (1, 30, [])
+    assert len(opened) == 3
+
+
 def test_a_journal_that_is_not_named(new_journal: NewJournal, tmp_path: Path) -> None:
     """An archive of fewer journals than before names the one that is missing, and the remedy."""
     one, two = new_journal("one"), new_journal("two")

@@ -124,3 +124,16 @@ def test_a_commit_is_synced_before_it_counts(lake, monkeypatch):
     assert names.index(commit) > names.index(os.path.dirname(file.name))
     assert names[-1] == "_delta_log"
     assert json.loads(Path(lake.location, commit).read_text().splitlines()[0])["commitInfo"]["sbus"] == "batch"
+
+
+def test_a_commit_that_was_not_synced_is_when_it_comes_again(lake, monkeypatch):
+    """A run that was killed between its commit and the sync is repeated: only then the batch counts as done."""
+    monkeypatch.setattr(DeltaLake, "_settle_log", lambda *args: None)
+    archive(lake, 6, [row("one", 100, 1)])
+    monkeypatch.undo()
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    archive(lake, 6, [row("one", 100, 1)])
+    names = [os.path.relpath(path, lake.location) for path in synced]
+    assert f"_delta_log/{DeltaTable(lake.location).version():020}.json" in names
+    assert names[-1] == "_delta_log"
