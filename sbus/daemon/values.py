@@ -13,6 +13,8 @@ from sbus.errors import UsageError
 
 __all__ = ["amount", "choice", "duration", "mode", "size"]
 
+_MOST = 10**15
+"""More than anybody means: in seconds or days, it is beyond what clocks count."""
 _BYTES_PER_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS_PER_UNIT = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -66,8 +68,9 @@ def amount(option: str, unit: str, kind: type[float] = int, *, least: int = 0) -
             number = kind(text)
         except ValueError:
             number = 0
-        if not 0 < number < float("inf") or number < least:
-            raise UsageError(f"--{option}={text}: give a number of {unit}{limit}")
+        if not 0 < number < _MOST or number < least:
+            most = " and below 10^15" if number >= _MOST else ""
+            raise UsageError(f"--{option}={text}: give a number of {unit}{limit}{most}")
         return number
 
     return parse

@@ -97,11 +97,14 @@ class Record(NamedTuple):
 
 
 def _unpack(data: bytes, at: int) -> Record | None:
-    """Return the record at an offset, or None if its checksum or its kind is wrong."""
+    """Return the record at an offset, or None if its checksum is wrong, or it says what no writer does."""
     fields = _FORMAT.unpack_from(data, at)
     if zlib.crc32(data[at : at + RECORD_SIZE - 4]) != fields[-1] or fields[1] >= len(KINDS):
         return None
-    return Record(fields[0], KINDS[fields[1]], *fields[2:9])
+    record = Record(fields[0], KINDS[fields[1]], *fields[2:9])
+    length = record.end - record.start
+    has_room = record.rows <= length or record.kind is Kind.DAMAGED  # a row takes some bytes
+    return record if has_room and length >= 0 and max(record.end, record.next_seq) < 1 << 63 else None
 
 
 def parse_records(data: bytes) -> list[Record | None]:

@@ -223,6 +223,10 @@ class LinkService(Service):
         """Connect to both buses."""
         for line in hints(self._listed):
             self.log(line)
+        if self._stopped is not None:  # it was started before
+            self._stopped = None
+            for side in Side:
+                self.core.disconnected(side)
         super().startService()
         for side in Side:
             self._connect_after(side, next(self._delays[side]))

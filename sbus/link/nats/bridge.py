@@ -62,6 +62,8 @@ _DRAIN_TIME = 5.0
 _MIN_LIFETIME = 1.0
 """Seconds that a connection must have lasted for the next attempt to be made without a pause."""
 _POLL = 0.02
+_NOT_PERMITTED = "permissions violation for publish"
+"""Words of nats-server in place of a message that its user may not publish."""
 _TOO_MANY = "maximum subscriptions"
 """Words of nats-server when a client, or its account, subscribes to more than it may."""
 
@@ -359,7 +361,7 @@ class Bridge:
     async def _connect(self, urls: list[str]) -> Connection:
         assert self._incoming is not None
         connection = await Connection.open(
-            urls, self._options, f"sbus {self._settings.name}", self._incoming.receive, self._report
+            urls, self._options, f"sbus {self._settings.name}", self._incoming.receive, self._error_received
         )
         try:
             await self._wanted.connected(connection)
@@ -374,6 +376,11 @@ class Bridge:
         self._last_report = ("", 0.0)
         self._log.info("joined NATS at {server}", server=connection.server)
         return connection
+
+    def _error_received(self, text: str) -> None:
+        """Log an error of nats-server; one for each message that the bridge may not publish is counted."""
+        self.counters.out_denied += _NOT_PERMITTED in text.lower()
+        self._report(text)
 
     # --- reporting ---------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class Counters:
         lost. The bridges that miss them count them exactly.
     :ivar out_full: dropped, because the queue to NATS was full.
     :ivar out_too_large: dropped, because nats-server takes no message of that size.
+    :ivar out_denied: refused, because the bridge's user of NATS may not publish them.
     :ivar bus_lost: lost on their way from the bus to the bridge, as the bus reports.
     :ivar received: received from NATS.
     :ivar published: published on the bus.
@@ -41,6 +42,7 @@ class Counters:
     unconfirmed: int = 0
     out_full: int = 0
     out_too_large: int = 0
+    out_denied: int = 0
     bus_lost: int = 0
     received: int = 0
     published: int = 0
@@ -59,7 +61,7 @@ class Counters:
         return ", ".join(f"{name} {value:,}" for name, value in values if value) or "nothing"
 
 
-LOST_OUT = ("unconfirmed", "out_full", "out_too_large", "bus_lost")
+LOST_OUT = ("unconfirmed", "out_full", "out_too_large", "out_denied", "bus_lost")
 """The counters of messages that were lost on the way out, or may have been."""
 LOST_IN = ("missed", "in_full", "in_too_large", "in_unconfirmed")
 """The counters of messages that were lost on the way in, or may have been."""

@@ -486,3 +486,21 @@ def test_nats_that_permits_few_subscriptions(directory: Path, spawn: Spawn) -> N
 
     asyncio.run(publish())
     assert good.receive(1) == [b"MSG x/good\0hello"]
+
+
+def test_what_nats_does_not_permit_is_counted(directory: Path, spawn: Spawn) -> None:
+    """A message that nats-server refuses is a loss, though nats-server confirms it like any other."""
+    (directory / "nats.conf").write_text(
+        'authorization { users: [{ user: me, password: s3cret, permissions: { publish: "sbus.a.>" } }] }\n'
+    )
+    (directory / "password").write_text("s3cret")
+    server = spawn(NatsServer, directory, "-c", str(directory / "nats.conf")).wait_started()
+    bus = spawn(Bus, directory).wait_started()
+    login = ("--user=me", f"--password-file={directory}/password")
+    bridge = spawn(Bridge, directory, bus.address, "a", server.url, "--out=", *login).wait_joined()
+    client = bus.client()
+    for key in (b"a/x", b"b/x", b"b/x"):
+        client.send(b"MSG %b\0" % key)
+    counters = bridge.wait_counters(out_denied=2)
+    assert counters["taken"] == 3
+    bridge.wait_log("messages were lost: out_denied 2")

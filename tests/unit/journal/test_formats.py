@@ -17,6 +17,7 @@ from sbus.journal import schema
 from sbus.journal.clock import to_datetime
 from sbus.journal.consumers import consumers
 from sbus.journal.digests import payload_lengths
+from sbus.journal.index import Record, parse_records
 from sbus.journal.layout import list_segments, read_identity
 from sbus.journal.reader import JournalReader, Slice, read
 from sbus.journal.schema import COLUMN_NAMES, FORMAT, FORMATS, KINDS, Column, Format, Kind
@@ -243,3 +244,20 @@ def test_a_digest_that_states_no_length() -> None:
     payloads = [b'{"length": 7}', b"{}", b"[]", b"?", b'{"length": -1}', b'{"length": "x"}', b"\xff"]
     rows = pa.record_batch({"kind": ["digest"] * len(payloads), "payload": pa.array(payloads, pa.binary())})
     assert payload_lengths(rows).to_pylist() == [7, *map(len, payloads[1:])]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"start": 9, "end": 8},
+        {"rows": 1 << 31},
+        {"start": 1 << 63, "end": (1 << 63) + 100},
+        {"first_seq": (1 << 64) - 1},
+    ],
+)
+def test_a_record_that_says_what_no_writer_does_is_damaged(wrong: dict[str, Any]) -> None:
+    """A checksum does not make a record true: somebody else may have written it, to take memory or to raise errors."""
+    record = Record(b"rows", Kind.MESSAGE, 0, 100, 0, 10, 0, 0, 0)
+    damaged = record._replace(kind=Kind.DAMAGED, end=0)
+    assert parse_records(record.pack() + damaged.pack()) == [record, damaged]
+    assert parse_records(record._replace(**wrong).pack()) == [None]

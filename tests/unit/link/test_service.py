@@ -96,6 +96,27 @@ def join(tmp_path: Path) -> Iterator[Callable[..., Linked]]:
         linked.close()
 
 
+def test_it_starts_again(join):
+    """A link that was stopped links again when it is started, and again after a loss."""
+    linked = join()
+    link = linked.link
+    for _ in range(2):
+        assert link.core.is_up
+        link.stopService()
+        linked.settle(1.0)
+        link.startService()
+        assert not link.core.is_up
+        linked.settle(1.0)
+    linked.above.registry.disconnect_all(sidecars=True)
+    linked.settle(0.0)
+    assert not link.core.is_up
+    linked.settle(1.0)
+    above, below = linked.client(linked.above, b"a"), linked.client(linked.below)
+    below.send(b"MSG a\0")
+    linked.settle(0.1)
+    assert above.take() == [b"MSG a\0"]
+
+
 def test_it_is_a_sidecar_and_a_user_of_its_own(join):
     """The link counts neither as a client nor as its UID; other clients count, also those of its UID."""
     linked = join(Limits(max_clients=1))
