@@ -16,7 +16,7 @@ from sbus.cli.messages import MessageFormat, ReceivedMessage
 from sbus.cli.output import escape
 from sbus.client.core import Message
 from sbus.client.senders import kind_of
-from sbus.errors import JournalError
+from sbus.errors import JournalMissing
 from sbus.interchange.jsonl import row_fields
 from sbus.interchange.rows import Row, Selection
 from sbus.journal import clock
@@ -94,22 +94,26 @@ class Rows:
         poll = select.poll()
         poll.register(output, 0)  # errors and hang-ups are always reported
         while True:
-            if self._is_replaced():
-                self._chosen = self._choose()
-                end = self._chosen.start
-            start, end = end, max(end, self._chosen.reader.end())
-            if start < end:
-                self._print_range(start, end, output)
-            elif poll.poll(_FOLLOW_INTERVAL * 1000):
+            start, end = end, self._print_new(end, output)
+            if start >= end and poll.poll(_FOLLOW_INTERVAL * 1000):
                 raise BrokenPipeError
 
-    def _is_replaced(self) -> bool:
-        """Return whether another journal is in the place of this one, which was moved away."""
-        reader = self._chosen.reader
+    def _print_new(self, start: int, output: BinaryIO) -> int:
+        """Print the rows from a number on; return the number behind the last one.
+
+        When another journal has taken the place of this one, which was moved away, its rows follow.
+        """
         try:
-            return read_identity(reader.directory).id != reader.id
-        except JournalError:
-            return False  # it is just being moved, or begun
+            reader = self._chosen.reader
+            if read_identity(reader.directory).id != reader.id:
+                self._chosen = self._choose()
+                start = self._chosen.start
+            end = max(start, self._chosen.reader.end())
+            if start < end:
+                self._print_range(start, end, output)
+        except (JournalMissing, FileNotFoundError):
+            return start  # it is just being moved, or begun
+        return end
 
     def _last(self, count: int, end: int) -> list[Row]:
         found: list[Row] = []
