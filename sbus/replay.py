@@ -165,8 +165,8 @@ def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
 class JournalRows:
     """The rows of journals, in order.
 
-    The times of messages are by the clock that the journal ended with: an earlier one, before it was set, is moved to
-    it, so that the messages in front of the change and behind it follow each other.
+    Their times are by the clock that the journal ended with: where it was set before, the rows on both sides of that
+    follow each other.
 
     :param paths: directories, or patterns of them.
     :param since: leave out the rows before this time, in µs since the epoch.
@@ -190,7 +190,7 @@ class JournalRows:
             reader.plan(reader.start(), reader.end(), min_time=since, max_time=None if until is None else until - 1)
             for _, reader in sorted(journals.items())
         ]
-        self._set_by: list[int] = []  # µs by which the clock of each journal was set in all, once `total` has found out
+        self._set_by: list[int] = []  # µs by which the clock of each journal was set in all, as `total` has found
         self._since: float = -math.inf if since is None else since
         self._until: float = math.inf if until is None else until
         self._wanted = wanted
@@ -204,17 +204,16 @@ class JournalRows:
         firsts, lasts = [], []
         self._set_by = []
         for at in range(len(self._parts)):
-            steady = _SteadyClock()
+            clock = _SteadyClock()
             times: list[int] = []  # of the first message and the last one
-            for row_us, kind, _, payload in self._read(at, with_payloads=False):
-                us = steady(row_us, kind, payload)
+            for us, kind, *_ in self._read(at, clock, with_payloads=False):
                 if kind == Kind.MESSAGE:
                     messages += 1
                     times[1:] = [us]
-            self._set_by.append(steady.set_by)
+            self._set_by.append(clock.set_by)
             if times:
-                firsts.append(times[0] + steady.set_by)
-                lasts.append(times[-1] + steady.set_by)
+                firsts.append(times[0] + clock.set_by)
+                lasts.append(times[-1] + clock.set_by)
         return Total(messages, min(firsts), max(lasts)) if messages else None
 
     def __call__(self) -> Iterator[Row]:
@@ -224,35 +223,30 @@ class JournalRows:
         """
         if not self._set_by:
             self.total()
-        journals = [self._timed(at) for at in range(len(self._parts))]
-        for us, row in heapq.merge(*journals, key=itemgetter(0)):
-            yield (us, *row[1:]) if row[1] == Kind.MESSAGE else row
+        journals = [self._read(at, _SteadyClock(-set_by)) for at, set_by in enumerate(self._set_by)]
+        return journals[0] if len(journals) == 1 else heapq.merge(*journals, key=itemgetter(0))
 
-    def _timed(self, at: int) -> Iterator[tuple[int, Row]]:
-        """Yield each row with its time by one clock, which never goes back."""
-        steady = _SteadyClock(-self._set_by[at])
-        for row in self._read(at):
-            yield steady(row[0], row[1], row[3]), row
-
-    def _read(self, at: int, *, with_payloads: bool = True) -> Iterator[Row]:
-        """Yield rows; without the payloads of messages, if these are not needed."""
+    def _read(self, at: int, clock: _SteadyClock, *, with_payloads: bool = True) -> Iterator[Row]:
+        """Yield rows with their times by a clock; without payloads, if these are not needed."""
         for part in self._parts[at]:
             for batch in read(part, ["time", "kind", "key", "payload"]):
                 times = batch.column(0).cast("int64").to_pylist()
                 kinds, keys = (column.to_pylist() for column in batch.columns[1:3])
                 payloads = batch.column(3)
-                texts = payloads.to_pylist() if with_payloads or Kind.CLOCK in kinds else repeat(b"", len(payloads))
-                for us, kind, key, payload in zip(times, kinds, keys, texts, strict=True):
+                if kinds[0] == Kind.CLOCK:  # the only row of its batch
+                    clock.set(payloads[0].as_py())
+                texts = payloads.to_pylist() if with_payloads else repeat(b"", len(payloads))
+                for us, by_clock, kind, key, payload in zip(times, clock.times(times), kinds, keys, texts, strict=True):
                     if not self._since <= us < self._until:
                         continue  # a batch is read as a whole
                     if kind not in MESSAGES or self._wanted is None or self._wanted(key):
-                        yield us, kind, key, payload
+                        yield by_clock, kind, key, payload
 
 
 class _SteadyClock:
     """The times of a journal's rows by a clock that nobody has set.
 
-    :param set_by: by how much the clock is ahead of that one, in µs.
+    :param set_by: by how much the recorder's clock is ahead of this one, in µs.
     :ivar set_by: the same, now.
     """
 
@@ -260,14 +254,20 @@ class _SteadyClock:
         self.set_by = set_by
         self._last: int | None = None
 
-    def __call__(self, us: int, kind: str, payload: bytes | bytearray) -> int:
-        """Return the time of the next row, at least that of the one before."""
-        if kind == Kind.CLOCK:
-            self.set_by += max(0, from_seconds(float(json.loads(payload)["step"])))
-        if self._last is not None and us - self.set_by < self._last:
-            self.set_by = us - self._last  # the clock was set back, or the step was rounded
-        self._last = us - self.set_by
-        return self._last
+    def set(self, details: bytes) -> None:
+        """Note that the recorder's clock was set: a step forward. One back shows in the times."""
+        try:
+            step = from_seconds(float(json.loads(details)["step"]))
+        except (ValueError, TypeError, KeyError, OverflowError):
+            return  # it was imported, and does not say
+        self.set_by += max(0, step)
+
+    def times(self, times: list[int]) -> list[int]:
+        """Return the times of the next rows, at least that of the row before; between them, no clock is set."""
+        if self._last is not None and times[0] - self.set_by < self._last:
+            self.set_by = times[0] - self._last  # it was set back, or the step was rounded
+        self._last = times[-1] - self.set_by
+        return [us - self.set_by for us in times] if self.set_by else times
 
 
 def _key(key: str | bytes | bytearray) -> bytes:
