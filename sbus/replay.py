@@ -14,8 +14,8 @@ noticed, several times a second. The replay ends with a fence: it is complete on
 message.
 
 Rows come in order. Those of a journal are (`JournalRows`): they are read twice, once to count the messages, and several
-journals are merged by their times. What the clock was set by while they were recorded counts as no time. Of a lake,
-Spark sorts the rows by time (`sbus.spark.jobs.replay`). Either way, memory is bounded, however much is replayed.
+journals are merged by their times. Steps of the recorder's clock are left out. Of a lake, Spark sorts the rows by time
+(`sbus.spark.jobs.replay`). Either way, memory is bounded, however much is replayed.
 """
 
 from __future__ import annotations
@@ -255,10 +255,14 @@ class _SteadyClock:
         self._last: int | None = None
 
     def set(self, details: bytes) -> None:
-        """Note that the recorder's clock was set: a step forward. One back shows in the times."""
+        """Note that the recorder's clock was set.
+
+        A step back of more than a minute shows in the times. After a shorter one, rows have the time of the one before
+        until the clock has caught up.
+        """
         try:
             step = from_seconds(float(json.loads(details)["step"]))
-        except (ValueError, TypeError, KeyError, OverflowError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return  # it was imported, and does not say
         self.set_by += max(0, step)
 

@@ -1,5 +1,6 @@
 /* Makes fsync(2) and fdatasync(2) take SLOW_SYNC_US microseconds more, for a program that is started with this library
  * in LD_PRELOAD: the disk of a virtual machine may confirm a sync long before its data are anywhere safe. */
+#include <errno.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -11,7 +12,7 @@ static void wait_longer(void)
     long microseconds = text ? atol(text) : 0;
     struct timespec left = {microseconds / 1000000, microseconds % 1000000 * 1000};
 
-    while (nanosleep(&left, &left))
+    while (nanosleep(&left, &left) && errno == EINTR)
         ;
 }
 

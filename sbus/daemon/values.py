@@ -53,7 +53,7 @@ def amount(option: str, unit: str, *, least: int = 0) -> Callable[[str], int]: .
 @overload
 def amount(option: str, unit: str, kind: type[float]) -> Callable[[str], float]: ...
 def amount(option: str, unit: str, kind: type[float] = int, *, least: int = 0) -> Callable[[str], float]:
-    """Return a parser that accepts a finite number above 0.
+    """Return a parser that accepts a number above 0 and below 10^15.
 
     :param option: the option's name, without dashes, for the text of the error.
     :param unit: what is counted, in the plural.

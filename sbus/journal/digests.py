@@ -58,6 +58,6 @@ def _stated_length(payload: bytes) -> int:
     """Return the length that a digest states; of one that states none, which was imported, its own."""
     try:
         length = json.loads(payload)["length"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         length = None
     return length if isinstance(length, int) and 0 <= length < 1 << 63 else len(payload)

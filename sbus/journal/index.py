@@ -17,10 +17,10 @@ rows until the writer opens the journal again; it finds the rows and adds the re
 
 from __future__ import annotations
 
-import itertools
 import os
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ __all__ = [
     "SYNC",
     "Index",
     "Record",
+    "count_synced",
     "ends_with_sync",
     "last_sync",
     "parse_records",
@@ -172,6 +173,11 @@ def last_sync(segment: Segment) -> Record | None:
     return None
 
 
+def count_synced(records: Sequence[Record | None]) -> int:
+    """Return the number of records up to the last sync record."""
+    return max((at + 1 for at, record in enumerate(records) if record and record.type == SYNC), default=0)
+
+
 def unsynced_records(segment: Segment) -> list[Record]:
     """Return the whole records behind the last sync record: the writer makes sure of their rows, or cuts them off.
 
@@ -179,8 +185,12 @@ def unsynced_records(segment: Segment) -> list[Record]:
     """
     with open(segment.path(INDEX), "rb") as file:
         records = parse_records(file.read())
-    synced = max((at + 1 for at, record in enumerate(records) if record and record.type == SYNC), default=0)
-    return [record for record in itertools.takewhile(bool, records[synced:]) if record]
+    found: list[Record] = []
+    for record in records[count_synced(records) :]:
+        if record is None:
+            break
+        found.append(record)
+    return found
 
 
 def ends_with_sync(segment: Segment) -> bool:

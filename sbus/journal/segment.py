@@ -24,7 +24,7 @@ import pyarrow as pa
 from sbus import ownership
 from sbus.errors import JournalError
 from sbus.journal import disk
-from sbus.journal.index import BATCH, HEAD, RECORD_SIZE, SYNC, Record, parse_records
+from sbus.journal.index import BATCH, HEAD, RECORD_SIZE, SYNC, Record, count_synced, parse_records
 from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment
 from sbus.journal.schema import END_OF_STREAM, MESSAGES, Format, Kind, decode, header, read_header
 from sbus.journal.summary import Summary, key_range
@@ -114,7 +114,7 @@ class SegmentWriter:
 
     def _recover(self) -> None:
         records = self._read_index()
-        synced = max((i + 1 for i, record in enumerate(records) if record and record.type == SYNC), default=0)
+        synced = count_synced(records)
         size = os.fstat(self._arrows).st_size
         if synced and (sync := records[synced - 1]):
             self._index_size = synced * RECORD_SIZE

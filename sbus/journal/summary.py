@@ -6,7 +6,7 @@ From it a reader knows whether it can skip the segment, without opening the rows
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from sbus.errors import JournalError, UsageError
 from sbus.journal.keytext import as_text, from_text
 from sbus.journal.layout import SUMMARY, Segment, read_object
 
-__all__ = ["MAX_KEYS", "Summary", "key_range", "read_summary"]
+__all__ = ["MAX_KEYS", "Summary", "key_range", "may_list", "read_summary"]
 
 MAX_KEYS = 1000
 """The most distinct keys that a summary lists; of a segment with more it has only the least and the greatest."""
@@ -70,6 +70,14 @@ class Summary(NamedTuple):
         return json.dumps(fields, indent=1).encode() + b"\n"
 
 
+def may_list(keys: Collection[bytes], most_bytes: float = _MOST_KEY_BYTES) -> bool:
+    """Return whether a summary lists these keys.
+
+    :param most_bytes: of all keys; earlier releases had no such limit.
+    """
+    return len(keys) <= MAX_KEYS and sum(map(len, keys)) <= most_bytes
+
+
 def key_range(arrays: Iterable[pa.Array | None]) -> tuple[list[bytes] | None, bytes | None, bytes | None]:
     """Return the `keys`, `min_key` and `max_key` of a `Summary` for arrays of keys.
 
@@ -83,7 +91,7 @@ def key_range(arrays: Iterable[pa.Array | None]) -> tuple[list[bytes] | None, by
         ends.update(pc.min_max(keys).as_py().values())
         if distinct is not None:
             distinct.update(keys.unique().to_pylist())
-            if len(distinct) > MAX_KEYS or sum(map(len, distinct)) > _MOST_KEY_BYTES:
+            if not may_list(distinct):
                 distinct = None
     return None if distinct is None else sorted(distinct), min(ends, default=None), max(ends, default=None)
 

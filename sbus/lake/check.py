@@ -78,9 +78,9 @@ def _check_hour(
             found.rows += _read(table, file, ranges, found.problems)
         except (OSError, pa.ArrowException) as e:
             if isinstance(e, FileNotFoundError):
-                now = [each for each in table.files() if each.hour == hour]
-                if file.name not in {each.name for each in now}:
-                    return _check_hour(table, hour, now)
+                now = table.files()
+                if now and file.name not in {each.name for each in now}:
+                    return _check_hour(table, hour, [each for each in now if each.hour == hour])
             why = " ".join(str(e).split())
             found.problems.append(f"{file.name}: it cannot be read ({why}): restore it from a copy")
     return found, ranges

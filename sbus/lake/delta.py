@@ -82,7 +82,7 @@ _UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|\\")
 _LAST_CHECKPOINT = "_last_checkpoint"
 """The file of the log that names its last summary."""
 _NEWEST = 8
-"""Files at the end of the log that a killed run may have written: a commit, a checkpoint, temporary ones."""
+"""Files at the end of the log that a killed run may have written: a commit, a checkpoint of several parts."""
 _BLOCK = 8 << 20
 """Bytes of a file that are read at a time."""
 _CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
@@ -154,7 +154,8 @@ class DeltaLake(Table):
                     raise
                 raise _unreachable(self.location, e) from None
         elif self._is_local:  # a run that was killed may have committed it, and not synced
-            self._settle_log(sorted(os.listdir(self._log))[-_NEWEST:], self._access_of_last())
+            newest = sorted(name for name in os.listdir(self._log) if name[0].isdigit())[-_NEWEST:]
+            self._settle_log([*newest, _LAST_CHECKPOINT], self._access_of_last())
         shutil.rmtree(staged, ignore_errors=True)
 
     def _add(

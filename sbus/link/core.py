@@ -402,11 +402,16 @@ class LinkCore:
             self._wire.send(side.other, [build(CMSG, controls.LINK_GAP, each) for each in keys])
 
     def _denied(self, side: Side, payload: bytes, now: float) -> None:
-        """Count what the policy of a bus forbids: a message is lost, and what a pattern matches does not cross."""
+        """Count what the policy of a bus forbids: each message is lost, and a pattern is not asked for.
+
+        Of denials that are summed up, all count as messages.
+        """
         denial = parse_denied(payload)
         if denial is None:
             return
-        if denial.verb != SUB:
+        if denial.verb == SUB:
+            self._buses[side].interest.refuse(denial.key, now)
+        else:
             self.lose(side.other, denial.count)
         if denial.verb != SEVERAL:
             what = f"{denial.verb.decode(errors='replace')} {denial.key.decode(errors='replace')}"
@@ -433,7 +438,7 @@ class LinkCore:
         if other.is_asked:
             other.interest.note(sign == b"+", pattern, number)
         else:
-            other.interest.count(sign == b"+", pattern, number, now)
+            other.interest.apply(sign == b"+", pattern, number, now)
         return not other.is_asked
 
     def _list_complete(self, side: Side, bus: _Bus, now: float) -> None:

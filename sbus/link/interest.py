@@ -25,6 +25,8 @@ limit                       what happens at it
                             one step. It expands again as the rate allows. One user can cause this.
 `limit`, `max_bytes`        It collapses as well if it asks for about that many patterns, or bytes of them. It expands
                             when half of the limit is enough.
+a refusal                   A pattern that the other side does not allow covers nothing. If it is a listed one, the
+                            interest does not collapse: beyond the limit, patterns are not asked for.
 `delay` seconds             A pattern that has not been needed for that time is given up, so a client that reconnects
                             costs nothing.
 ==========================  ===========================================================================================
@@ -120,6 +122,7 @@ class Interest:
         self._leaving: dict[Shape, None] = {}
         self._new: dict[Shape, int] = {}
         self._again: dict[Shape, None] = {}
+        self._refused: set[Shape] = set()
         self._number = 0
         self._noted: deque[tuple[bool, bytes, int]] = deque()
 
@@ -158,28 +161,25 @@ class Interest:
         """Add or remove a pattern, at a later call of `changes`: this takes almost no time."""
         self._noted.append((is_new, pattern, number))
 
-    def count(self, is_new: bool, pattern: bytes, number: int, now: float) -> None:
+    def apply(self, is_new: bool, pattern: bytes, number: int, now: float) -> None:
         """Add or remove a pattern while there is nobody to ask: `restart` asks for all that is wanted then."""
         self._noted.append((is_new, pattern, number))
-        while self._noted:
-            self._count_next(now)
+        self._apply_noted(now)
         self._new.clear()
 
-    def _count_next(self, now: float) -> None:
-        is_new, pattern, number = self._noted.popleft()
-        if is_new:
-            self.add(pattern, number)
-        else:
-            self.remove(pattern, now, number)
+    def _apply_noted(self, now: float) -> None:
+        for _ in range(min(len(self._noted), NOTED)):
+            is_new, pattern, number = self._noted.popleft()
+            if is_new:
+                self.add(pattern, number)
+            else:
+                self.remove(pattern, now, number)
 
     def _count_noted(self, now: float, changes: list[Change]) -> None:
         """Count some of the patterns that were noted."""
-        noted = self._noted
-        for _ in range(min(len(noted), NOTED)):
-            self._count_next(now)
-        if len(noted) > self._most_new:
-            self._collapse(now, changes)
-            self._number = noted[-1][2]  # the listed patterns cover them, counted or not
+        self._apply_noted(now)
+        if len(self._noted) > self._most_new and self._collapse(now, changes):
+            self._number = self._noted[-1][2]  # the listed patterns cover them, counted or not
 
     def replace(self, patterns: Iterable[bytes], now: float, number: int = 0) -> None:
         """Take a new list in place of all that was wanted, such as the list of a source that has restarted.
@@ -222,10 +222,27 @@ class Interest:
         self._leaving.clear()
         self._new.clear()
         self._again.clear()
+        self._refused.clear()
         changes: list[Change] = []
         for needed in sorted(self._needed, key=_widest_first):
             self._consider(needed, now, changes)
         return changes
+
+    def refuse(self, pattern: bytes, now: float) -> None:
+        """Note that the other side does not allow a pattern.
+
+        It covers no other one, and is not asked for again before `restart`.
+        """
+        refused = shape(pattern, self._separator)
+        if refused is None or refused not in self._asked:
+            return
+        self._asked.discard(refused)
+        self._dooms.pop(refused, None)
+        self._bytes -= self._cost(refused)
+        self._refused.add(refused)
+        if refused in self._listed and self.is_collapsed:
+            self._expand(now)
+        self._again.update(dict.fromkeys(sorted(self._needed.covered_by(refused), key=_widest_first)))
 
     def lower_limit(self) -> None:
         """Ask for fewer patterns from now on: the other side has refused as many as it has been asked for.
@@ -279,7 +296,8 @@ class Interest:
             self._tokens -= len(changes) - done
         if self._tokens < 1 and len(self._new) > self._most_new:
             done = len(changes)
-            self._collapse(now, changes)
+            if not self._collapse(now, changes):  # so forget those that are over
+                self._new = {each: number for each, number in self._new.items() if each in self._needed}
             self._tokens -= len(changes) - done
         if self.is_collapsed and not self._new:
             self._maybe_expand(now)
@@ -287,7 +305,7 @@ class Interest:
 
     def _consider(self, needed: Shape, now: float, changes: list[Change]) -> None:
         """Ask for a pattern, unless it is needed no longer, is asked for, or is covered."""
-        if needed not in self._needed:
+        if needed not in self._needed or needed in self._refused:
             return
         if needed in self._asked:
             if needed in self._dooms and self._asked.cover_of(needed, self._dooms) is None:
@@ -329,15 +347,19 @@ class Interest:
             else:
                 covered, most = list(islice(self._needed.covered_by(asked), self._most_new + 1)), self._most_new
             if len(covered) > most:
-                self._collapse(now, changes)
-                return True
+                if self._collapse(now, changes):
+                    return True
+                covered = list(self._needed.covered_by(asked))
             if len(covered) <= _SORTED:
                 covered.sort(key=_widest_first)
             self._again.update(dict.fromkeys(covered))
             return True
         return False
 
-    def _collapse(self, now: float, changes: list[Change]) -> None:
+    def _collapse(self, now: float, changes: list[Change]) -> bool:
+        """Ask for the listed patterns whole; return False if the other side does not allow that."""
+        if not self._refused.isdisjoint(self._listed):
+            return False
         if not self.is_collapsed:
             self.is_collapsed = True
             for each in self._listed:
@@ -346,6 +368,7 @@ class Interest:
             self._consider(each, now, changes)
         self._new.clear()  # all are covered now
         self._again.clear()
+        return True
 
     def _maybe_expand(self, now: float) -> None:
         if not self.is_collapsed or self._noted:
@@ -354,9 +377,12 @@ class Interest:
         most = min(self._limit, self._limit // 2 + len(self._listed))
         most_bytes = min(self._max_bytes, self._max_bytes // 2 + self._listed_bytes)
         if len(self._needed) <= most and self._needed_bytes <= most_bytes:
-            self.is_collapsed = False
-            for each in self._listed:
-                self._uncount(each, now)
+            self._expand(now)
+
+    def _expand(self, now: float) -> None:
+        self.is_collapsed = False
+        for each in self._listed:
+            self._uncount(each, now)
 
     # --- counting ----------------------------------------------------------------------------
 
@@ -381,6 +407,8 @@ class Interest:
             del self._counts[needed]
             self._needed.discard(needed)
             self._needed_bytes -= self._cost(needed)
+            if needed in self._refused and needed not in self._listed:
+                self._refused.discard(needed)
             if needed in self._asked:
                 self._dooms.setdefault(needed, now + self._delay)
 

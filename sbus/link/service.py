@@ -223,10 +223,6 @@ class LinkService(Service):
         """Connect to both buses."""
         for line in hints(self._listed):
             self.log(line)
-        if self._stopped is not None:  # it was started before
-            self._stopped = None
-            for side in Side:
-                self.core.disconnected(side)
         super().startService()
         for side in Side:
             self._connect_after(side, next(self._delays[side]))
@@ -256,6 +252,9 @@ class LinkService(Service):
         await self._stopped
         if deadline.active():
             deadline.cancel()
+        self._stopped = None
+        for side in (Side.ABOVE, Side.BELOW):
+            self.core.disconnected(side)
 
     def _abort(self) -> None:
         for connection in self.connections:

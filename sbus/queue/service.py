@@ -53,9 +53,9 @@ _SERVED_TIMEOUT = 0.5
 """Seconds in which another service of the queue would answer; a monitor of its key makes a start wait for them."""
 _STOP_TIMEOUT = 5.0
 """Seconds in which a service that stops takes what the bus has queued for it."""
-_SHORT = 1024
-"""Jobs of a queue whose payloads stay in memory, if they have as few bytes: with batches of 1, to read each of them
-again takes a tenth of the service's time."""
+_FEW_JOBS, _SMALL_JOB = 1024, 1024
+"""A queue of at most so many jobs keeps the payloads of jobs of at most so many bytes in memory. To read them from the
+store takes a tenth of the service's time if each batch is one job."""
 _TOKEN, _ROUND = re.compile(rb"[0-9a-f]{1,64}"), re.compile(rb"[0-9]{1,19}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""
@@ -360,9 +360,9 @@ class QueueService(Service):
                 self._intake._reply(answers)
         jobs.sent(batches, self._now())
         self._send(batches, died)
-        is_short = len(jobs.jobs) <= _SHORT  # then most jobs go out with one of the next turns
+        is_short = len(jobs.jobs) <= _FEW_JOBS  # then most jobs go out with one of the next turns
         for job in (*changes.new, *handed, *died):
-            if job.state != "ready" or job.size > _SHORT or not is_short:
+            if job.state != "ready" or job.size > _SMALL_JOB or not is_short:
                 job.payload = None  # it is in the store
         self._turns.expected = len(answers) + len(handed)
         # There may be more than a turn hands out.

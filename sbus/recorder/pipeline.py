@@ -151,7 +151,7 @@ class Recording:
         self._is_full = False  # the connection waits for capacity
         self._submitted: deque[Batch | Payload] = deque()  # batches that are not written yet
         self._submitted_bytes = 0  # of their memory
-        self._jobs_done = 0
+        self._jobs_done = self._given_up_rows = 0
         self._held: deque[Batch | Payload] | None = None  # batches from before the bus has confirmed the patterns
         self._held_bytes = 0
         self._held_losses: list[Lost] = []
@@ -173,7 +173,7 @@ class Recording:
     async def stop(self) -> None:
         """Write all that the bus has queued for the recorder, and close the journal.
 
-        This takes up to 20 seconds, and 10 more if the disk does not answer at all.
+        This takes up to 20 seconds, and then until the disk has done nothing for 10 seconds.
         """
         await self._connection.stop(0.0 if self._disk_failure else _STOP_TIMEOUT)
         if self._has_started:
@@ -200,7 +200,7 @@ class Recording:
             self._give_up()
             return
         self._log.error("{journal}: the disk does not answer", journal=self._journal.directory)
-        self.thread_ended(sum(batch.rows for batch in self._submitted), None)
+        self.thread_ended(self._given_up_rows + sum(batch.rows for batch in self._submitted), None)
 
     def log_counters(self) -> None:
         """Log what has been recorded so far."""
@@ -358,7 +358,9 @@ class Recording:
             counters.bytes += batch.size
             counters.lag = max(0.0, clock.to_seconds(clock.now() - batch.times[0]))
             counters.longest_lag = max(counters.lag, counters.longest_lag)
-            self._submitted.popleft()
+            while (first := self._submitted.popleft()) is not batch:  # given up: the disk had refused it
+                self._submitted_bytes -= first.memory
+                self._given_up_rows += first.rows
             self._submitted_bytes -= batch.memory
             self._resume()
 

@@ -16,7 +16,7 @@ from sbus.cli.messages import MessageFormat, ReceivedMessage
 from sbus.cli.output import escape
 from sbus.client.core import Message
 from sbus.client.senders import kind_of
-from sbus.errors import JournalMissing
+from sbus.errors import JournalError, JournalMissing
 from sbus.interchange.jsonl import row_fields
 from sbus.interchange.rows import Row, Selection
 from sbus.journal import clock
@@ -64,6 +64,7 @@ class Rows:
             sender=sender or not is_text,
         )
         self._chosen = self._choose()
+        self._next = 0  # the number of the next row to follow
 
     def limit(self, since: datetime | None, until: datetime | None, first: int | None, last: int | None) -> None:
         """Choose rows by their times and numbers, as `Selection.limit` does."""
@@ -76,44 +77,56 @@ class Rows:
     def _print_range(self, start: int, end: int, output: BinaryIO) -> None:
         for row in self._chosen.rows(start, end):
             output.write(self._format(row))
+            self._next = row.seq + 1
         output.flush()
+        self._next = end
 
     def print_tail(self, count: int, output: BinaryIO, *, follow: bool) -> None:
         """Print the last rows, at most `count`, then new ones as they come.
 
         :raises BrokenPipeError: if the reader of the output has gone.
         """
-        end = self._chosen.end
-        for row in self._last(count, end):
+        self._next = self._chosen.end
+        for row in self._last(count, self._next):
             output.write(self._format(row))
         output.flush()
         if follow:
-            self._follow(end, output)
+            self._follow(output)
 
-    def _follow(self, end: int, output: BinaryIO) -> NoReturn:
+    def _follow(self, output: BinaryIO) -> NoReturn:
         poll = select.poll()
         poll.register(output, 0)  # errors and hang-ups are always reported
+        is_away = False
         while True:
-            start, end = end, self._print_new(end, output)
-            if start >= end and poll.poll(_FOLLOW_INTERVAL * 1000):
+            before = self._next
+            try:
+                self._print_new(output)
+                is_away = False
+            except (JournalError, FileNotFoundError) as e:
+                if self._is_in_place():
+                    raise
+                if not is_away:
+                    click.echo(f"sbus: {e}; waiting until there is a journal", err=True)
+                is_away = True
+            if self._next == before and poll.poll(_FOLLOW_INTERVAL * 1000):
                 raise BrokenPipeError
 
-    def _print_new(self, start: int, output: BinaryIO) -> int:
-        """Print the rows from a number on; return the number behind the last one.
-
-        When another journal has taken the place of this one, which was moved away, its rows follow.
-        """
+    def _is_in_place(self) -> bool:
+        """Return whether the journal is where it was, and not moved away."""
+        reader = self._chosen.reader
         try:
-            reader = self._chosen.reader
-            if read_identity(reader.directory).id != reader.id:
-                self._chosen = self._choose()
-                start = self._chosen.start
-            end = max(start, self._chosen.reader.end())
-            if start < end:
-                self._print_range(start, end, output)
-        except (JournalMissing, FileNotFoundError):
-            return start  # it is just being moved, or begun
-        return end
+            return read_identity(reader.directory).id == reader.id
+        except JournalMissing:
+            return False
+
+    def _print_new(self, output: BinaryIO) -> None:
+        """Print the rows that are new; when another journal has taken the place of this one, its rows follow."""
+        if not self._is_in_place():
+            self._chosen = self._choose()
+            self._next = self._chosen.start
+        end = self._chosen.reader.end()
+        if self._next < end:
+            self._print_range(self._next, end, output)
 
     def _last(self, count: int, end: int) -> list[Row]:
         found: list[Row] = []

@@ -32,7 +32,7 @@ from twisted.logger import Logger
 from sbus.client.aio import Bus, Subscription, connect
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
-from sbus.errors import CloseReason, ConnectionLost, Disconnected, SbusError, TimedOut
+from sbus.errors import Closed, CloseReason, ConnectionLost, Disconnected, SbusError, TimedOut
 from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
 from sbus.link.nats.counters import LOSSES, LOST_IN, LOST_OUT, Counters
 from sbus.link.nats.incoming import Incoming
@@ -140,7 +140,14 @@ class Bridge:
     async def _join(self, bus: Bus) -> None:
         """Begin to carry messages, once the bus answers."""
         settings = self._settings
-        await self._introduce(bus)
+        while True:
+            try:
+                await self._introduce(bus)
+                break
+            except Closed:
+                raise
+            except Disconnected:
+                await asyncio.sleep(_POLL)  # it reconnects
         own_id = self._own_id()
         self._incoming = Incoming(
             settings.realm, own_id, settings.queue_bytes, settings.max_packet, self.counters, self._note
@@ -303,8 +310,8 @@ class Bridge:
             self._fail(reason)
         if self._incoming is not None:
             self._incoming.bus_lost()
-        if self._bus is not None and not self._stopping:
-            self._start(self._introduce_again(self._bus))
+            if self._bus is not None and not self._stopping:
+                self._start(self._introduce_again(self._bus))
 
     async def _introduce_again(self, bus: Bus) -> None:
         with contextlib.suppress(Disconnected):  # it comes back, and is asked again

@@ -421,12 +421,60 @@ def test_one_call_decides_about_few_patterns():
     assert interest.settled == 1_001
 
 
-def test_a_change_that_was_noted_comes_before_one_that_is_counted():
+def test_a_change_that_was_noted_comes_before_one_that_is_applied():
     """A pattern that ends while there is nobody to ask is over, also if its beginning was not counted yet."""
     interest = Interest([b""])
     interest.note(True, b"a", 1)
-    interest.count(False, b"a", 2, 0.0)
-    interest.count(True, b"b", 3, 0.0)
+    interest.apply(False, b"a", 2, 0.0)
+    interest.apply(True, b"b", 3, 0.0)
     assert list(interest.wanted) == [b"b"]
     assert interest.restart(0.0) == [Change(True, b"b")]
     assert interest.settled == 3
+
+
+@settings(max_examples=examples(500))
+@given(LISTS, STEPS, st.sampled_from([3, 1000]), st.sampled_from([5.0, 1000.0]), st.frozensets(st.sampled_from(KEYS)))
+def test_a_refused_pattern_takes_no_other_along(listed, steps, limit, rate, closed):
+    """The other side refuses each pattern that a closed key matches: all other patterns are asked for nevertheless."""
+    interest, other = Interest(listed, limit=limit, delay=2.0, rate=rate), OtherSide()
+    wanted: list[bytes] = []
+    now = 0.0
+
+    def follow(changes: list[Change]) -> None:
+        other.follow(changes)
+        for change in changes:
+            if change.is_new and keys_of([change.pattern]) & closed and change.pattern in other.patterns:
+                other.patterns.remove(change.pattern)
+                interest.refuse(change.pattern, now)
+
+    for step, value in [*steps, ("wait", 0.0)]:
+        if step == "add":
+            wanted.append(value)
+            interest.add(value)
+        elif step == "remove" and wanted:
+            interest.remove(wanted.pop(value % len(wanted)), now)
+        elif step == "replace":
+            wanted = list(value)
+            interest.replace(wanted, now)
+        elif step == "restart":
+            other.patterns.clear()
+            follow(interest.restart(now))
+        elif step == "wait":
+            now += value
+        follow(interest.changes(now))
+        assert sorted(interest.asked) == sorted(other.patterns)
+    last = now + 1000
+    while (due := interest.due(now)) is not None:
+        now = max(now, due) + 1e-6
+        assert now < last
+        follow(interest.changes(now))
+    assert not other.keys() & closed
+    if limit == 1000:
+        crossing = {each.pattern(b"/") for pattern in wanted for each in interest._crossing(pattern)}
+        assert other.keys() == keys_of([each for each in crossing if not keys_of([each]) & closed])
+    for pattern in wanted:
+        interest.remove(pattern, now)
+    settle(interest, other, now)
+    assert not other.patterns
+    assert not interest._bytes
+    assert interest._refused <= set(interest._listed)

@@ -104,8 +104,8 @@ def test_it_starts_again(join):
         assert link.core.is_up
         link.stopService()
         linked.settle(1.0)
-        link.startService()
         assert not link.core.is_up
+        link.startService()
         linked.settle(1.0)
     linked.above.registry.disconnect_all(sidecars=True)
     linked.settle(0.0)
