@@ -478,3 +478,28 @@ def test_a_refused_pattern_takes_no_other_along(listed, steps, limit, rate, clos
     assert not other.patterns
     assert not interest._bytes
     assert interest._refused <= set(interest._listed)
+
+
+def test_a_refused_pattern_is_not_asked_for_again():
+    """Not when a wider one is refused, and not by a collapse, which takes nobody's pattern away then."""
+    interest = Interest([b""])
+    for pattern in (b"a/", b"a/b"):
+        interest.add(pattern)
+    assert interest.changes(0.0) == [Change(True, b"a/")]
+    interest.refuse(b"a/", 0.0)
+    assert interest.changes(1.0) == [Change(True, b"a/b")]
+    interest.add(b"")
+    assert interest.changes(2.0) == [Change(True, b"")]
+    interest.refuse(b"", 2.0)
+    assert interest.changes(3.0) == []
+    assert interest.asked == [b"a/b"]
+
+    interest = Interest([b"x/"], limit=2)
+    for pattern in (b"x/a", b"x/b", b"x/c"):
+        interest.add(pattern)
+    assert interest.changes(0.0) == [*(Change(True, each) for each in (b"x/a", b"x/b", b"x/"))]
+    interest.refuse(b"x/", 0.0)
+    interest.add(b"x/d")
+    assert interest.changes(1.0) == []
+    assert not interest.is_collapsed
+    assert sorted(interest.asked) == [b"x/a", b"x/b"]
