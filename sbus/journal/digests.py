@@ -55,7 +55,7 @@ def payload_lengths(rows: pa.RecordBatch) -> pa.Int64Array:
 
 
 def _stated_length(payload: bytes) -> int:
-    """Return the length that a digest states; of one that states none, which was imported, its own."""
+    """Return the length that a digest states, or the digest's own length if it states none (an imported row)."""
     try:
         length = json.loads(payload)["length"]
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -43,8 +43,8 @@ Offset = dict[str, int]
 _ALLOW = "or go on without them with failOnDataLoss=false (the archive: --allow-loss)"
 _NAME = f"name its directory as well, restore it from a copy, {_ALLOW}"
 _AGAIN = (
-    "restore a newer copy; or move it elsewhere, so that the recorder begins a new journal, whose rows nobody takes "
-    f"for these, {_ALLOW}"
+    "restore a newer copy; or move it elsewhere, so that the recorder begins a new journal with its own row numbers, "
+    f"{_ALLOW}"
 )
 _RESTORE = (
     f"restore from a copy, {_ALLOW}; retention keeps rows until a consumer has read them: name one with the option "

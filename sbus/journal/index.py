@@ -98,7 +98,7 @@ class Record(NamedTuple):
 
 
 def _unpack(data: bytes, at: int) -> Record | None:
-    """Return the record at an offset, or None if its checksum is wrong, or it says what no writer does."""
+    """Return the record at an offset, or None if its checksum is wrong or its numbers are impossible."""
     fields = _FORMAT.unpack_from(data, at)
     if zlib.crc32(data[at : at + RECORD_SIZE - 4]) != fields[-1] or fields[1] >= len(KINDS):
         return None

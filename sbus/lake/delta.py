@@ -231,7 +231,7 @@ class DeltaLake(Table):
         self._settle_log(new, of_last)
 
     def _access_of_last(self) -> Access:
-        """Return what the one file has that the library replaces; it only adds others."""
+        """Return the access of the only file that the library replaces; it adds all others."""
         return at(self._log / _LAST_CHECKPOINT, self.state.file_mode)
 
     def _settle_log(self, names: Sequence[str], of_last: Access) -> None:

@@ -147,7 +147,7 @@ class PlainTable(Table):
         path = self._manifest_path(batch)
         files = read_object(path).get("files")
         if not isinstance(files, list) or not all(map(_is_of_batch, files)):
-            # Its files may be removed, by root too, and others may be the lake's owner.
+            # These files may be removed, even by root, and the manifest may be another user's: the lake's owner.
             raise LakeError(f"{path}: it does not list files of a batch: restore lake and state from one copy")
         return set(files)
 

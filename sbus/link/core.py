@@ -402,9 +402,9 @@ class LinkCore:
             self._wire.send(side.other, [build(CMSG, controls.LINK_GAP, each) for each in keys])
 
     def _denied(self, side: Side, payload: bytes, now: float) -> None:
-        """Count what the policy of a bus forbids: each message is lost, and a pattern is not asked for.
+        """Handle a denial by the policy of a bus: a message counts as lost, a pattern as refused.
 
-        Of denials that are summed up, all count as messages.
+        A summary of several denials counts as that many lost messages.
         """
         denial = parse_denied(payload)
         if denial is None:
@@ -415,7 +415,7 @@ class LinkCore:
             self.lose(side.other, denial.count)
         if denial.verb != SEVERAL:
             what = f"{denial.verb.decode(errors='replace')} {denial.key.decode(errors='replace')}"
-            line = f"{self._name(side)} forbids the link what others want it to carry: {what} (rule {denial.rule})"
+            line = f"{self._name(side)} denies the link what others want it to carry: {what} (rule {denial.rule})"
             self._log_rarely(f"denied {side}", line, now)
 
     # --- interest ----------------------------------------------------------------------------

@@ -231,7 +231,8 @@ class Interest:
     def refuse(self, pattern: bytes, now: float) -> None:
         """Note that the other side does not allow a pattern.
 
-        It covers no other one, and is not asked for again before `restart`.
+        It then covers no others. It is not asked for again before `restart`, or, if it is not a listed one, before it
+        has been unneeded.
         """
         refused = shape(pattern, self._separator)
         if refused is None or refused not in self._asked:

@@ -54,8 +54,8 @@ _SERVED_TIMEOUT = 0.5
 _STOP_TIMEOUT = 5.0
 """Seconds in which a service that stops takes what the bus has queued for it."""
 _FEW_JOBS, _SMALL_JOB = 1024, 1024
-"""A queue of at most so many jobs keeps the payloads of jobs of at most so many bytes in memory. To read each of these
-from the store takes 7 % of the service's time."""
+"""While a queue has at most this many jobs, ready jobs of at most this many bytes keep their payloads in memory:
+reading each from the store takes 7 % of the service's time."""
 _TOKEN, _ROUND = re.compile(rb"[0-9a-f]{1,64}"), re.compile(rb"[0-9]{1,19}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""

@@ -173,7 +173,7 @@ class Recording:
     async def stop(self) -> None:
         """Write all that the bus has queued for the recorder, and close the journal.
 
-        This takes up to 20 seconds, and then until the disk has done nothing for 10 seconds.
+        This takes up to 20 seconds, and longer only while the disk makes progress; it ends after 10 s without any.
         """
         await self._connection.stop(0.0 if self._disk_failure else _STOP_TIMEOUT)
         if self._has_started:

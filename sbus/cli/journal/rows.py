@@ -106,7 +106,7 @@ class Rows:
                 if self._is_in_place():
                     raise
                 if not is_away:
-                    click.echo(f"sbus: {e}; waiting until there is a journal", err=True)
+                    click.echo(f"sbus: {e}; waiting for a journal", err=True)
                 is_away = True
             if self._next == before and poll.poll(_FOLLOW_INTERVAL * 1000):
                 raise BrokenPipeError

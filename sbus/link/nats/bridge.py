@@ -63,7 +63,7 @@ _MIN_LIFETIME = 1.0
 """Seconds that a connection must have lasted for the next attempt to be made without a pause."""
 _POLL = 0.02
 _NOT_PERMITTED = "permissions violation for publish"
-"""Words of nats-server in place of a message that its user may not publish."""
+"""What nats-server says when it refuses a message that its user may not publish."""
 _TOO_MANY = "maximum subscriptions"
 """Words of nats-server when a client, or its account, subscribes to more than it may."""
 
@@ -354,7 +354,7 @@ class Bridge:
                 delays = Backoff(first=0.1, longest=5.0).delays()
 
     def _ask_for_less(self, why: str) -> None:
-        """Ask for fewer patterns from now on, if nats-server has refused as many: what clients want is their choice."""
+        """Ask for fewer patterns from now on if nats-server has refused so many: clients choose what they want."""
         if _TOO_MANY in why.lower() and self._incoming is not None:
             self._wanted.lower_limit(self._incoming)
 
@@ -385,7 +385,7 @@ class Bridge:
         return connection
 
     def _error_received(self, text: str) -> None:
-        """Log an error of nats-server; one for each message that the bridge may not publish is counted."""
+        """Log an error of nats-server, and count it if it refuses a message that the bridge may not publish."""
         self.counters.out_denied += _NOT_PERMITTED in text.lower()
         self._report(text)
 

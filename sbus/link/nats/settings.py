@@ -94,7 +94,7 @@ class Settings:
             if not re.fullmatch(r"(nats|tls|ws|wss)://[^\s,]+", url) or not is_usable(url):
                 raise UsageError(f"--nats={url}: give a URL such as nats://localhost:4222 or tls://nats.example:4222")
         if len({url.startswith("ws") for url in self.nats}) > 1:
-            raise UsageError("--nats: web sockets (ws, wss) and other URLs exclude each other: give one kind")
+            raise UsageError("--nats: web sockets (ws, wss) cannot be mixed with other URLs: give one kind")
         if not self.nats:
             raise UsageError("no NATS: give the URL of a server, such as --nats=nats://localhost:4222")
         if not self.listed_out and not self.listed_in:

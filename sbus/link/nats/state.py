@@ -104,7 +104,7 @@ class State:
         try:
             os.posix_fallocate(self._descriptor, 0, _SIZE)  # on a full disk, a write to the map would be a SIGBUS
         except OSError as e:
-            raise UsageError(f"{path}: {e.strerror}: name another file with --state=FILE, or make room") from e
+            raise UsageError(f"{path}: {e.strerror}: name another file with --state=FILE, or free some space") from e
 
     def note(self, taken: int, settled: int, received: int, published: int) -> None:
         """Write the counts: messages taken over and dealt with, outwards and inwards."""

@@ -129,7 +129,7 @@ class Wanted:
             self._changed[name] = None
 
     def lower_limit(self, incoming: Incoming) -> None:
-        """Ask for fewer patterns on the next connection: NATS has refused as many as it was asked for."""
+        """Ask for fewer patterns on the next connection: NATS has refused so many."""
         before = set(self._interest.asked)
         self._interest.lower_limit()
         after = {pattern for _, pattern in self._interest.restart(time.monotonic())}
@@ -139,7 +139,9 @@ class Wanted:
             self._change(incoming, False, pattern)
         if len(after) < len(before):
             self._log.warn(
-                "NATS permits fewer subscriptions: {after} in place of {before}", after=len(after), before=len(before)
+                "NATS permits fewer subscriptions: asking for {after} instead of {before}",
+                after=len(after),
+                before=len(before),
             )
 
     async def connected(self, connection: Connection) -> None:

@@ -425,5 +425,5 @@ def test_what_a_policy_forbids_is_lost_alone():
     assert other.take() == [b"MSG open\0up", b"MSG open\0down"]
     assert link.core.is_up
     assert link.core.lost == [1, 0]
-    [line] = [line for line in link.lines if "forbids" in line]
+    [line] = [line for line in link.lines if "denies" in line]
     assert "SUB  (rule closed)" in line

@@ -247,7 +247,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(UsageError, match=r"No space left on device: .*make room"):
+    with pytest.raises(UsageError, match=r"No space left on device: .*free some space"):
         State(str(tmp_path / "state"))
 
 
