@@ -123,6 +123,7 @@ class Interest:
         self._new: dict[Shape, int] = {}
         self._again: dict[Shape, None] = {}
         self._refused: set[Shape] = set()
+        self._may_collapse = True  # no listed pattern was refused
         self._number = 0
         self._noted: deque[tuple[bool, bytes, int]] = deque()
 
@@ -223,6 +224,7 @@ class Interest:
         self._new.clear()
         self._again.clear()
         self._refused.clear()
+        self._may_collapse = True
         changes: list[Change] = []
         for needed in sorted(self._needed, key=_widest_first):
             self._consider(needed, now, changes)
@@ -231,8 +233,7 @@ class Interest:
     def refuse(self, pattern: bytes, now: float) -> None:
         """Note that the other side does not allow a pattern.
 
-        It then covers no others. It is not asked for again before `restart`, or, if it is not a listed one, before it
-        has been unneeded.
+        It then covers no others. It is not asked for again before `restart`, or before it has been unneeded.
         """
         refused = shape(pattern, self._separator)
         if refused is None or refused not in self._asked:
@@ -240,9 +241,12 @@ class Interest:
         self._asked.discard(refused)
         self._dooms.pop(refused, None)
         self._bytes -= self._cost(refused)
-        self._refused.add(refused)
-        if refused in self._listed and self.is_collapsed:
-            self._expand(now)
+        if refused in self._listed:
+            self._may_collapse = False
+            if self.is_collapsed:
+                self._expand(now)
+        if refused in self._needed:
+            self._refused.add(refused)
         self._again.update(dict.fromkeys(sorted(self._needed.covered_by(refused), key=_widest_first)))
 
     def lower_limit(self) -> None:
@@ -359,7 +363,7 @@ class Interest:
 
     def _collapse(self, now: float, changes: list[Change]) -> bool:
         """Ask for the listed patterns whole; return False if the other side does not allow that."""
-        if not self._refused.isdisjoint(self._listed):
+        if not self._may_collapse:
             return False
         if not self.is_collapsed:
             self.is_collapsed = True
@@ -408,8 +412,7 @@ class Interest:
             del self._counts[needed]
             self._needed.discard(needed)
             self._needed_bytes -= self._cost(needed)
-            if needed in self._refused and needed not in self._listed:
-                self._refused.discard(needed)
+            self._refused.discard(needed)
             if needed in self._asked:
                 self._dooms.setdefault(needed, now + self._delay)
 
