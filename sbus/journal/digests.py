@@ -60,4 +60,4 @@ def _stated_length(payload: bytes) -> int:
         length = json.loads(payload)["length"]
     except (ValueError, TypeError, KeyError, RecursionError):
         length = None
-    return length if isinstance(length, int) and 0 <= length < 1 << 63 else len(payload)
+    return length if type(length) is int and 0 <= length < 1 << 63 else len(payload)

@@ -25,8 +25,8 @@ limit                       what happens at it
                             one step. It expands again as the rate allows. One user can cause this.
 `limit`, `max_bytes`        It collapses as well if it asks for about that many patterns, or bytes of them. It expands
                             when half of the limit is enough.
-a refusal                   A pattern that the other side does not allow covers nothing. If it is a listed one, the
-                            interest does not collapse: beyond the limit, patterns are not asked for.
+a refusal                   A pattern that the other side does not allow covers nothing. If it is a listed one, those
+                            under it are asked for up to the limit while the interest is collapsed.
 `delay` seconds             A pattern that has not been needed for that time is given up, so a client that reconnects
                             costs nothing.
 ==========================  ===========================================================================================
@@ -123,7 +123,6 @@ class Interest:
         self._new: dict[Shape, int] = {}
         self._again: dict[Shape, None] = {}
         self._refused: set[Shape] = set()
-        self._may_collapse = True  # no listed pattern was refused
         self._number = 0
         self._noted: deque[tuple[bool, bytes, int]] = deque()
 
@@ -179,7 +178,8 @@ class Interest:
     def _count_noted(self, now: float, changes: list[Change]) -> None:
         """Count some of the patterns that were noted."""
         self._apply_noted(now)
-        if len(self._noted) > self._most_new and self._collapse(now, changes):
+        if len(self._noted) > self._most_new:
+            self._collapse(now, changes)
             self._number = self._noted[-1][2]  # the listed patterns cover them, counted or not
 
     def replace(self, patterns: Iterable[bytes], now: float, number: int = 0) -> None:
@@ -224,7 +224,6 @@ class Interest:
         self._new.clear()
         self._again.clear()
         self._refused.clear()
-        self._may_collapse = True
         changes: list[Change] = []
         for needed in sorted(self._needed, key=_widest_first):
             self._consider(needed, now, changes)
@@ -236,18 +235,20 @@ class Interest:
         It then covers no others. It is not asked for again before `restart`, or before it has been unneeded.
         """
         refused = shape(pattern, self._separator)
-        if refused is None or refused not in self._asked:
+        if refused is None or (refused not in self._asked and refused not in self._leaving):
             return
         self._asked.discard(refused)
+        self._leaving.pop(refused, None)
         self._dooms.pop(refused, None)
         self._bytes -= self._cost(refused)
-        if refused in self._listed:
-            self._may_collapse = False
-            if self.is_collapsed:
-                self._expand(now)
         if refused in self._needed:
             self._refused.add(refused)
-        self._again.update(dict.fromkeys(sorted(self._needed.covered_by(refused), key=_widest_first)))
+        self._ask_again(self._needed.covered_by(refused))
+
+    def _ask_again(self, shapes: Iterable[Shape]) -> None:
+        """Ask for patterns that are needed and may not be asked for."""
+        missing = [each for each in shapes if each not in self._asked and each not in self._refused]
+        self._again.update(dict.fromkeys(sorted(missing, key=_widest_first)))
 
     def lower_limit(self) -> None:
         """Ask for fewer patterns from now on: the other side has refused as many as it has been asked for.
@@ -301,8 +302,7 @@ class Interest:
             self._tokens -= len(changes) - done
         if self._tokens < 1 and len(self._new) > self._most_new:
             done = len(changes)
-            if not self._collapse(now, changes):  # so forget those that are over
-                self._new = {each: number for each, number in self._new.items() if each in self._needed}
+            self._collapse(now, changes)
             self._tokens -= len(changes) - done
         if self.is_collapsed and not self._new:
             self._maybe_expand(now)
@@ -328,6 +328,8 @@ class Interest:
             if is_full and not self.is_collapsed:
                 self._collapse(now, changes)
                 return
+            if is_full and needed not in self._listed:
+                return  # under a refused listed pattern: it is asked for when this expands
             self._bytes += cost
             changes.append(Change(True, needed.pattern(self._separator)))
         self._asked.add(needed)
@@ -352,28 +354,23 @@ class Interest:
             else:
                 covered, most = list(islice(self._needed.covered_by(asked), self._most_new + 1)), self._most_new
             if len(covered) > most:
-                if self._collapse(now, changes):
-                    return True
-                covered = list(self._needed.covered_by(asked))
+                self._collapse(now, changes)
+                return True
             if len(covered) <= _SORTED:
                 covered.sort(key=_widest_first)
             self._again.update(dict.fromkeys(covered))
             return True
         return False
 
-    def _collapse(self, now: float, changes: list[Change]) -> bool:
-        """Ask for the listed patterns whole; return False if the other side does not allow that."""
-        if not self._may_collapse:
-            return False
+    def _collapse(self, now: float, changes: list[Change]) -> None:
         if not self.is_collapsed:
             self.is_collapsed = True
             for each in self._listed:
                 self._count(each)
         for each in self._listed:
             self._consider(each, now, changes)
-        self._new.clear()  # all are covered now
+        self._new.clear()  # all are covered now, or under a refused one, and wait until this expands
         self._again.clear()
-        return True
 
     def _maybe_expand(self, now: float) -> None:
         if not self.is_collapsed or self._noted:
@@ -388,6 +385,8 @@ class Interest:
         self.is_collapsed = False
         for each in self._listed:
             self._uncount(each, now)
+        if any(each not in self._asked for each in self._listed):  # it was refused, and covered nothing
+            self._ask_again(each for each in self._needed if self._asked.cover_of(each) is None)
 
     # --- counting ----------------------------------------------------------------------------
 

@@ -241,7 +241,17 @@ class TestOlder:
 
 def test_a_digest_that_states_no_length() -> None:
     """Rows of other programs can be imported: what is no digest counts with its own bytes."""
-    payloads = [b'{"length": 7}', b"{}", b"[]", b"?", b'{"length": -1}', b'{"length": "x"}', b"\xff", b"[" * 100_000]
+    payloads = [
+        b'{"length": 7}',
+        b"{}",
+        b"[]",
+        b"?",
+        b'{"length": -1}',
+        b'{"length": "x"}',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"length": true}',
+    ]
     rows = pa.record_batch({"kind": ["digest"] * len(payloads), "payload": pa.array(payloads, pa.binary())})
     assert payload_lengths(rows).to_pylist() == [7, *map(len, payloads[1:])]
 

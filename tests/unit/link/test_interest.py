@@ -494,15 +494,29 @@ def test_a_refused_pattern_is_not_asked_for_again():
     assert interest.changes(3.0) == []
     assert interest.asked == [b"a/b"]
 
-    interest = Interest([b"x/"], limit=2)
-    for pattern in (b"x/a", b"x/b", b"x/c"):
-        interest.add(pattern)
-    assert interest.changes(0.0) == [*(Change(True, each) for each in (b"x/a", b"x/b", b"x/"))]
+
+def test_a_refused_listed_pattern_starves_nobody_for_good():
+    """Too many patterns under one take places from others while they are wanted, and not under another listed one."""
+    interest = Interest([b"x/", b"y/"], limit=4)
+    interest.add(b"x/")
+    interest.changes(0.0)
     interest.refuse(b"x/", 0.0)
-    interest.add(b"x/d")
-    assert interest.changes(1.0) == []
+    interest.remove(b"x/", 0.0)
+    many = [b"x/%d" % number for number in range(5)]
+    for pattern in many:
+        interest.add(pattern)
+    assert [change.pattern for change in interest.changes(1.0)] == [*many[:4], b"x/", b"y/"]
+    interest.refuse(b"x/", 1.0)
+    for pattern in (b"x/mine", b"y/mine"):
+        interest.add(pattern)
+    assert interest.changes(2.0) == []
+    assert sorted(interest.asked) == [*many[:4], b"y/"]
+    for pattern in many:
+        interest.remove(pattern, 3.0)
+    for at in range(3, 12):
+        interest.changes(float(at))
     assert not interest.is_collapsed
-    assert sorted(interest.asked) == [b"x/a", b"x/b"]
+    assert sorted(interest.asked) == [b"x/mine", b"y/mine"]
 
 
 def test_a_refused_pattern_is_asked_for_when_it_is_needed_again():
