@@ -378,14 +378,15 @@ class Interest:
         # The listed patterns are among them, and are given up last, so there must be room for all at once.
         most = min(self._limit, self._limit // 2 + len(self._listed))
         most_bytes = min(self._max_bytes, self._max_bytes // 2 + self._listed_bytes)
-        if len(self._needed) <= most and self._needed_bytes <= most_bytes:
-            self._expand(now)
-
-    def _expand(self, now: float) -> None:
+        if len(self._needed) > most or self._needed_bytes > most_bytes:
+            return
+        is_refused = any(each not in self._asked for each in self._listed)  # and has covered nothing
+        if is_refused and len(self._asked) + len(self._leaving) + len(self._needed) - len(self._listed) > self._limit:
+            return  # what is not asked for yet must find room, or it would collapse again
         self.is_collapsed = False
         for each in self._listed:
             self._uncount(each, now)
-        if any(each not in self._asked for each in self._listed):  # it was refused, and covered nothing
+        if is_refused:
             self._ask_again(each for each in self._needed if self._asked.cover_of(each) is None)
 
     # --- counting ----------------------------------------------------------------------------

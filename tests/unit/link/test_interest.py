@@ -534,3 +534,33 @@ def test_a_refused_pattern_is_asked_for_when_it_is_needed_again():
     interest.refuse(b"a/", 20.1)
     interest.add(b"a/")
     assert interest.changes(30.0) == [Change(True, b"a/")]
+
+
+def test_with_the_only_listed_pattern_refused():
+    """A collapse asks for it once; what it could not cover is asked for when there are few patterns again."""
+    interest = Interest([b""], limit=2, rate=10)
+    asked: list[bytes] = []
+
+    def pass_until(end: float) -> None:
+        nonlocal now
+        while now < end:
+            changes = interest.changes(now)
+            asked.extend(change.pattern for change in changes if change.is_new)
+            if Change(True, b"") in changes:
+                interest.refuse(b"", now)
+            now += 0.1
+
+    now = 0.0
+    many = [b"x/%d" % number for number in range(100)]
+    for pattern in (*many, b"y/a/mine"):
+        interest.add(pattern)
+    pass_until(5.0)
+    for number in range(100):  # so many at once that it collapses, if it has not
+        interest.note(number >= 50, many[50 + number % 50], number)
+    pass_until(10.0)
+    assert asked.count(b"") == 1
+    assert b"y/a/mine" not in interest.asked
+    for pattern in many:
+        interest.remove(pattern, now)
+    pass_until(20.0)
+    assert interest.asked == [b"y/a/mine"]
