@@ -540,6 +540,7 @@ def test_with_the_only_listed_pattern_refused():
     """A collapse asks for it once; what it could not cover is asked for when there are few patterns again."""
     interest = Interest([b""], limit=2, rate=10)
     asked: list[bytes] = []
+    now = 0.0
 
     def pass_until(end: float) -> None:
         nonlocal now
@@ -550,7 +551,6 @@ def test_with_the_only_listed_pattern_refused():
                 interest.refuse(b"", now)
             now += 0.1
 
-    now = 0.0
     many = [b"x/%d" % number for number in range(100)]
     for pattern in (*many, b"y/a/mine"):
         interest.add(pattern)
