@@ -38,6 +38,11 @@ class Inlet:
         self._first: PacketReader | None = None
         self._first_left = 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the last read has emptied the socket."""
+        return (self._first or self._reader).is_empty
+
     def connected(self) -> None:
         """Begin a new connection."""
         asks = self._core.asks_limit and self._reader.max_packet < LONGEST_PACKET

@@ -97,6 +97,7 @@ cdef class PacketReader:
     cdef size_t length
     cdef long wary_until
     cdef readonly bint descriptors
+    cdef readonly bint is_empty
     cdef size_t controls[MAX_BATCH][CONTROL]
     cdef bint splits
     cdef char head[HEAD]
@@ -122,6 +123,7 @@ cdef class PacketReader:
         self.batch = batch
         self.read_bytes = read_bytes
         self.descriptors = descriptors
+        self.is_empty = False
         self.splits = splits and not descriptors
         self.parts[0].iov_base = self.head
         self.last_size = 0
@@ -167,6 +169,7 @@ cdef class PacketReader:
         if most <= 0:
             raise ValueError("a batch has at least 1 packet")
         most = min(most, self.batch)
+        self.is_empty = False
         if self.descriptors:
             flags |= MSG_CMSG_CLOEXEC
         elif most == 1 and not self.wary_until:
@@ -204,7 +207,8 @@ cdef class PacketReader:
             self.headers[0].msg_hdr.msg_iovlen = 1
             if count < 0:
                 if errno == EAGAIN or (packets and errno != EINTR):
-                    break  # the kernel reports the error again
+                    self.is_empty = True  # or there is an error, which the kernel reports again, also to poll(2)
+                    break
                 if errno == ECONNRESET and not retried:
                     # A reset is reported once, before the packets that still wait (unix(7)): read on.
                     retried = True
@@ -249,6 +253,7 @@ cdef class PacketReader:
                 if has_large and total * LARGE_READ_PART >= self.read_bytes:
                     break
             if count < wanted:
+                self.is_empty = True
                 break
             most -= count
         if total >= self.read_bytes or is_large:
@@ -373,6 +378,7 @@ cdef class PacketReader:
         """Receive one packet with recv(2), which copies no headers and does not look for a second packet."""
         cdef ssize_t size = self._receive(fd, False)
         if size <= 0:
+            self.is_empty = size < 0
             return [], size == 0
         if size > self.max_packet:
             return [self._truncated(self.memory, size)], False

@@ -37,6 +37,8 @@ class PacketReader:
     :param descriptors: receive the descriptors that come with packets: such a packet is `Attached`.
     :param splits: a large message may come as a `sbus.protocol.packets.Split`; not with `descriptors`. This twin, which
         copies packets out of its buffer anyway, makes none.
+
+    After a read, `is_empty` tells that it has emptied the socket: whoever wants more waits before the next read.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class PacketReader:
         self.max_packet = max_packet
         self.batch = batch
         self.descriptors = descriptors
+        self.is_empty = False
         self._read_bytes = read_bytes
         self._buffer = bytearray(max_packet)
         self._view = memoryview(self._buffer)
@@ -75,7 +78,7 @@ class PacketReader:
         if most <= 0:
             raise ValueError("a batch has at least 1 packet")
         packets: list[bytes] = []
-        retried = False
+        retried = self.is_empty = False
         total, most = 0, min(self.batch, most)
         control: list[tuple[int, int, bytes]] = []
         flags = 0
@@ -87,6 +90,7 @@ class PacketReader:
                 else:
                     size = sock.recv_into(self._buffer, 0, _READ_NOW)
             except BlockingIOError:
+                self.is_empty = True
                 break
             except OSError as e:
                 # A reset is reported once, before the packets that still wait (unix(7)): read on.

@@ -334,10 +334,11 @@ class BlockingConnection(ClientApi[Sub]):
 
         :returns: as `_read_ready`.
         """
-        packets = self._read_ready(deadline)
-        if not packets and (sock := self._sock) is not None and not self._poll(sock, select.POLLIN, deadline):
-            raise TimedOut("nothing has come in time")
-        return packets
+        if self._reader.is_empty and self._batch is _DONE and not self._callback_errors:
+            sock = self._sock if self._reconnecting else self._usable
+            if sock is not None and not self._poll(sock, select.POLLIN, deadline):
+                raise TimedOut("nothing has come in time")
+        return self._read_ready(deadline)
 
     def _read_now(self, wanted: Sized) -> None:
         """Receive what is here.

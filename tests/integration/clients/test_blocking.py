@@ -182,6 +182,8 @@ def test_time_out_holds_while_others_get_messages(client: blocking.Bus, monkeypa
     """Messages for other subscriptions do not postpone a timeout, however fast they come."""
 
     class Endless:
+        is_empty = False
+
         def read(self, sock: socket.socket, most: int = 0) -> tuple[list[bytes], bool]:
             return [b"MSG flood\0"] * 64, False
 
@@ -195,6 +197,30 @@ def test_time_out_holds_while_others_get_messages(client: blocking.Bus, monkeypa
             with pytest.raises(TimedOut):
                 call(timeout)
     assert (sub.get_ready(), client.get_ready()) == ([], [])
+
+
+def test_no_read_is_in_vain(client: blocking.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a read that has emptied the socket, a client waits before it reads again: a vain read costs as a good one."""
+    sub = client.subscribe("key")
+    client.fence()
+    reader, reads = client._reader, []
+
+    class Watched:
+        @property
+        def is_empty(self) -> bool:
+            return reader.is_empty
+
+        def read(self, sock: socket.socket, most: int = 0) -> tuple[list[bytes], bool]:
+            reads.append(reader.read(sock, most))
+            return reads[-1]
+
+    monkeypatch.setattr(client, "_reader", Watched())
+    for payload in (b"1", b"x" * 60_000, b"y" * 60_000, b"2"):
+        client.publish("key", payload)
+        assert sub.get().payload == payload
+    with pytest.raises(TimedOut):
+        sub.get(timeout=0.0)
+    assert [len(packets) for packets, _ in reads] == [1, 1, 1, 1]
 
 
 def test_message_that_is_here_needs_no_time(client: blocking.Bus) -> None:

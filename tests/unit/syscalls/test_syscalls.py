@@ -95,6 +95,23 @@ def test_read(helper, pair):
     assert reader.read(ours) == ([b"later"], False)
 
 
+@pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("size", [1, 60_000])
+def test_a_read_tells_whether_it_has_emptied_the_socket(helper, pair, size, descriptors):
+    """It is empty after less than was asked for; a full batch, and the end, leave that open."""
+    ours, theirs = pair
+    reader = helper.PacketReader(65_536, descriptors=descriptors)
+    assert not reader.is_empty
+    for most, sent, left in ((3, 0, True), (2, 3, False), (2, 0, True), (2, 2, False), (1, 0, True), (1, 1, False)):
+        for _ in range(sent):
+            theirs.send(b"x" * size)
+        reader.read(ours, most)
+        assert reader.is_empty is left
+    theirs.close()
+    assert reader.read(ours) == ([], True)
+    assert not reader.is_empty
+
+
 @pytest.mark.parametrize("blocking", [True, False])
 def test_read_never_waits(helper, pair, blocking):
     """A read does not wait, even on a blocking socket."""
