@@ -25,8 +25,9 @@ limit                       what happens at it
                             one step. It expands again as the rate allows. One user can cause this.
 `limit`, `max_bytes`        It collapses as well if it asks for about that many patterns, or bytes of them. It expands
                             when half of the limit is enough.
-a refusal                   A pattern that the other side does not allow covers nothing. If it is a listed one, those
-                            under it are asked for up to the limit while the interest is collapsed.
+a refusal                   A pattern that the other side does not allow covers nothing, and is asked for again after
+                            `RETRY` seconds, if it is still needed. If it is a listed one, those under it are asked for
+                            up to the limit while the interest is collapsed.
 `delay` seconds             A pattern that has not been needed for that time is given up, so a client that reconnects
                             costs nothing.
 ==========================  ===========================================================================================
@@ -34,6 +35,7 @@ a refusal                   A pattern that the other side does not allow covers 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -43,10 +45,12 @@ from sbus.errors import UsageError
 from sbus.link.covering import CoverIndex
 from sbus.protocol.patterns import Shape, intersect, pattern_cost, shape
 
-__all__ = ["CONSIDERED", "DELAY", "LIMIT", "MAX_BYTES", "NOTED", "RATE", "Change", "Interest"]
+__all__ = ["CONSIDERED", "DELAY", "LIMIT", "MAX_BYTES", "NOTED", "RATE", "RETRY", "Change", "Interest"]
 
 DELAY = 2.0
 """Seconds after which a pattern that is needed no longer is given up."""
+RETRY = 60.0
+"""Seconds after which a refused pattern is asked for again: the other side may have a new policy by then."""
 RATE = 1000
 """Changes a second at most."""
 LIMIT = 8192
@@ -61,7 +65,7 @@ The thread may be that of a bus, and what is wanted is anybody's choice."""
 NOTED = 64
 """The maximal number of noted patterns that one call of `Interest.changes` counts: mostly 2 ms."""
 _SORTED = 1024
-"""Patterns at most that are put into the best order when a wide one ends: that takes longer than to find them."""
+"""Patterns at most that are put into the best order before they are considered: that takes longer than to find them."""
 _BURST = 10
 """The part of a second's changes that may come at once is one in this many."""
 
@@ -122,7 +126,9 @@ class Interest:
         self._leaving: dict[Shape, None] = {}
         self._new: dict[Shape, int] = {}
         self._again: dict[Shape, None] = {}
-        self._refused: set[Shape] = set()
+        self._refused: dict[Shape, float] = {}
+        self._unchecked: list[Shape] = []
+        self._is_unsure = False
         self._number = 0
         self._noted: deque[tuple[bool, bytes, int]] = deque()
 
@@ -224,6 +230,7 @@ class Interest:
         self._new.clear()
         self._again.clear()
         self._refused.clear()
+        self._forget_checks()
         changes: list[Change] = []
         for needed in sorted(self._needed, key=_widest_first):
             self._consider(needed, now, changes)
@@ -232,7 +239,7 @@ class Interest:
     def refuse(self, pattern: bytes, now: float) -> None:
         """Note that the other side does not allow a pattern.
 
-        It then covers no others. It is not asked for again before `restart`, or before it has been unneeded.
+        It then covers no others, and is not asked for again for a while: anybody may want it again and again.
         """
         refused = shape(pattern, self._separator)
         if refused is None or (refused not in self._asked and refused not in self._leaving):
@@ -241,14 +248,10 @@ class Interest:
         self._leaving.pop(refused, None)
         self._dooms.pop(refused, None)
         self._bytes -= self._cost(refused)
-        if refused in self._needed:
-            self._refused.add(refused)
-        self._ask_again(self._needed.covered_by(refused))
-
-    def _ask_again(self, shapes: Iterable[Shape]) -> None:
-        """Ask for patterns that are needed and may not be asked for."""
-        missing = [each for each in shapes if each not in self._asked and each not in self._refused]
-        self._again.update(dict.fromkeys(sorted(missing, key=_widest_first)))
+        self._refused[refused] = now
+        if len(self._refused) > self._limit:
+            del self._refused[next(iter(self._refused))]
+        self._is_unsure = True
 
     def lower_limit(self) -> None:
         """Ask for fewer patterns from now on: the other side has refused as many as it has been asked for.
@@ -263,12 +266,13 @@ class Interest:
         """Return the time at which `changes` has something to return; None for never."""
         if self._noted:
             return now
-        if self._new or self._again or self._leaving:
+        if self._new or self._again or self._leaving or self._unchecked or self._is_unsure:
             first = now
-        elif self._dooms:
-            first = next(iter(self._dooms.values()))
         else:
-            return None
+            doomed, refused = next(iter(self._dooms.values()), math.inf), next(iter(self._refused.values()), math.inf)
+            first = min(doomed, refused + RETRY)
+            if first == math.inf:
+                return None
         self._refill(now)
         return max(first, now + max(0.0, 1 - self._tokens) / self._rate)
 
@@ -298,7 +302,9 @@ class Interest:
                 self._bytes -= self._cost(asked)
                 changes.append(Change(False, asked.pattern(self._separator)))
             elif not self._expire(now, changes):
-                break
+                if not self._check(now, changes):
+                    break
+                in_vain += len(changes) == done
             self._tokens -= len(changes) - done
         if self._tokens < 1 and len(self._new) > self._most_new:
             done = len(changes)
@@ -318,6 +324,26 @@ class Interest:
                 self._give_up_covered(needed, now)
         elif self._asked.cover_of(needed) is None:
             self._ask(needed, now, changes)
+
+    def _check(self, now: float, changes: list[Change]) -> bool:
+        """Consider one needed pattern of those that a refusal may have left uncovered; return whether there was one."""
+        if not self._unchecked:
+            while self._refused and next(iter(self._refused.values())) + RETRY <= now:
+                del self._refused[next(iter(self._refused))]
+                self._is_unsure = True
+            if not self._is_unsure:
+                return False
+            self._is_unsure = False
+            self._unchecked = list(self._needed)
+            if len(self._unchecked) <= _SORTED:
+                self._unchecked.sort(key=_widest_first, reverse=True)
+        if self._unchecked:
+            self._consider(self._unchecked.pop(), now, changes)
+        return True
+
+    def _forget_checks(self) -> None:
+        self._unchecked.clear()
+        self._is_unsure = False
 
     def _ask(self, needed: Shape, now: float, changes: list[Change]) -> None:
         if needed in self._leaving:
@@ -371,6 +397,7 @@ class Interest:
             self._consider(each, now, changes)
         self._new.clear()  # all are covered now, or under a refused one, and wait until this expands
         self._again.clear()
+        self._forget_checks()
 
     def _maybe_expand(self, now: float) -> None:
         if not self.is_collapsed or self._noted:
@@ -386,8 +413,7 @@ class Interest:
         self.is_collapsed = False
         for each in self._listed:
             self._uncount(each, now)
-        if is_refused:
-            self._ask_again(each for each in self._needed if self._asked.cover_of(each) is None)
+        self._is_unsure = self._is_unsure or is_refused
 
     # --- counting ----------------------------------------------------------------------------
 
@@ -412,7 +438,6 @@ class Interest:
             del self._counts[needed]
             self._needed.discard(needed)
             self._needed_bytes -= self._cost(needed)
-            self._refused.discard(needed)
             if needed in self._asked:
                 self._dooms.setdefault(needed, now + self._delay)
 

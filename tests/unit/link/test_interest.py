@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import UsageError
-from sbus.link.interest import CONSIDERED, NOTED, Change, Interest
+from sbus.link.interest import CONSIDERED, NOTED, RETRY, Change, Interest
 from sbus.protocol.keys import matches_open
 from sbus.protocol.patterns import covers, shape
 from tests.support.examples import examples
@@ -435,7 +435,9 @@ def test_a_change_that_was_noted_comes_before_one_that_is_applied():
 @settings(max_examples=examples(500))
 @given(LISTS, STEPS, st.sampled_from([3, 1000]), st.sampled_from([5.0, 1000.0]), st.frozensets(st.sampled_from(KEYS)))
 def test_a_refused_pattern_takes_no_other_along(listed, steps, limit, rate, closed):
-    """The other side refuses each pattern that a closed key matches: all other patterns are asked for nevertheless."""
+    """The other side refuses each pattern that a closed key matches: all other patterns are asked for nevertheless, and
+    those that it has refused as well, once it allows them.
+    """
     interest, other = Interest(listed, limit=limit, delay=2.0, rate=rate), OtherSide()
     wanted: list[bytes] = []
     now = 0.0
@@ -464,7 +466,7 @@ def test_a_refused_pattern_takes_no_other_along(listed, steps, limit, rate, clos
         follow(interest.changes(now))
         assert sorted(interest.asked) == sorted(other.patterns)
     last = now + 1000
-    while (due := interest.due(now)) is not None:
+    while (due := interest.due(now)) is not None and due < now + RETRY / 2:
         now = max(now, due) + 1e-6
         assert now < last
         follow(interest.changes(now))
@@ -472,12 +474,16 @@ def test_a_refused_pattern_takes_no_other_along(listed, steps, limit, rate, clos
     if limit == 1000:
         crossing = {each.pattern(b"/") for pattern in wanted for each in interest._crossing(pattern)}
         assert other.keys() == keys_of([each for each in crossing if not keys_of([each]) & closed])
+    settle(interest, other, now + RETRY)
+    assert not interest._refused
+    if limit == 1000:
+        assert other.keys() == keys_of(crossing)
+    now += 2 * RETRY
     for pattern in wanted:
         interest.remove(pattern, now)
     settle(interest, other, now)
     assert not other.patterns
     assert not interest._bytes
-    assert not interest._refused
 
 
 def test_a_refused_pattern_is_not_asked_for_again():
@@ -505,8 +511,7 @@ def test_a_refused_listed_pattern_starves_nobody_for_good():
     many = [b"x/%d" % number for number in range(5)]
     for pattern in many:
         interest.add(pattern)
-    assert [change.pattern for change in interest.changes(1.0)] == [*many[:4], b"x/", b"y/"]
-    interest.refuse(b"x/", 1.0)
+    assert [change.pattern for change in interest.changes(1.0)] == [*many[:4], b"y/"]
     for pattern in (b"x/mine", b"y/mine"):
         interest.add(pattern)
     assert interest.changes(2.0) == []
@@ -519,21 +524,66 @@ def test_a_refused_listed_pattern_starves_nobody_for_good():
     assert sorted(interest.asked) == [b"x/mine", b"y/mine"]
 
 
-def test_a_refused_pattern_is_asked_for_when_it_is_needed_again():
-    """Once all its subscribers have left, the next one finds out whether it is allowed now; so does a late refusal."""
-    interest = Interest([b"a/"])
-    for at in (0.0, 10.0):
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_refused_pattern_is_asked_for_again_after_a_minute(is_late):
+    """Not before, though its subscribers come and go; also if it was given up before the refusal came."""
+    interest = Interest([b"a/"], delay=1.0)
+    interest.add(b"a/")
+    assert interest.changes(0.0) == [Change(True, b"a/")]
+    if is_late:
+        interest.remove(b"a/", 0.0)
+    interest.refuse(b"a/", 1.0)
+    for at in range(2, 60):
         interest.add(b"a/")
-        assert interest.changes(at) == [Change(True, b"a/")]
-        interest.refuse(b"a/", at)
-        interest.remove(b"a/", at + 1)
-        assert interest.changes(at + 5) == []
+        assert interest.changes(float(at)) == []
+        interest.remove(b"a/", float(at))
+        assert interest.changes(float(at)) == []
     interest.add(b"a/")
-    interest.changes(20.0)
-    interest.remove(b"a/", 20.0)
-    interest.refuse(b"a/", 20.1)
-    interest.add(b"a/")
-    assert interest.changes(30.0) == [Change(True, b"a/")]
+    assert interest.changes(60.0) == []
+    assert interest.due(60.0) == 1.0 + RETRY
+    assert interest.changes(1.0 + RETRY) == [Change(True, b"a/")]
+
+
+def test_what_a_refusal_costs():
+    """No walk through all that is needed, however many wide patterns are refused: that is one pass at a time."""
+    interest = Interest([b""], limit=5_000, delay=1e6)
+    for number in range(1_000):
+        interest.add(b"x/y/%d" % number)
+    assert len(interest.restart(0.0)) == 1_000
+    wide = [b"*/*/%d" % number for number in range(500)]
+    for pattern in wide:
+        interest.add(pattern)
+    asked = [change.pattern for at in range(10) for change in interest.changes(float(at))]
+    assert sorted(asked) == sorted(wide)
+    looks = 0
+    consider = interest._consider
+
+    def count(*args):
+        nonlocal looks
+        looks += 1
+        return consider(*args)
+
+    interest._consider = count
+    for pattern in wide:
+        interest.refuse(pattern, 10.0)
+        interest.changes(10.0)
+    assert looks <= CONSIDERED * len(wide)
+    while interest.due(10.0) == 10.0:
+        interest.changes(10.0)
+    assert looks <= CONSIDERED * len(wide) + 2 * len(interest._needed)
+
+
+def test_how_many_refused_patterns_are_remembered():
+    """As many as may be asked for: the oldest one is asked for again before its time."""
+    interest = Interest([b""], limit=3)
+    for number in range(4):
+        interest.add(b"%d" % number)
+        assert interest.changes(0.0) == [Change(True, b"%d" % number)]
+        interest.refuse(b"%d" % number, 0.0)
+        interest.remove(b"%d" % number, 0.0)
+    for number in range(4):
+        interest.add(b"%d" % number)
+        assert interest.changes(1.0) == ([Change(True, b"0")] if not number else [])
 
 
 def test_with_the_only_listed_pattern_refused():
