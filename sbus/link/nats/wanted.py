@@ -1,15 +1,14 @@
 """What a bridge asks NATS for: from the patterns of the bus's clients to subscriptions on a connection.
 
 The bus lists the open patterns of its clients, and reports each change (``interest/patterns``). `sbus.link.interest`
-decides which patterns to ask for; several of these may have one subject on NATS, so subjects are counted. A connection
-that is new subscribes to all of them; after that only what changes is done, in the order of the changes.
+decides which patterns to ask for; several of these may have one subject on NATS. A connection that is new subscribes to
+all of them; after that only what changes is done, in the order of the changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
@@ -39,7 +38,7 @@ class Wanted:
         self._interest_changed = asyncio.Event()
         self._listing: dict[bytes, None] | None = {}  # patterns of a list that is not complete
         self._has_list = asyncio.Event()
-        self._names: Counter[str] = Counter()  # the subjects to subscribe to, with their patterns counted
+        self._names: dict[str, set[bytes]] = {}  # the subjects to subscribe to, with their patterns
         self._subscriptions: dict[str, Subscription] = {}  # on the present connection
         self._changed: dict[str, None] = {}  # subjects for which the two may differ
         self._subscribing = asyncio.Lock()
@@ -124,7 +123,8 @@ class Wanted:
             incoming.gave_up(pattern)
         name = pattern_subject(self._settings.realm, pattern)
         if name is not None:
-            self._names[name] += 1 if is_new else -1
+            patterns = self._names.setdefault(name, set())
+            (patterns.add if is_new else patterns.discard)(pattern)
             self._changed.pop(name, None)
             self._changed[name] = None
 
@@ -143,6 +143,17 @@ class Wanted:
                 after=len(after),
                 before=len(before),
             )
+
+    def refused(self, incoming: Incoming, name: str) -> None:
+        """Do without the patterns of a subject, for a while: NATS does not permit it.
+
+        :param name: the subject in lower case, as the library reports it; others in another case share its fate.
+        """
+        for patterns in [self._names[each] for each in self._names if each.lower() == name]:
+            for pattern in list(patterns):
+                self._interest.refuse(pattern, time.monotonic())
+                self._change(incoming, False, pattern)
+        self._interest_changed.set()
 
     async def connected(self, connection: Connection) -> None:
         """Make all subscriptions on a new connection, and follow there from now on."""
@@ -163,8 +174,8 @@ class Wanted:
                 name = next(iter(self._changed))
                 del self._changed[name]
                 try:
-                    if self._names[name] <= 0:
-                        del self._names[name]
+                    if not self._names.get(name):
+                        self._names.pop(name, None)
                         if name in self._subscriptions:
                             await self._subscriptions.pop(name).unsubscribe()
                     elif name not in self._subscriptions:

@@ -200,7 +200,7 @@ def test_time_out_holds_while_others_get_messages(client: blocking.Bus, monkeypa
 
 
 def test_no_read_is_in_vain(client: blocking.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a read that has emptied the socket, a client waits before it reads again: a vain read costs as a good one."""
+    """After a read that has emptied the socket, a client waits before it reads again."""
     sub = client.subscribe("key")
     client.fence()
     reader, reads = client._reader, []

@@ -478,14 +478,37 @@ def test_nats_that_permits_few_subscriptions(directory: Path, spawn: Spawn) -> N
     server.wait_subscriptions("sbus a", pattern_subject("sbus", b"x/"), exactly=True)
     bridge.wait_log("NATS permits fewer subscriptions")
 
-    async def publish() -> None:
-        client = await nats.connect(server.url)
-        headers = {"Sbus-Origin": "0" * 32 + " other", "Sbus-Seq": "1.1"}
-        await client.publish(subject("sbus", b"x/good"), b"MSG x/good\0hello", headers=headers)
-        await client.close()
-
-    asyncio.run(publish())
+    asyncio.run(_publish(server.url, b"x/good"))
     assert good.receive(1) == [b"MSG x/good\0hello"]
+
+
+async def _publish(url: str, key: bytes) -> None:
+    """Publish a message as the bridge of another host does."""
+    client = await nats.connect(url)
+    headers = {"Sbus-Origin": "0" * 32 + " other", "Sbus-Seq": "1.1"}
+    await client.publish(subject("sbus", key), b"MSG %b\0hello" % key, headers=headers)
+    await client.close()
+
+
+def test_a_pattern_that_nats_does_not_permit_takes_no_other_along(directory: Path, spawn: Spawn) -> None:
+    """A client that wants more than the bridge's user may subscribe to takes nothing from those that want less."""
+    (directory / "nats.conf").write_text(
+        "authorization { users: [\n"
+        '    { user: me, password: s3cret, permissions: { publish: "sbus.>", subscribe: "sbus.X.good" } }\n'
+        "    { user: other, password: s3cret }\n"
+        "] }\n"
+    )
+    (directory / "password").write_text("s3cret")
+    server = spawn(NatsServer, directory, "-c", str(directory / "nats.conf")).wait_started()
+    bus = spawn(Bus, directory).wait_started()
+    login = ("--user=me", f"--password-file={directory}/password")
+    bridge = spawn(Bridge, directory, bus.address, "a", server.url, "--out=", "--in=", *login).wait_joined()
+    bus.client(b"X/")
+    bridge.wait_log('permissions violation for subscription to "sbus.x.>"')
+    good = bus.client(b"X/good")
+    server.wait_subscriptions("sbus a", subject("sbus", b"X/good"), exactly=True)
+    asyncio.run(_publish(server.url.replace("://", "://other:s3cret@"), b"X/good"))
+    assert good.receive(1) == [b"MSG X/good\0hello"]
 
 
 def test_what_nats_does_not_permit_is_counted(directory: Path, spawn: Spawn) -> None:
