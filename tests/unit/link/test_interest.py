@@ -544,7 +544,7 @@ def test_a_refused_pattern_is_asked_for_again_after_a_minute(is_late):
     assert interest.changes(1.0 + RETRY) == [Change(True, b"a/")]
 
 
-def test_what_a_refusal_costs():
+def test_what_a_refusal_costs(monkeypatch):
     """No walk through all that is needed, however many wide patterns are refused: that is one pass at a time."""
     interest = Interest([b""], limit=5_000, delay=1e6)
     for number in range(1_000):
@@ -563,7 +563,7 @@ def test_what_a_refusal_costs():
         looks += 1
         return consider(*args)
 
-    interest._consider = count
+    monkeypatch.setattr(interest, "_consider", count)
     for pattern in wide:
         interest.refuse(pattern, 10.0)
         interest.changes(10.0)
