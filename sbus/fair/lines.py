@@ -165,7 +165,7 @@ class Lines:
     def has_room(self, account: Hashable, work: int, size: int, after_gap: bool = False) -> bool:
         """Return whether a publisher's user may add to the mail.
 
-        :param account: the owner of the part to charge: that user's lines, or an author that a link has named; None for
+        :param account: the owner of the part to charge: that user's UID, or an author that a link has named; None for
             the program around the bus, whose mail is bounded only in bytes.
         :param work: nanoseconds that the messages will take.
         :param size: their bytes.

@@ -571,6 +571,27 @@ def test_authors_with_one_owner_share_one_part():
     assert link.protocol.signature.notice == b"CMSG sender\x008 !/cred/1/0/7/!/cred/1/8/9"
 
 
+def test_a_user_who_has_left_and_comes_back_still_pays_for_its_mail():
+    """A user without connections is forgotten while its messages wait in another user's mail: they count as before (I9).
+
+    Each time, it would have had a part of its own, of which the first messages may be of any size.
+    """
+    bus = HandTurnedBus(20_000)
+    readers, publisher = readers_of(bus), None
+    lines, users = lines_of(bus), bus.registry.users
+    bus.use_up(readers[0], 400_000)
+    for _ in range(5):
+        publisher = bus.connect(uid=PUBLISHER)
+        publisher.send(*[b"MSG k\0" + bytes(100_000)] * 64)
+        publisher.transport.hang_up()
+        bus.settle()
+        while PUBLISHER in users._users:
+            bus.registry.scheduler.press()
+            bus.turn()
+        assert len(lines._shares) == 1
+    assert lines.bytes == 64 * 100_006
+
+
 def test_a_lone_publisher_has_half_of_the_time():
     """Mail of one publisher's user is estimated to take half of `MAIL_NS` at most (I9)."""
     bus = Bus()
