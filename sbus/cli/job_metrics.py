@@ -13,8 +13,8 @@ from sbus.errors import SbusError
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from sbus.daemon.metrics_file import MetricsFile
     from sbus.lake.job import ArchiveJob
-    from sbus.metrics_file import MetricsFile
 
 __all__ = ["ArchiveMetrics", "JobMetrics"]
 
@@ -53,7 +53,7 @@ class JobMetrics:
     def figures(self, ok: bool, seconds: float) -> list[Metric]:
         """Return the figures of a run that has ended just now, well or not, after some seconds."""
 
-        from sbus.metrics_file import gauge
+        from sbus.daemon.metrics_file import gauge
 
         def figure(name: str, text: str, value: float) -> Metric:
             return gauge(f"sbus_job_{name}", text, {self._job: value}, "job")
@@ -93,7 +93,7 @@ class ArchiveMetrics:
 
     def figures(self, archive: ArchiveJob | None, *, is_up: bool) -> list[Metric]:
         """Return the figures; see `update`."""
-        from sbus.metrics_file import counter, gauge
+        from sbus.daemon.metrics_file import counter, gauge
 
         lag = -1
         rows = batches = lost = compactions = failures = 0
@@ -143,7 +143,7 @@ class ArchiveMetrics:
 def _open(path: str | None, labels: Mapping[str, str]) -> MetricsFile | None:
     if path is None:
         return None
-    from sbus.metrics_file import MetricsFile  # imports prometheus_client, which takes as long as a short job
+    from sbus.daemon.metrics_file import MetricsFile  # imports prometheus_client, which takes as long as a short job
 
     return MetricsFile(path, labels)
 

@@ -9,8 +9,8 @@ from prometheus_client.core import Metric
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
+from sbus.daemon.metrics_file import MetricsFile
 from sbus.daemon.service import Service
-from sbus.metrics_file import MetricsFile
 
 __all__ = ["INTERVAL", "MetricsWriter"]
 

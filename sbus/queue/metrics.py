@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import Metric
 
-from sbus.metrics_file import counter, gauge
+from sbus.daemon.metrics_file import counter, gauge
 from sbus.queue.jobs import STATES
 from sbus.queue.service import QueueService
 

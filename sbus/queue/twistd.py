@@ -122,7 +122,7 @@ class Options(CommandLine):
         if twice := {name for name in names if names.count(name) > 1}:
             raise UsageError(f"--queue={twice.pop()} is given twice: give each queue a name of its own")
         if self["metrics-file"] is not None:
-            from sbus.metrics_file import MetricsFile
+            from sbus.daemon.metrics_file import MetricsFile
 
             self["metrics-file"] = MetricsFile(self["metrics-file"], {"bus": self["socket"]})
 

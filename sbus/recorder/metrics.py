@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from sbus.daemon.metrics import MetricsWriter
-from sbus.metrics_file import MetricsFile, counter, gauge
+from sbus.daemon.metrics_file import MetricsFile, counter, gauge
 from sbus.recorder.service import RecorderService
 
 __all__ = ["families", "writer"]

@@ -210,7 +210,7 @@ class Options(CommandLine):
         if not self["journal"]:
             raise UsageError("no journal: give its directory with --journal=DIRECTORY")
         if self["metrics-file"] is not None:
-            from sbus.metrics_file import MetricsFile
+            from sbus.daemon.metrics_file import MetricsFile
 
             self["metrics-file"] = MetricsFile(self["metrics-file"]).path
         self["socket"] = check_address(find_address(self["socket"]))

@@ -33,6 +33,7 @@ from twisted.logger import Logger
 from sbus.client.aio import Bus, Subscription, connect
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
+from sbus.daemon.metrics_file import MetricsFile
 from sbus.errors import Closed, CloseReason, ConnectionLost, Disconnected, SbusError, TimedOut
 from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
 from sbus.link.nats.counters import LOSSES, LOST_IN, LOST_OUT, Counters
@@ -43,7 +44,6 @@ from sbus.link.nats.sequence import Numbering
 from sbus.link.nats.settings import Settings
 from sbus.link.nats.state import State
 from sbus.link.nats.wanted import Wanted
-from sbus.metrics_file import MetricsFile
 from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS, LINK_DOWN, LINK_LOST, LINK_PATH, LINK_UP
 from sbus.protocol.explain import hints
 from sbus.protocol.packets import CMSG, UNSUB, build

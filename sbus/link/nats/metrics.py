@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from sbus.daemon.metrics_file import counter, gauge
 from sbus.link.nats.counters import Counters
-from sbus.metrics_file import counter, gauge
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

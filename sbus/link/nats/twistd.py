@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from sbus.client.connecting import SOCKET_OPTION, check_address, find_address
+from sbus.daemon.metrics_file import MetricsFile
 from sbus.daemon.options import CommandLine, duration, size
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService, Service
@@ -22,7 +23,6 @@ from sbus.distribution import needs
 from sbus.errors import SbusError, UsageError
 from sbus.link.nats.settings import Login, Settings
 from sbus.link.nats.state import State, state_path
-from sbus.metrics_file import MetricsFile
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.syscalls.addresses import absolute, parse
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from prometheus_client.core import InfoMetricFamily, Metric
 
 from sbus.admin.pages import Pieces
-from sbus.metrics_file import counter, gauge, text_of
+from sbus.daemon.metrics_file import counter, gauge, text_of
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.counters import word_of
 from sbus.server.ops.admin_status import STEP, largest_queue, started_at

@@ -75,7 +75,7 @@ def recorded() -> Samples:
     class Recorder:
         counters = Counters(rows=100, synced_at=NOW - 30)
 
-    from sbus.metrics_file import text_of
+    from sbus.daemon.metrics_file import text_of
 
     found |= samples("".join(map(text_of, families(cast(RecorderService, Recorder())))))
     queue = SimpleNamespace(settings=SimpleNamespace(name="jobs"), problem="", jobs=JobQueue(Settings()))

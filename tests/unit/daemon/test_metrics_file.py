@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sbus.cli.job_metrics import JobMetrics
+from sbus.daemon.metrics_file import MetricsFile, counter, gauge
 from sbus.errors import UsageError
-from sbus.metrics_file import MetricsFile, counter, gauge
 from tests.support.disks import filled, mounted
 
 

@@ -572,7 +572,7 @@ def test_authors_with_one_owner_share_one_part():
 
 
 def test_a_user_who_has_left_and_comes_back_still_pays_for_its_mail():
-    """A user without connections is forgotten while its messages wait in another user's mail: they count as before (I9).
+    """A user without connections is forgotten while its messages wait in another's mail: they count as before (I9).
 
     Each time, it would have had a part of its own, of which the first messages may be of any size.
     """
