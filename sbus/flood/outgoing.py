@@ -83,7 +83,7 @@ class OutgoingQueue:
     :ivar conflated: messages that newer ones of their keys have replaced.
     :ivar price: bytes of memory that a packet takes in the backlog besides its own.
     :ivar head: the receipt in front of everything else, if there is one: no message may go past the queue then.
-    :ivar watch: called with the packets that were sent, if it is not None.
+    :ivar on_sent: called with the packets that were sent, if it is not None.
     """
 
     __slots__ = (

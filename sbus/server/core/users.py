@@ -28,7 +28,7 @@ RECORDER = -1
 LINK = -2
 """The UID of the user that the link of a bus to its master is, at that bus."""
 _MAIL_PART = 32
-"""The mail of one user takes this part (one over it) of the memory that the user may take."""
+"""The mail of one user takes this part (one over it) of the memory that the user may take (row ``max-packets``)."""
 SERVICES = -3
 """The UID of the user that all other links, bridges, recorders and monitors of root and the server's user are."""
 
