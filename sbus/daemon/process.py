@@ -23,6 +23,7 @@ from sbus.daemon.service import Service
 from sbus.errors import UsageError
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import Multiplexer
+from sbus.syscalls.descriptors import raise_limit
 
 __all__ = ["Process"]
 
@@ -77,13 +78,14 @@ class Process(Service):
         self.reload: Callable[[], object] = self._has_nothing_to_reload
 
     def privilegedStartService(self) -> None:
-        """Write the pid file while the process may still be root.
+        """Write the pid file while the process may still be root, and raise the limit of descriptors.
 
         :raises SystemExit: if it cannot be written.
         """
         from twisted.internet import reactor
 
         super().privilegedStartService()
+        raise_limit()
         if self._pid_file is None:
             return
         try:

@@ -37,6 +37,7 @@ another, either way (it saves 1 µs of 17, and needs private parts of Twisted).
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from collections import deque
@@ -74,6 +75,8 @@ _DEFERRED_ROUNDS: Final = range(4)
 """Rounds of deferred calls in one pass at most; a deferred call can defer another one."""
 _SLICE = 0.001
 """Seconds, about, for closing connections in one turn of the reactor, and for new attempts in `RETRY` seconds."""
+_WARN_INTERVAL = 60.0
+"""Seconds between two warnings: there may be a cause for one in each pass."""
 RETRY: Final = 0.05
 """Seconds until the next attempt to send or to read, after the kernel had no memory."""
 
@@ -132,6 +135,7 @@ class Multiplexer:
         self._epoll: select.epoll | None = None
         self._handlers: dict[int, Handler] = {}
         self._suspended: set[int] = set()  # those that have left the epoll set
+        self._warn_at = -math.inf
         self._changes: select.epoll | None = None  # within the other epoll set; see `watch_reads`
         self._watched: set[int] = set()
         self._deferred: _Calls = []
@@ -234,6 +238,13 @@ class Multiplexer:
         if fd in self._watched and self._changes is not None:
             self._watched.remove(fd)
             self._unregister(self._changes, fd)
+
+    def warn_rarely(self, text: str) -> None:
+        """Log a warning, at most once in `_WARN_INTERVAL` seconds."""
+        now = time.monotonic()
+        if now >= self._warn_at:
+            self._warn_at = now + _WARN_INTERVAL
+            self._log.warn("{text}", text=text)
 
     def _unregister(self, epoll: select.epoll, fd: int) -> None:
         try:

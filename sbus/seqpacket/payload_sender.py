@@ -54,6 +54,11 @@ MOST_ENDED = USER_MOST // MOST
 """Connections of one user that have ended with descriptors unread. With that many, its new ones get no descriptors:
 else root, whom no limit of connections stops, could have any number of them."""
 
+_FEW_DESCRIPTORS = (
+    f"fewer than {MOST_PASSED} descriptors are free: clients that take large messages are not read until there are more; "
+    "raise LimitNOFILE (ulimit -n), or have fewer clients"
+)
+
 
 def may_join(share: PayloadShare) -> bool:
     """Return whether one more connection of a user may have descriptors.
@@ -198,7 +203,10 @@ class PayloadSender:
         receive_from(self.share)
         if not self.is_kept:
             return WITH_DESCRIPTORS
-        return room_for(WITH_DESCRIPTORS * MOST_PASSED, self._sock.fileno()) // MOST_PASSED
+        room = room_for(WITH_DESCRIPTORS * MOST_PASSED, self._sock.fileno()) // MOST_PASSED
+        if not room:
+            self._multiplexer.warn_rarely(_FEW_DESCRIPTORS)
+        return room
 
     def close(self, limit: int) -> None:
         """Close the socket; one that is kept, once its peer has read its descriptors.

@@ -13,7 +13,15 @@ import os
 import resource
 import sys
 
-__all__ = ["above_standard", "descriptor_limit", "fill_standard", "open_descriptors", "room_for", "to_null"]
+__all__ = [
+    "above_standard",
+    "descriptor_limit",
+    "fill_standard",
+    "open_descriptors",
+    "raise_limit",
+    "room_for",
+    "to_null",
+]
 
 _DIRECTORY = "/proc/self/fd"
 _HIGH = 16_384
@@ -37,6 +45,15 @@ def descriptor_limit() -> int:
     """Return the number of descriptors that this process may have (RLIMIT_NOFILE, getrlimit(2))."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit
+
+
+def raise_limit() -> None:
+    """Have as many descriptors as the process may give itself: the hard limit (getrlimit(2)).
+
+    The soft limit, 1,024 as a rule, is there for programs that use select(2).
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def room_for(count: int, descriptor: int) -> int:

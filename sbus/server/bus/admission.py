@@ -13,8 +13,9 @@ rate           Each user has a bucket of connections (`sbus.server.bus.buckets`)
                (``--user-accepts``), with five seconds' worth; a connection that finds it empty is refused.
 one user       its clients (``--user-clients``); by default 256, as each client is a place, and a receiver of
                what it subscribes to: thousands cost everybody else
-reserves       The last 64 places and the last 64 descriptors (a quarter, if that is less) are for users without a
-               connection. A newcomer is refused only when 64 users have taken the reserve, with one connection each.
+reserves       The last 64 places and the last 317 descriptors (a quarter, if that is less) are for users without a
+               connection. A newcomer is refused only when 64 users have taken the reserve, with one connection each;
+               253 descriptors are left then, without which no packet with descriptors is read.
 =============  ========================================================================================================
 
 To accept and close a connection costs about 15 µs. To leave it in the backlog would lock everybody out: the kernel
@@ -44,23 +45,27 @@ from sbus.server.bus.buckets import Buckets
 from sbus.server.core.limits import Limits
 from sbus.server.core.users import Users, is_exempt
 from sbus.syscalls.descriptors import descriptor_limit, open_descriptors
+from sbus.syscalls.sockets import MOST_PASSED
 
-__all__ = ["BURST_SECONDS", "RESERVE", "AcceptRates", "Admission", "reserve"]
+__all__ = ["BURST_SECONDS", "DESCRIPTOR_RESERVE", "RESERVE", "AcceptRates", "Admission", "reserve"]
 
 RESERVE = 64
-"""Clients, and descriptors, that are kept for users without a connection."""
+"""Clients that are kept for users without a connection."""
+DESCRIPTOR_RESERVE = RESERVE + MOST_PASSED
+"""Descriptors that are kept for these users, and for those that come with one packet: with fewer, all clients that take
+large messages would wait."""
 BURST_SECONDS = 5
 """Seconds' worth of connections that a user who has not connected for a while may make at once."""
 
 _LOOK_NEAR, _LOOK_FAR = 1.0, 60.0
 """Seconds between two looks at the open descriptors while the reserve is near, and while it is far."""
-_NEAR = 4 * RESERVE
+_NEAR = 2 * DESCRIPTOR_RESERVE
 """Free descriptors below which the reserve is near."""
 
 
-def reserve(places: int) -> int:
+def reserve(places: int, most: int = RESERVE) -> int:
     """Return how many of these places are kept for users without a connection."""
-    return min(RESERVE, places // 4)
+    return min(most, places // 4)
 
 
 class AcceptRates:
@@ -156,4 +161,4 @@ class Admission:
             self._other_descriptors = max(0, self._count_open() - connections - 1)
             self._look_at, self._look_near_at = now + _LOOK_FAR, now + _LOOK_NEAR
             free = limit - connections - self._other_descriptors
-        return free > reserve(limit)
+        return free > reserve(limit, DESCRIPTOR_RESERVE)

@@ -215,3 +215,14 @@ class TestDescriptors:
         self.starve(started, 10)
         assert any(self.comes_in(started) for _ in range(5))
         assert goes_on(started)
+
+
+def test_the_server_uses_as_many_descriptors_as_it_may(bus):
+    """The soft limit, 1,024 as a rule, is for programs that use select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    try:
+        started = bus()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert resource.prlimit(started.pid, resource.RLIMIT_NOFILE) == (hard, hard)

@@ -266,6 +266,7 @@ def test_a_server_with_few_descriptors_reads_none_for_which_it_has_no_room(bus):
             socket.send_fds(hostile.sock, [b"FMSG k\x000 1"], [*[memfd.fileno()] * 252, ours.fileno()])
             ours.close()
         assert other.sync() == []
+        started.wait_log("fewer than 253 descriptors are free")
         resource.prlimit(started.pid, resource.RLIMIT_NOFILE, limits)
         assert hostile.has_ended()
 

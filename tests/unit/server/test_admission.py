@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbus.errors import CloseReason
-from sbus.server.bus.admission import BURST_SECONDS, RESERVE, AcceptRates, Admission, reserve
+from sbus.server.bus.admission import BURST_SECONDS, DESCRIPTOR_RESERVE, RESERVE, AcceptRates, Admission, reserve
 from sbus.server.core.limits import Limits
 from sbus.server.core.shares import Shares
 from sbus.server.core.users import RECORDER, Users, is_exempt
@@ -194,9 +194,9 @@ def test_the_last_clients():
 
 
 def test_the_last_descriptors():
-    """When only 64 descriptors are left, a user with a client gets no other, and each new user gets one."""
-    door = Door(files=20 + 300 + RESERVE, user_clients=10_000)
-    assert door.connect_often(7, 301) == [None] * 300 + [KEPT]
+    """When only 317 descriptors are left, a user with a client gets no other, and each new user gets one."""
+    door = Door(files=20 + 1_000 + DESCRIPTOR_RESERVE, user_clients=10_000, user_accepts=10_000)
+    assert door.connect_often(7, 1_001) == [None] * 1_000 + [KEPT]
     assert [door.connect(uid) for uid in range(100, 110)] == [None] * 10
     door.leave(7)
     assert door.connect(7) is KEPT
@@ -207,8 +207,8 @@ def test_the_last_descriptors():
 
 def test_descriptors_that_others_take():
     """What the process opens besides is noticed while the reserve is near, and a limit that changes at once."""
-    door = Door(files=20 + 300 + RESERVE, user_clients=10_000)
-    assert door.connect_often(7, 250) == [None] * 250
+    door = Door(files=20 + 1_000 + DESCRIPTOR_RESERVE, user_clients=10_000, user_accepts=10_000)
+    assert door.connect_often(7, 950) == [None] * 950
     door.open += 50
     door.now += 1
     assert door.connect(7) is KEPT
@@ -261,7 +261,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         super().__init__()
         self.door = Door(max_clients=20, user_clients=6, user_clients_of=OF_SOME, user_accepts=2, files=45)
         self.kept = reserve(20)
-        self.kept_files = reserve(45)
+        self.kept_files = reserve(45, DESCRIPTOR_RESERVE)
         self.held: dict[int, int] = {}
         self.fresh = 1000
 
