@@ -66,11 +66,30 @@ class Case(NamedTuple):
 
 CASES = {
     "64k-1": Case("64 KiB 1→1", 64 * _KI, 1),
+    "128k-1": Case("128 KiB 1→1", 128 * _KI, 1),
+    "128k-8": Case("128 KiB 1→8", 128 * _KI, 8),
+    "256k-1": Case("256 KiB 1→1", 256 * _KI, 1),
+    "256k-8": Case("256 KiB 1→8", 256 * _KI, 8),
+    "384k-1": Case("384 KiB 1→1", 384 * _KI, 1),
+    "384k-8": Case("384 KiB 1→8", 384 * _KI, 8),
     "1m-1": Case("1 MiB 1→1", _MI, 1),
     "1m-8": Case("1 MiB 1→8", _MI, 8),
     "camera": Case("camera 30/s 1→3", 1920 * 1080 * 3, 3, 30.0),
 }
-_SPEED = {"64k-1": 10_000, "1m-1": 1_000, "1m-8": 400, "camera": 30}
+"""The cases of the tables, and those that choose `sbus.protocol.packets.LEAST_PAYLOAD`."""
+TABLE = "64k-1,1m-1,1m-8,camera"
+_SPEED = {
+    "64k-1": 10_000,
+    "128k-1": 6_000,
+    "128k-8": 1_500,
+    "256k-1": 4_000,
+    "256k-8": 1_000,
+    "384k-1": 3_000,
+    "384k-8": 700,
+    "1m-1": 1_000,
+    "1m-8": 400,
+    "camera": 30,
+}
 """Messages that make about a second."""
 
 Figures = dict[str, float]
@@ -217,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="about the length of a run")
     parser.add_argument("--only", default=",".join(LIBRARIES), help="libraries, separated by commas")
-    parser.add_argument("--cases", default=",".join(CASES), help="cases, separated by commas")
+    parser.add_argument("--cases", default=TABLE, help="cases, separated by commas [%(default)s]")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write the tables payloads*.inc there")
     options = parser.parse_args(arguments)
     load = os.getloadavg()[0]

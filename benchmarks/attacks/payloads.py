@@ -88,12 +88,14 @@ def _wrong(me: Attacker) -> None:
             _memory() as good,
             _memory(seals=0) as unsealed,
             _memory(seals=fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW) as half_sealed,
+            _memory(seals=fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE) as growing,
             _memory(is_sparse=True) as sparse,
             open(os.devnull, "rb") as device,
         ):
             for packet, descriptors in (
                 (_whole(), [unsealed]),
                 (_whole(), [half_sealed]),
+                (_whole(), [growing]),
                 (_whole(), [sparse]),
                 (_whole(), [device.fileno()]),
                 (_whole(), []),

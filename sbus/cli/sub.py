@@ -100,6 +100,9 @@ def sub(
     With --save, the name of a file is the number of the message and its key, in which every
     byte but letters, digits, '.', '_' and '-' is written as %XX. A file is never overwritten.
     """
+    from sbus.daemon.heap import keep_memory
+
+    keep_memory()
     sender = message_format.wants_sender(sender)
     show = message_format.printer()
     if save is not None and (message_format.json or message_format.raw or message_format.template is not None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -17,6 +16,7 @@ from twisted.internet.interfaces import IReactorCore, IReactorFromThreads, IReac
 from twisted.logger import Logger
 
 from sbus.daemon.garbage import collect_less
+from sbus.daemon.heap import keep_memory
 from sbus.daemon.notify import Notifier
 from sbus.daemon.pid_file import PidFile
 from sbus.daemon.service import Service
@@ -26,25 +26,6 @@ from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.syscalls.descriptors import raise_limit
 
 __all__ = ["Process"]
-
-_KEPT_FREE_BYTES = 16 << 20
-"""Bytes of freed memory that the process keeps for the next batch."""
-_LARGEST_HEAP_BLOCK_BYTES = 1 << 20
-"""Bytes of the largest block that is allocated from the memory it keeps: the longest packet fits."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-
-def _keep_memory() -> None:
-    """Keep freed memory for the next batch instead of returning it to the kernel.
-
-    By default the C library returns what is free at the end of the heap beyond 128 KiB. Each batch of large packets
-    (or bundles) then made the kernel take its pages away and clear them again for the next: most of the server's time.
-    See mallopt(3). C libraries other than glibc lack it.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_HEAP_BLOCK_BYTES)
 
 
 class Process(Service):
@@ -100,7 +81,7 @@ class Process(Service):
         from twisted.internet import reactor
 
         super().startService()
-        _keep_memory()
+        keep_memory()
         Multiplexer.of(cast(Reactor, reactor)).on_fatal = self.fail
         # With Twisted's own handlers the process would end by the signal instead of with status 0.
         reactor.callWhenRunning(self._handle_signals)

@@ -49,7 +49,7 @@ ALONE = 4_000_000
 40 µs. A newcomer waits for one such turn at most, a fifth of the 20 ms that row ``keys`` leaves for a round trip."""
 CROWD = 64
 """Batches of one user, without one of another user between them, after which that user is alone. One client with a
-message under way (row ``many-small-1-1-3900-silent``) sends more often than that, so its neighbours' turns are short."""
+message under way (row ``many-small-1-1-3900-silent``) sends more often, so its neighbours' turns are short."""
 LONGEST_CHARGE = 5_000_000
 """Nanoseconds that one step is charged at most: beside a program that keeps a CPU busy (row ``receipt-flips``), a step
 takes much longer by the clock than it works. Preemption and garbage collections are nobody's."""

@@ -53,9 +53,9 @@ FMSG = b"FMSG"
 """The verb of a message whose payload is in sealed memory, between ends that have agreed on it (``payload/on``)."""
 
 LEAST_PAYLOAD = 256 << 10
-"""Bytes of a payload below which a plain message is cheaper, as the server announces it: at 128 KiB a bus carries twice
-as many of these to one receiver, and as many to eight; at 256 KiB it carries 0.9 and 0.7 times as many (``Case`` of
-benchmarks/payloads)."""
+"""Bytes of a payload below which a plain message is cheaper, as the server announces it. At 256 KiB, a bus carries as
+many sealed ones to one receiver, and 1.3 times as many to eight; at 384 KiB, 1.6 times as many to each (cases
+``256k-1`` to ``384k-8`` of benchmarks/payloads); at 128 KiB, half as many to one."""
 
 DEFAULT_MAX_PACKET = 409_600
 """Default limit for a packet, in bytes: the buffer size of clients of the original server."""

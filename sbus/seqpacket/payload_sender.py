@@ -36,7 +36,7 @@ from sbus.seqpacket.multiplexer import Multiplexer
 from sbus.seqpacket.pacing import WITH_DESCRIPTORS
 from sbus.seqpacket.unread import close, close_when_read
 from sbus.syscalls.batch import BATCH, send_packets
-from sbus.syscalls.descriptors import room_for
+from sbus.syscalls.descriptors import descriptor_limit, room_for
 from sbus.syscalls.memfd import join, receive_from
 from sbus.syscalls.sockets import MOST_PASSED, least_charge, send_with, unread_bytes
 
@@ -50,12 +50,15 @@ USER_MOST = 1024
 else one user with 1,250 connections took all that a server which is not root may have under way. What was sent while
 there were fewer connections stays unread: 256 that come one after another leave 2,348, and 2,537 with 63 more that have
 ended (a connection that has ended counts until its descriptors are read)."""
+_USERS = 4
+"""Users whose receivers may leave that many unread, whatever the limit of open files: the kernel lets a server
+that is not root have as many descriptors under way as it may open."""
 MOST_ENDED = USER_MOST // MOST
 """Connections of one user that have ended with descriptors unread. With that many, its new ones get no descriptors:
 else root, whom no limit of connections stops, could have any number of them."""
 
 _FEW_DESCRIPTORS = (
-    f"fewer than {MOST_PASSED} descriptors are free: clients that take large messages are not read until there are more; "
+    f"fewer than {MOST_PASSED} descriptors are free: clients that take large messages wait for more; "
     "raise LimitNOFILE (ulimit -n), or have fewer clients"
 )
 
@@ -87,6 +90,7 @@ class PayloadSender:
         "_max_packet",
         "_multiplexer",
         "_sock",
+        "_user_most",
         "bundle_limit",
         "is_kept",
         "is_waiting",
@@ -110,6 +114,7 @@ class PayloadSender:
         self.share = PayloadShare() if share is None else share
         self.share.connections += 1
         self._in_flight = 0  # an upper bound
+        self._user_most = min(USER_MOST, descriptor_limit() // _USERS)
         self.is_wanted = True
         self.bundle_limit = 0
         self.is_waiting = False
@@ -178,8 +183,8 @@ class PayloadSender:
         :raises OSError: EMFILE, if the server has no descriptor left to find out, or to wait.
         """
         in_flight = self._in_flight
-        if in_flight and (in_flight >= MOST or (in_flight + 1) * self.share.connections > USER_MOST):
-            most = max(1, min(MOST, USER_MOST // self.share.connections))
+        if in_flight and (in_flight >= MOST or (in_flight + 1) * self.share.connections > self._user_most):
+            most = max(1, min(MOST, self._user_most // self.share.connections))
             unread = min(in_flight, unread_bytes(self._sock) // least_charge())
             # Half: each wait costs several system calls, so it should be worth it.
             if unread > (most // 2 if self.is_waiting else most - 1):

@@ -134,7 +134,7 @@ static int bus_takes_payloads(int bus)
 /* Publish a file as one message: copy it into a memfd, seal that, and send its descriptor. */
 static void bus_publish_file(int bus, const char *key, const char *path)
 {
-	int file = open(path, O_RDONLY | O_CLOEXEC), copy = memfd_create(key, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int file = open(path, O_RDONLY | O_CLOEXEC), copy = memfd_create("client", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	union { char bytes[CMSG_SPACE(sizeof(int))]; struct cmsghdr aligned; } control = {{0}};
 	struct iovec part = {packet, 0};
 	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
