@@ -25,9 +25,9 @@ limit                       what happens at it
                             one step. It expands again as the rate allows. One user can cause this.
 `limit`, `max_bytes`        It collapses as well if it asks for about that many patterns, or bytes of them. It expands
                             when half of the limit is enough.
-a refusal                   A pattern that the other side does not allow covers nothing, and is asked for again after
-                            `RETRY` seconds, if it is still needed. If it is a listed one, those under it are asked for
-                            up to the limit while the interest is collapsed.
+a refusal                   A pattern that the other side does not allow covers nothing. It is asked for again after
+                            `RETRY` seconds or later, one such pattern a second. If it is a listed one, those under it
+                            are asked for up to the limit while the interest is collapsed.
 `delay` seconds             A pattern that has not been needed for that time is given up, so a client that reconnects
                             costs nothing.
 ==========================  ===========================================================================================
@@ -51,6 +51,8 @@ DELAY = 2.0
 """Seconds after which a pattern that is needed no longer is given up."""
 RETRY = 60.0
 """Seconds after which a refused pattern is asked for again: the other side may have a new policy by then."""
+_RETRY_PAUSE = 1.0
+"""Seconds between two such patterns: anybody may want thousands that are refused."""
 RATE = 1000
 """Changes a second at most."""
 LIMIT = 8192
@@ -65,7 +67,7 @@ The thread may be that of a bus, and what is wanted is anybody's choice."""
 NOTED = 64
 """The maximal number of noted patterns that one call of `Interest.changes` counts: mostly 2 ms."""
 _SORTED = 1024
-"""Patterns at most that are put into the best order before they are considered: that takes longer than to find them."""
+"""Patterns at most that are put into the best order when a wide one ends: that takes longer than to find them."""
 _BURST = 10
 """The part of a second's changes that may come at once is one in this many."""
 
@@ -127,6 +129,10 @@ class Interest:
         self._new: dict[Shape, int] = {}
         self._again: dict[Shape, None] = {}
         self._refused: dict[Shape, float] = {}
+        self._cold: dict[Shape, None] = {}
+        self._cold_bytes = 0
+        self._tried: set[Shape] = set()
+        self._retry_at = 0.0
         self._unchecked: list[Shape] = []
         self._is_unsure = False
         self._number = 0
@@ -230,6 +236,9 @@ class Interest:
         self._new.clear()
         self._again.clear()
         self._refused.clear()
+        self._cold.clear()
+        self._cold_bytes = 0
+        self._tried.clear()
         self._forget_checks()
         changes: list[Change] = []
         for needed in sorted(self._needed, key=_widest_first):
@@ -248,10 +257,39 @@ class Interest:
         self._leaving.pop(refused, None)
         self._dooms.pop(refused, None)
         self._bytes -= self._cost(refused)
+        self._tried.discard(refused)
         self._refused[refused] = now
-        if len(self._refused) > self._limit:
-            del self._refused[next(iter(self._refused))]
+        if refused not in self._needed:
+            self._cool(refused)
         self._is_unsure = True
+
+    def _cool(self, refused: Shape) -> None:
+        """Remember a refused pattern that nobody needs, as long as there are not too many of these."""
+        self._cold[refused] = None
+        self._cold_bytes += self._cost(refused)
+        while len(self._cold) > self._limit or self._cold_bytes > self._max_bytes:
+            oldest = next(iter(self._cold))
+            self._warm(oldest)
+            del self._refused[oldest]
+
+    def _warm(self, refused: Shape) -> None:
+        del self._cold[refused]
+        self._cold_bytes -= self._cost(refused)
+
+    def _next_retry(self) -> float:
+        return max(self._retry_at, next(iter(self._refused.values()), math.inf) + RETRY)
+
+    def _retry(self, now: float) -> None:
+        """Have the pattern that was refused first considered again; forget those that nobody needs."""
+        while self._refused and self._next_retry() <= now:
+            first = next(iter(self._refused))
+            del self._refused[first]
+            if first in self._cold:
+                self._warm(first)
+                continue
+            self._retry_at = now + _RETRY_PAUSE
+            self._tried.add(first)
+            self._again[first] = None
 
     def lower_limit(self) -> None:
         """Ask for fewer patterns from now on: the other side has refused as many as it has been asked for.
@@ -269,8 +307,7 @@ class Interest:
         if self._new or self._again or self._leaving or self._unchecked or self._is_unsure:
             first = now
         else:
-            doomed, refused = next(iter(self._dooms.values()), math.inf), next(iter(self._refused.values()), math.inf)
-            first = min(doomed, refused + RETRY)
+            first = min(next(iter(self._dooms.values()), math.inf), self._next_retry())
             if first == math.inf:
                 return None
         self._refill(now)
@@ -279,8 +316,9 @@ class Interest:
     def changes(self, now: float) -> list[Change]:
         """Return what to do now, in order."""
         self._refill(now)
+        self._retry(now)
         changes: list[Change] = []
-        in_vain = 0
+        in_vain = checked = 0
         if self._noted:
             self._count_noted(now, changes)
             self._tokens -= len(changes)
@@ -296,15 +334,16 @@ class Interest:
                 del self._again[needed]
                 self._consider(needed, now, changes)
                 in_vain += len(changes) == done
+            elif checked < CONSIDERED // 2 and self._check(now, changes):
+                checked += len(changes) == done
+                in_vain += len(changes) == done
             elif self._leaving:
                 asked = next(iter(self._leaving))
                 del self._leaving[asked]
                 self._bytes -= self._cost(asked)
                 changes.append(Change(False, asked.pattern(self._separator)))
             elif not self._expire(now, changes):
-                if not self._check(now, changes):
-                    break
-                in_vain += len(changes) == done
+                break
             self._tokens -= len(changes) - done
         if self._tokens < 1 and len(self._new) > self._most_new:
             done = len(changes)
@@ -327,18 +366,12 @@ class Interest:
 
     def _check(self, now: float, changes: list[Change]) -> bool:
         """Consider one needed pattern of those that a refusal may have left uncovered; return whether there was one."""
-        if not self._unchecked:
-            while self._refused and next(iter(self._refused.values())) + RETRY <= now:
-                del self._refused[next(iter(self._refused))]
-                self._is_unsure = True
-            if not self._is_unsure:
-                return False
+        if not self._unchecked and self._is_unsure:
             self._is_unsure = False
-            self._unchecked = list(self._needed)
-            if len(self._unchecked) <= _SORTED:
-                self._unchecked.sort(key=_widest_first, reverse=True)
-        if self._unchecked:
-            self._consider(self._unchecked.pop(), now, changes)
+            self._unchecked = sorted(self._needed, key=_widest_first, reverse=True)
+        if not self._unchecked:
+            return False
+        self._consider(self._unchecked.pop(), now, changes)
         return True
 
     def _forget_checks(self) -> None:
@@ -362,8 +395,9 @@ class Interest:
         self._give_up_covered(needed, now)
 
     def _give_up_covered(self, asked: Shape, now: float) -> None:
+        delay = RETRY / 2 if asked in self._tried else self._delay  # it may be refused again, and that may take long
         for covered in self._asked.covered_by(asked):
-            self._dooms.setdefault(covered, now + self._delay)
+            self._dooms.setdefault(covered, now + delay)
 
     def _expire(self, now: float, changes: list[Change]) -> bool:
         """Begin to give up the first pattern whose time has come; return whether there was one."""
@@ -397,7 +431,10 @@ class Interest:
             self._consider(each, now, changes)
         self._new.clear()  # all are covered now, or under a refused one, and wait until this expands
         self._again.clear()
-        self._forget_checks()
+        if any(each in self._refused for each in self._listed):
+            self._is_unsure = True
+        else:
+            self._forget_checks()
 
     def _maybe_expand(self, now: float) -> None:
         if not self.is_collapsed or self._noted:
@@ -429,6 +466,8 @@ class Interest:
     def _count(self, needed: Shape) -> None:
         self._counts[needed] += 1
         if self._counts[needed] == 1:
+            if needed in self._cold:
+                self._warm(needed)
             self._needed.add(needed)
             self._needed_bytes += self._cost(needed)
 
@@ -438,6 +477,9 @@ class Interest:
             del self._counts[needed]
             self._needed.discard(needed)
             self._needed_bytes -= self._cost(needed)
+            self._tried.discard(needed)
+            if needed in self._refused:
+                self._cool(needed)
             if needed in self._asked:
                 self._dooms.setdefault(needed, now + self._delay)
 

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from twisted.logger import Logger
@@ -65,7 +65,6 @@ _MIN_LIFETIME = 1.0
 _POLL = 0.02
 _NOT_PERMITTED = "permissions violation for publish"
 """What nats-server says when it refuses a message that its user may not publish."""
-_NO_SUBSCRIPTION = re.compile('permissions violation for subscription to "([^"]*)"')
 _TOO_MANY = "maximum subscriptions"
 """Words of nats-server when a client, or its account, subscribes to more than it may."""
 
@@ -370,7 +369,12 @@ class Bridge:
     async def _connect(self, urls: list[str]) -> Connection:
         assert self._incoming is not None
         connection = await Connection.open(
-            urls, self._options, f"sbus {self._settings.name}", self._incoming.receive, self._error_received
+            urls,
+            self._options,
+            f"sbus {self._settings.name}",
+            self._incoming.receive,
+            self._error_received,
+            partial(self._wanted.refused, self._incoming),
         )
         try:
             await self._wanted.connected(connection)
@@ -387,10 +391,8 @@ class Bridge:
         return connection
 
     def _error_received(self, text: str) -> None:
-        """Log an error of nats-server; count a message that it does not permit, and do without such a pattern."""
+        """Log an error of nats-server, and count it if it refuses a message that the bridge may not publish."""
         self.counters.out_denied += _NOT_PERMITTED in text.lower()
-        if (refused := _NO_SUBSCRIPTION.search(text.lower())) and self._incoming is not None:
-            self._wanted.refused(self._incoming, refused[1])
         self._report(text)
 
     # --- reporting ---------------------------------------------------------------------------

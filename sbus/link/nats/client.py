@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -102,19 +103,29 @@ def _secret(path: str | None) -> str:
     return text
 
 
+_REFUSED = re.compile(rb"-ERR\s+'Permissions Violation for Subscription to \"([^\"]*)\"", re.IGNORECASE)
+
+
 class _Client(Client):
     """nats-py's client, whose messages go to one receiver as they come.
 
     :ivar lost: done when the connection is lost, or closed; the result is the reason.
     """
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver, refused: Callable[[str], object]) -> None:
         super().__init__()
         self._receiver = receiver
+        self._refused = refused
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         self._receiver(subject, data, headers or b"")
+
+    async def _process_err(self, err_msg: str) -> None:
+        # In the library's text all is lower case. The parser still has the line, in which the subject has its case.
+        if refused := _REFUSED.match(bytes(self._ps.buf)):
+            self._refused(refused[1].decode("utf-8", "replace"))
+        await super()._process_err(err_msg)
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         # nats-py reports the loss after it has tried to send what waits, and not at all if that fails.
@@ -155,7 +166,13 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, urls: list[str], options: dict[str, object], name: str, receiver: Receiver, report: Callable[[str], object]
+        cls,
+        urls: list[str],
+        options: dict[str, object],
+        name: str,
+        receiver: Receiver,
+        report: Callable[[str], object],
+        refused: Callable[[str], object] = lambda subject: None,
     ) -> Connection:
         """Connect to one of the servers.
 
@@ -163,9 +180,10 @@ class Connection:
         :param name: what nats-server's monitoring shows.
         :param receiver: gets all messages.
         :param report: called with errors that nats-server reports later, such as a subject that is not permitted.
+        :param refused: called with each subject that may not be subscribed to.
         :raises ConnectionFailed: with the reason.
         """
-        client = _Client(receiver)
+        client = _Client(receiver, refused)
         errors = _Errors()
         arguments: dict[str, Any] = dict(options)
         try:

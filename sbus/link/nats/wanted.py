@@ -125,6 +125,10 @@ class Wanted:
         if name is not None:
             patterns = self._names.setdefault(name, set())
             (patterns.add if is_new else patterns.discard)(pattern)
+            if not patterns and self._connection is None:
+                del self._names[name]
+                self._changed.pop(name, None)
+                return
             self._changed.pop(name, None)
             self._changed[name] = None
 
@@ -145,14 +149,10 @@ class Wanted:
             )
 
     def refused(self, incoming: Incoming, name: str) -> None:
-        """Do without the patterns of a subject, for a while: NATS does not permit it.
-
-        :param name: the subject in lower case, as the library reports it; others in another case share its fate.
-        """
-        for patterns in [self._names[each] for each in self._names if each.lower() == name]:
-            for pattern in list(patterns):
-                self._interest.refuse(pattern, time.monotonic())
-                self._change(incoming, False, pattern)
+        """Do without the patterns of a subject, for a while: NATS does not permit it."""
+        for pattern in list(self._names.get(name, ())):
+            self._interest.refuse(pattern, time.monotonic())
+            self._change(incoming, False, pattern)
         self._interest_changed.set()
 
     async def connected(self, connection: Connection) -> None:

@@ -491,7 +491,10 @@ async def _publish(url: str, key: bytes) -> None:
 
 
 def test_a_pattern_that_nats_does_not_permit_takes_no_other_along(directory: Path, spawn: Spawn) -> None:
-    """A client that wants more than the bridge's user may subscribe to takes nothing from those that want less."""
+    """A client that wants more than the bridge's user may subscribe to takes nothing from others.
+
+    Not from those that want less, and not from those whose keys differ from its own in case.
+    """
     (directory / "nats.conf").write_text(
         "authorization { users: [\n"
         '    { user: me, password: s3cret, permissions: { publish: "sbus.>", subscribe: "sbus.X.good" } }\n'
@@ -506,6 +509,8 @@ def test_a_pattern_that_nats_does_not_permit_takes_no_other_along(directory: Pat
     bus.client(b"X/")
     bridge.wait_log('permissions violation for subscription to "sbus.x.>"')
     good = bus.client(b"X/good")
+    bus.client(b"x/good")
+    bridge.wait_log('permissions violation for subscription to "sbus.x.good"')
     server.wait_subscriptions("sbus a", subject("sbus", b"X/good"), exactly=True)
     asyncio.run(_publish(server.url.replace("://", "://other:s3cret@"), b"X/good"))
     assert good.receive(1) == [b"MSG X/good\0hello"]

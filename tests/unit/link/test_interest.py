@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sbus.errors import UsageError
 from sbus.link.interest import CONSIDERED, NOTED, RETRY, Change, Interest
 from sbus.protocol.keys import matches_open
-from sbus.protocol.patterns import covers, shape
+from sbus.protocol.patterns import Shape, covers, shape
 from tests.support.examples import examples
 
 PATTERN = st.text("ab*/", max_size=5).map(str.encode)
@@ -573,17 +573,80 @@ def test_what_a_refusal_costs(monkeypatch):
     assert looks <= CONSIDERED * len(wide) + 2 * len(interest._needed)
 
 
-def test_how_many_refused_patterns_are_remembered():
-    """As many as may be asked for: the oldest one is asked for again before its time."""
-    interest = Interest([b""], limit=3)
-    for number in range(4):
-        interest.add(b"%d" % number)
-        assert interest.changes(0.0) == [Change(True, b"%d" % number)]
-        interest.refuse(b"%d" % number, 0.0)
-        interest.remove(b"%d" % number, 0.0)
-    for number in range(4):
-        interest.add(b"%d" % number)
-        assert interest.changes(1.0) == ([Change(True, b"0")] if not number else [])
+def pass_time(interest: Interest, now: float, end: float, closed: bytes = b"") -> list[bytes]:
+    """Let time pass; the other side refuses what begins like `closed`. Return what was asked for."""
+    asked: list[bytes] = []
+    while (due := interest.due(now)) is not None and due < end:
+        now = max(now, due) + 1e-6
+        for change in interest.changes(now):
+            if change.is_new:
+                asked.append(change.pattern)
+                if closed and change.pattern.startswith(closed):
+                    interest.refuse(change.pattern, now)
+    return asked
+
+
+def test_more_refused_patterns_than_may_be_asked_for():
+    """Each is asked for once, and then one of them a second, so nobody keeps a link busy with them."""
+    interest = Interest([b"a/", b"b/"], limit=4)
+    many = [b"a/%d" % number for number in range(100)]
+    for pattern in many:
+        interest.add(pattern)
+    assert sorted(pass_time(interest, 0.0, 50.0, b"a/")) == sorted([*many, b"a/", b"b/"])
+    assert RETRY < len(pass_time(interest, 50.0, 50.0 + 2 * RETRY, b"a/")) <= 2 * RETRY
+
+
+def test_how_many_refused_patterns_that_nobody_needs_are_remembered():
+    """As many as may be asked for, and as many bytes: the oldest ones are asked for again before their time."""
+    cost = Interest([b""])._cost(Shape((b"0",), False))
+    for interest in Interest([b""], limit=3), Interest([b""], max_bytes=3 * cost):
+        for number in range(4):
+            interest.add(b"%d" % number)
+            assert pass_time(interest, 0.0, 1.0, b"") == [b"%d" % number]
+            interest.refuse(b"%d" % number, 0.0)
+            interest.remove(b"%d" % number, 0.0)
+        for number in range(4):
+            interest.add(b"%d" % number)
+            assert interest.changes(1.0) == ([Change(True, b"0")] if not number else [])
+        pass_time(interest, 1.0, 10.0)
+        for number in range(4):
+            interest.remove(b"%d" % number, 10.0)
+        pass_time(interest, 10.0, 3 * RETRY)
+        assert not interest._refused
+        assert not interest._cold_bytes
+
+
+def test_what_a_refused_pattern_has_covered_comes_before_what_ends():
+    """Clients that come and go do not delay it, though they use up the rate; the widest pattern is the first."""
+    interest = Interest([b""], rate=100.0)
+    for pattern in (b"v/", b"v/w/", *(b"v/w/%d" % number for number in range(2_000))):
+        interest.add(pattern)
+    assert interest.restart(0.0) == [Change(True, b"v/")]
+    interest.refuse(b"v/", 0.0)
+    others = [b"o/%d" % number for number in range(50)]
+    for at in range(1, 5):
+        for other in others:
+            interest.add(other)
+        pass_time(interest, float(at), at + 0.7)
+        for other in others:
+            interest.remove(other, at + 0.7)
+    assert b"v/w/" in interest.asked
+    assert not any(pattern.startswith(b"v/w/") and pattern != b"v/w/" for pattern in interest.asked)
+
+
+def test_a_retry_that_is_refused_late_takes_nothing_away():
+    """A refused pattern that is asked for again does not replace those under it at once: it may be refused again."""
+    interest = Interest([b""], delay=2.0)
+    for pattern in (b"a/", b"a/b"):
+        interest.add(pattern)
+    interest.changes(0.0)
+    interest.refuse(b"a/", 0.0)
+    assert pass_time(interest, 0.0, RETRY) == [b"a/b"]
+    assert interest.changes(RETRY) == [Change(True, b"a/")]
+    assert interest.changes(RETRY + 5.0) == []
+    interest.refuse(b"a/", RETRY + 5.0)
+    assert pass_time(interest, RETRY + 5.0, 2 * RETRY) == []
+    assert interest.asked == [b"a/b"]
 
 
 def test_with_the_only_listed_pattern_refused():
