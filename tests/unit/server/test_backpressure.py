@@ -163,6 +163,26 @@ def test_shares_of_a_queue(plan, limits):
             assert shares.has_more_than_fair(each) == (len(users) == 1 or part > whole / len(users))
 
 
+@pytest.mark.parametrize("has_owner", [False, True])
+def test_forty_uids_of_one_owner_are_one_user(has_owner):
+    """With ``--subuid-as-owner`` they hold each other, and nobody else; else each of them has a part of its own."""
+    bus = Bus(
+        limits=Limits(queue_messages=100, block_timeout=TIMEOUT),
+        owner_of=(lambda uid: 1 if uid >= 100_000 else uid) if has_owner else None,
+    )
+    reader, other = bus.connect(uid=0), bus.connect(uid=2)
+    reader.send(b"SUB k", b"CMSG blocking/hard/block")
+    reader.stall()
+    flood = [bus.connect(uid=100_000 + number) for number in range(40)]
+    for _ in range(10):
+        for each in flood:
+            if not each.protocol.is_paused:
+                each.send(b"MSG k\0")
+    other.send(b"MSG k\0", b"MSG k\0", b"MSG k\0", b"MSG k\0")
+    assert other.protocol.is_paused is not has_owner
+    assert any(each.protocol.is_paused for each in flood)
+
+
 def test_a_flood_holds_no_other_user():
     """Where a full queue of root holds one user, the messages of another one are kept, up to an equal part."""
     bus = Bus(limits=Limits(queue_messages=100, block_timeout=TIMEOUT))

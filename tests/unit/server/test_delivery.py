@@ -23,7 +23,7 @@ from sbus.server.core.limits import Limits
 from sbus.server.core.observers import Observer
 from sbus.syscalls.batch import send_packets
 from tests.support.buses import Bus, Peer
-from tests.support.costs import calls
+from tests.support.costs import called, calls
 from tests.support.reactors import received
 
 
@@ -575,3 +575,22 @@ def test_a_forbidden_key_has_no_outlet(opened, tmp_path):
 def test_who_is_read_at_a_rate_has_no_outlet(opened, tmp_path):
     """Each message is counted."""
     assert opened(b"k", policy=_policy(tmp_path, "max_rate = 1_000"))(b"k") is None
+
+
+# --- what a message costs (I12) ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("messages", [1, 64])
+@pytest.mark.parametrize("receivers", [1, 8])
+def test_the_calls_of_a_lone_batch(messages, receivers):
+    """While nobody else is active, a batch takes the same few calls in the server, however many messages it has."""
+    bus = Bus()
+    readers = [bus.connect() for _ in range(receivers)]
+    publisher = bus.connect()
+    for reader in readers:
+        reader.send(b"SUB k")
+    publisher.send(b"MSG k\0")
+    packets = [b"MSG k\0%d" % number for number in range(messages)]
+    done = called("/sbus/server/", publisher.protocol.packetsReceived, packets)
+    assert done == ["packetsReceived", "deliver", "hand", *["_send_at_once"] * (receivers > 1)]
+    assert all(reader.take()[1:] == packets for reader in readers)
