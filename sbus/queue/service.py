@@ -158,8 +158,7 @@ class QueueService(Service):
                 self._intake.send([build(UNSUB, each.pattern) for each in self._jobs_in])
                 await self._intake.fence(_STOP_TIMEOUT)  # what was queued for the service comes first
         try:
-            await self._turns.run().addTimeout(_STOP_TIMEOUT, self._reactor)
-            self._store.close()
+            await self._turns.end(self._store.close).addTimeout(_STOP_TIMEOUT, self._reactor)
         except defer.TimeoutError:
             self._log.error("{name}: the disk refused jobs until the end", name=self.settings.name)
         self._vigils.end_all()

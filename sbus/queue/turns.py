@@ -35,6 +35,7 @@ class Turns:
         self._due = math.inf  # the time of the timer
         self.expected = 0
         self._patience = 0.0
+        self._is_over = False
 
     @property
     def is_under_way(self) -> bool:
@@ -65,7 +66,21 @@ class Turns:
 
     def run(self) -> defer.Deferred[None]:
         """Run a turn after the one that is under way; fires when all changes so far are on the disk."""
-        return self._lock.run(lambda: defer.Deferred.fromCoroutine(self._turn()))
+        return self._lock.run(lambda: defer.Deferred.fromCoroutine(self._take()))
+
+    async def _take(self) -> None:
+        if not self._is_over:
+            await self._turn()
+
+    def end(self, close: Callable[[], object]) -> defer.Deferred[None]:
+        """Run a last turn, and close what it needs: others that wait do nothing."""
+
+        async def take_last() -> None:
+            await self._take()
+            self._is_over = True
+            close()
+
+        return self._lock.run(lambda: defer.Deferred.fromCoroutine(take_last()))
 
     def stop(self) -> None:
         """Begin no more turns by time."""

@@ -48,3 +48,23 @@ def test_a_slow_disk_makes_no_turn_wait_long() -> None:
     assert slow.begun == []
     slow.clock.advance(0.002)
     assert len(slow.begun) == 1
+
+
+def test_no_turn_follows_the_last_one() -> None:
+    """A turn that was due meanwhile, or that somebody waits for, finds the store closed, and does nothing."""
+    slow = Slow()
+    closed: list[int] = []
+    slow.turns.run()
+    ended = slow.turns.end(lambda: closed.append(len(slow.begun)))
+    waiting = slow.turns.run()
+    slow.turns.begin()
+    slow.clock.advance(0)
+    slow.begun[-1].callback(None)
+    assert not closed
+    slow.begun[-1].callback(None)
+    assert closed == [2]
+    slow.turns.begin()
+    slow.clock.advance(1)
+    assert ended.called
+    assert waiting.called
+    assert len(slow.begun) == 2
