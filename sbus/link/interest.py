@@ -51,6 +51,8 @@ DELAY = 2.0
 """Seconds after which a pattern that is needed no longer is given up."""
 RETRY = 60.0
 """Seconds after which a refused pattern is asked for again: the other side may have a new policy by then."""
+_TRUST = RETRY / 2
+"""Seconds after which such a pattern counts as allowed, and those under it are given up: a refusal may take long."""
 _RETRY_PAUSE = 1.0
 """Seconds between two such patterns: anybody may want thousands that are refused."""
 RATE = 1000
@@ -131,7 +133,7 @@ class Interest:
         self._refused: dict[Shape, float] = {}
         self._cold: dict[Shape, None] = {}
         self._cold_bytes = 0
-        self._tried: set[Shape] = set()
+        self._tried: dict[Shape, float] = {}
         self._retry_at = 0.0
         self._unchecked: list[Shape] = []
         self._is_unsure = False
@@ -257,7 +259,7 @@ class Interest:
         self._leaving.pop(refused, None)
         self._dooms.pop(refused, None)
         self._bytes -= self._cost(refused)
-        self._tried.discard(refused)
+        self._tried.pop(refused, None)
         self._refused[refused] = now
         if refused not in self._needed:
             self._cool(refused)
@@ -280,7 +282,15 @@ class Interest:
         return max(self._retry_at, next(iter(self._refused.values()), math.inf) + RETRY)
 
     def _retry(self, now: float) -> None:
-        """Have the pattern that was refused first considered again; forget those that nobody needs."""
+        """Have the pattern that was refused first considered again; forget those that nobody needs.
+
+        One that has not been refused again takes the place of those under it.
+        """
+        while self._tried and next(iter(self._tried.values())) + _TRUST <= now:
+            allowed = next(iter(self._tried))
+            del self._tried[allowed]
+            if allowed in self._asked:
+                self._give_up_covered(allowed, now)
         while self._refused and self._next_retry() <= now:
             first = next(iter(self._refused))
             del self._refused[first]
@@ -288,7 +298,7 @@ class Interest:
                 self._warm(first)
                 continue
             self._retry_at = now + _RETRY_PAUSE
-            self._tried.add(first)
+            self._tried[first] = now
             self._again[first] = None
 
     def lower_limit(self) -> None:
@@ -307,7 +317,8 @@ class Interest:
         if self._new or self._again or self._leaving or self._unchecked or self._is_unsure:
             first = now
         else:
-            first = min(next(iter(self._dooms.values()), math.inf), self._next_retry())
+            trusted = next(iter(self._tried.values()), math.inf) + _TRUST
+            first = min(next(iter(self._dooms.values()), math.inf), self._next_retry(), trusted)
             if first == math.inf:
                 return None
         self._refill(now)
@@ -395,9 +406,9 @@ class Interest:
         self._give_up_covered(needed, now)
 
     def _give_up_covered(self, asked: Shape, now: float) -> None:
-        delay = RETRY / 2 if asked in self._tried else self._delay  # it may be refused again, and that may take long
-        for covered in self._asked.covered_by(asked):
-            self._dooms.setdefault(covered, now + delay)
+        if asked not in self._tried:
+            for covered in self._asked.covered_by(asked):
+                self._dooms.setdefault(covered, now + self._delay)
 
     def _expire(self, now: float, changes: list[Change]) -> bool:
         """Begin to give up the first pattern whose time has come; return whether there was one."""
@@ -477,7 +488,7 @@ class Interest:
             del self._counts[needed]
             self._needed.discard(needed)
             self._needed_bytes -= self._cost(needed)
-            self._tried.discard(needed)
+            self._tried.pop(needed, None)
             if needed in self._refused:
                 self._cool(needed)
             if needed in self._asked:

@@ -36,6 +36,7 @@ from nats.errors import Error as NatsError
 
 from sbus.errors import UsageError
 from sbus.link.nats.settings import Login, is_usable
+from sbus.link.subjects import MAX_SUBJECT
 
 __all__ = ["Connection", "ConnectionFailed", "connect_options"]
 
@@ -123,7 +124,7 @@ class _Client(Client):
 
     async def _process_err(self, err_msg: str) -> None:
         # In the library's text all is lower case. The parser still has the line, in which the subject has its case.
-        if refused := _REFUSED.match(bytes(self._ps.buf)):
+        if refused := _REFUSED.match(self._ps.buf[: 2 * MAX_SUBJECT]):
             self._refused(refused[1].decode("utf-8", "replace"))
         await super()._process_err(err_msg)
 
