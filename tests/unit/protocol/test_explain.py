@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sbus.errors import Violation
-from sbus.protocol.explain import explain, hint, never_matches
+from sbus.protocol.explain import explain, hint, hints, never_matches
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, PeerCredentials, SecretKey, matches, matches_open
 
 TEXT = st.text("ab*/.", max_size=8).map(str.encode)
@@ -17,6 +17,7 @@ SECRET = st.builds("!/cred/{}/{}/{}/{}".format, IDS, IDS, IDS, st.text("ab*/", m
 
 @given(TEXT, TEXT, st.sampled_from([CURRENT, EARLY]))
 @example(b"a/*b", b"a/xb", CURRENT)
+@example(b"a", b"a", CURRENT)
 def test_agrees_with_matcher(pattern, key, dialect):
     """There is a mismatch exactly where the matcher finds no match."""
     assert (explain(pattern, key, dialect) is None) == matches_open(pattern, key, dialect.separator)
@@ -135,3 +136,11 @@ def test_a_hint_is_for_odd_patterns_alone(pattern: bytes) -> None:
         assert hint(pattern)
     if hint(pattern):
         assert set(pattern) & set(b"*#>+")
+
+
+def test_lines_of_hints():
+    """Patterns that are likely to be wrong have a line each, with the pattern."""
+    wrong = ("a/#", "a/b.>", "a/+/b")
+    assert list(hints([b"a/", *(each.encode() for each in wrong), b"a/b"])) == [
+        f"the pattern {each}: {hint(each.encode())}" for each in wrong
+    ]

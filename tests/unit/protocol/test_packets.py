@@ -16,6 +16,7 @@ from sbus.errors import Violation, ViolationReason
 from sbus.protocol.packets import (
     CMSG,
     DEFAULT_MAX_PACKET,
+    DRIPPING,
     FMSG,
     MSG,
     SUB,
@@ -103,6 +104,13 @@ def test_empty_packet_is_one_too_long():
     with pytest.raises(Violation) as caught:
         parse(b"")
     assert caught.value.reason is ViolationReason.PACKET_TOO_LONG
+
+
+def test_a_stream_that_drips():
+    """What stands for a stream of tiny pieces is a violation of its own kind."""
+    with pytest.raises(Violation) as caught:
+        parse(DRIPPING)
+    assert caught.value.reason is ViolationReason.DRIPPING
 
 
 def test_build():

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sbus.errors import InvalidKey, UsageError
 from sbus.protocol.keys import matches_open
 from sbus.protocol.patterns import Shape, covers, intersect, shape
+from sbus.protocol.recorded import check_recorded
 
 PATTERN = st.text("ab*/", max_size=6).map(str.encode)
 KEYS = [
@@ -98,3 +100,14 @@ def test_shape_of_impossible_pattern():
     """A pattern with anything but '*' behind a '*' matches nothing and has no shape; stars in a row are one."""
     assert shape(b"a/*b") is None
     assert shape(b"a**/b") == Shape((b"a*", b"b"), False)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "error", "text"),
+    [(b"a\0b", InvalidKey, "NUL"), (b"!/cred/0/0/7/x", UsageError, "secret"), (b"a/!", InvalidKey, "'!'")],
+)
+def test_patterns_that_select_no_recorded_messages(pattern, error, text):
+    """Secret messages are not recorded, and no key matches the others."""
+    with pytest.raises(error, match=text):
+        check_recorded(pattern)
+    check_recorded(b"a/*/")
