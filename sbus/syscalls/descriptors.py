@@ -12,6 +12,7 @@ import fcntl
 import os
 import resource
 import sys
+from contextlib import suppress
 
 __all__ = [
     "above_standard",
@@ -50,10 +51,12 @@ def descriptor_limit() -> int:
 def raise_limit() -> None:
     """Have as many descriptors as the process may give itself: the hard limit (getrlimit(2)).
 
-    The soft limit, 1,024 as a rule, is there for programs that use select(2).
+    The soft limit, 1,024 as a rule, is there for programs that use select(2). It stays if the kernel refuses: the hard
+    one may be above fs.nr_open by now (proc_sys_fs(5)).
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def room_for(count: int, descriptor: int) -> int:

@@ -68,3 +68,15 @@ def test_room_for_descriptors():
         with pytest.raises(OSError, match="Too many"):
             open_one()
     assert descriptors.room_for(100, 0) == 100
+
+
+def test_a_limit_that_cannot_be_raised_stays(monkeypatch):
+    """The kernel refuses a hard limit above fs.nr_open, though the process has it."""
+
+    def refuse(*arguments):
+        raise PermissionError
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    descriptors.raise_limit()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
