@@ -5,51 +5,47 @@
 ====================  =============================================================================================
 step                  what happens
 ====================  =============================================================================================
-1 input stops         nothing more of the client is handled; what it sent before it closed has been
-2 farewell            at its place in the mail, if anything waits there for the client: it gets no message any more
-                      (`SendQueue.deafen`); a client that is disconnected gets its last receipt and the reason
-3 patterns            a chore of its user: the index and the routes change for each one (`PatternDrop`)
-4 forget              the client is in no table any more, and observers hear of it
+1 `Departure.begin`   input stops: nothing more of the client is handled; what it sent before it closed has been
+2 farewell            at its place in the mail, if anything waits there for the client: it gets no message from here
+                      on. A client that is disconnected gets its last receipt and the reason
+3 drop                its patterns go, as a chore of its user (`sbus.server.bus.pattern_drops`), and all that it has
+                      asked for; its publishers are unblocked
+4 forget              no table contains the client any longer, and observers hear of it
 ====================  =============================================================================================
 
-A client ends in one of three ways, which differ in the second step alone: the server disconnects it; it shuts down
-writing, and gets what is queued as long as it reads; or its connection is lost, and what waits for it is lost, too.
-Whichever comes first begins the departure, and the lost connection ends it. A client that shuts down reading ends as a
-receiver only.
+A client ends in one of three ways, which differ in the second step:
 
-A client whose patterns are still being dropped is *muted*: no look-up finds it. Routes that contain it stay as they
-are, so that it costs others nothing; its queue is deaf instead. When the server stops, the routes are dropped all
-together, and nothing waits for a turn (`Departures.finish`).
+====================  =============================================================================================
+what happens          the farewell
+====================  =============================================================================================
+it is disconnected    `Departure.farewell`: what waits for it is lost
+it shuts down         `Departure.drain`: it gets what is queued as long as it reads; then its connection is closed
+writing
+its connection is     `Departure.lose`: what waits for it is lost, also if one of the other ways has begun. The fourth
+lost                  step follows at the same place
+====================  =============================================================================================
+
+A client that shuts down reading ends as a receiver only (`Departure.deafen`): it takes the third step, and is still
+read.
 
 Invariant: after the fourth step nothing of the client is charged, routed or referred to.
-
-Rejected: to forget the routes of a muted receiver. Nothing says which these are but its patterns, so all were
-forgotten, and one client that came and left with many patterns kept the route cache cold for all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import islice
-from typing import Any
+from functools import partial
 
-from twisted.internet import defer
-from twisted.internet.interfaces import IReactorTime
+from sbus.errors import CloseReason
+from sbus.protocol.notices import bye
+from sbus.server.bus.receiving import ReceivingHalf
+from sbus.server.bus.stall import StallTimer
 
-from sbus.fair import Scheduler
-from sbus.server.core.interfaces import Receiver
-from sbus.server.core.users import User
-
-__all__ = ["BYE_PATIENCE", "Departures", "PatternDrop", "discardable"]
+__all__ = ["BYE_PATIENCE", "Departure", "discardable"]
 
 BYE_PATIENCE = 1.0
 """Seconds for which the last packets of a connection are tried if they do not fit the socket."""
 _DISCARDED, _LEAST_DISCARDED = 262_144, 64
 """Packets to discard of all clients together, about a tenth of a second, and of each one at least."""
-_DROPPED_AT_ONCE = 16
-"""Patterns that are dropped between two looks at the clock: each takes 15 µs, or a millisecond with many routes."""
-_FINISHED_AT_ONCE = 512
-"""Patterns that are dropped in one turn of the reactor when the server has stopped: about 5 ms."""
 
 
 def discardable(clients: int) -> int:
@@ -57,88 +53,110 @@ def discardable(clients: int) -> int:
     return max(_LEAST_DISCARDED, _DISCARDED // max(1, clients))
 
 
-class PatternDrop:
-    """The patterns of a receiver that takes no message any more, to be dropped: a chore of its user."""
+class Departure:
+    """The end of one client.
 
-    __slots__ = ("_departures", "receiver")
-
-    def __init__(self, departures: Departures, receiver: Receiver) -> None:
-        self._departures = departures
-        self.receiver = receiver
-
-    def run(self, until: int) -> bool:
-        """See `sbus.fair.Entry`."""
-        departures, patterns = self._departures, self.receiver.patterns
-        while departures.receivers.get(self.receiver) is self:  # else it has come back, or another one has dropped all
-            departures.drop(self.receiver, _DROPPED_AT_ONCE)
-            if patterns and departures.scheduler.clock() >= until:
-                return False
-        return True
-
-    def describe(self) -> dict[str, Any]:
-        """See `sbus.fair.Entry`."""
-        return {"patterns": list(self.receiver.patterns), "receiver": getattr(self.receiver, "number", 0)}
-
-
-class Departures:
-    """The receivers that have left, and whose patterns are being dropped.
-
-    :param drop: drops one pattern of a receiver.
-    :param mute: has no look-up find a receiver any more.
-    :param on_left: called when the last pattern of a receiver is dropped.
-    :ivar receivers: these receivers.
+    :param client: the client; its `reason` says why it ends.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        clock: IReactorTime,
-        *,
-        drop: Callable[[Receiver, bytes], None],
-        mute: Callable[[Receiver], None],
-        on_left: Callable[[Receiver], None],
-    ) -> None:
-        self.scheduler = scheduler
-        self.receivers: dict[Receiver, PatternDrop] = {}
-        self._clock = clock
-        self._drop = drop
-        self._mute = mute
-        self._on_left = on_left
+    __slots__ = ("_client", "_stall")
 
-    def add(self, receiver: Receiver) -> None:
-        """Drop the patterns of a receiver that takes no more messages: at once, or in turns of its user."""
-        if receiver in self.receivers:
+    def __init__(self, client: ReceivingHalf) -> None:
+        self._client = client
+        self._stall: StallTimer | None = None
+
+    # --- step 1 ------------------------------------------------------------------------------
+
+    def begin(self, reason: CloseReason | None, detail: str = "") -> None:
+        """Disconnect the client: stop its input now, and say farewell at its place in the mail.
+
+        :param reason: the reason to give to the client; None to give none.
+        :param detail: more about the reason.
+        """
+        client = self._client
+        if client.transport is None:
             return
-        self._mute(receiver)
-        chore = self.receivers[receiver] = PatternDrop(self, receiver)
-        self.scheduler.do(receiver.user.lines, chore)
+        client.pause()
+        client.user.lines.leave(client)
+        client.user.blockers.pop(client, None)
+        client.registry.delivery.forget(client)
+        client.in_order("end", partial(self._close, reason, detail))
 
-    def drop(self, receiver: Receiver, most: int) -> None:
-        """Drop some patterns of a receiver that has left."""
-        for pattern in tuple(islice(receiver.patterns, most)):
-            self._drop(receiver, pattern)
-        if not receiver.patterns and self.receivers.pop(receiver, None) is not None:
-            self._on_left(receiver)
+    # --- step 2 ------------------------------------------------------------------------------
 
-    def of(self, user: User) -> Receiver | None:
-        """Return a receiver of this user, if there is one."""
-        return next((receiver for receiver in self.receivers if receiver.user is user), None)
+    def _close(self, reason: CloseReason | None, detail: str) -> None:
+        client = self._client
+        if client.transport is None:  # the connection was lost meanwhile; the end still belongs here
+            self.drop()
+            return
+        patience = 0.0 if reason is None or reason is CloseReason.SERVER_STOPPED else BYE_PATIENCE
+        most = discardable(len(client.registry.clients))
+        client.transport.close_gracefully(lambda: self.farewell(reason, detail), patience, most)
 
-    def finish(self) -> defer.Deferred[None]:
-        """Drop all patterns in slices, and wait for no turn; fires when nothing is left."""
-        done: defer.Deferred[None] = defer.Deferred()
-        self._finish(done)
-        return done
+    def farewell(self, reason: CloseReason | None, detail: str) -> list[bytes]:
+        """Drop what waits for the client, and return its last packets: a receipt, and the reason."""
+        client = self._client
+        self.drop()
+        packets = []
+        if client.front is not None:
+            client.front.discard_all()
+        last = client.queue.last_receipt()
+        if last is not None and client.settings.receipts:
+            packets.append(last)
+        if reason is not None and client.settings.bye:
+            text = f"{reason.value}: {detail}" if detail else reason.value
+            packets.append(bye(reason.name, text, client.registry.limits.max_packet))
+        return packets
 
-    def _finish(self, done: defer.Deferred[None]) -> None:
-        left = _FINISHED_AT_ONCE
-        while self.receivers and left > 0:
-            receiver, chore = next(iter(self.receivers.items()))
-            receiver.user.lines.chores.pop(chore, None)
-            count = min(left, len(receiver.patterns))
-            self.drop(receiver, count)
-            left -= count + 1
-        if self.receivers:
-            self._clock.callLater(0, self._finish, done)
-        else:
-            done.callback(None)
+    def drain(self) -> None:
+        """Send the client, which has shut down writing, what is queued as long as it reads; then close."""
+        self._client.user.blockers.pop(self._client, None)
+        self._client.in_order("end", self._send_rest)
+
+    def _send_rest(self) -> None:
+        client = self._client
+        self.drop()
+        if client.transport is not None:
+            if len(client.queue):
+                self._stall = client.registry.stall_timer(self._progress, lambda: self.begin(None))
+            client.transport.loseConnection()
+
+    def _progress(self) -> tuple[int, int]:
+        """What changes when the client reads."""
+        client = self._client
+        return len(client.queue), 0 if client.transport is None else client.transport.unread_bytes()
+
+    def deafen(self) -> None:
+        """Send nothing more to the client, which has shut down reading."""
+        self._client.in_order("end", self._deafen)
+
+    def _deafen(self) -> None:
+        self._client.is_write_closed = True
+        self.drop()
+        self._client.queue.discard_all()  # what came since the transport did
+
+    def lose(self) -> None:
+        """Free the place of the client, whose connection is lost; the last steps follow at its place in the mail."""
+        client = self._client
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        client.user.lines.leave(client)
+        client.registry.release(client)
+        client.release()
+        client.in_order("end", self.forget)
+
+    # --- step 3 ------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """Have the client get nothing from here on; see `SubscriptionRegistry.drop`."""
+        self._client.registry.drop(self._client)
+
+    # --- step 4 ------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Have no table contain the client: what waits for it is lost."""
+        self.drop()
+        self._client.queue.discard_all()
+        self._client.registry.forget(self._client)
+        self._client.detach()

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from twisted.internet import error
@@ -43,7 +42,6 @@ from sbus.errors import CloseReason, Violation, ViolationReason
 from sbus.policy.rules import ALLOWED
 from sbus.protocol.bundles import MAGIC, unbundle
 from sbus.protocol.controls import LAST
-from sbus.protocol.notices import bye
 from sbus.protocol.packets import CMSG, FMSG, MSG, SUB, UNSUB, parse
 from sbus.routing.cache import LONGEST_KEY
 from sbus.routing.route import Route
@@ -51,12 +49,11 @@ from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Outlet
 from sbus.seqpacket.send_buffer import START
 from sbus.server.bus import choices, payload_checks
-from sbus.server.bus.departure import BYE_PATIENCE, discardable
+from sbus.server.bus.departure import Departure
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.bus.pace import Pace
-from sbus.server.bus.receiving import NOBODY, ReceivingHalf
+from sbus.server.bus.receiving import ReceivingHalf
 from sbus.server.bus.registry import SubscriptionRegistry
-from sbus.server.bus.stall import StallTimer
 from sbus.server.core.interfaces import Receiver, Rights
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.permissions import verdict_of
@@ -87,12 +84,12 @@ class BusProtocol(ReceivingHalf):
     :param listener: the socket at which the client has connected.
     """
 
-    __slots__ = ("_drain_timer", "_fast_path", "_is_blocked", "_is_waiting", "_mail", "_pace")
+    __slots__ = ("_departure", "_fast_path", "_is_blocked", "_is_waiting", "_mail", "_pace")
 
     def __init__(self, registry: SubscriptionRegistry, listener: Listener = MAIN) -> None:
         super().__init__(registry, listener)
         self._fast_path = False  # not before the first batch
-        self._drain_timer: StallTimer | None = None
+        self._departure: Departure | None = None
         self._pace: Pace | None = None
         # Why it is not read
         self._is_blocked = False
@@ -119,7 +116,17 @@ class BusProtocol(ReceivingHalf):
         """Ask the registry to admit the client (`IProtocol`)."""
         self.reason = self.registry.connected(self)
         if self.reason is not None:
-            self._dismiss(None)
+            self._depart().begin(None)
+
+    def _depart(self) -> Departure:
+        if self._departure is None:
+            self._departure = Departure(self)
+        return self._departure
+
+    def detach(self) -> None:
+        """See `ReceivingHalf.detach`."""
+        super().detach()
+        self._departure = None
 
     def close(self, reason: CloseReason, detail: str = "") -> None:
         """Disconnect this client; the first reason given stands.
@@ -128,65 +135,14 @@ class BusProtocol(ReceivingHalf):
         """
         self.reason = self.reason or reason
         self._fast_path = False
-        self._dismiss(reason, detail)
-
-    def _dismiss(self, reason: CloseReason | None, detail: str = "") -> None:
-        """Close the connection; the client can still read what was sent to it.
-
-        :param reason: the reason to give to the client; None to give none.
-        """
-        if self.transport is not None:
-            self._stop_input()
-            self.in_order("end", partial(self._close_gracefully, reason, detail))
-
-    def _stop_input(self) -> None:
-        """Handle nothing more of the client (`sbus.server.bus.departure`)."""
-        self._pause()
-        self.user.lines.leave(self)
-        self.user.blockers.pop(self, None)
-        self._delivery.forget(self)
-
-    def _close_gracefully(self, reason: CloseReason | None, detail: str) -> None:
-        if self.transport is None:  # the connection was lost meanwhile; the end still belongs here
-            self.registry.stop_receiving(self)
-        else:
-            patience = 0.0 if reason is None or reason is CloseReason.SERVER_STOPPED else BYE_PATIENCE
-            most = discardable(len(self.registry.clients))
-            self.transport.close_gracefully(lambda: self._farewell(reason, detail), patience, most)
-
-    def _farewell(self, reason: CloseReason | None, detail: str) -> list[bytes]:
-        """Stop receiving, drop what waits, and return the last packets for the client."""
-        self.registry.stop_receiving(self)
-        packets = []
-        if self._front is not None:
-            self._front.discard_all()
-        last = self.queue.last_receipt()
-        if last is not None and self.settings.receipts:
-            packets.append(last)
-        if reason is not None and self.settings.bye:
-            text = f"{reason.value}: {detail}" if detail else reason.value
-            packets.append(bye(reason.name, text, self.registry.limits.max_packet))
-        return packets
+        self._depart().begin(reason, detail)
 
     def readConnectionLost(self) -> None:
         """Send the client what is queued, as long as it reads, then close (`IHalfCloseableProtocol`)."""
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
             self._fast_path = False
-            self.user.blockers.pop(self, None)
-            self.in_order("end", self._send_rest)
-
-    def _send_rest(self) -> None:
-        """Take no message any more, and close when all that waits is sent."""
-        self.registry.stop_receiving(self)
-        if self.transport is not None:
-            if len(self.queue):
-                self._drain_timer = self.registry.stall_timer(self._progress, lambda: self._dismiss(None))
-            self.transport.loseConnection()
-
-    def _progress(self) -> tuple[int, int]:
-        """What changes when the client reads."""
-        return len(self.queue), 0 if self.transport is None else self.transport.unread_bytes()
+            self._depart().drain()
 
     def writeConnectionLost(self) -> None:
         """Drop the client's subscriptions, and handle the packets that it has sent.
@@ -195,23 +151,15 @@ class BusProtocol(ReceivingHalf):
         """
         if self._is_waiting and self.transport is not None and self.transport.has_hung_up:
             self._scheduler.hang_up(self.user.lines, self)
-        self.in_order("end", self._stop_receiving)
+        self._depart().deafen()
         self._maybe_resume()
-
-    def _stop_receiving(self) -> None:
-        self._write_closed = True
-        self.registry.stop_receiving(self)
-        self.queue.discard_all()  # what came since the transport did
 
     def connectionLost(self, reason: Failure) -> None:
         """Forget the client (`IProtocol`)."""
-        if self._drain_timer is not None:
-            self._drain_timer.cancel()
         if self._pace is not None:
             self._pace.stop()
         self.transport = None
         self._fast_path = False
-        self.user.lines.leave(self)
         if self.reason is None:
             if reason.check(error.ConnectionDone):
                 self.reason = CloseReason.PEER_CLOSED
@@ -219,21 +167,7 @@ class BusProtocol(ReceivingHalf):
                 self.reason = CloseReason.PEER_RESET
             else:
                 self.reason = CloseReason.SERVER_ERROR
-        self.registry.has_left(self)
-        self.user.charge_memory(-CLIENT_MEMORY - self._kept - self._in_kernel)
-        self._kept = self._in_kernel = 0
-        self.registry.memory.add_buffer(self.user, -self._buffer)
-        self.in_order("end", self._forget)
-
-    def _forget(self) -> None:
-        """Be in no table any more: what was for this client is lost."""
-        self.registry.stop_receiving(self)
-        self.queue.discard_all()
-        assert self.reason is not None
-        self.registry.disconnected(self, self.reason)
-        # These refer to this object, and it to them: only the garbage collector would free such a cycle.
-        self.queue.owner = NOBODY
-        self._drain_timer = self._drain = None
+        self._depart().lose()
 
     def describe(self) -> dict[str, Any]:
         """Return the state of this connection as plain values, without its queued packets."""
@@ -247,7 +181,7 @@ class BusProtocol(ReceivingHalf):
             "untold": self.untold,
             "connected_at": self.connected_at,
             "settings": self.settings.describe(),
-            "is_write_closed": self._write_closed,
+            "is_write_closed": self.is_write_closed,
             "reason": None if self.reason is None else self.reason.name,
         }
 
@@ -401,7 +335,7 @@ class BusProtocol(ReceivingHalf):
         pace.spend(done - at)
         if done == last and done < len(packets) and self._pace is pace:
             pace.wait()
-            self._pause()
+            self.pause()
         return done, len(packets)
 
     def _deliver_run(
@@ -492,7 +426,7 @@ class BusProtocol(ReceivingHalf):
         transport = self.transport
         if not self._is_waiting and transport is not None:
             self._is_waiting = True
-            self._pause()
+            self.pause()
             wait(self.user.lines, self, transport.has_hung_up)
 
     def read_on(self, until: int) -> None:
@@ -505,7 +439,7 @@ class BusProtocol(ReceivingHalf):
     def pause_publishing(self) -> None:
         """See `sbus.server.core.interfaces.Publisher`."""
         self._is_blocked = True
-        self._pause()
+        self.pause()
 
     def resume_publishing(self) -> None:
         """See `sbus.server.core.interfaces.Publisher`."""
@@ -515,7 +449,7 @@ class BusProtocol(ReceivingHalf):
     def wait_for_mail(self) -> None:
         """See `sbus.server.core.interfaces.Publisher`."""
         self._mail += 1
-        self._pause()
+        self.pause()
 
     def mail_delivered(self) -> None:
         """See `sbus.server.core.interfaces.Publisher`."""
@@ -525,7 +459,7 @@ class BusProtocol(ReceivingHalf):
     def _may_continue(self) -> bool:
         return not self.is_paused and self.reason is None
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
         if not self.is_paused and self.transport is not None:
             self.is_paused = True
             self.transport.pauseProducing()
@@ -560,7 +494,7 @@ class BusProtocol(ReceivingHalf):
             if verb == MSG:
                 return self._publish(packet, key, payload)
             if verb == SUB:
-                if not self._write_closed:
+                if not self.is_write_closed:
                     self.registry.subscribe(self, key)
                 self._pay_routing()
             elif verb == UNSUB:

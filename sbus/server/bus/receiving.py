@@ -61,7 +61,7 @@ from sbus.server.core.listeners import Listener
 from sbus.server.core.permissions import FREE
 from sbus.server.core.users import User
 
-__all__ = ["ARRANGED_AT_ONCE", "NOBODY", "Drain", "ReceivingHalf"]
+__all__ = ["ARRANGED_AT_ONCE", "Drain", "ReceivingHalf"]
 
 ARRANGED_AT_ONCE = 2_048
 """Messages that are put in order at a time: about 2 ms."""
@@ -77,7 +77,7 @@ class _Nobody:
         pass
 
 
-NOBODY = _Nobody()
+_NOBODY = _Nobody()
 
 
 class Drain:
@@ -135,13 +135,14 @@ class ReceivingHalf(_Hot, ABC):
     :ivar connected_at: when the client connected, in seconds since the epoch.
     :ivar reason: why the connection is to be closed, or was; else None.
     :ivar is_paused: whether the client is not read from.
+    :ivar front: a snapshot that is sent before the queue; None without one.
+    :ivar is_write_closed: whether the client has shut down reading.
     """
 
     __slots__ = (
         "_buffer",
         "_delivery",
         "_drain",
-        "_front",
         "_held",
         "_identity",
         "_in_kernel",
@@ -149,11 +150,12 @@ class ReceivingHalf(_Hot, ABC):
         "_kept",
         "_letters",
         "_scheduler",
-        "_write_closed",
         "connected_at",
+        "front",
         "has_echo",
         "is_free",
         "is_paused",
+        "is_write_closed",
         "listener",
         "lost",
         "naming",
@@ -201,8 +203,8 @@ class ReceivingHalf(_Hot, ABC):
         self._letters = 0  # replies in the mail
         self._held: list[bytes | None] = []
         self._drain: Drain | None = None
-        self._front: Front | None = None
-        self._write_closed = False
+        self.front: Front | None = None
+        self.is_write_closed = False
         # What is charged for it
         self._buffer = 0
         self._in_kernel = 0
@@ -213,6 +215,10 @@ class ReceivingHalf(_Hot, ABC):
     @abstractmethod
     def close(self, reason: CloseReason, detail: str = "") -> None:
         """See `sbus.server.core.interfaces.Client`."""
+
+    @abstractmethod
+    def read_on(self, until: int) -> None:
+        """See `sbus.fair.Reader`."""
 
     @abstractmethod
     def pause_publishing(self) -> None:
@@ -231,7 +237,7 @@ class ReceivingHalf(_Hot, ABC):
         """See `sbus.server.core.interfaces.Publisher`."""
 
     @abstractmethod
-    def _pause(self) -> None:
+    def pause(self) -> None:
         """Do not read from the client."""
 
     @abstractmethod
@@ -271,6 +277,17 @@ class ReceivingHalf(_Hot, ABC):
             held = self.transport.unread_bytes() + self.transport.partial_bytes()
             self.user.charge_memory(held - self._in_kernel)
             self._in_kernel = held
+
+    def release(self) -> None:
+        """Give back what is charged for the connection, which is lost."""
+        self.user.charge_memory(-CLIENT_MEMORY - self._kept - self._in_kernel)
+        self._kept = self._in_kernel = 0
+        self.registry.memory.add_buffer(self.user, -self._buffer)
+        self._drain = None
+
+    def detach(self) -> None:
+        """Let the queue refer to this object no longer: only the garbage collector would free such a cycle."""
+        self.queue.owner = _NOBODY
 
     def _may_grow(self, size: int) -> bool:
         """Decide whether the send buffer grows."""
@@ -317,7 +334,7 @@ class ReceivingHalf(_Hot, ABC):
         settings = self.settings
         if self.naming is not None and not (settings.order.arrival and settings.soft.always is not Verdict.REPLACE):
             self.queue.sign_all(self.naming.last)  # messages do not stay behind those of their publishers
-        self.queue.configure(settings if self._front is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
+        self.queue.configure(settings if self.front is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
         if self.reason is None and self.queue.state is not State.DEAF and self.queue.settings.can_block():
             self.user.blockers[self] = None
         else:
@@ -341,7 +358,7 @@ class ReceivingHalf(_Hot, ABC):
         if self._held:
             self._held.append(build(CMSG, key, payload))
             if self._has_replies():
-                self._pause()
+                self.pause()
             return
         self._write(build(CMSG, key, payload), self.registry.touch)
 
@@ -349,7 +366,7 @@ class ReceivingHalf(_Hot, ABC):
         """See `sbus.server.core.interfaces.Client`."""
         self._held.append(None)
         if self._has_replies():
-            self._pause()
+            self.pause()
 
     def release_reply(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.core.interfaces.Client`."""
@@ -364,12 +381,12 @@ class ReceivingHalf(_Hot, ABC):
         self._write(build(CMSG, key, payload), self.registry.touch_also)
 
     def _write(self, packet: bytes, touch: Callable[[Client], None]) -> None:
-        if self._write_closed:
+        if self.is_write_closed:
             return
         if self.user.lines.mail and self._delivery.post(self, "reply", partial(self._write_letter, packet)):
             self._letters += 1
             if self._has_replies():
-                self._pause()
+                self.pause()
             return
         self._put(packet, touch)
 
@@ -389,11 +406,11 @@ class ReceivingHalf(_Hot, ABC):
         if len(queue.pending) >= MAX_REPLIES:
             self.registry.flush()
         if self._has_replies():
-            self._pause()
+            self.pause()
 
     def _write_letter(self, packet: bytes) -> None:
         self._letters -= 1
-        if not self._write_closed:
+        if not self.is_write_closed:
             self._put(packet, self.registry.touch_also)
         self._maybe_resume()
         if not self._letters:
@@ -410,12 +427,12 @@ class ReceivingHalf(_Hot, ABC):
     def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         """See `sbus.server.core.interfaces.Client`."""
         self._is_loading = True
-        self._pause()
+        self.pause()
         self.in_order("snapshot", partial(self._begin_snapshot, packets, on_over))
 
     def _begin_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         registry, transport = self.registry, self.transport
-        if transport is None or self._write_closed or self.queue.state is State.HELD:  # nothing leaves any more
+        if transport is None or self.is_write_closed or self.queue.state is State.HELD:  # nothing leaves any more
             packets.close()
             self._is_loading = False
             on_over()
@@ -426,14 +443,14 @@ class ReceivingHalf(_Hot, ABC):
         if self.naming is not None:
             front.sign_pending(self.naming.last)  # flood control may decide about these; all others keep their places
         self._use(live)
-        self._front = Front(front, packets, live, self, partial(self._snapshot_over, on_over))
-        self._send_from(transport, self._front)
+        self.front = Front(front, packets, live, self, partial(self._snapshot_over, on_over))
+        self._send_from(transport, self.front)
         self.configure_queue()
         registry.touch(self)
 
     def _snapshot_over(self, on_over: Callable[[], None]) -> None:
         on_over()
-        self._front = None
+        self.front = None
         self._is_loading = False
         if self.transport is not None:
             self._send_from(self.transport, self.queue)
@@ -453,7 +470,7 @@ class ReceivingHalf(_Hot, ABC):
         """
         if not self.in_order("choice", partial(self._name_senders, wanted, answer)):
             self._is_loading = True
-            self._pause()
+            self.pause()
 
     def _name_senders(self, wanted: bool, answer: bytes) -> None:
         self._is_loading = False
@@ -476,7 +493,7 @@ class ReceivingHalf(_Hot, ABC):
             self._maybe_resume()
         else:
             self._is_loading = True
-            self._pause()
+            self.pause()
             self._begin_snapshot((packet for packet in (answer,)), self._stop_naming)
 
     def _stop_naming(self) -> None:
@@ -519,7 +536,7 @@ class ReceivingHalf(_Hot, ABC):
     @property
     def is_holding(self) -> bool:
         """See `sbus.server.core.interfaces.Client`."""
-        return len(self.queue) > 0 or self._front is not None or self.lost > 0 or self.user.lines.waits(self)
+        return len(self.queue) > 0 or self.front is not None or self.lost > 0 or self.user.lines.waits(self)
 
     def enqueue(self, packets: list[bytes], may_block: bool) -> Outcome | None:
         """See `sbus.server.core.interfaces.Receiver`."""
@@ -575,6 +592,6 @@ class ReceivingHalf(_Hot, ABC):
     def queue_is_arranged(self, most: int) -> bool:
         """Put some messages that wait into the client's order; return whether all that can are."""
         try:
-            return self.transport is None or (self._front or self.queue).put_in_order(most)
+            return self.transport is None or (self.front or self.queue).put_in_order(most)
         except Exception:  # of a plugged-in order: to send meets it again, which ends this connection and no turn
             return True

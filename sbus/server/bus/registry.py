@@ -12,7 +12,7 @@ connections (`sbus.server.bus.protocol`) and the program around the bus deal wit
 `sbus.server.bus.subscriptions`    who subscribes to what: permissions, limits and charges
 `sbus.server.bus.services`         clients of root and of the server's user that become services
 `sbus.server.bus.router`           the patterns of all subscriptions, and the receivers of a routing key
-`sbus.server.bus.departure`        the subscriptions of clients that have left, dropped in turns
+`sbus.server.bus.pattern_drops`    the subscriptions of clients that have left, dropped in turns
 `sbus.server.core.closed_clients`  the last connections that have ended, with the reasons
 `sbus.server.bus.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
 `sbus.server.bus.backpressure`     which receivers block which publishers, and for how long
@@ -51,11 +51,11 @@ from sbus.server.asks.upstream import Upstream
 from sbus.server.bus.admission import Admission
 from sbus.server.bus.backpressure import Backpressure
 from sbus.server.bus.delivery import Delivery
-from sbus.server.bus.departure import Departures
 from sbus.server.bus.guard import Guard
 from sbus.server.bus.mail import drop
 from sbus.server.bus.members import Members
 from sbus.server.bus.memory import MemoryGuard
+from sbus.server.bus.pattern_drops import PatternDrops
 from sbus.server.bus.router import Router
 from sbus.server.bus.services import Services
 from sbus.server.bus.stall import StallTimer
@@ -149,12 +149,12 @@ class SubscriptionRegistry(Service):
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account, shares, self.limits.user_payloads)
         self.scheduler = Scheduler(clock)
         self._clock = clock
-        self._departures = Departures(
+        self._pattern_drops = PatternDrops(
             self.scheduler,
             clock,
-            drop=lambda receiver, pattern: self._subscriptions.drop(receiver, pattern),
             mute=self._mute,
-            on_left=self._patterns_left,
+            drop=lambda receiver, pattern: self._subscriptions.drop(receiver, pattern),
+            on_dropped=self._patterns_dropped,
         )
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
@@ -171,7 +171,7 @@ class SubscriptionRegistry(Service):
         )
         self.clients = self._members.clients
         self.memory = MemoryGuard(
-            account, self.clients, self._departures.receivers, clock, self.users.all, self.scheduler
+            account, self.clients, self._pattern_drops.receivers, clock, self.users.all, self.scheduler
         )
         self._notices = InterestNotices(clock, self.delivery.flush)
         self.interest = Interest(
@@ -220,7 +220,7 @@ class SubscriptionRegistry(Service):
         )
         self._subscriptions = Subscriptions(
             self._router,
-            self._departures,
+            self._pattern_drops,
             self.interest,
             self.upstream,
             self.guard,
@@ -403,19 +403,25 @@ class SubscriptionRegistry(Service):
             self._pattern_lists.observed(client, is_observer)
             self.interest.observe(client, is_observer)
 
-    def leave(self, client: Receiver) -> None:
-        """Drop the subscriptions of a receiver that takes no more messages (`sbus.server.bus.departure`)."""
-        self._departures.add(client)
+    def drop(self, client: Receiver) -> None:
+        """Have a receiver get nothing that is published from now on; unblock its publishers.
+
+        Its subscriptions are dropped at once, or in turns of its user; what it has asked for is forgotten.
+        """
+        self.delivery.forget(client)
+        self._pattern_drops.add(client)
+        self.interest.unwatch_all(client)
+        self._notices.forget(client)
+        self._pattern_lists.forget(client)
+        self.upstream.forget(client)
 
     def _mute(self, client: Receiver) -> None:
-        """Have nothing that is published from now on reach a receiver whose subscriptions are still there."""
         self.delivery.flush()
         self._router.mute(client)
         if client.queue is not None:
             client.queue.deafen()
 
-    def _patterns_left(self, client: Receiver) -> None:
-        """Note that the last subscription of a receiver that has left is dropped."""
+    def _patterns_dropped(self, client: Receiver) -> None:
         self._router.unmute(client)
         self.interest.left(client)
         self._forget_user(client.user)
@@ -432,17 +438,8 @@ class SubscriptionRegistry(Service):
             lines.on_rest = lambda: self._forget_user(user)
             self.scheduler.enter(lines)
 
-    def stop_receiving(self, client: Receiver) -> None:
-        """Drop the subscriptions of a client that cannot receive; unblock its publishers."""
-        self.delivery.forget(client)
-        self.leave(client)
-        self.interest.unwatch_all(client)
-        self._notices.forget(client)
-        self._pattern_lists.forget(client)
-        self.upstream.forget(client)
-
-    def has_left(self, client: Client) -> None:
-        """Free the place of a client whose connection is lost; `disconnected` follows."""
+    def release(self, client: Client) -> None:
+        """Free the place of a client whose connection is lost; `forget` follows."""
         self.delivery.forget(client)
         self._backpressure.forget(client)
         client.user.blockers.pop(client, None)
@@ -450,8 +447,10 @@ class SubscriptionRegistry(Service):
         self.users.disconnect(client.user)
         self._fired += self._members.remove(client) if client in self._members else []
 
-    def disconnected(self, client: Client, reason: CloseReason) -> None:
-        """Forget a client that has disconnected, once all that was for it is accounted for."""
+    def forget(self, client: Client) -> None:
+        """Forget a client whose connection is lost, once all that was for it is accounted for."""
+        reason = client.reason
+        assert reason is not None
         if client.number:
             self.counters.disconnected_by[reason] += 1
             self.closed.add(
@@ -513,7 +512,7 @@ class SubscriptionRegistry(Service):
         super().stopService()
         gone = self._members.when_gone()
         self.disconnect_all(sidecars=True)
-        return gone.addCallback(lambda _: self._departures.finish())
+        return gone.addCallback(lambda _: self._pattern_drops.finish())
 
     # --- messages ----------------------------------------------------------------------------
 

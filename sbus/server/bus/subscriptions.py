@@ -12,9 +12,9 @@ from sbus.protocol.keys import Dialect, SecretKey
 from sbus.routing.cost import MatchCost
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.upstream import Upstream
-from sbus.server.bus.departure import Departures
 from sbus.server.bus.guard import Guard
 from sbus.server.bus.memory import pattern_memory
+from sbus.server.bus.pattern_drops import PatternDrops
 from sbus.server.bus.router import Router
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import Receiver
@@ -32,14 +32,14 @@ class Subscriptions:
     """The subscriptions of all receivers.
 
     :param router: has the patterns of all subscriptions.
-    :param departures: the receivers that have left, which may hold patterns yet.
+    :param drops: the receivers that take no more messages, and may have patterns yet.
     :param interest: the watched keys, which count as patterns.
     """
 
     def __init__(
         self,
         router: Router,
-        departures: Departures,
+        drops: PatternDrops,
         interest: Interest,
         upstream: Upstream,
         guard: Guard,
@@ -49,7 +49,7 @@ class Subscriptions:
         events: Events,
     ) -> None:
         self._router = router
-        self._departures = departures
+        self._drops = drops
         self._interest = interest
         self._upstream = upstream
         self._guard = guard
@@ -63,8 +63,8 @@ class Subscriptions:
 
         :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
-        if client in self._departures.receivers:
-            self._departures.drop(client, len(client.patterns))  # a subscriber of the program that comes back
+        if client in self._drops.receivers:
+            self._drops.drop(client, len(client.patterns))  # a subscriber of the program that comes back
         if self._upstream.is_chained:
             pattern = self._upstream.local(pattern)
         count, secret = client.patterns.get(pattern, (0, None))
@@ -102,9 +102,7 @@ class Subscriptions:
         """Take one subscription back; an unknown one is ignored and counted."""
         if self._upstream.is_chained:
             pattern = self._upstream.local(pattern)
-        count, secret = (
-            client.patterns.get(pattern, (0, None)) if client not in self._departures.receivers else (0, None)
-        )
+        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._drops.receivers else (0, None)
         if not count:
             self._counters.unknown_unsubscriptions += 1
             return
@@ -142,8 +140,8 @@ class Subscriptions:
         if not user.has_pattern_limits:
             return
         # What clients that have left still hold is not to be held against those that are there.
-        if (client := self._departures.of(user)) is not None:
-            self._departures.drop(client, _ROOM_MADE)
+        if (client := self._drops.of(user)) is not None:
+            self._drops.drop(client, _ROOM_MADE)
         if user.patterns >= user.share.patterns.most:
             raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
 

@@ -563,7 +563,7 @@ def test_a_subscriber_of_the_program_gets_nothing_while_it_leaves():
     """A receiver without a queue is skipped from the moment at which it leaves."""
     bus = HandTurnedBus(TICK)
     local, other = local_with(bus, 1_000), bus.connect(uid=OTHER)
-    bus.registry.leave(local)
+    bus.registry.drop(local)
     assert local.patterns
     other.send(b"MSG k\0late")
     assert local.got == [b"MSG k\0before"]
@@ -576,7 +576,7 @@ def test_a_subscriber_that_comes_back():
     """A receiver that subscribes again while its patterns are dropped has the new ones alone, and gets messages."""
     bus = HandTurnedBus(TICK)
     local, other = local_with(bus, 1_000), bus.connect(uid=OTHER)
-    bus.registry.leave(local)
+    bus.registry.drop(local)
     bus.turn()
     unknown = bus.registry.counters.unknown_unsubscriptions
     bus.registry.unsubscribe(local, b"k")
@@ -590,7 +590,7 @@ def test_a_subscriber_that_comes_back():
     contend(bus, other)
     other.send(b"MSG new\0", b"MSG k\0")
     assert local.got == [b"MSG k\0before", b"MSG new\0"]
-    bus.registry.leave(local)
+    bus.registry.drop(local)
     bus.finish()
     assert bus.registry.router.is_empty()
     assert local.user.memory == 0

@@ -207,8 +207,8 @@ def test_nothing_is_copied_for_a_client_that_does_not_read():
     one.send(*(b"MSG %d\0x" % n for n in range(1000)))
     late.stall()
     late.send(b"CMSG last\0")
-    assert late.protocol._front is not None
-    assert len(late.protocol._front._pulled) <= 256
+    assert late.protocol.front is not None
+    assert len(late.protocol.front._pulled) <= 256
     assert late.protocol.queue.messages == 0
     late.transport.hang_up()
     bus.settle()
@@ -440,7 +440,7 @@ def test_no_gap_and_nothing_twice(steps, order, soft, rules, is_poor, others):
                 model.publish(key, packet, uid)
                 if any(matches(pattern, key) for pattern in subscribed):
                     expected[-1].append(packet)
-                    if (others or reader.protocol._front is None) and soft != b"queue":
+                    if (others or reader.protocol.front is None) and soft != b"queue":
                         optional[packet] += 1
                 publishers[uid].protocol.user.lines.deficit = QUANTUM
                 publishers[uid].send(packet)
@@ -452,7 +452,7 @@ def test_no_gap_and_nothing_twice(steps, order, soft, rules, is_poor, others):
                 if is_poor:
                     bus.use_up(reader, 1)
                 bus.turn()
-            elif not reader.protocol.is_paused and reader.protocol._front is None:
+            elif not reader.protocol.is_paused and reader.protocol.front is None:
                 pattern = step[1]
                 subscribed.append(pattern)
                 snapshot = [packet for key, packet, _, _ in model.values if matches(pattern, key)]

@@ -1,0 +1,117 @@
+"""Pattern drops: the patterns of receivers that take no more messages are dropped in turns of their users.
+
+To drop a pattern changes the index and the routes, so many patterns are a chore (`PatternDrop`). Until the last one is
+dropped, the receiver is *muted*: no look-up finds it. Routes that contain it stay as they are, so that it costs others
+nothing; its queue is deaf instead. When the server stops, the routes are dropped all together, and nothing waits for a
+turn (`PatternDrops.finish`).
+
+Rejected: to forget the routes of a muted receiver. Nothing says which these are but its patterns, so all were
+forgotten, and one client that came and left with many patterns kept the route cache cold for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from twisted.internet import defer
+from twisted.internet.interfaces import IReactorTime
+
+from sbus.fair import Scheduler
+from sbus.server.core.interfaces import Receiver
+from sbus.server.core.users import User
+
+__all__ = ["PatternDrop", "PatternDrops"]
+
+_DROPPED_AT_ONCE = 16
+"""Patterns that are dropped between two looks at the clock: each takes 15 µs, or a millisecond with many routes."""
+_FINISHED_AT_ONCE = 512
+"""Patterns that are dropped in one turn of the reactor when the server has stopped: about 5 ms."""
+
+
+class PatternDrop:
+    """The patterns of a receiver that takes no message any more, to be dropped: a chore of its user."""
+
+    __slots__ = ("_drops", "receiver")
+
+    def __init__(self, drops: PatternDrops, receiver: Receiver) -> None:
+        self._drops = drops
+        self.receiver = receiver
+
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        drops, patterns = self._drops, self.receiver.patterns
+        while drops.receivers.get(self.receiver) is self:  # else it has come back, or another one has dropped all
+            drops.drop(self.receiver, _DROPPED_AT_ONCE)
+            if patterns and drops.scheduler.clock() >= until:
+                return False
+        return True
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"patterns": list(self.receiver.patterns), "receiver": getattr(self.receiver, "number", 0)}
+
+
+class PatternDrops:
+    """The receivers that take no more messages, and whose patterns are being dropped.
+
+    :param mute: has nothing that is published from now on reach a receiver.
+    :param drop: drops one pattern of a receiver.
+    :param on_dropped: called when the last pattern of a receiver is dropped.
+    :ivar receivers: these receivers.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clock: IReactorTime,
+        *,
+        mute: Callable[[Receiver], None],
+        drop: Callable[[Receiver, bytes], None],
+        on_dropped: Callable[[Receiver], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self.receivers: dict[Receiver, PatternDrop] = {}
+        self._clock = clock
+        self._mute = mute
+        self._drop = drop
+        self._on_dropped = on_dropped
+
+    def add(self, receiver: Receiver) -> None:
+        """Drop the patterns of a receiver: at once, or in turns of its user."""
+        if receiver in self.receivers:
+            return
+        self._mute(receiver)
+        chore = self.receivers[receiver] = PatternDrop(self, receiver)
+        self.scheduler.do(receiver.user.lines, chore)
+
+    def drop(self, receiver: Receiver, most: int) -> None:
+        """Drop some patterns of a receiver, and nobody waits for a turn."""
+        for pattern in tuple(islice(receiver.patterns, most)):
+            self._drop(receiver, pattern)
+        if not receiver.patterns and self.receivers.pop(receiver, None) is not None:
+            self._on_dropped(receiver)
+
+    def of(self, user: User) -> Receiver | None:
+        """Return a receiver of this user, if there is one."""
+        return next((receiver for receiver in self.receivers if receiver.user is user), None)
+
+    def finish(self) -> defer.Deferred[None]:
+        """Drop all patterns in slices, and wait for no turn; fires when nothing is left."""
+        done: defer.Deferred[None] = defer.Deferred()
+        self._finish(done)
+        return done
+
+    def _finish(self, done: defer.Deferred[None]) -> None:
+        left = _FINISHED_AT_ONCE
+        while self.receivers and left > 0:
+            receiver, chore = next(iter(self.receivers.items()))
+            receiver.user.lines.chores.pop(chore, None)
+            count = min(left, len(receiver.patterns))
+            self.drop(receiver, count)
+            left -= count + 1
+        if self.receivers:
+            self._clock.callLater(0, self._finish, done)
+        else:
+            done.callback(None)
