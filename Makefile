@@ -2,6 +2,7 @@
 # make test    set everything up, then run the tests      (ARGS="tests/unit -x": arguments for pytest)
 # make test-pipeline   run the tests of recording, journals, lakes, Spark and reports, which make test leaves out
 # make test-all   run everything: slow tests too, and all examples of property tests, 15 to 25 minutes; before a release
+# make test-sample   run one in eight of the slow tests and the property tests of test-all, without torch
 # make coverage   run the tests in plain Python and report which code they reach; fails below a room's gate
 # make lint    check style, types, architecture and news fragments   (BASE=origin/main: branch to compare with)
 # make format  reformat the source the way lint expects
@@ -32,7 +33,7 @@ sources := Makefile pyproject.toml setup.py tools/setup-venv tools/can-compile \
 	$(wildcard sbus/*.p[xy][xd] sbus/*/*.p[xy][xd] sbus/*/*/*.p[xy][xd])
 
 .NOTPARALLEL:
-.PHONY: help run test test-pipeline test-all web test-web coverage lint format bench bench-clients bench-micro bench-payloads bench-attacks docs dist setup clean
+.PHONY: help run test test-pipeline test-all test-sample web test-web coverage lint format bench bench-clients bench-micro bench-payloads bench-attacks docs dist setup clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -72,9 +73,14 @@ test-pipeline: $(ready)-test
 	$(pytest) $(pipeline) $(ARGS)
 
 # Some of these start several Java machines each: no more at once than processors.
-test-all: $(ready)-test
-	.venv/bin/python -m pytest --numprocesses=auto --max-worker-restart=0 --timeout=1200 -m "slow or not slow" \
-		--hypothesis-profile=thorough $(ARGS)
+thoroughly := .venv/bin/python -m pytest --numprocesses=auto --max-worker-restart=0 --timeout=1200 \
+	-m "slow or not slow" --hypothesis-profile=thorough
+
+test-all: $(ready)-test $(ready)-torch
+	$(thoroughly) $(ARGS)
+
+test-sample: $(ready)-test
+	$(thoroughly) --sample=8 $(ARGS)
 
 # The page of `sbus web`. The licences are written last.
 page := sbus/web/static/THIRD-PARTY.txt

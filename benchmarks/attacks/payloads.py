@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
+import signal
 import socket
 import struct
 import time
@@ -25,6 +27,8 @@ _MOST_DESCRIPTORS = 253
 _READERS = 200
 _GRACE = 10
 """Connections that are made before one breaks the protocol: payloads come meanwhile."""
+_LONGEST_LIFE = 0.05
+"""Seconds until a process is killed, at most."""
 _MANY_READERS = 625
 """Readers of which each has 16 descriptors unread: 10,000 in all."""
 
@@ -169,6 +173,31 @@ def _end_unread(me: Attacker) -> None:
         time.sleep(PACE)
 
 
+def _publish_and_read(me: Attacker) -> None:
+    """Publish payloads and read them, without an end."""
+    with me.connect(b"CMSG payload/on", EVERYTHING) as sock:
+        while True:
+            with _memory() as memory, contextlib.suppress(BlockingIOError):
+                socket.send_fds(sock, [_whole()], [memory])
+                receive_now(sock)
+
+
+def _killed(me: Attacker) -> None:
+    """Begin a process that publishes and reads payloads, and kill it at any moment; begin again."""
+    moments = random.Random(os.getpid())
+    me.ready()
+    while me.running():
+        process = os.fork()
+        if not process:
+            with contextlib.suppress(BaseException):
+                _publish_and_read(me)
+            os._exit(1)
+        time.sleep(moments.uniform(0.0, _LONGEST_LIFE))
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        me.count()
+
+
 def payloads() -> Iterator[Attack]:
     """Return the attacks with large payloads."""
     yield Attack("payload-wrong", "payloads that break each rule in turn", (_wrong,))
@@ -190,3 +219,6 @@ def payloads() -> Iterator[Attack]:
         "payload-ended", "readers that the server ends with payloads unread, one after another", (_end_unread, _flood)
     )
     yield Attack("payload-leavers", "readers of payloads that come and go", (_come_and_go, _flood))
+    yield Attack(
+        "payload-killed", "publishers and readers of payloads that are killed at any moment", (_killed, _killed)
+    )
