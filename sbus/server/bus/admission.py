@@ -3,35 +3,34 @@
 Theory of operation
 -------------------
 
-No user may take all places of a bus. `Admission` decides about each connection that was accepted, by the user whom the
-kernel names:
+No user may take all places of a bus. `Admission` judges each accepted connection by the user whom the kernel names:
 
 =============  ========================================================================================================
 bound          rule
 =============  ========================================================================================================
 rate           Each user has a bucket of connections (`sbus.server.bus.buckets`), filled by its accepts a second
                (``--user-accepts``), with five seconds' worth; a connection that finds it empty is refused.
-one user       its clients (``--user-clients``); by default 256, as each client is a place, and a receiver of
-               what it subscribes to: thousands cost everybody else
+one user       its clients (``--user-clients``); by default 256: each client takes a place, and is a receiver for its
+               patterns; thousands cost everybody else
 reserves       The last 64 places and the last 317 descriptors (a quarter, if that is less) are for users without a
                connection. A newcomer is refused only when 64 users have taken the reserve, with one connection each;
-               253 descriptors are left then, without which no packet with descriptors is read.
+               the 253 descriptors left then are needed to read packets with descriptors.
 =============  ========================================================================================================
 
-To accept and close a connection costs about 15 µs. To leave it in the backlog would lock everybody out: the kernel
-shows whose it is only when it is accepted. A refused connection gets no bytes, and nothing of it is read: the port asks
-before it makes anything for a connection (`sbus.seqpacket.interfaces.IPeerGate`). A connection that comes by another
-way is asked for `room` alone.
+Accepting and closing a connection costs about 15 µs. Leaving it in the backlog would lock everybody out: the kernel
+shows its user only once it is accepted. A refused connection gets no bytes, and none of its bytes are read: the port
+asks before it makes anything for a connection (`sbus.seqpacket.interfaces.IPeerGate`). For a connection that comes
+another way, only `room` is asked.
 
-Users may have limits of their own (`sbus.server.core.shares`). Root and the server's own user are exempt: they can stop
-the bus anyway, and mend it. The recorder runs as one of them, but counts as a user of its own
+Users may have their own limits (`sbus.server.core.shares`). Root and the server's own user are exempt: they can stop
+the bus anyway, and repair it. The recorder runs as one of them, but counts as a separate user
 (`sbus.server.core.users.RECORDER`).
 
-The buckets outlive the connections: a range of 65,536 subordinate UIDs has 13 MB of them for 5 s at most. The
-descriptors of connections are known; while the reserve is near, the number of the others is looked up once a second at
-most.
+The buckets outlive the connections: a range of 65,536 subordinate UIDs has 13 MB of them for at most 5 s. The
+descriptors of connections are known; while the reserve is near, the server looks up the number of the others at most
+once a second.
 
-Rejected: a rate for all users together (one user would spend it); to refuse by the descriptor's number, which is the
+Rejected: a rate for all users together (one user would spend it); refusing by the descriptor's number, which is the
 lowest free one (numbers become free in the middle while the reserve is in use).
 """
 
@@ -50,10 +49,10 @@ from sbus.syscalls.sockets import MOST_PASSED
 __all__ = ["BURST_SECONDS", "DESCRIPTOR_RESERVE", "RESERVE", "AcceptRates", "Admission", "reserve"]
 
 RESERVE = 64
-"""Clients that are kept for users without a connection."""
+"""Places of clients that are kept for users without a connection."""
 DESCRIPTOR_RESERVE = RESERVE + MOST_PASSED
-"""Descriptors that are kept for these users, and for those that come with one packet: with fewer, all clients that take
-large messages would wait."""
+"""Descriptors that are kept for these users, and for descriptors that arrive with a packet: with fewer, all clients
+that take large messages would wait."""
 BURST_SECONDS = 5
 """Seconds' worth of connections that a user who has not connected for a while may make at once."""
 

@@ -5,9 +5,9 @@
 A receiver that has chosen to block, and cannot take a message, blocks its publisher: the server stops reading the
 publisher's socket. The kernel's buffer then fills up, and the publisher's ``send()`` waits.
 
-One object owns the matter for a whole bus: the publishers that a receiver blocks, each until the receiver's queue is
-empty or until it has room, and the receivers that block a publisher. The first receiver that blocks a publisher pauses
-it, and the last one that unblocks it resumes it. Other clients take no memory here.
+One object keeps the blocks of a whole bus: the publishers that a receiver blocks, each until the receiver's queue is
+empty or has room, and the receivers that block a publisher. The first receiver that blocks a publisher pauses it, and
+the last one that unblocks it resumes it. Other clients take no memory here.
 
 =====================================================  ================================================================
 a receiver's socket gets full                          it takes packets again
@@ -20,14 +20,14 @@ the publisher's transport pauses                       ``publisher.resume_publis
 =====================================================  ================================================================
 
 *The block time-out.* Each receiver that blocks has one timer, from the first publisher on. When it ends, the receiver
-must have read something within the time-out, or it is disconnected and its publishers continue. What it has read shows
-in packets that leave its queue, or in fewer unread bytes in the kernel (`sbus.server.bus.stall`). The time of the last
+must have read something within the time-out, or it is disconnected and its publishers continue. Its reading shows in
+packets that leave its queue, or in fewer unread bytes in the kernel (`sbus.server.bus.stall`). The time of the last
 packet is noted, and a timer that ends too early runs again for the rest. The time-out also ends clients that block each
-other or themselves. Another choice of strategies unblocks the publishers, but the time runs on.
+other or themselves. Another choice of strategies unblocks the publishers, but the timer continues.
 
-*Whom a full queue holds.* At its hard limit, a queue blocks only publishers of users with more than a fair part of it
-(`sbus.server.bus.queue_shares`), and keeps the others' messages meanwhile. Soft blocking concerns the publisher of the
-message at hand.
+*Publishers held by a full queue.* At its hard limit, a queue blocks only publishers of users with more than a fair part
+of it (`sbus.server.bus.queue_shares`), and keeps the others' messages meanwhile. Soft blocking concerns the publisher
+of the message at hand.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class Backpressure:
                 self._let_go(publisher)
                 unblocked.append(publisher)
         for publisher in unblocked:
-            if publisher not in self._blocked:  # unless one that went on has had it blocked again
+            if publisher not in self._blocked:  # unless one that continued has had it blocked again
                 publisher.resume_publishing()
 
     def _time_is_up(self, receiver: _Receiver) -> None:

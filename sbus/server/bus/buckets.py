@@ -1,7 +1,7 @@
-"""Token buckets of users: how much of something each may have at once, and how much a second.
+"""Token buckets of users: how much of something each may have at once, and how much per second.
 
-They outlive the connections, or a user who connects and leaves would always find a full one. A bucket that has filled
-up again is forgotten, at the latest when their number has doubled: one takes about 200 bytes.
+They outlive the connections: otherwise a user who connects and leaves would always find a full one. A bucket that has
+filled up again is forgotten, at the latest when the number of buckets has doubled: one takes about 200 bytes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Buckets:
         return len(self._levels)
 
     def level(self, uid: int) -> float:
-        """Return the tokens that a user has; below 0 what it owes."""
+        """Return the tokens that a user has; below 0: its debt."""
         rate, burst = self._bounds_of(uid)
         now = self._clock()
         tokens, counted_at = self._levels.get(uid, (burst, now))
         return min(burst, tokens + (now - counted_at) * rate)
 
     def take(self, uid: int, tokens: float) -> float:
-        """Take tokens from a user; return those that are left, or below 0 what it owes."""
+        """Take tokens from a user; return the rest, or below 0 its debt."""
         left = max(-self._debt, self.level(uid) - tokens)
         self._levels[uid] = left, self._clock()
         if len(self._levels) >= self._sweep_at:

@@ -1,8 +1,8 @@
-"""Choices: the control messages that change what a client gets, and how.
+"""Choices: the control messages that change which packets a client gets, and how.
 
 `handle` finds a strategy or an order by its selector, and any other control message by its group: here, or among the
-questions (`sbus.server.asks.requests`). A choice that changes what is sent to the client is in force from its place in
-the client's stream on (`ReceivingHalf.in_order`); its answer is a reply.
+questions (`sbus.server.asks.requests`). A choice about packets to the client is in force from its place in the client's
+stream on (`ReceivingHalf.in_order`); its answer is a reply.
 """
 
 from __future__ import annotations

@@ -9,24 +9,24 @@ and `Delivery.deliver` takes it one of two ways:
 who is active                what happens
 ===========================  ==================================================================================
 one user                     every receiver gets it at once, as far as `AT_ONCE` and `AT_ONCE_KIB` allow
-several users                the publisher's own receivers get it at once, and those of any other user if they are
-                             `OF_OTHERS` at most and none of them waits; all others have one entry of mail
+several users                the publisher's own receivers get it at once, and those of any other user if they are at
+                             most `OF_OTHERS` and none of them waits; all others have one entry of mail
                              (`sbus.server.bus.mail`)
 ===========================  ==================================================================================
 
 *At once* means into `SendQueue.pending`; `Delivery.flush` sends that when the batch ends, with one system call for each
-receiver. If a whole batch is one run, it goes past the queues of receivers that have nothing waiting. Large messages
-with one receiver do not even come here then (`Delivery.find_outlet`). Flood control decides about what a socket does
-not take (`sbus.flood.send_queue`). Mail ends in the same function, `Delivery.hand`.
+receiver. If a whole batch is one run, it goes past the queues of receivers with nothing waiting. Large messages
+with one receiver do not come here then (`Delivery.find_outlet`). Flood control decides about messages that a
+socket does not take (`sbus.flood.send_queue`). Mail ends in the same function, `Delivery.hand`.
 
 The publisher is an argument; None stands for the program around the bus, which no receiver can block. A receiver that
-can block may do so at any message of a run, and handling must stop right there. If each such receiver certainly has
-room for the whole run, as is nearly always so, the run goes as one. Otherwise it is halved until a half has room or is
-a single message.
+can block may do so at any message of a run, and handling must stop there. If each such receiver certainly has
+room for the whole run, as nearly always, the run goes as one. Otherwise it is halved until a half has room
+or is a single message.
 
-Mail without room: the publisher's own user waits for it, so `deliver` handles nothing and says so; messages of other
-users are lost for that user, and leave a `Gap`. What observers publish during an event is handled when the batch, or
-the entry, is over (`SubscriptionRegistry.publish`).
+Mail without room: a publisher of the same user waits for it, so `deliver` handles nothing and returns 0; messages from
+other users are lost for that user, and leave a `Gap`. Messages that observers publish during an event are handled when
+the batch, or the entry, is over (`SubscriptionRegistry.publish`).
 
 If a plugged-in strategy or order raises, the server disconnects the client that chose it.
 """
@@ -63,12 +63,12 @@ _DEAF = State.DEAF
 
 
 class Delivery(PayloadPosting):
-    """Delivers messages to their receivers, and acts on what became of them.
+    """Delivers messages to their receivers, and acts on the outcomes.
 
     :param credentials: decides whether a receiver may block a publisher.
     :param backpressure: blocks publishers.
     :param scheduler: whose turn it is.
-    :param muted: receivers that get nothing any more, although routes contain them.
+    :param muted: receivers that no longer get anything, although routes contain them.
     :param max_packet: bytes in the longest packet.
     :ivar uncounted: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
     :ivar served: the receivers that the last run was handed to at once.
@@ -105,7 +105,7 @@ class Delivery(PayloadPosting):
         self.served = 0
 
     def set_keeper(self, keeper: LastValues) -> None:
-        """Keep last values: a route that contains the keeper is one of keys that are kept."""
+        """Keep last values: keys whose route contains the keeper are kept."""
         self._keeper = keeper
 
     # --- in ----------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Delivery(PayloadPosting):
         has_echo: bool = True,
         /,
     ) -> int:
-        """Hand a run of messages to its receivers, or to their mail; `flush` sends what was handed over.
+        """Hand a run of messages to its receivers, or to their mail; `flush` sends those handed over.
 
         :param packets: the messages.
         :param publisher: the client that published them; None for the program around the bus.
@@ -311,7 +311,7 @@ class Delivery(PayloadPosting):
         return others
 
     def find_outlet(self, route: Route[Receiver]) -> Outlet | None:
-        """Return where the messages of a route go on to: its only receiver, if nothing is in their way to its socket.
+        """Return the outlet of a route: its only receiver's socket, if nothing is in the way of messages to it.
 
         That holds until anything else happens.
         """
@@ -342,7 +342,7 @@ class Delivery(PayloadPosting):
         return transport is not None and transport.try_send([message]) == 1
 
     def _leave_rest(self, receiver: Receiver, packets: list[bytes], sent: int, publisher: Publisher | None) -> None:
-        """Leave to `flush` what a socket has not taken of a run."""
+        """Leave to `flush` the messages of a run that a socket has not taken."""
         assert receiver.queue is not None
         self.touch(receiver, publisher)
         receiver.queue.pending += packets[sent:]
@@ -353,11 +353,11 @@ class Delivery(PayloadPosting):
         self._publisher = publisher
 
     def touch_also(self, receiver: Receiver) -> None:
-        """Mark a receiver for `flush`: its queue has something that is no message of this batch."""
+        """Mark a receiver for `flush`: its queue has something other than messages of this batch."""
         self.touched.append(receiver)
 
     def flush(self) -> None:
-        """Send what the batch has brought, one call for each receiver, and settle what the sockets did not take."""
+        """Send the packets of the batch, one call for each receiver, and settle those that the sockets did not take."""
         if self._flushing or not self.touched:
             return
         self._flushing = True
@@ -382,7 +382,7 @@ class Delivery(PayloadPosting):
     def _settle(
         self, receiver: Receiver, queue: SendQueue, transport: IPacketTransport, publisher: Publisher | None
     ) -> None:
-        """Decide about what a flush has left."""
+        """Decide about messages that a flush has left."""
         while queue.pending and not queue.is_congested:
             transport.flush()  # the socket takes more than a transport sends in one turn
         if queue.pending:
@@ -474,7 +474,7 @@ class Delivery(PayloadPosting):
         queue.pending += run.leading
         return False
 
-    # --- what became of it -------------------------------------------------------------------
+    # --- the outcome -------------------------------------------------------------------------
 
     def drained(self, receiver: Receiver, has_room: bool, is_empty: bool) -> None:
         """Unblock the publishers that waited for a congested receiver.

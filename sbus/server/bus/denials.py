@@ -17,7 +17,7 @@ __all__ = ["tell"]
 
 
 def tell(client: Client, verb: bytes, key: bytes, rule: str, is_answer: bool) -> None:
-    """Tell a client what it may not do, now or in a sum.
+    """Send a client a denial, now or in a sum.
 
     :param verb: ``MSG`` or ``SUB``.
     :param key: the key or pattern.

@@ -5,12 +5,12 @@
 ====================  =============================================================================================
 step                  what happens
 ====================  =============================================================================================
-1 `Departure.begin`   input stops: nothing more of the client is handled; what it sent before it closed has been
+1 `Departure.begin`   input stops: nothing more of the client is handled; packets sent before it closed have been
 2 farewell            at its place in the mail, if anything waits there for the client: it gets no message from here
                       on. A client that is disconnected gets its last receipt and the reason
-3 drop                its patterns go, as a chore of its user (`sbus.server.bus.pattern_drops`), and all that it has
-                      asked for; its publishers are unblocked
-4 forget              no table contains the client any longer, and observers hear of it
+3 drop                its patterns go, as a chore of its user (`sbus.server.bus.pattern_drops`), and everything that it
+                      has asked for; its publishers are unblocked
+4 forget              no table contains the client now, and observers are notified
 ====================  =============================================================================================
 
 A client ends in one of three ways, which differ in the second step:
@@ -18,10 +18,10 @@ A client ends in one of three ways, which differ in the second step:
 ====================  =============================================================================================
 what happens          the farewell
 ====================  =============================================================================================
-it is disconnected    `Departure.farewell`: what waits for it is lost
-it shuts down         `Departure.drain`: it gets what is queued as long as it reads; then its connection is closed
+it is disconnected    `Departure.farewell`: waiting packets are lost
+it shuts down         `Departure.drain`: it gets its queue as long as it reads; then its connection is closed
 writing
-its connection is     `Departure.lose`: what waits for it is lost, also if one of the other ways has begun. The fourth
+its connection is     `Departure.lose`: waiting packets are lost, also if one of the other ways has begun. The fourth
 lost                  step follows at the same place
 ====================  =============================================================================================
 
@@ -94,7 +94,7 @@ class Departure:
         client.transport.close_gracefully(lambda: self.farewell(reason, detail), patience, most)
 
     def farewell(self, reason: CloseReason | None, detail: str) -> list[bytes]:
-        """Drop what waits for the client, and return its last packets: a receipt, and the reason."""
+        """Drop the client's waiting packets, and return its last ones: a receipt, and the reason."""
         client = self._client
         self.drop()
         packets = []
@@ -109,7 +109,7 @@ class Departure:
         return packets
 
     def drain(self) -> None:
-        """Send the client, which has shut down writing, what is queued as long as it reads; then close."""
+        """Send the client, which has shut down writing, its queue as long as it reads; then close."""
         self._client.user.blockers.pop(self._client, None)
         self._client.in_order("end", self._send_rest)
 
@@ -122,7 +122,7 @@ class Departure:
             client.transport.loseConnection()
 
     def _progress(self) -> tuple[int, int]:
-        """What changes when the client reads."""
+        """Return a value that changes when the client reads."""
         client = self._client
         return len(client.queue), 0 if client.transport is None else client.transport.unread_bytes()
 
@@ -133,7 +133,7 @@ class Departure:
     def _deafen(self) -> None:
         self._client.is_write_closed = True
         self.drop()
-        self._client.queue.discard_all()  # what came since the transport did
+        self._client.queue.discard_all()  # packets that came after the transport discarded the others
 
     def lose(self) -> None:
         """Free the place of the client, whose connection is lost; the last steps follow at its place in the mail."""
@@ -155,7 +155,7 @@ class Departure:
     # --- step 4 ------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Have no table contain the client: what waits for it is lost."""
+        """Remove the client from all tables: its waiting packets are lost."""
         self.drop()
         self._client.queue.discard_all()
         self._client.registry.forget(self._client)

@@ -1,9 +1,10 @@
-"""Mail: what waits for the receivers of one user, as plain objects in the order in which the server handled it.
+"""Mail: plain objects that wait for the receivers of one user, in the order in which the server handled them.
 
 .. rubric:: Theory of operation
 
 While several users are active, a message for many receivers of another user is one entry in that user's mail
-(`sbus.fair.lines`): one step for the publisher, however many receivers. The receivers' user works it off in its turns.
+(`sbus.fair.lines`): one step for the publisher, for any number of receivers. The receivers' user works it off in its
+turns.
 
 ==========  =====================================================  ================================================
 entry       what it stands for                                     what it does when it is reached
@@ -15,9 +16,9 @@ entry       what it stands for                                     what it does 
 ==========  =====================================================  ================================================
 
 Invariants: an entry can stop after any receiver, and waits for nothing but time; so mail alone always empties, and a
-server that stops can account for all of it (`drop`). Messages for the same group join the last entry as long as it
-has not begun, whoever published them: a receiver gets them with one system call. A publisher that a receiver may block
-is paused until its entry is done (`Mail.waiter`), so a queue overruns its limit by one entry at most.
+server that stops can account for all of it (`drop`). Messages of any publisher for the same group join the last entry
+until it begins: a receiver gets them with one system call. A publisher that a receiver may block is paused until its
+entry is done (`Mail.waiter`), so a queue overruns its limit by one entry at most.
 
 Rejected: an entry for each receiver (the publisher would pay for all of them); one list of messages for each user
 (receivers differ, and replies have a place among the messages).
@@ -231,7 +232,7 @@ class Mail:
         return tuple(receiver for receiver in receivers if receiver not in askers)
 
     def _end(self, took: int) -> None:
-        """Give back all that the entry was charged, and let its publisher go on."""
+        """Give back all that the entry was charged, and let its publisher continue."""
         group = self.group
         user = group.user
         lines: Lines = user.lines
@@ -327,7 +328,7 @@ class Gap:
         self._lines.settle(group)
 
     def _begin(self) -> None:
-        """Have no more losses join; the copies do not count as waiting any more."""
+        """Let no more losses join; the copies no longer count as waiting."""
         if not self._begun:
             self._begun = True
             self._post.scheduler.mail_copies -= self._copies
@@ -354,7 +355,7 @@ class Gap:
         return True
 
     def drop(self, gap: Gap) -> None:
-        """Move what is not accounted for into another gap, whatever the cause."""
+        """Move losses that are not accounted for into another gap, whatever the cause."""
         self._begin()
         for group, (messages, size) in self._groups.items():
             gap.add(group, messages, size, False)
@@ -376,10 +377,10 @@ class Gap:
 
 
 class Letter:
-    """What one client gets, or becomes, at its place in the mail.
+    """An entry of mail for one client, at its place in the client's stream.
 
     :param open_letter: does it.
-    :param kind: what it is, for people: ``reply``, ``choice``, ``snapshot``, ``service`` or ``end``.
+    :param kind: its kind, for people: ``reply``, ``choice``, ``snapshot``, ``service`` or ``end``.
     """
 
     __slots__ = ("_lines", "_open", "_post", "client", "kind")

@@ -22,8 +22,8 @@ class Members:
 
     :param limit: connections at one time, sidecars aside; a `sbus.server.core.listeners.Listener` can have another.
     :ivar clients: the clients by their numbers.
-    :ivar sidecar: the PID of a process that serves the bus itself, such as its recorder; None without one. As a
-        client it counts neither toward the limit nor for `when_empty`.
+    :ivar sidecar: the PID of a process that serves the bus itself, such as its recorder; None without one. As a client
+        it does not count toward the limit or for `when_empty`.
     :ivar link: the PID of the process that links the bus to its master, if the server has started it: a sidecar, too.
     """
 
@@ -57,7 +57,7 @@ class Members:
         )
 
     def keeps(self, listener: Listener, uid: int) -> bool:
-        """Return whether the places that are left at a socket are kept for others than a user.
+        """Return whether the places that are left at a socket are kept for users other than this one.
 
         Those that `sbus.server.bus.admission.reserve` keeps of a socket's own limit are for users without a client at
         it, unless the socket is that of one user.
@@ -92,7 +92,7 @@ class Members:
         self._count(client, client.user, 1)
 
     def _count(self, client: Client, user: User, more: int) -> None:
-        """Count the clients of a user at a socket with a limit of its own."""
+        """Count the clients of a user at a socket that has a separate limit."""
         if client.listener.max_clients is not None:
             key = client.listener.name, user.uid
             self._of_user_at[key] += more

@@ -1,4 +1,4 @@
-"""Memory as memory: the prices of what clients make the server hold, and what happens when it is too much.
+"""Memory as memory: the prices of the state that clients make the server hold, and the steps when it is too much.
 
 Theory of operation
 -------------------
@@ -13,21 +13,21 @@ what                                            charged
 packets and replies that wait                   by their queue (`sbus.flood.send_queue`)
 mail                                            to the receivers' user: its packets once (`sbus.server.bus.mail`)
 patterns, connections                           `pattern_memory`, `CLIENT_MEMORY`. A segment is priced between a shared
-                                                and an own one: which client made a node of the trie is not known.
+                                                and an unshared one: the client that made a trie node is not known.
 packets that were read and cannot be handled    to the publisher's user
-what the kernel holds unread                    as the kernel reports it (SIOCOUTQ)
+bytes that the kernel holds unread              as the kernel reports them (SIOCOUTQ)
 the route cache                                 to nobody: it serves all users, and has a sixteenth of the limit
 ==============================================  ======================================================================
 
 At its user's limit a queue counts as full, a subscription ends its client, a new connection is refused, send buffers do
 not grow, and a client with replies to read is not read from. At the limit for all, the *largest holder is shed*: the
-user with most memory loses its largest connection, until a sixteenth of the limit is free (`MemoryGuard.relieve`). That
-takes place in the next turn of the reactor, or at once where packets were kept, as a single turn can read very many.
+user with the most memory loses its largest connection, until a sixteenth of the limit is free (`MemoryGuard.relieve`).
+This happens in the next turn of the reactor, or at once where packets were kept: a single turn can read very many.
 
-To ask the kernel costs a system call for each client (1 µs). So the guard asks only while the send buffers, full, could
-hold more than an eighth of a limit (`SAMPLED_PART`), and then 256 clients every 50 ms.
+Asking the kernel costs a system call for each client (1 µs). So the guard asks only while full send buffers could hold
+more than an eighth of a limit (`SAMPLED_PART`), and then 256 clients every 50 ms.
 
-Rejected: to charge the size of each send buffer (1,000 idle clients would count 64 MB that nobody uses); to look at the
+Rejected: charging the size of each send buffer (1,000 idle clients would count 64 MB that nobody uses); reading the
 process's RSS (Python gives little back, so it does not fall when clients go).
 """
 
@@ -62,7 +62,7 @@ CLIENT_MEMORY = 6 << 10
 KEPT_PACKET = 56
 """The price of a packet that was read and is kept, beside its bytes."""
 SAMPLED_PART = 8
-"""The kernel is asked while send buffers could hold more than this part (one over it) of a limit."""
+"""The kernel is asked while send buffers could hold more than a limit divided by this number."""
 
 _PATTERN = 490
 _SEGMENT = 150  # 390 if no other pattern has it, and 10 if all have it
@@ -189,7 +189,7 @@ class MemoryGuard:
     def relieve(self) -> None:
         """Disconnect the largest clients of the largest users until there is room again.
 
-        What clients that are being closed hold is about to be free, and does not count.
+        Memory of clients that are being closed does not count: it is about to be free.
         """
         account, began = self._account, self._scheduler.clock()
         target = account.limit - account.limit // _SLACK
@@ -213,7 +213,7 @@ class MemoryGuard:
                         held -= size
                 there[user].sort()
                 continue
-            if not there[user]:  # what is charged to a user and to none of its clients goes with the last of these
+            if not there[user]:  # memory charged to a user and to none of its clients goes with the last of these
                 held -= memory.pop(user)
                 continue
             size, _, client = there[user].pop()

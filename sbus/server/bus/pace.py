@@ -2,9 +2,9 @@
 
 A policy gives the rates (``max_rate``). The clients of a user that have a rate in common share a bucket, so that more
 connections bring no more messages; a client takes from the buckets of all its rates. A batch is handled as far as the
-buckets have tokens. Then the bus stops reading the client, and what the client sends waits in its socket. The client
-reserves its next tokens before they are there, and waits for them: a client that reserves later waits longer. So no
-client of a user starves another one, and a user wakes the bus as often with many clients as with one.
+buckets have tokens. Then the bus stops reading the client, and further packets wait in its socket. The client reserves
+its next tokens before they are there, and waits for them: a client that reserves later waits longer. So no client of a
+user starves another one, and a user wakes the bus as often with many clients as with one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sbus.server.bus.buckets import Buckets
 __all__ = ["Pace", "Paces"]
 
 _BURST_SECONDS = 0.025
-"""Seconds' worth of messages in a full bucket: a user who begins sends no more than this beyond the rate, which is to
-hold within a twentieth in each second. Tokens that were waited for go back after as long: else many clients that were
-blocked meanwhile would have saved them."""
+"""Seconds' worth of messages in a full bucket: a user who begins sends no more than this beyond the rate. The rate must
+hold within a twentieth in each second. Tokens that were waited for go back after the same time: otherwise many clients
+that were blocked meanwhile would have saved them."""
 
 
 class Paces:
@@ -100,7 +100,7 @@ class Pace:
         self._on_tokens()
 
     def stop(self) -> None:
-        """Call nobody any more."""
+        """Make no more calls."""
         self.spend(0)
         self.is_waiting = False
         if self._timer is not None:

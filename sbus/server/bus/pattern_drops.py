@@ -1,12 +1,12 @@
 """Pattern drops: the patterns of receivers that take no more messages are dropped in turns of their users.
 
-To drop a pattern changes the index and the routes, so many patterns are a chore (`PatternDrop`). Until the last one is
-dropped, the receiver is *muted*: no look-up finds it. Routes that contain it stay as they are, so that it costs others
-nothing; its queue is deaf instead. When the server stops, the routes are dropped all together, and nothing waits for a
-turn (`PatternDrops.finish`).
+Dropping a pattern changes the index and the routes, so many patterns are a chore (`PatternDrop`). Until the last one is
+dropped, the receiver is *muted*: no look-up finds it. Routes that contain it stay as they are, at no cost to others;
+its queue is deaf instead. When the server stops, the routes are dropped all together, and nothing waits for a turn
+(`PatternDrops.finish`).
 
-Rejected: to forget the routes of a muted receiver. Nothing says which these are but its patterns, so all were
-forgotten, and one client that came and left with many patterns kept the route cache cold for all others.
+Rejected: forgetting the routes of a muted receiver. Only its patterns identify them, so all routes were forgotten, and
+one client that came and left with many patterns kept the route cache cold for all others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FINISHED_AT_ONCE = 512
 
 
 class PatternDrop:
-    """The patterns of a receiver that takes no message any more, to be dropped: a chore of its user."""
+    """The patterns of a receiver that takes no more messages, to be dropped: a chore of its user."""
 
     __slots__ = ("_drops", "receiver")
 
@@ -56,7 +56,7 @@ class PatternDrop:
 class PatternDrops:
     """The receivers that take no more messages, and whose patterns are being dropped.
 
-    :param mute: has nothing that is published from now on reach a receiver.
+    :param mute: keeps messages that are published from now on from a receiver.
     :param drop: drops one pattern of a receiver.
     :param on_dropped: called when the last pattern of a receiver is dropped.
     :ivar receivers: these receivers.
@@ -87,7 +87,7 @@ class PatternDrops:
         self.scheduler.do(receiver.user.lines, chore)
 
     def drop(self, receiver: Receiver, most: int) -> None:
-        """Drop some patterns of a receiver, and nobody waits for a turn."""
+        """Drop some patterns of a receiver at once, without a turn."""
         for pattern in tuple(islice(receiver.patterns, most)):
             self._drop(receiver, pattern)
         if not receiver.patterns and self.receivers.pop(receiver, None) is not None:
@@ -98,7 +98,7 @@ class PatternDrops:
         return next((receiver for receiver in self.receivers if receiver.user is user), None)
 
     def finish(self) -> defer.Deferred[None]:
-        """Drop all patterns in slices, and wait for no turn; fires when nothing is left."""
+        """Drop all patterns in slices, without turns; fires when nothing is left."""
         done: defer.Deferred[None] = defer.Deferred()
         self._finish(done)
         return done

@@ -8,14 +8,14 @@
 a receiver              gets
 ======================  ============================================================================================
 that has asked          the message itself, which its transport sends with the descriptor; past the queue, if that is
-                        empty and the message is not one of a bundle, which go on as a bundle
+                        empty and the message is not from a bundle: a bundle is sent on as a bundle
 any other, if it fits   a plain message; the payload is read once for all receivers that get it now
 any other, or without   a loss, ``too-large``
 memory for the copy
 ======================  ============================================================================================
 
-A large message that goes by mail has an entry of its own, and holds its memory as in a queue (`sbus.flood.payloads`).
-If there is no room for it, the group loses the message.
+A large message that goes by mail has a separate entry, and holds its memory as in a queue (`sbus.flood.payloads`). If
+there is no room for it, the group loses the message.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Posting(Post):
 def account_of(publisher: Publisher) -> Hashable:
     """Return the owner of the mailbox part that messages take: the publisher's user, or the author named by a link.
 
-    A user by its UID: one that leaves and comes back is another object, while what it has sent waits still.
+    A user counts by its UID: one that leaves and returns is another object, while its messages still wait.
     """
     signature = publisher.signature
     return signature.user if signature.is_vouched else publisher.user.uid

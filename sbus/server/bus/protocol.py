@@ -4,14 +4,14 @@
 
 A connection has two halves that share little. The *receiver* is the base class (`sbus.server.bus.receiving`), with a
 queue from which the transport sends. The *publisher* is here: it gets batches of packets from its transport, and hands
-them to the registry, runs of messages whole and any other packet one by one. Control messages go to
+them to the registry: whole runs of messages, and any other packet one by one. Control messages go to
 `sbus.server.bus.choices`.
 
 =====================  ============================================================================================
 batch                  what happens
 =====================  ============================================================================================
 one run                delivered at once, nothing is parsed; the clock is read only while several users are active.
-                       The way is closed as soon as packets of the client are kept, or it is closed
+                       This way ends as soon as packets of the client are kept, or the client is closed
 large, one receiver    the same, but each packet after the first is sent on as it is read, unseen (`find_outlet`)
 anything else          the loop of `BusProtocol._handle_batch`: runs, and other packets one by one, until the client
                        is paused or closed, or its user's time is over; the transport keeps the rest
@@ -22,9 +22,9 @@ A client is read unless there is a reason not to: a receiver *blocks* it; mail o
 (`wait_for_mail`); it waits to be *read* in a turn (`sbus.fair`); a snapshot is *loading*; or too many replies wait. The
 reasons are independent, and the last one to go resumes the transport.
 
-A long run is cut to the time that is left, by what a copy on its route took before. After `MAX_RUN` packets of a
-bundle the queues are flushed, so that flood control learns of a full socket. While other clients wait to be read, a
-publisher is read in batches of about `FANOUT_BUDGET` copies.
+A long run is cut to the time that is left, judged by earlier copies on its route. After `MAX_RUN` packets of a bundle
+the queues are flushed, so that flood control learns of a full socket. While other clients wait to be read, a publisher
+is read in batches of about `FANOUT_BUDGET` copies.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class BusProtocol(ReceivingHalf):
         return is_allowed and (self.has_echo or self not in route.receivers)
 
     def _find_outlet(self, head: bytes) -> Outlet | None:
-        """Return where messages that begin like this go on to, if a run of them would be delivered at once."""
+        """Return the outlet of messages that begin like this, if a run of them would be delivered at once."""
         registry, delivery, scheduler = self.registry, self._delivery, self._scheduler
         if scheduler.last is not self.user.lines:
             scheduler.change(self.user.lines)
@@ -341,7 +341,7 @@ class BusProtocol(ReceivingHalf):
     def _deliver_run(
         self, packets: list[bytes], at: int, stop: int, route: Route[Receiver], until: int, is_whole: bool
     ) -> int:
-        """Deliver a run, or what there is time for of a long one; see `Delivery.deliver`."""
+        """Deliver a run, or the part of a long one for which there is time; see `Delivery.deliver`."""
         registry, scheduler, copies = self.registry, self._scheduler, len(route.receivers)
         is_long, began = (stop - at) * copies >= LONG_RUN, 0
         if is_long:
@@ -352,7 +352,7 @@ class BusProtocol(ReceivingHalf):
         at_once = is_whole or is_long or stop - at >= BATCH
         count = registry.deliver(packets[at:stop], route, self, at_once, self.has_echo)
         if is_long and count:
-            registry.flush()  # to send is most of what it takes
+            registry.flush()  # sending takes most of the time
             route.learn(count * copies, scheduler.working_time() - began)
         return count
 
@@ -389,7 +389,7 @@ class BusProtocol(ReceivingHalf):
         return first is not None and first in routes
 
     def _pay_routing(self) -> None:
-        """Pay for routes of others that have to be looked up again: that is later, in their time."""
+        """Pay for routes of others that have to be looked up again, which happens later and in their time."""
         router = self.registry.router
         if router.surcharge:
             if self._scheduler.is_busy:
@@ -399,7 +399,7 @@ class BusProtocol(ReceivingHalf):
     def _keep(self, packets: list[bytes]) -> None:
         """Charge packets that the transport keeps until they can be handled.
 
-        They are given back when the last one was handled: to count what is left at each turn would cost as much as a
+        They are given back when the last one has been handled: counting the rest at each turn would cost as much as a
         turn.
         """
         if self.reason is None:
@@ -417,7 +417,7 @@ class BusProtocol(ReceivingHalf):
         """Wait for a turn instead, if the user has no time left, or others of the user wait."""
         scheduler, lines = self._scheduler, self.user.lines
         if scheduler.last is not lines:
-            scheduler.change(lines)  # to read takes time, too, whatever comes of it
+            scheduler.change(lines)  # reading takes time, too, whatever its result
         if scheduler.is_busy and self.reason is None and not scheduler.may_read(lines):
             self._wait(scheduler.wait)
 
@@ -465,7 +465,7 @@ class BusProtocol(ReceivingHalf):
             self.transport.pauseProducing()
 
     def _is_readable(self) -> bool:
-        """Return whether there is no reason not to read from the client, its user's turn aside."""
+        """Return whether nothing keeps the client from being read, its user's turn aside."""
         return not (
             self._is_blocked
             or self._mail
@@ -513,7 +513,7 @@ class BusProtocol(ReceivingHalf):
         return True
 
     def _refuse(self, violation: Violation, verb: bytes, key: bytes) -> None:
-        """Do not do what a packet asks for: tell the client, or disconnect it."""
+        """Refuse a packet: send the client a denial, or disconnect it."""
         verdict = verdict_of(violation)
         if verdict is not None and self.registry.guard.deny(self, verb, key, verdict):
             return

@@ -1,14 +1,13 @@
-"""Whose messages wait in a receiver's queue: the users of its publishers, with what these weigh there.
+"""Queue shares: the users whose messages wait in a receiver's queue, with the weight of each.
 
-A receiver that blocks publishers of several users, as a recorder does, holds only those that have more than a fair part
-of what fills its queue: of its messages, if their number is nearer to its limit than their bytes are, and else of its
-bytes. So a user that
-publishes a message now and then is not held because another one floods the bus, nor because forty do.
+A receiver that blocks publishers of several users, as a recorder does, holds only those with more than a fair part of
+its queue: of its messages, if their number is nearer to its limit than their bytes are, and otherwise of its bytes. So
+a user with few messages is not held because one other user, or forty, flood the bus.
 
-The queue knows its messages and not whose they are, so the shares keep a line of (user, messages, bytes) beside it, and
-drop from the front what must have left the queue. That is exact for a queue that is first in, first out, which nothing
-was dropped from; for others it is an estimate. Neighbours of one user are one entry. There is a line only for receivers
-that can block the publisher at hand and are congested.
+The queue knows its messages, but not their users. So the shares keep a line of (user, messages, bytes) beside it, and
+drop from its front the messages that must have left the queue. That is exact for a first-in, first-out queue from which
+nothing was dropped; for others it is an estimate. Adjacent messages of one user are one entry. There is a line only for
+receivers that can block the publisher at hand and are congested.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@
 `ReceivingHalf` is a receiver (`sbus.server.core.interfaces.Receiver`) with a queue, from which its transport sends.
 `sbus.server.bus.protocol` adds the publisher, and how a connection begins and ends.
 
-What the client gets has a place in its stream. While mail waits for it, replies, choices, snapshots and the end go into
-the mail as letters (`ReceivingHalf.in_order`).
+Everything for the client has a place in its stream. While mail waits for it, replies, choices, snapshots and the end go
+into the mail as letters (`ReceivingHalf.in_order`).
 
 ====================  =============================================================================================
 what comes            how it gets to the client
 ====================  =============================================================================================
 messages              `sbus.server.bus.delivery` puts them into the queue, or past it to the socket
 replies, notices      never dropped; past `MAX_REPLIES`, in the queue and in the mail together, the client is not read
-a reply held back     leaves a place, and later replies wait behind it (`hold_replies`)
+a reply held back     leaves a place, and later replies wait for it (`hold_replies`)
 a choice              of strategy, order, receipts, bundles or senders is in force from its place on; any other at
                       once. Before the answer to a choice of senders, all waiting messages are sent
 a snapshot            a `Front` before the queue; the client is not read until the last packet has been queued
@@ -81,7 +81,7 @@ _NOBODY = _Nobody()
 
 
 class Drain:
-    """What waits for a socket that has room again, to be sent: a chore of the receiver's user."""
+    """Packets that wait for a socket that has room again, to be sent: a chore of the receiver's user."""
 
     __slots__ = ("_client",)
 
@@ -127,7 +127,7 @@ class ReceivingHalf(_Hot, ABC):
     :ivar has_echo: whether it gets its own messages, as these say.
     :ivar rights: what it may publish and subscribe to.
     :ivar is_free: whether it may publish everything, and gets its own messages: nothing is to be asked for a run.
-    :ivar untold: refusals that it has not been told of (`sbus.server.bus.denials`).
+    :ivar untold: refusals of which it has had no denial (`sbus.server.bus.denials`).
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
     :ivar pattern_bytes: the cost of these (`sbus.protocol.patterns.pattern_cost`).
     :ivar pattern_memory: the memory of these (`sbus.server.bus.memory.pattern_memory`).
@@ -205,7 +205,7 @@ class ReceivingHalf(_Hot, ABC):
         self._drain: Drain | None = None
         self.front: Front | None = None
         self.is_write_closed = False
-        # What is charged for it
+        # The charges for it
         self._buffer = 0
         self._in_kernel = 0
         self._kept = 0  # packets that were read, and wait to be handled
@@ -242,12 +242,12 @@ class ReceivingHalf(_Hot, ABC):
 
     @abstractmethod
     def _maybe_resume(self) -> None:
-        """Read from the client again, if there is no reason left not to."""
+        """Read from the client again, unless a reason not to is left."""
 
     # --- the user that pays ------------------------------------------------------------------
 
     def _join(self, transport: IPacketTransport, user: User) -> None:
-        """Belong to a user; what is sent from now on is at its expense."""
+        """Belong to a user, who pays for everything that is sent from now on."""
         self.user = user
         self._use(self.registry.new_queue(self, self, user))
         self._send_from(transport, self.queue)
@@ -279,7 +279,7 @@ class ReceivingHalf(_Hot, ABC):
             self._in_kernel = held
 
     def release(self) -> None:
-        """Give back what is charged for the connection, which is lost."""
+        """Give back the charges for the connection, which is lost."""
         self.user.charge_memory(-CLIENT_MEMORY - self._kept - self._in_kernel)
         self._kept = self._in_kernel = 0
         self.registry.memory.add_buffer(self.user, -self._buffer)
@@ -325,15 +325,15 @@ class ReceivingHalf(_Hot, ABC):
         return True
 
     def choose(self, settings: ClientSettings) -> None:
-        """Choose what becomes of messages: from this place in the client's stream on."""
+        """Choose flood control: from this place in the client's stream on."""
         self.settings = settings
         self.in_order("choice", self.configure_queue)
 
     def configure_queue(self) -> None:
-        """Give the queue the client's choices; behind a snapshot, each message is kept if there is room."""
+        """Give the queue the client's choices; after a snapshot, each message is kept if there is room."""
         settings = self.settings
         if self.naming is not None and not (settings.order.arrival and settings.soft.always is not Verdict.REPLACE):
-            self.queue.sign_all(self.naming.last)  # messages do not stay behind those of their publishers
+            self.queue.sign_all(self.naming.last)  # a message may leave the run that names its publisher
         self.queue.configure(settings if self.front is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
         if self.reason is None and self.queue.state is not State.DEAF and self.queue.settings.can_block():
             self.user.blockers[self] = None
@@ -391,7 +391,7 @@ class ReceivingHalf(_Hot, ABC):
         self._put(packet, touch)
 
     def answer(self, packet: bytes) -> None:
-        """Put a reply into the queue, or behind the replies that are held back: its place in the stream has come."""
+        """Put a reply into the queue, or after the replies that are held back: its place in the stream has come."""
         if self._held:
             self._held.append(packet)
         else:
@@ -432,7 +432,7 @@ class ReceivingHalf(_Hot, ABC):
 
     def _begin_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         registry, transport = self.registry, self.transport
-        if transport is None or self.is_write_closed or self.queue.state is State.HELD:  # nothing leaves any more
+        if transport is None or self.is_write_closed or self.queue.state is State.HELD:  # nothing more leaves
             packets.close()
             self._is_loading = False
             on_over()
@@ -465,7 +465,7 @@ class ReceivingHalf(_Hot, ABC):
     def name_senders(self, wanted: bool, answer: bytes) -> None:
         """Begin or end to name the publishers of messages, at this place in the client's stream.
 
-        The publishers of waiting messages are not known, or are to be named no more. So all waiting messages are sent
+        The publishers of waiting messages are not known, or are no longer to be named. So all waiting messages are sent
         before the answer, as if it were a snapshot, and the client is not read until then.
         """
         if not self.in_order("choice", partial(self._name_senders, wanted, answer)):
@@ -578,7 +578,7 @@ class ReceivingHalf(_Hot, ABC):
         return False
 
     def drain(self, until: int) -> bool:
-        """Send some of what waits, in the client's order; return whether that is done."""
+        """Send some waiting packets, in the client's order; return whether the chore is done."""
         transport = self.transport
         if transport is not None and self._drain is not None:
             while not self.queue_is_arranged(ARRANGED_AT_ONCE):
@@ -590,8 +590,8 @@ class ReceivingHalf(_Hot, ABC):
         return True
 
     def queue_is_arranged(self, most: int) -> bool:
-        """Put some messages that wait into the client's order; return whether all that can are."""
+        """Put some waiting messages into the client's order; return whether all are that can be."""
         try:
             return self.transport is None or (self.front or self.queue).put_in_order(most)
-        except Exception:  # of a plugged-in order: to send meets it again, which ends this connection and no turn
+        except Exception:  # of a plugged-in order: sending meets it again, which ends this connection and no turn
             return True

@@ -8,18 +8,18 @@ connections (`sbus.server.bus.protocol`) and the program around the bus deal wit
 `sbus.server.core.users`           the users of these clients: connections, patterns, bytes in queues
 `sbus.server.bus.admission`        the connections that a user may have, and how often
 `sbus.server.bus.memory`           the memory that clients hold, and who is shed when it is too much
-`sbus.server.bus.guard`            what clients may do: judged, counted and told; a new policy
+`sbus.server.bus.guard`            the rights of clients: verdicts, counts and denials; a new policy
 `sbus.server.bus.subscriptions`    who subscribes to what: permissions, limits and charges
 `sbus.server.bus.services`         clients of root and of the server's user that become services
 `sbus.server.bus.router`           the patterns of all subscriptions, and the receivers of a routing key
 `sbus.server.bus.pattern_drops`    the subscriptions of clients that have left, dropped in turns
 `sbus.server.core.closed_clients`  the last connections that have ended, with the reasons
-`sbus.server.bus.delivery`         messages into queues and to sockets, and what becomes of those that do not fit
+`sbus.server.bus.delivery`         messages into queues and to sockets, and the fate of those that do not fit
 `sbus.server.bus.backpressure`     which receivers block which publishers, and for how long
 `sbus.server.asks.interest`        the keys that clients watch: whether anybody listens
 `sbus.server.asks.last_values`     the last message of each key that the operator has listed
 `sbus.server.asks.requests`        the questions of clients that come with a payload
-`sbus.server.ops.tap`              what is published, for operators who look
+`sbus.server.ops.tap`              published messages, shown to operators
 `sbus.server.asks.upstream`        the link to the bus's master: names, secrets and fences
 =================================  ==============================================================================
 
@@ -84,7 +84,7 @@ class SubscriptionRegistry(Service):
     """The switch of one bus. Nothing in it is shared with any other bus.
 
     :param credentials: the permissions to connect, subscribe, publish and block.
-    :param policy: what clients may publish and subscribe to, besides; None for no policy.
+    :param policy: the policy, which further limits publishing and subscribing; None for no policy.
     :param clock: for time-outs.
     :param ignore_violations: drop a packet that breaks the protocol, and keep the client.
     :param controls: the strategies and orders that clients may choose; by default all installed ones.
@@ -96,7 +96,7 @@ class SubscriptionRegistry(Service):
     :param name: the name of the bus, for people.
     :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
     :ivar clients: the connected clients by their numbers.
-    :ivar counters: what has happened since the start.
+    :ivar counters: the counts since the start.
     :ivar closed: the last connections that have ended, with the reasons.
     :ivar users: the users of the connected clients.
     :ivar admission: which connections are admitted.
@@ -113,8 +113,8 @@ class SubscriptionRegistry(Service):
     :ivar unsubscribe: see `sbus.server.bus.subscriptions.Subscriptions.unsubscribe`.
     :ivar attached: the programs that belong to the bus, such as its recorder, and whether each is connected.
     :ivar deliver: see `sbus.server.bus.delivery.Delivery.deliver`.
-    :ivar guard: judges what clients publish and subscribe to.
-    :ivar fast_path: whether messages can be handled in runs: neither a plug-in nor an observer has to see each one.
+    :ivar guard: judges the messages and subscriptions of clients.
+    :ivar fast_path: whether messages can be handled in runs: no plug-in and no observer has to see each one.
     """
 
     name = "registry"
@@ -263,7 +263,7 @@ class SubscriptionRegistry(Service):
         return self._router
 
     def open_tap(self, tap: MessageTap) -> Deliver:
-        """Put a tap into the way of all messages; return what delivers them behind it."""
+        """Put a tap into the way of all messages; return the function that delivers them after it."""
         self._events.dropped = (*self._events.dropped, tap.dropped)
         self.deliver, self.deliver_payload = tap.deliver, tap.deliver_payload
         return self.delivery.deliver
@@ -396,7 +396,7 @@ class SubscriptionRegistry(Service):
                 client.signature = self.upstream.signature_of(client)
 
     def observe(self, client: Client, is_observer: bool) -> None:
-        """Have a client's subscriptions count no more as interest, or count again."""
+        """Let a client's subscriptions no longer count as interest, or count again."""
         if is_observer:
             self._services.enlist(client)
         if is_observer is not (client in self.interest.uncounted):
@@ -404,9 +404,9 @@ class SubscriptionRegistry(Service):
             self.interest.observe(client, is_observer)
 
     def drop(self, client: Receiver) -> None:
-        """Have a receiver get nothing that is published from now on; unblock its publishers.
+        """Keep messages that are published from now on from a receiver; unblock its publishers.
 
-        Its subscriptions are dropped at once, or in turns of its user; what it has asked for is forgotten.
+        Its subscriptions are dropped at once, or in turns of its user; everything that it has asked for is forgotten.
         """
         self.delivery.forget(client)
         self._pattern_drops.add(client)
@@ -488,7 +488,7 @@ class SubscriptionRegistry(Service):
         self._router.stop_caching()  # else each client that leaves would have the routes of all others looked up again
         clients = self._members.all(sidecars=sidecars)
         for client in clients:
-            client.reason = client.reason or CloseReason.SERVER_STOPPED  # no packet of it is handled any more
+            client.reason = client.reason or CloseReason.SERVER_STOPPED  # no more of its packets are handled
         for lines in {client.user.lines for client in clients}:
             mail = tuple(lines.mail)
             lines.mail.clear()
@@ -537,15 +537,15 @@ class SubscriptionRegistry(Service):
         self.delivery.flush()
 
     def touch(self, client: Client) -> None:
-        """Have `flush` send what a client's own packets have brought into its queue."""
+        """Let `flush` send the packets that a client's own packets have brought into its queue."""
         self.delivery.touch(client, client)
 
     def touch_also(self, client: Client) -> None:
-        """Have `flush` send what another client's packets, or nobody's, have brought into a client's queue."""
+        """Let `flush` send packets that another client, or nobody, has brought into a client's queue."""
         self.delivery.touch_also(client)
 
     def flush(self) -> None:
-        """Send what the current batch has brought; see `Delivery.flush`."""
+        """Send the packets of the current batch; see `Delivery.flush`."""
         self.delivery.flush()
 
     # --- flood control -----------------------------------------------------------------------

@@ -21,7 +21,7 @@ _REFRESHED_RECEIVERS = 8_192
 """Receivers in these routes at most: 1 ms too. Routes to more are looked up when they are needed, and charged to the
 user who has changed them (row ``flip``)."""
 _BLAMED = 1_024
-"""Keys whose next look-up another user than the publisher pays for; beyond, they are forgotten."""
+"""Keys whose next look-up is paid for by a user other than the publisher; beyond, they are forgotten."""
 _FORGOTTEN = 5_000
 """Nanoseconds to pay for a route that is forgotten for want of room: its key has to be looked up again."""
 _CHANGED = 40_000
@@ -32,15 +32,15 @@ publisher, so that a user who changes everybody's routes all day pays for it fir
 class Router:
     """Finds the receivers of a routing key.
 
-    It checks neither credentials nor limits: the registry does that before a pattern gets here.
+    It does not check credentials or limits: the registry does that before a pattern gets here.
 
     :param scheduler: charges users for the routes of others that they change.
     :param cache_bytes: bytes of memory that the route cache may take.
     :ivar dialect: the revision of the protocol.
     :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
     :ivar listeners: they are called for each open subscription that comes or goes.
-    :ivar surcharge: nanoseconds that routes which were forgotten are worth, since the counter was last set to 0: they
-        will be looked up again in the time of others.
+    :ivar surcharge: the price, in nanoseconds, of the routes that were forgotten since the counter was last set to 0:
+        they will be looked up again in the time of others.
     :ivar muted: receivers that get nothing, although they have subscriptions; change it with `mute`.
     :ivar misses: keys that were not in the cache, since the start.
     :ivar routes: the cache, key → route, for hot loops; only the router changes it.
@@ -135,7 +135,7 @@ class Router:
                 self._cache.replace(key, self._look_up(key, self.dialect.check(key) if secret else None))
 
     def _blame(self, keys: list[bytes], changer: Lines) -> None:
-        """Have a user pay for the next look-up of these keys, whoever needs it."""
+        """Let a user pay for the next look-up of these keys, by any publisher."""
         if len(self._changers) > _BLAMED:
             self._changers.clear()
         for key in keys:
@@ -153,11 +153,11 @@ class Router:
                 listener.added(receiver, pattern)
 
     def mute(self, receiver: Receiver) -> None:
-        """Look a receiver up no more, before its subscriptions are removed; cached routes may contain it still."""
+        """Stop finding a receiver, before its subscriptions are removed; cached routes may still contain it."""
         self.muted.add(receiver)
 
     def stop_caching(self) -> None:
-        """Forget all routes, and keep none any more: subscriptions come and go more quickly, look-ups take longer."""
+        """Forget all routes, and keep no more: subscriptions come and go more quickly, look-ups take longer."""
         self._is_caching = False
         self._cache.clear()
 
@@ -180,7 +180,7 @@ class Router:
     def open_tables(self, key: bytes) -> tuple[list[dict[Receiver, int]], int]:
         """Return the subscribers of an open key in one table for each pattern, and the steps that finding them took.
 
-        Muted receivers are among them. The route cache is neither asked nor changed.
+        Muted receivers are among them. The route cache is not used or changed.
         """
         return self._index.open_tables(key)
 
@@ -198,7 +198,7 @@ class Router:
         return self._index
 
     def is_muted(self, receiver: Receiver) -> bool:
-        """Return whether nothing is routed to a receiver any more."""
+        """Return whether a receiver has no routes left."""
         return receiver in self.muted
 
     def is_empty(self) -> bool:

@@ -1,7 +1,7 @@
 """Services: clients of root and of the server's user, together one user who is not exempt.
 
-Links, bridges, recorders and monitors say what they are before they subscribe. What waits for such a client is sent
-first, so that it changes its user with nothing in its name.
+Links, bridges, recorders and monitors say what they are before they subscribe. Packets that wait for such a client are
+sent first, so that it changes its user with nothing in its name.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Time-outs that only a stalled receiver reaches.
 
-The kernel says that a socket is writable when three quarters of its send buffer have been read. A receiver that takes a
-few small messages a second, without a pause, needs longer for that than a block time-out lasts. What it does take is
-visible all the same: the kernel counts the bytes that the peer has not read (``SIOCOUTQ``). A `StallTimer` compares
-that count, and whatever else the owner samples, a few times within the time-out. A count that has changed is progress.
+The kernel reports a socket as writable when three quarters of its send buffer have been read. A receiver that takes a
+few small messages a second, without a pause, needs longer for that than a block time-out lasts. Its reading is still
+visible: the kernel counts the bytes that the peer has not read (``SIOCOUTQ``). A `StallTimer` compares that count, and
+anything else that the owner samples, a few times within the time-out. A count that has changed is progress.
 
-Rejected: to try to send. It fails until the kernel says writable, so it shows nothing new.
+Rejected: trying to send. It fails until the kernel reports the socket as writable, so it shows nothing new.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Subscriptions: permitted, within the limits, and counted.
 
-A subscription reaches the router after everybody was asked: the dialect, the permissions, and the limits of the client
+A subscription reaches the router once all have permitted it: the dialect, the permissions, and the limits of the client
 and of its user. Each pattern is charged to both (`sbus.server.bus.memory.pattern_memory`), and has an end: the client
 takes it back, or leaves (`sbus.server.bus.departure`).
 """
@@ -25,14 +25,14 @@ from sbus.server.core.users import User
 __all__ = ["Subscriptions"]
 
 _ROOM_MADE = 128
-"""Patterns of a client that has left that are dropped at once if its user needs room for a new one."""
+"""Patterns of a departed client to drop at once if its user needs room for a new one."""
 
 
 class Subscriptions:
     """The subscriptions of all receivers.
 
     :param router: has the patterns of all subscriptions.
-    :param drops: the receivers that take no more messages, and may have patterns yet.
+    :param drops: the receivers that take no more messages, and may still have patterns.
     :param interest: the watched keys, which count as patterns.
     """
 
@@ -139,7 +139,7 @@ class Subscriptions:
         """
         if not user.has_pattern_limits:
             return
-        # What clients that have left still hold is not to be held against those that are there.
+        # Patterns that departed clients still hold must not count against connected clients.
         if (client := self._drops.of(user)) is not None:
             self._drops.drop(client, _ROOM_MADE)
         if user.patterns >= user.share.patterns.most:
