@@ -55,7 +55,7 @@ __all__ = ["Guard"]
 _JUDGED_AT_ONCE = 128
 """Subscriptions that are judged by a new policy in one turn of the reactor: 2 ms, as a rule."""
 _SECONDS_AT_ONCE = 0.002
-"""Seconds after which no more are: with thousands of rules, a pattern can take milliseconds, and a user chooses it."""
+"""Seconds after which that turn ends: with thousands of rules, a pattern can take milliseconds, and users choose it."""
 
 
 class Guard:
