@@ -13,7 +13,7 @@
 `Observer`                        the base class of observers
 `FloodControls`                   the strategies and orders that clients may choose
 `SubordinateIds`                  the owners of the UIDs in ``/etc/subuid``
-`Receiver`, `Publisher`           the interfaces of what takes messages from a bus, and sends them
+`Receiver`, `Publisher`           the interfaces of those that take messages from a bus, and send them
 ================================  ===================================================================
 
 Importing this package imports none of them before it is used: ``sbusd`` listens before it loads Twisted.

@@ -1,1 +1,2 @@
-"""What clients ask the bus besides messages: interest, lists of patterns, last values, and its master's answers."""
+"""Questions of clients to the bus, besides messages: interest, lists of patterns, last values, and its master's
+answers."""

@@ -4,8 +4,8 @@
 
 A client *watches* a key. The server answers 1 if a message with that key would reach a subscriber, else 0, and sends a
 notice when the answer changes. *Observers*, such as a recorder, do not count as subscribers, and neither does the
-watcher itself while its echo is off. For a secret key, and a key that the client may not publish, the answer is always
-1: it says nothing.
+watcher itself while its echo is off. For a secret key, and for a key that the client may not publish, the answer is
+always 1: it reveals nothing.
 
 Nothing here is on the way of a message. The router calls `Interest.added` and `Interest.removed` for each subscription
 that comes or goes, and only from the first watch to the last one.
@@ -21,16 +21,16 @@ a walk finds a watch          a look-up in the index of subscriptions: the first
 the answer has changed        a notice, when the batch or the turn in hand is over
 ============================  ========================================================================================
 
-Walking and looking up is a chore of the watcher's user (`sbus.fair`): it is done in the batch that changed the
-subscription as far as that user has time, and else in turns. A user for whom more than 64 walks wait gets one walk
-over all watched keys instead.
+Walking and looking up is a chore of the watcher's user (`sbus.fair`). The batch that changed the subscription does it
+as far as that user has time, and turns do the rest. A user for whom more than 64 walks wait gets one walk over all
+watched keys instead.
 
 Invariants:
 
 * When no walk waits and no subscription lingers, each watch has the answer that a look-up would give.
 * No notice and no answer names a client or a pattern.
 
-Rejected: to look up every watched key at each change (with 100 clients that watch 1,024 keys each, 0.3 s); to count the
+Rejected: looking up every watched key at each change (with 100 clients that watch 1,024 keys each, 0.3 s); counting the
 matching patterns of each key (own subscriptions and observers count for some watchers only).
 """
 
@@ -111,7 +111,7 @@ class Interest:
     :param may_learn: returns whether a client may ask about an open key: whether it may publish it.
     :param scheduler: when users walk.
     :param notify: sends the new answer of a watch; called once for each change.
-    :param flush: sends what `notify` has queued, after a timer or a turn.
+    :param flush: sends the notices that `notify` has queued, after a timer or a turn.
     :param forget_user: called when watches of a user have ended; the user may have left since.
     :ivar uncounted: receivers whose subscriptions do not count; a client becomes one with `observe`.
     """
@@ -148,7 +148,7 @@ class Interest:
         self._steps = 0  # since the last look at the clock
         self._is_due = False
 
-    # --- what clients ask for ----------------------------------------------------------------
+    # --- the questions of clients------------------------------------------------------------
 
     def count(self, client: Receiver) -> int:
         """Return the number of keys that a client watches."""
@@ -189,7 +189,7 @@ class Interest:
                 watched = self._watched[client.user] = WatchedKeys(client.user, self._separator, self._walk_on)
             users = self._by_key.setdefault(key, {})
             users[watched] = users.get(watched, 0) + 1
-            watch.value = 0  # so that what lingers does not count
+            watch.value = 0  # so that lingering subscriptions do not count
             watch.value = self._ask(watch)
             watched.add(watch)
         return watch
@@ -233,7 +233,7 @@ class Interest:
         return sum(not self._subscriptions.is_muted(receiver) for receiver in found)
 
     def observe(self, client: Client, is_observer: bool) -> None:
-        """Have a client's subscriptions count no more, or count again."""
+        """Let a client's subscriptions no longer count, or count again."""
         if is_observer is (client in self.uncounted):
             return
         if not is_observer:
@@ -246,20 +246,20 @@ class Interest:
                 self._observer_timer = self._clock.callLater(LINGER, self._observers_changed)
 
     def echo_changed(self, client: Client) -> None:
-        """Look up what a client watches: its own subscriptions count, or do not count, from now on."""
+        """Look up the keys that a client watches: its own subscriptions count, or do not count, from now on."""
         if client.patterns and client in self._watches and (watched := self._watched.get(client.user)) is not None:
             watched.enqueue(b"", None)
             self.scheduler.do(watched.user.lines, watched)
 
     def judge_anew(self) -> None:
-        """Look up what all clients watch: what they may learn has changed."""
+        """Look up the keys that all clients watch: their right to learn of them has changed."""
         self._look_up_all()
 
     def left(self, receiver: Receiver) -> None:
         """Forget a receiver whose last subscription was dropped, since it has disconnected."""
         self.uncounted.discard(receiver)
 
-    # --- what the router reports -------------------------------------------------------------
+    # --- reports of the router - -------------------------------------------------------------
 
     def added(self, receiver: Receiver, pattern: bytes) -> None:
         """A subscription to an open pattern has come."""
@@ -300,7 +300,7 @@ class Interest:
     # --- walks -------------------------------------------------------------------------------
 
     def _enqueue(self, pattern: bytes, concerns: int) -> None:
-        """Have a walk begin for each user whose watches a changed pattern may concern."""
+        """Let a walk begin for each user whose watches a changed pattern may concern."""
         found = self._by_key.get(pattern, ()) if self._is_plain(pattern) else self._watched.values()
         for watched in tuple(found):
             if watched.enqueue(pattern, concerns):
@@ -312,7 +312,7 @@ class Interest:
             self.scheduler.do(watched.user.lines, watched)
 
     def _walk_on(self, watched: WatchedKeys, until: int) -> bool:
-        """Go on with the walks of a user; return whether all are done."""
+        """Continue the walks of a user; return whether all are done."""
         clock = self.scheduler.clock
         self._steps = 0
         while watched.walks:

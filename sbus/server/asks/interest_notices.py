@@ -1,9 +1,9 @@
 """Notices of changed interest on their way to the watchers: at most one of each key waits.
 
 A watcher that does not read must not fill the server's memory while its keys come and go. So a notice goes into the
-client's queue only if none of its watch can still wait there, and fewer than `MAX_REPLIES` replies and notices do. Else
-the server remembers that the client is *owed* one. When the queue has no replies left, the owed watches are compared
-with what was sent last: a change that was taken back is never sent.
+client's queue only if none of its watch can still wait there, and if fewer than `MAX_REPLIES` replies and notices wait.
+Otherwise the server remembers that the client is *owed* one. When the queue has no replies left, the server compares
+the owed watches with the last notices: a change that was taken back is never sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["InterestNotices"]
 
 
 class _Waiting:
-    """The notices of one client that is behind.
+    """The notices of one client that does not keep up.
 
     :ivar queued: the watches whose notices may still wait in the queue.
     :ivar owed: the watches whose answers may have to be sent.
@@ -39,7 +39,7 @@ class _Waiting:
 class InterestNotices:
     """Sends the notices of one bus.
 
-    :param flush: sends what was queued outside of a batch.
+    :param flush: sends the notices that were queued outside of a batch.
     """
 
     def __init__(self, clock: IReactorTime, flush: Callable[[], None]) -> None:
@@ -67,7 +67,7 @@ class InterestNotices:
             self._send(watch)
 
     def forget(self, client: Receiver) -> None:
-        """Owe a client nothing any more."""
+        """Forget all that a client is owed."""
         waiting = self._waiting.pop(client, None)
         if waiting is not None:
             hooks = getattr(client, "on_room", ())
@@ -78,7 +78,7 @@ class InterestNotices:
         watch.client.notify(controls.INTEREST, b"%d %b" % (watch.value, watch.key))
 
     def _has_room(self, client: Client) -> None:
-        """Packets have left a client's queue: go on soon, if no notice can wait in it."""
+        """Packets have left a client's queue: continue soon, if no notice can wait in it."""
         waiting, queue = self._waiting.get(client), client.queue
         if waiting is None or waiting.is_due or queue is None or client.waiting_replies:
             return
@@ -86,7 +86,7 @@ class InterestNotices:
         self._clock.callLater(0, self._go_on, client, waiting)
 
     def _go_on(self, client: Client, waiting: _Waiting) -> None:
-        """Send a client what it is owed, as far as its queue has room."""
+        """Send a client the notices that it is owed, as far as its queue has room."""
         if self._waiting.get(client) is not waiting:
             return
         self.forget(client)

@@ -1,4 +1,4 @@
-"""Last values: the newest message of each key that the operator has listed, for clients that come late.
+"""Last values: the newest message of each key that the operator has listed, for clients that connect late.
 
 .. rubric:: Theory of operation
 
@@ -13,19 +13,19 @@ a message                    replaces the value of its key (2 µs); an empty pay
                              first listed pattern that matches, and the value to its publisher's user.
 a limit is exceeded          the user with the most keys or bytes of that pattern loses the oldest value, in the time of
                              the publisher: nobody pushes out the values of a user who has less
-a client asks (``last``)     in one step it is subscribed and gets a list of references to all values; what is published
-                             later changes the store, not the list
+a client asks (``last``)     in one step it is subscribed and gets a list of references to all values; messages published
+                             later change the store, not the list
 its socket takes packets     a chore of its user finds out, in slices, which values its pattern matches
                              (`LastValues.snapshot`, `sbus.flood.front`)
 ===========================  =========================================================================================
 
-So a list keeps values alive that were replaced since. It is charged to the client's user: its references at once, and
-each time that `_RECOUNTED` bytes were replaced, all bytes replaced since the request, up to the size of the list. That
-is an upper bound, as several lists may hold one value. A client whose user is over its limit thereby is disconnected. A
-value takes about 500 bytes besides its packet, and up to 500 more for the name of a publisher that has left.
+So a list keeps replaced values alive. It is charged to the client's user: its references at once, and each time that
+`_RECOUNTED` bytes were replaced, all bytes replaced since the request, up to the size of the list. That is an upper
+bound, as several lists may hold one value. If that puts the user over its limit, the client is disconnected. A value
+takes about 500 bytes besides its packet, and up to 500 more for the name of a publisher that has left.
 
-Rejected: to copy the matching packets at once (10,000 patterns matched in one go stop the bus for 20 ms, and slow
-readers would hold copies); to keep the place of a reader in the store instead of a list (values that change meanwhile
+Rejected: copying the matching packets at once (10,000 patterns matched in one go stop the bus for 20 ms, and slow
+readers would hold copies); keeping the place of a reader in the store instead of a list (values that change meanwhile
 would be missing, or come twice).
 """
 
@@ -122,7 +122,7 @@ class _Value(NamedTuple):
 
 
 class _Image:
-    """A snapshot on its way: a list of values of which some may not be in the store any more.
+    """A snapshot on its way: a list of values of which some may no longer be in the store.
 
     :ivar size: bytes of memory of the values in the list.
     :ivar since: the bytes that had been replaced when the list was made.
@@ -139,7 +139,7 @@ class _Image:
         self.charged = 0
 
     def charge(self, replaced: int) -> None:
-        """Charge what it holds, now that so many bytes have been replaced."""
+        """Charge the memory that it holds, given the bytes replaced until now."""
         self._charge(self.references + min(self.size, replaced - self.since))
 
     def end(self) -> None:
@@ -305,7 +305,7 @@ class LastValues:
             self._replaced += len(value.packet) + VALUE_OVERHEAD
 
     def forget(self, key: bytes) -> None:
-        """Keep no value of a key, as the newest one is in sealed memory and too long to be kept."""
+        """Drop the value of a key, as the newest one is in sealed memory and too long to be kept."""
         value = self._values.pop(key, None)
         if value is not None:
             before = self.memory
@@ -314,7 +314,7 @@ class LastValues:
             self._charge(self.memory - before)
 
     def _recount(self) -> None:
-        """Charge what the snapshots hold now; disconnect the clients of users that have no memory for it."""
+        """Charge the memory of the snapshots now; disconnect the clients of users that have no memory for it."""
         self._recounted = self._replaced
         for image in tuple(self._images):
             image.charge(self._replaced)
@@ -331,11 +331,11 @@ class LastValues:
     ) -> tuple[Generator[bytes | None, None, None], Callable[[], None]]:
         """Return the packets of the kept messages that a pattern matches, the oldest publication first.
 
-        They are those of this moment. The iterator yields None after each slice, to go on in a turn of the client's
+        They are those of this moment. The iterator yields None after each slice, to continue in a turn of the client's
         user.
 
         :param done: the packet to end with.
-        :returns: the packets, and what to call when the last one has left, or the connection ends.
+        :returns: the packets, and the function to call when the last one has left, or the connection ends.
         """
         image = _Image(client, self.snapshot_memory, self.memory, self._replaced)
         self._images[image] = None

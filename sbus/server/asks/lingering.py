@@ -1,4 +1,4 @@
-"""Subscriptions that have ended a moment ago, and still count for the keys that clients watch.
+"""Subscriptions that ended a moment ago, and still count for the keys that clients watch.
 
 A subscriber that reconnects must not make the answer of a watched key flap. So a subscription lingers for `LINGER`
 seconds after its end. Look-ups among lingering wildcards are not bounded by `Limits.max_match_steps`; therefore at most
@@ -22,7 +22,7 @@ MAX_LINGERING = 1024
 
 
 class Lingering:
-    """Ended subscriptions to open patterns, with the time at which each stops to linger."""
+    """Ended subscriptions to open patterns, with the time at which each stops lingering."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dues: OrderedDict[tuple[Receiver, bytes], float] = OrderedDict()
@@ -34,13 +34,13 @@ class Lingering:
 
     @property
     def first_due(self) -> float:
-        """The time at which the oldest one stops to linger."""
+        """The time at which the oldest one stops lingering."""
         return next(iter(self._dues.values()))
 
     def add(self, receiver: Receiver, pattern: bytes, is_wild: bool, now: float) -> bytes | None:
-        """Have a subscription linger.
+        """Let a subscription linger.
 
-        :returns: a pattern that stops to linger early because of it.
+        :returns: a pattern that stops lingering early because of it.
         """
         self.discard(receiver, pattern)
         self._index.subscribe(receiver, pattern, None, receiver.peer)
@@ -56,7 +56,7 @@ class Lingering:
         return oldest
 
     def discard(self, receiver: Receiver, pattern: bytes) -> None:
-        """Have a subscription linger no more, if it does: it is back."""
+        """Stop the lingering of a subscription, if it does: it is back."""
         if self._dues.pop((receiver, pattern), None) is None:
             return
         self._index.unsubscribe(receiver, pattern, None, receiver.peer)

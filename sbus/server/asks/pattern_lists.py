@@ -2,16 +2,16 @@
 
 .. rubric:: Theory of operation
 
-A *link* to another bus wants to know what the clients of this one are subscribed to. It asks for the list
-(``CMSG interest/patterns``), gets each open pattern of all other clients, a mark at the end, and from then on every
-change. Observers' patterns are left out, and so are those of subscribers inside the program.
+A *link* to another bus needs the patterns that the clients of this one are subscribed to. It asks for the list (``CMSG
+interest/patterns``), gets each open pattern of all other clients, a mark at the end, and from then on every change.
+Observers' patterns are left out, and so are those of subscribers inside the program.
 
-The list for one client is a *feed*. The patterns are counted while there is a feed, and only then: when the first one
-begins, the clients that are there are counted in slices. Until a client has been counted, its changes do not matter.
+The list for one client is a *feed*. The patterns are counted only while there is a feed. When the first one begins, the
+clients already connected are counted in slices. Until a client has been counted, its changes do not matter.
 
 Each feed has an agenda, an ordered table of patterns that may have changed, and a set of the patterns that its client
-knows. A pattern that has gone before the client learnt of it leaves the agenda, so that it is bounded by the patterns
-that are there or that the client knows.
+knows. A pattern that ends before the client learns of it leaves the agenda. So the agenda is bounded by the existing
+patterns and by those that the client knows.
 
 The patterns of the agenda are compared with the set only when the client's queue has room: a client that reads slowly
 gets the sum of all changes, and the server keeps a pattern once. Sending is work of the client's user.
@@ -88,7 +88,7 @@ class PatternLists:
 
     :param clients: the connected clients by their numbers.
     :param uncounted: the receivers whose patterns do not count.
-    :ivar flush: sends what was queued for feeds.
+    :ivar flush: sends the packets that were queued for feeds.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class PatternLists:
             self._to_count = {}
 
     def observed(self, client: Client, is_observer: bool) -> None:
-        """A client has become an observer, or is none any more."""
+        """A client has become an observer, or is no longer one."""
         if self._feeds and client not in self._to_count:
             for pattern, (_, secret) in client.patterns.items():
                 if secret is None:
@@ -237,7 +237,7 @@ class PatternLists:
             self.flush()
 
     def go_on_soon(self, feed: PatternFeed) -> None:
-        """Go on in a turn: the client's queue has room."""
+        """Continue in a turn: the client's queue has room."""
         feed.has_room = True
         if feed.agenda:
             self._wait(feed)
@@ -274,7 +274,7 @@ class PatternLists:
         return bool(agenda)
 
     def _has_flushed(self, feed: PatternFeed) -> bool:
-        """Send what is queued for a feed; return whether there is room now."""
+        """Send the packets that are queued for a feed; return whether there is room now."""
         queue = feed.client.queue
         if queue is None or queue.is_congested:
             return False

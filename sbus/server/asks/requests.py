@@ -65,7 +65,7 @@ class Requests:
     def handle(self, client: Client, key: bytes, payload: bytes | None) -> bool:
         """Answer a request.
 
-        :param payload: what stands behind the NUL; None without a NUL.
+        :param payload: the bytes after the NUL; None without a NUL.
         :returns: False if the request is unknown to this client.
         :raises Violation: if the client broke a rule with it.
         """

@@ -1,8 +1,8 @@
-"""The way up: what a bus knows of the link to its master, and of the buses above it.
+"""The way up: the link of a bus to its master, and the buses above it.
 
 .. rubric:: Theory of operation
 
-A bus has at most one master, which a *link* connects it to: a client of both, of root or of the server's user
+A bus has at most one master. A *link* connects the two: a client of both, of root or of the server's user
 (`sbus.link`). The server does not know the master. It obeys the few control messages of the link:
 
 =========  ===========================================================================================================
@@ -11,21 +11,20 @@ matter     what the bus does
 path       It has an identifier, 128 random bits, and a name. The link reports the buses above; anybody may ask for the
            list, and gets it again when it changes. A link that finds its own bus in the master's list has found a loop.
 names      The link reports its own name at the master, ``P``. From then on a client here is called
-           ``P/!/cred/<gid>/<uid>/<pid>``. A key or pattern that begins with P means what stands behind it, here; so
-           does one with a former value of P, as replies to it may be on their way. The rest has to be a secret key, so
-           P is no detour to an open one.
+           ``P/!/cred/<gid>/<uid>/<pid>``. A key or pattern that begins with P means its rest, here; so does one with a
+           former value of P, as replies to it may be on their way. The rest has to be a secret key, so P is no detour
+           to an open one.
 secrets    If secrets go up, each secret key has one destination: one that begins with P is for a client here, every
            other one for the link alone. Without a link such a message is dropped and counted.
 fences     A reply to ``whoami`` says that the client's subscriptions are in force. It waits, for `PATIENCE` seconds at
            most, for the link's word (``link/fence``) if one of them is still on its way up, and if secrets go up
-           until P is known. Replies behind it wait, too.
+           until P is known. Replies after it wait, too.
 bridges    A bridge to other hosts is a link without a master. It says ``link/up`` with no name and confirms nothing, so
-           nothing but ``is_up`` changes.
+           only ``is_up`` changes.
 losses     The link reports the messages that it has lost: their sums to the operator, their keys to the receivers.
 =========  ===========================================================================================================
 
-Messages pay nothing for it: routes of keys that P or the link changes are not cached, and all other keys never come
-here.
+Messages pay nothing for it: routes of keys that P or the link changes are not cached, and no other keys come here.
 
 Rejected: rewriting keys in the link. A delivered message is the published packet, byte for byte; also, a client
 compares the key with its own name.
@@ -63,10 +62,10 @@ _RETRY = 1.0
 
 
 class Upstream:
-    """The link of one bus, and what it has reported.
+    """The link of one bus, and its reports.
 
     :param clock: for time-outs.
-    :param flush: sends what was queued for clients.
+    :param flush: sends the packets that were queued for clients.
     :param forget_routes: called when keys get another meaning.
     :param rename: called when the names of all clients have changed.
     :param miss: notifies the receivers of a key of losses; called with the link, the key, messages and bytes.
@@ -127,7 +126,7 @@ class Upstream:
 
     @property
     def is_chained(self) -> bool:
-        """Whether some secret keys mean something else than on a bus without a master."""
+        """Whether some secret keys have another meaning than on a bus without a master."""
         return self._prefix is not None or self.secrets_go_up
 
     def name_of(self, peer: PeerCredentials) -> bytes:
@@ -140,7 +139,7 @@ class Upstream:
         return Signature(client.number, client.peer, self._prefix or b"", client.user.uid)
 
     def local(self, key: bytes) -> bytes:
-        """Return what a key or a pattern means on this bus: the same without P, if it begins with P."""
+        """Return the meaning of a key or a pattern on this bus: the same without P, if it begins with P."""
         if key.startswith(b"!/"):
             for prefix in (self._prefix, *self._former):
                 if prefix and key.startswith(prefix + _SECRET):
@@ -162,7 +161,7 @@ class Upstream:
     # --- replies that wait -------------------------------------------------------------------
 
     def whoami(self, client: Client) -> None:
-        """Tell a client its name, as soon as its subscriptions are in force above."""
+        """Send a client its name, as soon as its subscriptions are in force above."""
         fence = max(self._fresh.get(client, {}).values(), default=0)
         if client not in self._holding and not self._must_wait(client, fence):
             client.reply(controls.WHOAMI, self.name_of(client.peer))
@@ -193,7 +192,7 @@ class Upstream:
         return self.is_up and fence > self._confirmed
 
     def _release(self) -> None:
-        """Send the replies that need not wait any longer."""
+        """Send the replies that no longer have to wait."""
         now = self._clock.seconds()
         for client, holds in tuple(self._holding.items()):
             is_late = False
@@ -219,7 +218,7 @@ class Upstream:
         self._timer = None
         self._release()
 
-    # --- what the link says ------------------------------------------------------------------
+    # --- messages of the link ----------------------------------------------------------------
 
     def handle(self, client: Client, key: bytes, payload: bytes | None) -> bool:
         """Handle a control message of a link, or a question about the path.
@@ -310,7 +309,7 @@ class Upstream:
                 del self._fresh[receiver]
         self._release()
 
-    # --- path and names, for clients that want to know ----------------------------------------
+    # --- path and names, for clients that have asked -- ----------------------------------------
 
     @property
     def path(self) -> bytes:
@@ -336,7 +335,7 @@ class Upstream:
         self._flush()
 
     def observe_name(self, client: Client, wants: bool) -> None:
-        """Tell a client its name whenever it changes, or no more."""
+        """Send a client its name whenever it changes, or stop doing so."""
         if wants:
             self._named[client] = self.name_of(client.peer)
         else:

@@ -92,7 +92,7 @@ class Walk:
 class WatchedKeys:
     """The watches of one user's clients, and the walks that wait for them.
 
-    :param walk: goes on with the walks until the clock shows a time; returns whether all are done.
+    :param walk: continues the walks until the clock shows a time; returns whether all are done.
     :ivar count: the number of watches.
     :ivar zeros: the number of those whose answer is 0.
     :ivar walks: the walks that wait, the oldest first.

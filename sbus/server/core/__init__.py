@@ -1,1 +1,1 @@
-"""What every part of the server knows: its interfaces, users, limits, sockets and counters."""
+"""The basis of every part of the server: its interfaces, users, limits, sockets and counters."""

@@ -1,4 +1,4 @@
-"""The connections that ended last, so that an operator can see why.
+"""The connections that ended last, for an operator who asks why.
 
 Connections that were refused are not among them: anyone can make thousands of these, and they would push out the ones
 that matter. The log and the counters have them.

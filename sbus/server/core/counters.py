@@ -17,7 +17,7 @@ __all__ = ["Counters", "word_of"]
 
 @dataclass(slots=True)
 class Counters:
-    """What has happened on a bus since it was started, in numbers of events.
+    """The numbers of events on a bus since it was started.
 
     :ivar connected: clients that were admitted.
     :ivar disconnected_by: clients that have left since, by the reason.
@@ -83,7 +83,7 @@ class Counters:
         return self.tally.copied_size
 
     def keep_rules(self, names: Collection[str]) -> None:
-        """Forget what rules have denied that are gone, or policies that come and go would make `denied_by` grow."""
+        """Forget the refusals of rules that are gone: else policies that come and go would make `denied_by` grow."""
         for name in [name for name in self.denied_by if name not in names and name not in RESERVED_NAMES]:
             del self.denied_by[name]
 

@@ -1,6 +1,6 @@
 """Counts of refusals for each user and rule, which outlive the connections.
 
-A client that has not asked for denials is disconnected with each of them; its user may be gone then, and back a moment
+A client that has not asked for denials is disconnected with each refusal; its user may then leave, and return a moment
 later. So the numbers are not the user's. The rows that were counted last stay, up to `MOST`, which takes 150 KB.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 __all__ = ["MOST", "Denied", "DeniedRow"]
 
 MOST = 1024
-"""Rows that are kept. Users choose neither UIDs nor rules, but a range of subordinate UIDs has 65,536 of them."""
+"""Rows that are kept. Users do not choose UIDs or rules, but a range of subordinate UIDs has 65,536 of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeniedRow:
-    """What one user was not allowed to do by one rule.
+    """The refusals of one user by one rule.
 
     :ivar uid: the user, or its owner.
     :ivar count: packets that were refused.

@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Rights(Protocol):
-    """What the clients of one class may do; the class is this object."""
+    """The rights of the clients of one class; the class is this object."""
 
     @property
     def publishes_all(self) -> bool:
@@ -73,13 +73,13 @@ class Publisher(Protocol):
         """Stop reading: at least one receiver blocks this publisher."""
 
     def resume_publishing(self) -> None:
-        """Read again: no receiver blocks this publisher any more."""
+        """Read again: no receiver blocks this publisher now."""
 
     def wait_for_mail(self) -> None:
         """Stop reading until `mail_delivered`: a receiver that may block this publisher has mail of it."""
 
     def mail_delivered(self) -> None:
-        """Go on: that mail is delivered."""
+        """Continue: that mail is delivered."""
 
 
 class Receiver(Protocol):
@@ -91,7 +91,7 @@ class Receiver(Protocol):
     """
 
     peer: PeerCredentials
-    """The credentials of the receiver: they decide about secrets, and whom it may block."""
+    """The credentials of the receiver: they decide about secrets, and about the publishers that it may block."""
 
     user: User
     """The user of the receiver, from `SubscriptionRegistry.users`."""
@@ -135,7 +135,7 @@ class Receiver(Protocol):
         """Take a run of messages, one packet each.
 
         :param may_block: whether the receiver may block their publisher.
-        :returns: None if all were kept; else what the bus must count, close or block. A receiver that has blocked
+        :returns: None if all were kept; else the outcome on which the bus must act. A receiver that has blocked
             publishers calls `SubscriptionRegistry.drained` when it has room again.
         """
 
@@ -160,7 +160,7 @@ class Holder(Protocol):
         """Return the bytes that are charged for this client alone."""
 
     def sample_kernel(self) -> None:
-        """Charge what the kernel holds for this client now."""
+        """Charge the memory that the kernel holds for this client now."""
 
     def close(self, reason: CloseReason) -> None:
         """Disconnect the client."""
@@ -189,24 +189,24 @@ class Client(Publisher, Receiver, Holder, Protocol):
     """The client's choices."""
 
     rights: Rights
-    """What the client may do."""
+    """The client's rights."""
 
     @property
     def identity(self) -> Identity:
-        """Whom a policy judges."""
+        """The client, as a policy judges it."""
 
     untold: int
-    """Refusals that the client has not been told of, because too many replies wait for it."""
+    """Refusals whose denials were not sent to the client, because too many replies wait for it."""
 
     def use_rights(self, rights: Rights) -> None:
-        """Have these rights from now on."""
+        """Take these rights from now on."""
 
     on_room: tuple[Callable[[], None], ...]
     """Called when packets have left its queue, after it was congested."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether what is sent to it now has to wait: its queue is congested, or replies wait in the mail."""
+        """Whether packets sent to it now have to wait: its queue is congested, or replies wait in the mail."""
 
     @property
     def waiting_replies(self) -> int:
@@ -238,10 +238,10 @@ class Client(Publisher, Receiver, Holder, Protocol):
         """Hold back the replies from now on, and leave a place for one that has to wait."""
 
     def release_reply(self, key: bytes, payload: bytes) -> None:
-        """Send the reply that the first place was left for, and those that have waited behind it."""
+        """Send the reply that the first place was left for, and those that have waited for it."""
 
     def send_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
-        """Send packets behind those that wait, and before everything that comes from now on.
+        """Send packets after those that wait, and before everything that comes from now on.
 
         Nothing more of the client is handled until the last one has been queued.
 
@@ -283,11 +283,11 @@ class DeliverPayload(Protocol):
 
 
 class MessageTap(Protocol):
-    """What is put into the way of all messages, to look at them (`sbus.server.ops.tap`)."""
+    """An object in the way of all messages, to look at them (`sbus.server.ops.tap`)."""
 
     @property
     def deliver(self) -> Deliver:
-        """What delivers a run in place of the bus, and notes it."""
+        """The function that delivers a run in place of the bus, and notes it."""
 
     @property
     def deliver_payload(self) -> DeliverPayload:
@@ -346,13 +346,13 @@ class ICredentialsPolicy(Interface):
 
 
 class IObserver(Interface):
-    """Hears what happens on a bus: a log, metrics, a dashboard.
+    """Is notified of events on a bus: a log, metrics, a dashboard.
 
-    Derive from `sbus.server.Observer` and override the events that you need: an event that no observer overrides
-    costs nothing. A `client` is the same object from ``connected`` to ``closed``; its ``peer`` is a `PeerCredentials`,
-    its ``number`` counts connections from 1, and its ``listener`` is the `Listener` of the socket at which it came in,
-    with a ``name``. A secret key is cut after ``<pid>``, and its payload is withheld. What an observer publishes
-    during an event is handled when the batch that caused the event is over.
+    Derive from `sbus.server.Observer` and override the events that you need: an event that no observer overrides costs
+    nothing. A `client` is the same object from ``connected`` to ``closed``; its ``peer`` is a `PeerCredentials`, its
+    ``number`` counts connections from 1, and its ``listener`` is the `Listener` of the socket at which it came in, with
+    a ``name``. A secret key is cut after ``<pid>``, and its payload is withheld. Messages that an observer publishes
+    during an event are handled when the batch that caused the event is over.
     """
 
     def connected(client: Any) -> None:

@@ -1,10 +1,10 @@
-"""The sockets of a bus: their labels, and who may connect at each.
+"""The sockets of a bus: their labels, and the users who may connect at each.
 
-A bus has one socket, called ``main``, and any number of others (``--listen``), which all lead to the same bus.
-A `Listener` is the label that the server attaches to each connection, with the rules of the socket at which the client
+A bus has one socket, called ``main``, and any number of others (``--listen``), which all lead to the same bus. A
+`Listener` is the label that the server attaches to each connection, with the rules of the socket at which the client
 came in. The kernel reports the same user for a program in a container as for one outside (unless user namespaces
-intervene), so the socket alone shows which container speaks: a container has no way to any socket but the one that is
-mounted into it.
+intervene). So only the socket identifies the container: a container can reach no socket but the one that is mounted
+into it.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def passed_sockets(names: Sequence[str], listen: Iterable[ListenOption] = ()) ->
     """Return the label and the address of each socket that systemd passed, the main one first.
 
     One socket is ``main``, whatever systemd calls it. Of several, each has the label that systemd gives it
-    (``FileDescriptorName=``), and one without a name of its own is ``main``. The one called ``admin`` is for operators.
+    (``FileDescriptorName=``), and one without a name is ``main``. The one called ``admin`` is for operators.
 
     :param names: the names of the passed sockets, in order.
     :param listen: the sockets of ``--listen``; those that they name are left out.

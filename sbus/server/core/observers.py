@@ -64,7 +64,7 @@ class Events:
     An exception that an observer raises is logged and goes no further: an observer cannot stop the bus.
 
     :param observers: `sbus.interfaces.IObserver` s; of each, only the methods that it overrides are called.
-    :ivar is_notifying: whether an observer is being called now: what it publishes has to wait.
+    :ivar is_notifying: whether an observer is being called now: messages that it publishes have to wait.
     """
 
     __slots__ = (

@@ -1,9 +1,9 @@
-"""Permissions: what the clients of a bus may publish and subscribe to.
+"""Permissions: the rights of a bus's clients to publish and subscribe.
 
 .. rubric:: Theory of operation
 
-The first rule is that of the kernel's credentials: whose secrets a client may read (`sbus.server.core.credentials`). A
-policy (`sbus.policy`), or a credentials plug-in, can restrict open keys further. Neither is asked for each message.
+The first rule is that of the kernel's credentials: the secrets that a client may read (`sbus.server.core.credentials`).
+A policy (`sbus.policy`), or a credentials plug-in, can restrict open keys further. They are not asked for each message.
 Clients that are judged alike are a *class*, and share one object, their rights (`sbus.server.core.interfaces.Rights`).
 Keys that are judged alike have one *zone*. The keys of one route have one zone, so the route remembers the verdict on
 each class that publishes there (`sbus.routing.route`), and a run of messages needs one look-up.
@@ -18,8 +18,8 @@ a plug-in                 the peer                 the key                  for 
 both                      both                     both                     as long as the plug-in says
 ========================  =======================  =======================  ===============================
 
-What the bus itself does is never judged: messages and subscriptions of the program around it, and those of the recorder
-and the link that it has started. A link is judged as the client that it is, and not as the authors whom it names.
+The bus itself is never judged: the messages and subscriptions of the program around it, and those of the recorder and
+the link that it has started. Any other link is judged as a client, and not as the authors whom it names.
 
 A refusal is a `Refusal`, with the name of the rule. A client that has asked (``denied/on``) gets a denial, and
 stays connected (`sbus.server.bus.denials`).
@@ -87,7 +87,7 @@ FREE: Rights = _Free()
 
 @dataclass(frozen=True, eq=False)
 class _PeerRights:
-    """What a credentials plug-in says of one peer."""
+    """The verdicts of a credentials plug-in about one peer."""
 
     credentials: ICredentials
     peer: PeerCredentials
@@ -106,7 +106,7 @@ class _PeerRights:
 
 @dataclass(frozen=True, eq=False)
 class _Both:
-    """What a policy and a plug-in say together: what one of them refuses is refused."""
+    """The verdicts of a policy and a plug-in together: a refusal by one of them is a refusal."""
 
     policy: Rights
     plugin: Rights
@@ -162,7 +162,7 @@ class Permissions:
 
     @property
     def is_audit(self) -> bool:
-        """Whether the policy only observes: what it refuses is done."""
+        """Whether the policy only observes: its refusals have no effect."""
         return self.policy is not None and self.policy.is_audit
 
     def enforces(self, verdict: Verdict) -> bool:
@@ -228,7 +228,7 @@ def _enforce(verdict: Verdict) -> None:
 
 
 def verdict_of(violation: Violation) -> Verdict | None:
-    """Return the verdict behind a violation; None if it is none of permissions."""
+    """Return the verdict that caused a violation; None if no permission did."""
     if isinstance(violation, Refusal):
         return violation.verdict
     return _VERDICTS.get(violation.reason)

@@ -1,4 +1,4 @@
-"""Shares: how much of a bus each user may take, and where each number comes from.
+"""Shares: the part of a bus that each user may take, and the source of each number.
 
 .. rubric:: Theory of operation
 
@@ -15,10 +15,10 @@ source                         what it gives
                                later one, field by field
 =============================  =====================================================================================
 
-`Shares` holds the result for the users who have numbers of their own; all others have the same `Share`. Each `User`
-holds its own, so that a limit costs an attribute where it is asked, and a reload replaces those of connected users
-(`sbus.server.core.users.Users.set_limits`). A lower limit ends nobody: it counts from the next connection, pattern or
-byte on.
+`Shares` holds the result for the users who have their own numbers; all others have the same `Share`. Each `User` holds
+its own, so that a limit costs an attribute where it is asked, and a reload replaces those of connected users
+(`sbus.server.core.users.Users.set_limits`). A lower limit ends no client: it counts from the next connection, pattern
+or byte on.
 
 Root, the server's own user and services are no concern of this module: a table never makes an exempt user limited, and
 the programs that serve a bus have UIDs that no table can name.
@@ -40,8 +40,8 @@ _POLICY = "policy "
 class Limit(NamedTuple):
     """One limit of one user.
 
-    :ivar most: the number: so many are allowed, and one more is refused.
-    :ivar source: where the number comes from; see the table above.
+    :ivar most: the number: an amount up to it is allowed, and one more is refused.
+    :ivar source: the source of the number; see the table above.
     """
 
     most: int
@@ -63,7 +63,7 @@ class Share(NamedTuple):
     accepts: Limit
 
     def setting(self, name: str) -> str:
-        """Return what sets one of these limits, with its value: what the operator has to change."""
+        """Return the source of one of these limits, with its value: the setting that the operator has to change."""
         most, source = getattr(self, name)
         if source.startswith(_POLICY):
             return f"{name} = {most}, {source}"
@@ -96,7 +96,7 @@ class LimitsTable(Protocol):
 
 
 def limits_by_user(tables: Iterable[LimitsTable]) -> dict[int, dict[str, Limit]]:
-    """Return what tables say of each user, by UID and by field; the last table with a field wins."""
+    """Return the values that tables set for each user, by UID and by field; the last table with a field wins."""
     found: dict[int, dict[str, Limit]] = {}
     for table in tables:
         given = {name: getattr(table, name) for name in Share._fields}
@@ -111,7 +111,7 @@ class Shares:
 
     :param limits: the limits of the bus, as its options give them.
     :param memory: bytes of memory of a user, by `sbus.server.core.limits.Limits.memory_account`.
-    :ivar of_most: the share of the users who have no number of their own.
+    :ivar of_most: the share of the users who have no separate number.
     :ivar of_some: the shares of those who have, by UID.
     """
 
@@ -133,7 +133,7 @@ class Shares:
         return self.of_some.get(uid, self.of_most)
 
     def override(self, tables: Iterable[LimitsTable]) -> None:
-        """Have tables of a policy override what the options give; those of an earlier call are forgotten."""
+        """Let tables of a policy override the options; those of an earlier call are forgotten."""
         found = dict(self._named)
         for uid, limits in limits_by_user(tables).items():
             found[uid] = found.get(uid, self.of_most)._replace(**limits)

@@ -52,7 +52,7 @@ class User(UserShare):
     :ivar match_cost: the steps that these patterns can add to the look-up of a key, those of secrets aside.
     :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
         ``<rest>``.
-    :ivar lines: what waits for the user's turns (`sbus.fair`).
+    :ivar lines: the work that waits for the user's turns (`sbus.fair`).
     :ivar clients: its admitted clients, until their connections are lost.
     :ivar askers: receivers of this user that have asked for senders.
     :ivar blockers: receivers of this user whose strategies can block a publisher.
@@ -87,7 +87,7 @@ class User(UserShare):
         self.take_share(share)
 
     def take_share(self, share: Share) -> None:
-        """Have these limits from now on; what is held already stays, even if it is more."""
+        """Take these limits from now on; memory and places already held stay, even above them."""
         self.share = share
         self.memory_limit = UNLIMITED if self.is_exempt else share.memory.most
         self.lines.most_bytes = min(MOST_BYTES, self.memory_limit // _MAIL_PART)
@@ -122,7 +122,7 @@ class Users:
     :param shares: the limits of each user; by default those of `Limits`.
     :param payloads: memfds with large messages of one publisher's user that may wait.
     :ivar shares: the limits of each user.
-    :ivar denied: what users were not allowed to do.
+    :ivar denied: the refusals of users.
     :ivar connections: open connections of all users, those that are about to be refused included.
     """
 
@@ -135,7 +135,7 @@ class Users:
         payloads: int = USER_PAYLOADS,
     ) -> None:
         self.budget = SharedBudget(limit, memory, payloads)
-        # A user who leaves and comes back must not have other payloads wait meanwhile.
+        # A user who leaves and comes back must not get more payloads to wait meanwhile.
         self._payloads: WeakValueDictionary[int, PayloadShare] = WeakValueDictionary()
         self.shares = shares or Shares(Limits(), self.budget.memory.user_limit)
         self.denied = Denied()
@@ -159,7 +159,7 @@ class Users:
         return 0 if user is None else user.connections
 
     def set_limits(self, tables: Iterable[LimitsTable]) -> None:
-        """Have tables of a policy override the limits of the users whom they name, also of those with a connection."""
+        """Let tables of a policy override the limits of the users whom they name, also of those with a connection."""
         self.shares.override(tables)
         for user in self._users.values():
             user.take_share(self.shares.of(user.uid))
@@ -181,7 +181,7 @@ class Users:
         self.connections -= 1
 
     def forget(self, user: User) -> None:
-        """Forget a user that has rested, and has neither connections nor patterns."""
+        """Forget a user that has rested, and has no connections or patterns left."""
         has_nothing = not user.connections and not user.patterns and user.lines.has_rested
         if has_nothing and self._users.get(user.uid) is user:
             del self._users[user.uid]

@@ -1,1 +1,1 @@
-"""What operators see: the pages of the admin socket, metrics, taps and the log."""
+"""The operators' view: the pages of the admin socket, metrics, taps and the log."""

@@ -1,7 +1,7 @@
-"""``/v1/events``: what happens on a bus, as Server-Sent Events. docs/admin.rst documents them.
+"""``/v1/events``: the events of a bus, as Server-Sent Events. docs/admin.rst documents them.
 
-The stream is a page without an end: it makes events in pieces, and says None when it has nothing to say. A reader that
-does not keep up stops the page (`sbus.admin.answers`); the viewers then count what they have no room for.
+The stream is a page without an end: it makes events in pieces, and yields None when it has none. A reader that does not
+keep up stops the page (`sbus.admin.answers`); the viewers then count the notes for which they have no room.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _event(name: str, data: dict[str, Any]) -> str:
 class _Stream:
     """One stream.
 
-    :param messages: what it shows of what is published, besides the status; None: nothing.
+    :param messages: the part of the published messages that it shows, besides the status; None: nothing.
     """
 
     def __init__(

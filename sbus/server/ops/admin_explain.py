@@ -1,6 +1,6 @@
-"""``/v1/explain``: who would get a message with a key now, and who would not, and why.
+"""``/v1/explain``: the receivers of a message with a key now, the other clients, and the reasons.
 
-Nothing is changed: neither the route cache nor the work of any user knows of it.
+Nothing is changed, not even the route cache or the work of a user.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class _Explanation:
         looked, longest = 0, 2 * len(self._key) + LONGEST_KEY
         for pattern, (_, secret) in list(islice(client.patterns.items(), _COMPARED)):
             if secret is None:
-                pattern = pattern[:longest]  # no key of this length matches what stands behind that
+                pattern = pattern[:longest]  # no key of this length matches the rest after that
             mismatch = explain_mismatch(pattern, self._key, dialect)
             if mismatch is not None:
                 shown = as_text(redact(dialect, pattern)[:LONGEST_KEY])

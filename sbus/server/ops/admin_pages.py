@@ -1,4 +1,4 @@
-"""The pages of the admin socket: what they answer about a bus. docs/admin.rst documents them.
+"""The pages of the admin socket: their answers about a bus. docs/admin.rst documents them.
 
 Each page is a generator of small pieces, so that `sbus.admin.answers` can spread them over turns of the reactor. Pages
 copy the tables that they walk: a bus changes between two turns.

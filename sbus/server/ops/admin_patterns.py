@@ -1,4 +1,4 @@
-"""``/v1/patterns`` and ``/v1/last``: what clients are subscribed to, and the values that are kept."""
+"""``/v1/patterns`` and ``/v1/last``: the patterns of clients, and the values that are kept."""
 
 from __future__ import annotations
 

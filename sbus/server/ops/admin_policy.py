@@ -1,4 +1,4 @@
-"""The policy of a bus at the admin socket: which one is in force, whom it judges, and to reload it."""
+"""The policy of a bus at the admin socket: the one in force, the clients that it judges, and reloading it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _rows(registry: SubscriptionRegistry) -> Iterator[dict[str, Any] | None]:
 
 
 def reload(files: Reloadable | None) -> Pieces:
-    """Answer when the policy is in force, or with what is wrong with it."""
+    """Answer when the policy is in force, or with its mistakes."""
     if files is None:
         raise _nothing()
     answer: dict[str, object] = {}

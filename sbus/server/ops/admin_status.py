@@ -1,7 +1,6 @@
 """The figures of a bus in one object, as ``/v1/status`` and the event ``status`` show them.
 
-Every figure is at hand: nothing here looks at each client. Only `largest_queue` does, in slices, and only while a
-receiver is behind.
+Every figure is at hand: only `largest_queue` looks at each client, in slices, and only while a receiver is congested.
 """
 
 from __future__ import annotations

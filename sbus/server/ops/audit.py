@@ -1,9 +1,9 @@
-"""The audit log: which client did what a policy refuses or audits.
+"""The audit log: the clients' packets that a policy refuses or audits.
 
 .. rubric:: Theory of operation
 
-`AuditLog` hears of each refusal, and of what is allowed under a rule with ``audit = true``. A line is an event of
-`twisted.logger` with these fields, so a log in JSON has them one by one:
+`AuditLog` is notified of each refusal, and of each packet allowed under a rule with ``audit = true``. A line is an
+event of `twisted.logger` with these fields, so a log in JSON has them one by one:
 
 =======================================  ==============================================================================
 field                                    meaning
@@ -17,13 +17,12 @@ field                                    meaning
 ``times``                                messages that were allowed together; else 1
 =======================================  ==============================================================================
 
-For each verdict, verb and rule, a user gets eight lines at once, and then sums (`sbus.daemon.log_limiter`). So neither
-the log nor memory grows with what clients do: clients cannot add
-kinds of lines, and keys occur only in lines. A refusal that gets no
+For each verdict, verb and rule, a user gets eight lines at once, and then sums (`sbus.daemon.log_limiter`). So clients
+cannot make the log or memory grow: they cannot add kinds of lines, and keys occur only in lines. A refusal that gets no
 line costs a few look-ups: nothing is formatted, and the kernel is not asked.
 
-The kernel is asked for the program when a line is written, once for each connection, as it needs a descriptor for a
-moment. If there is none, the line has no program; the client is not concerned.
+The kernel is asked for the program when a line is written, once for each connection, as that needs a descriptor for a
+moment. If there is none, the line has no program; the client is not affected.
 """
 
 from __future__ import annotations

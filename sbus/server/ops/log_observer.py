@@ -1,6 +1,6 @@
 """The observer that writes Twisted's log: connections, violations and losses.
 
-The lines give the client, the cause and numbers. How many of them there are is up to a `LogLimiter`.
+The lines give the client, the cause and numbers. A `LogLimiter` decides their number.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _ORDINARY = (CloseReason.PEER_CLOSED, CloseReason.PEER_RESET, CloseReason.SERVER
 
 
 class LogObserver(Observer):
-    """Writes what an operator needs to know to Twisted's log.
+    """Writes the events that an operator needs to know to Twisted's log.
 
-    Where messages are dropped, many are. So the first loss of each user is logged at once, and the others in one line
-    for each client that lost messages within `interval`. The limiter decides which lines there are, and sums the
-    others up by user.
+    Losses come in large numbers. So the first loss of each user is logged at once, and the others in one line for each
+    client that lost messages within `interval`. The limiter decides which lines there are, and sums the others up by
+    user.
 
     :param clock: for the interval.
     :param dialect: the revision of the protocol, which says how to show a key.
-    :param budget: the bytes that the log may grow by; by default one of the observer's own.
+    :param budget: the bytes that the log may grow by; by default a separate budget of the observer.
     :param interval: seconds between two lines about the losses of one client.
     :param share_of: returns the limits of a user, for the lines that name one; without it, they name the option.
     :param owner_of: returns the UID that a UID counts as; by default each is its own. Lines name the UID itself, but
@@ -164,7 +164,7 @@ class LogObserver(Observer):
         self.limiter.stop()
 
     def _why(self, peer: PeerCredentials, reason: CloseReason | ViolationReason) -> str:
-        """Return a reason in words, with what sets the limit of this user where users can have limits of their own."""
+        """Return a reason in words, with the source of this user's limit where users can have different limits."""
         why = str(reason.value)
         name = _LIMITS.get(reason)
         if name is None or self._share_of is None:
@@ -173,7 +173,7 @@ class LogObserver(Observer):
 
 
 def peer_fields(peer: PeerCredentials, listener: Listener, owner_of: Callable[[int], int]) -> dict[str, Any]:
-    """Return the fields of an event that say whose connection it is about; ``peer`` is for people."""
+    """Return the fields of an event about the connection that it concerns; ``peer`` is for people."""
     at = "" if listener.name == MAIN.name else f" at {listener.name}"
     return {
         "peer": "pid {} uid {} gid {}{}".format(*peer, at),

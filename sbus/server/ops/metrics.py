@@ -27,9 +27,9 @@ from sbus.version import __version__
 __all__ = ["Metrics"]
 
 _NO_RULES = ("closed", "credentials", "default", "secret")
-"""What a refusal has in the place of a rule."""
+"""The value of a refusal in the place of a rule."""
 _MOST_RULES = 200
-"""Rules with a series of their own: they make one piece of an answer, which is to take less than half a millisecond."""
+"""Rules with separate series: they make one piece of an answer, which must take less than half a millisecond."""
 
 
 class Metrics:

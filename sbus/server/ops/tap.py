@@ -1,20 +1,20 @@
-"""The tap: what is published now, for operators who look.
+"""The tap: a look at the messages published now, for operators.
 
 .. rubric:: Theory of operation
 
-Nobody looks: the registry's ``deliver`` is that of `sbus.server.bus.delivery`, and there is no tap. While at least one
-`Viewer` looks, ``deliver`` is `Tap.deliver`, which delivers first and then notes the run for each viewer.
+Without a viewer, the registry's ``deliver`` is that of `sbus.server.bus.delivery`, and there is no tap. While at least
+one `Viewer` looks, ``deliver`` is `Tap.deliver`, which delivers first and then notes the run for each viewer.
 
 Noting has a budget: a tenth of the time that passes, and at most `BURST` at once, which is a tenth of the longest turn
-of a user. Making the text of the events is charged to it as well (`Tap.charged`). Messages that the budget does not
-cover are delivered and counted (`Tap.missed`), but not looked at.
+of a user. Making the text of the events is charged to it as well (`Tap.charged`). Messages beyond the budget are
+delivered and counted (`Tap.missed`), but not looked at.
 
-Who lost a message: flood control reports losses by receiver, as numbers, and drops what came last. So a loss of n
-messages is that of the last n messages for that receiver before the report. A receiver that waits for mail loses its
-messages some turns later, and the loss may be attributed to newer ones. A loss of older messages shows in the counters
-alone.
+The losers of a message: flood control reports losses by receiver, as numbers, and drops the newest messages. So a loss
+of n messages is that of the last n messages for that receiver before the report. A receiver that waits for mail loses
+its messages some turns later, and the loss may be attributed to newer ones. A loss of older messages shows in the
+counters alone.
 
-What is held is bounded: `MOST_RUNS` runs, `MOST_LOSSES` losses, and what each viewer keeps. Notes live for `TICK` of
+The memory is bounded: `MOST_RUNS` runs, `MOST_LOSSES` losses, and the notes of each viewer. Notes live for `TICK` of
 `sbus.admin.answers`, and so do the receivers that they refer to.
 
 Rejected: a second subscription to every pattern (it would change routes, block publishers, and miss secrets and keys
@@ -75,14 +75,14 @@ class Run(NamedTuple):
 
 
 class Viewer(Protocol):
-    """Looks at what is published."""
+    """Looks at published messages."""
 
     def note(self, run: Run) -> None:
         """Note a run; the time that this takes is charged to the budget."""
 
 
 class _Loss:
-    """A report of a loss: the receiver, the messages, and the number of the message behind the last one."""
+    """A report of a loss: the receiver, the messages, and the number of the message after the last one."""
 
     __slots__ = ("end", "messages", "receiver")
 
@@ -116,7 +116,7 @@ class _Registry(Protocol):
 
 
 class Tap:
-    """Follows what is published as long as there are viewers.
+    """Follows published messages as long as there are viewers.
 
     :param registry: puts the tap into the way of messages, and takes it out again.
     :param clock: seconds for the budget.
@@ -141,14 +141,14 @@ class Tap:
         self.seen = 0
 
     def add(self, viewer: Viewer) -> None:
-        """Begin to note what is published for a viewer."""
+        """Begin to note published messages for a viewer."""
         self._viewers = (*self._viewers, viewer)
         if self._deliver is None:
             self._deliver = self._registry.open_tap(self)
             self._opened_at = self._registry.delivery.handled() - self.seen
 
     def remove(self, viewer: Viewer) -> None:
-        """Note no more for a viewer; without any, the tap is closed."""
+        """Stop noting for a viewer; without any, the tap is closed."""
         self._viewers = tuple(each for each in self._viewers if each is not viewer)
         if not self._viewers and self._deliver is not None:
             self._registry.close_tap(self)
@@ -288,7 +288,7 @@ def _without(receivers: tuple[Receiver, ...], publisher: object) -> tuple[Receiv
 
 
 def source_of(publisher: Publisher | None) -> Source:
-    """Return what events say of a publisher."""
+    """Return the fields of a publisher in events."""
     if publisher is None:
         return Source(0, 0, 0, "")
     listener = getattr(publisher, "listener", None)

@@ -1,6 +1,6 @@
-"""What the viewers of a tap keep until it is read: messages, flows between clients, and keys without subscribers.
+"""The notes of a tap's viewers until they are read: messages, flows between clients, and keys without subscribers.
 
-Each keeps a bounded number of notes. What does not fit is counted: the reader was too slow, or there was too much.
+Each keeps a bounded number of notes. Notes without room are counted: the reader was too slow, or there was too much.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a program passes to its bus, checked before the bus is made: a mistake is named where it was made."""
+"""A program's arguments for its bus, checked before the bus is made: an error names the place of the mistake."""
 
 from __future__ import annotations
 

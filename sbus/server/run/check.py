@@ -1,7 +1,7 @@
-"""``twistd sbus --check``: find what would keep the bus from starting, without starting anything.
+"""``twistd sbus --check``: find mistakes that would keep the bus from starting, without starting anything.
 
-It goes the way of a start (`sbus.server.run.plan`) up to the point where something would be made. A socket that another
-server listens on is no error: usually the operator checks the options of a bus that runs, before restarting it.
+It follows a start (`sbus.server.run.plan`) up to the point where something would be made. A socket that another server
+listens on is no error: usually the operator checks the options of a running bus, before restarting it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMMAND_LINES = {"sbus-recorder": "sbus.recorder.twistd.Options", "sbus-link": 
 
 
 def check_options(options: Options) -> NoReturn:
-    """Print what the bus would do, or the first thing that keeps it from starting; exit with status 0 or 1.
+    """Print the plan of the bus, or the first thing that keeps it from starting; exit with status 0 or 1.
 
     :raises SystemExit: always.
     """
@@ -149,7 +149,7 @@ def _check_log(options: Options) -> None:
 
 
 def _limits(bus: BusService) -> Iterator[str]:
-    """Yield the limits, and what the bus would warn of when it starts."""
+    """Yield the limits, and the warnings that the bus would log when it starts."""
     limits, memory = bus.registry.limits, bus.registry.users.budget.memory
     yield (
         f"limits: {limits.max_clients} clients, {limits.user_clients} of one user; memory {memory.limit} B, "

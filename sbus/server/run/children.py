@@ -9,9 +9,9 @@ Supervision: a process that exits while the bus runs is started again, after a p
 in the meantime. The child's standard input is the bond between the two. It ends when the bus closes it, and also when
 the bus dies in any other way (`sbus.daemon.supervised`).
 
-Stopping: the bus stops listening, reads what clients have sent, and disconnects all of them but the sidecars. Then it
-closes its sidecar's standard input and waits for the exit, up to `SidecarBus.stop_timeout`. Only then does the bus
-itself stop.
+Stopping: the bus stops listening, reads the packets that clients have sent, and disconnects all of them but the
+sidecars. Then it closes its sidecar's standard input and waits for the exit, up to `SidecarBus.stop_timeout`. Only then
+does the bus itself stop.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def child_environment() -> dict[str, str]:
 class ChildProcess(ProcessProtocol):
     """A child process: logs its output, and reports its exit.
 
-    :param name: what the log calls it, such as ``recorder``.
+    :param name: its name in the log, such as ``recorder``.
     :param on_exit: called with how it exited, such as ``with status 1``.
     :ivar pid: the process ID; 0 before it is started.
     """
@@ -149,7 +149,7 @@ class SidecarBus(MultiService, ABC):
     """A bus and a sidecar, a child process that runs while the bus does.
 
     :cvar sidecar: the sidecar's name in the log.
-    :cvar without: what the bus lacks while the sidecar does not run, for the log.
+    :cvar without: the part that the bus lacks while the sidecar does not run, for the log.
     :cvar stop_timeout: seconds that the sidecar may take to exit before it is killed.
     :param bus: the bus.
     :param service: the service that runs: the bus, or the bus with another sidecar.
@@ -228,7 +228,7 @@ class SidecarBus(MultiService, ABC):
     async def _stop(self) -> None:
         self.running = False
         await self._bus.stopListening()
-        await deferLater(self._reactor, 0)  # one turn of the reactor reads what clients have sent by now
+        await deferLater(self._reactor, 0)  # one turn of the reactor reads all that clients have sent by now
         self._bus.registry.disconnect_all(sidecars=False)
         if self._restart is not None:
             self._restart.cancel()

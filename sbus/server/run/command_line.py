@@ -1,4 +1,4 @@
-"""The command line of ``twistd sbus``: its options, and what they may not say together."""
+"""The command line of ``twistd sbus``: its options, and the combinations that are errors."""
 
 from __future__ import annotations
 

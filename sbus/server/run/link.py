@@ -1,7 +1,7 @@
 """The link of a bus to its master (``twistd sbus --upstream``), as a child process.
 
-The link is a client of both buses (`sbus.link`), a user of its own, and a sidecar of this bus
-(`sbus.server.run.children`). When its standard input ends, it passes on what was queued for it, and exits.
+The link is a client of both buses (`sbus.link`), a separate user, and a sidecar of this bus
+(`sbus.server.run.children`). When its standard input ends, it passes on the packets queued for it, and exits.
 """
 
 from __future__ import annotations

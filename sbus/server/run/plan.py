@@ -1,4 +1,4 @@
-"""What the command line of ``twistd sbus`` asks for, before any of it is made: to be made, or only checked."""
+"""The plan that the command line of ``twistd sbus`` describes: to be made, or only checked."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class PolicyFiles:
         return policy, classes
 
     def reload_at_signal(self) -> None:
-        """Reload, unless a reload is about to begin; what is wrong is in the log."""
+        """Reload, unless a reload is about to begin; mistakes are in the log."""
         if self._lock.waiting:
             return
         defer.Deferred.fromCoroutine(self.reload()).addErrback(lambda failure: failure.trap(UsageError))

@@ -1,10 +1,10 @@
 """The recorder beside a bus (``twistd sbus --record``), as a child process.
 
-The recorder is a process of its own, so that waiting for the disk never stops the bus. It is the bus's sidecar
+The recorder is a separate process, so that waiting for the disk never stops the bus. It is the bus's sidecar
 (`sbus.server.run.children`): a client, so the server knows nothing about journals.
 
 The child's standard input is the bond between the two. It ends when the bus closes it, and also when the bus dies in
-any other way. The recorder then receives what the bus has queued for it, closes the journal, and exits.
+any other way. The recorder then receives the packets queued for it, closes the journal, and exits.
 """
 
 from __future__ import annotations

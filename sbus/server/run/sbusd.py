@@ -6,14 +6,14 @@ time, so the order of steps is the design.
 1. *Parse and bind.* Nothing but `sbus.errors`, `sbus.distribution` and the sockets of `sbus.syscalls` is imported by
    then: importing Twisted and the server takes several times as long as starting the interpreter.
 2. *Close standard output*, after printing the address if it was chosen at random. The caller may connect from now on.
-   Its connection waits in the kernel's backlog, and so does what it sends.
+Its connection and its packets wait in the kernel.
 3. *Import and serve.* As a daemon, the process that was started exits only now, with status 0, or with 1 and a line on
    standard error if this failed.
 
 Invariants:
 
 * Signals that stop the bus, and SIGUSR1, are blocked from before the socket exists until the reactor runs. None is
-  lost, and none can leave the socket or the pid file behind.
+  lost, and none can leave a stale socket or pid file.
 * Descriptors 0 to 2 are always open (`sbus.syscalls.descriptors`).
 * A daemon keeps its standard error only if that is a file, or the journal of systemd (`_is_log`).
 * A daemon calls listen(2) again after its forks: ``SO_PEERCRED`` gives clients the process that listened last, which
@@ -78,7 +78,7 @@ _NO_PID_FILE = "/dev/null"
 
 @dataclass(slots=True)
 class _Settings:
-    """What the command line says; the defaults are the original's."""
+    """The values from the command line; the defaults are the original's."""
 
     address: str = "/run/sbus.socket"
     pid_file: str = "/run/sbus.pid"

@@ -87,7 +87,7 @@ class BusService(MultiService):
         of the limits.
     :param credentials: the permissions of clients; by default `KernelCredentials`.
     :param limits: the limits of the bus.
-    :param policy: what clients may publish and subscribe to (`sbus.policy.load`), besides what `credentials` say.
+    :param policy: the rules about publishing and subscribing (`sbus.policy.load`), besides `credentials`.
     :param dialect: the revision of the protocol to speak.
     :param ignore_violations: drop packets that break the protocol, instead of disconnecting.
     :param observers: observers of the bus, besides the log.
@@ -151,7 +151,7 @@ class BusService(MultiService):
         for observer in observers:
             check_observer(observer)
         if main is None:
-            # The other sockets have rules of their own.
+            # The other sockets have their own rules.
             is_abstract = isinstance(endpoint, SeqpacketServerEndpoint) and endpoint.resolve().is_abstract
             main = Listener(MAIN.name, is_abstract=is_abstract and not has_policy)
         endpoints = ((main, endpoint), *listeners)

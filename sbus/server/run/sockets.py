@@ -65,14 +65,14 @@ class Sockets:
         self._on_listening(socket.listener, socket.endpoint, port)
 
     def cancel(self) -> None:
-        """Give up what does not listen yet."""
+        """Give up the sockets that do not listen yet."""
         for socket in self._sockets:
             if socket.pending is not None and socket.port is None:
                 socket.pending.cancel()
             socket.pending = None
 
     async def close(self) -> None:
-        """Listen no more; paths that were made are removed."""
+        """Stop listening; paths that were made are removed."""
         self.is_open = False
         for closing in [defer.Deferred.fromCoroutine(_stop(socket)) for socket in self._sockets]:
             await closing

@@ -1,4 +1,4 @@
-"""Subordinate UIDs: which user a UID of a container belongs to, by ``/etc/subuid`` (subuid(5)).
+"""Subordinate UIDs: the user that a UID of a container belongs to, by ``/etc/subuid`` (subuid(5)).
 
 Theory of operation
 -------------------
@@ -12,12 +12,12 @@ Rules where the file leaves room:
 * Where ranges overlap, the line that comes first counts.
 * One step: the owner is not looked up again, if that UID itself lies in a range.
 * Root and the server's own user are exempt from limits, and containers of theirs are not. A range of theirs counts as
-  one user of its own, whose UID is the first of the range.
+  one separate user, whose UID is the first of the range.
 * A line that is not ``owner:first:count``, or that names an unknown user, is skipped with a warning. Blank lines and
   lines that begin with ``#`` are skipped silently.
 
-The file is read at the first question, and again when it has changed, which is looked for once in `_LOOK_EVERY` seconds
-at most. Users who are connected then stay who they are until their last client has left.
+The file is read at the first question, and again when it has changed. The server looks for a change at most once in
+`_LOOK_EVERY` seconds. Connected users keep their identity until their last client has left.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Range(NamedTuple):
     """The UIDs from `first` up to `end`, which is not one of them.
 
     :ivar owner: the owner's UID.
-    :ivar name: the UID of the range if it counts as a user of its own.
+    :ivar name: the UID of the range if it counts as a separate user.
     """
 
     first: int
