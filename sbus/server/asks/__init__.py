@@ -1,2 +1,1 @@
-"""Questions of clients to the bus, besides messages: interest, lists of patterns, last values, and its master's
-answers."""
+"""The questions of clients to the bus: interest, lists of patterns, last values, and its master's answers."""

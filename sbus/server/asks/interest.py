@@ -148,7 +148,7 @@ class Interest:
         self._steps = 0  # since the last look at the clock
         self._is_due = False
 
-    # --- the questions of clients------------------------------------------------------------
+    # --- questions of clients ----------------------------------------------------------------
 
     def count(self, client: Receiver) -> int:
         """Return the number of keys that a client watches."""
@@ -259,7 +259,7 @@ class Interest:
         """Forget a receiver whose last subscription was dropped, since it has disconnected."""
         self.uncounted.discard(receiver)
 
-    # --- reports of the router - -------------------------------------------------------------
+    # --- reports of the router ---------------------------------------------------------------
 
     def added(self, receiver: Receiver, pattern: bytes) -> None:
         """A subscription to an open pattern has come."""

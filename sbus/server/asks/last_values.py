@@ -13,8 +13,8 @@ a message                    replaces the value of its key (2 µs); an empty pay
                              first listed pattern that matches, and the value to its publisher's user.
 a limit is exceeded          the user with the most keys or bytes of that pattern loses the oldest value, in the time of
                              the publisher: nobody pushes out the values of a user who has less
-a client asks (``last``)     in one step it is subscribed and gets a list of references to all values; messages published
-                             later change the store, not the list
+a client asks (``last``)     in one step it is subscribed and gets a list of references to all values; later
+                             messages change the store, not the list
 its socket takes packets     a chore of its user finds out, in slices, which values its pattern matches
                              (`LastValues.snapshot`, `sbus.flood.front`)
 ===========================  =========================================================================================

@@ -2,9 +2,9 @@
 
 .. rubric:: Theory of operation
 
-A *link* to another bus needs the patterns that the clients of this one are subscribed to. It asks for the list (``CMSG
-interest/patterns``), gets each open pattern of all other clients, a mark at the end, and from then on every change.
-Observers' patterns are left out, and so are those of subscribers inside the program.
+A *link* to another bus needs the patterns that the clients of this one are subscribed to. It asks for the list
+(``CMSG interest/patterns``), gets each open pattern of all other clients, a mark at the end, and from then on every
+change. Observers' patterns are left out, and so are those of subscribers inside the program.
 
 The list for one client is a *feed*. The patterns are counted only while there is a feed. When the first one begins, the
 clients already connected are counted in slices. Until a client has been counted, its changes do not matter.

@@ -309,7 +309,7 @@ class Upstream:
                 del self._fresh[receiver]
         self._release()
 
-    # --- path and names, for clients that have asked -- ----------------------------------------
+    # --- path and names, for clients that have asked -----------------------------------------
 
     @property
     def path(self) -> bytes:

@@ -3,7 +3,7 @@
 .. rubric:: Theory of operation
 
 The first rule is that of the kernel's credentials: the secrets that a client may read (`sbus.server.core.credentials`).
-A policy (`sbus.policy`), or a credentials plug-in, can restrict open keys further. They are not asked for each message.
+A policy (`sbus.policy`), or a credentials plug-in, can restrict open keys further. Neither is asked for each message.
 Clients that are judged alike are a *class*, and share one object, their rights (`sbus.server.core.interfaces.Rights`).
 Keys that are judged alike have one *zone*. The keys of one route have one zone, so the route remembers the verdict on
 each class that publishes there (`sbus.routing.route`), and a run of messages needs one look-up.
@@ -162,7 +162,7 @@ class Permissions:
 
     @property
     def is_audit(self) -> bool:
-        """Whether the policy only observes: its refusals have no effect."""
+        """Whether the policy only observes: packets that it refuses are handled all the same."""
         return self.policy is not None and self.policy.is_audit
 
     def enforces(self, verdict: Verdict) -> bool:

@@ -40,7 +40,7 @@ _POLICY = "policy "
 class Limit(NamedTuple):
     """One limit of one user.
 
-    :ivar most: the number: an amount up to it is allowed, and one more is refused.
+    :ivar most: the number that is allowed; one more is refused.
     :ivar source: the source of the number; see the table above.
     """
 

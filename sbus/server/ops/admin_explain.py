@@ -1,4 +1,4 @@
-"""``/v1/explain``: the receivers of a message with a key now, the other clients, and the reasons.
+"""``/v1/explain``: the clients that would get a message with a key now, those that would not, and why.
 
 Nothing is changed, not even the route cache or the work of a user.
 """

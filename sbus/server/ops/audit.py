@@ -17,9 +17,9 @@ field                                    meaning
 ``times``                                messages that were allowed together; else 1
 =======================================  ==============================================================================
 
-For each verdict, verb and rule, a user gets eight lines at once, and then sums (`sbus.daemon.log_limiter`). So clients
-cannot make the log or memory grow: they cannot add kinds of lines, and keys occur only in lines. A refusal that gets no
-line costs a few look-ups: nothing is formatted, and the kernel is not asked.
+For each verdict, verb and rule, a user gets eight lines at once, and then sums (`sbus.daemon.log_limiter`). So the log
+and memory do not grow with the clients' activity: clients cannot add kinds of lines, and keys occur only in lines. A
+refusal that gets no line costs a few look-ups: nothing is formatted, and the kernel is not asked.
 
 The kernel is asked for the program when a line is written, once for each connection, as that needs a descriptor for a
 moment. If there is none, the line has no program; the client is not affected.

@@ -9,7 +9,7 @@ Noting has a budget: a tenth of the time that passes, and at most `BURST` at onc
 of a user. Making the text of the events is charged to it as well (`Tap.charged`). Messages beyond the budget are
 delivered and counted (`Tap.missed`), but not looked at.
 
-The losers of a message: flood control reports losses by receiver, as numbers, and drops the newest messages. So a loss
+Attribution: flood control reports losses by receiver, as numbers, and drops the newest messages. So a loss
 of n messages is that of the last n messages for that receiver before the report. A receiver that waits for mail loses
 its messages some turns later, and the loss may be attributed to newer ones. A loss of older messages shows in the
 counters alone.

@@ -6,7 +6,7 @@ time, so the order of steps is the design.
 1. *Parse and bind.* Nothing but `sbus.errors`, `sbus.distribution` and the sockets of `sbus.syscalls` is imported by
    then: importing Twisted and the server takes several times as long as starting the interpreter.
 2. *Close standard output*, after printing the address if it was chosen at random. The caller may connect from now on.
-Its connection and its packets wait in the kernel.
+   Its connection and its packets wait in the kernel's backlog.
 3. *Import and serve.* As a daemon, the process that was started exits only now, with status 0, or with 1 and a line on
    standard error if this failed.
 
