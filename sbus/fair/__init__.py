@@ -1,4 +1,4 @@
-"""Fairness: who is served next, for how long, and what waits for its turn. It knows no sockets and no bus."""
+"""Fairness: the user who is served next, its time, and the work that waits. It knows no sockets and no bus."""
 
 from sbus.fair.lines import Entry, Lines, Reader
 from sbus.fair.scheduler import Scheduler

@@ -12,9 +12,9 @@ line           what stands in it                                                
 *readers*      clients that have sent something; those that have hung up go first          each after one read
 =============  ==========================================================================  =====================
 
-Mail keeps the order in which the server handled what is in it. A receiver *waits* while an entry is for it: whatever
-comes later for it goes into the mail, too. An entry for many receivers names their `Group`, so one count says that all
-of them wait.
+Mail keeps its entries in the order in which the server handled them. A receiver *waits* while an entry is for it:
+everything that comes later for it goes into the mail, too. An entry for many receivers names their `Group`, so one
+count says that all of them wait.
 
 Mail is bounded twice, in the time that it will take and in bytes, and the users who publish share both bounds: the
 share of one is at most (rest + own) / (n + 1), where n users have mail there. So a user that floods a mailbox always
@@ -90,12 +90,12 @@ class Lines:
     """The lines of one user, and the time that the user may take.
 
     :ivar deficit: nanoseconds that are left of the user's turns; below 0 it is a debt.
-    :ivar mail: entries, in the order in which the server handled what they stand for.
-    :ivar chores: work for nobody else's sake, each in it once.
+    :ivar mail: entries, in the order in which the server handled them.
+    :ivar chores: work that concerns no other user, each in it once.
     :ivar readers: clients that wait to be read.
     :ivar hung_up: those whose peer has hung up; they go first.
-    :ivar held: readers whose messages have no room in this mail, and whether they have hung up; they come back to
-        their lines with the next room. One that has hung up holds all readers behind it.
+    :ivar held: readers whose messages have no room in this mail, and whether they have hung up; they come back to their
+        lines with the next room. One that has hung up holds all readers after it.
     :ivar most_bytes: bytes of packets that the mail may hold.
     :ivar work: nanoseconds that the mail is estimated to take.
     :ivar bytes: bytes of packets in the mail.
@@ -148,14 +148,14 @@ class Lines:
     def has_rested(self) -> bool:
         """Whether nothing stands in any of the lines, and the user has the time of a whole turn, as a new one has.
 
-        Then it may be forgotten. If what it had left were enough, reconnecting in each turn would double its time.
+        Then it may be forgotten. If less time were enough, reconnecting in each turn would double its time.
         """
         return self.is_empty and self.deficit >= QUANTUM
 
     # --- mail --------------------------------------------------------------------------------
 
     def waits(self, receiver: Any) -> bool:
-        """Return whether mail may be for a receiver: what comes for it now has to go behind that."""
+        """Return whether mail may be for a receiver: new packets for it then have to go after that."""
         if not self.mail:
             return False
         if receiver in self.letters or len(self.waiting) > MEMBERSHIPS:
@@ -290,7 +290,7 @@ class Lines:
                 reader = next(iter(self.hung_up))
                 del self.hung_up[reader]
                 reader.read_on(until)
-                if reader in self.hung_up:  # what it has left comes before what others have sent since it closed
+                if reader in self.hung_up:  # its last packets come before those sent since it closed
                     self.hung_up.move_to_end(reader, last=False)
                 now = clock()
                 continue

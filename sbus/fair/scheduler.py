@@ -5,9 +5,9 @@
 One thread serves all users, so the time that one takes is time that the others wait. While a single user is active,
 nothing is measured. As soon as a second one is, the scheduler measures each batch, and deducts its time from the
 *deficit* of its user. A user without deficit waits in a ring: in front if nobody there has waited longer since its last
-turn, else behind. In each turn the first one gets a quantum, and its lines (`sbus.fair.lines`) are served until that is
-spent. Between two turns the server looks at the sockets, so a user who sends little needs no turn. This is deficit
-round robin (Shreedhar and Varghese, 1995), in time.
+turn, else last. In each turn the first one gets a quantum, and its lines (`sbus.fair.lines`) are served until
+that is spent. Between two turns the server looks at the sockets, so a user who sends little needs no turn. This is
+deficit round robin (Shreedhar and Varghese, 1995), in time.
 
 ================================================  ====================================================================
 work, while several users are active              the user who is charged
@@ -26,11 +26,11 @@ its receivers do not keep up (`Scheduler.press`). A turn is long (`ALONE`) only 
 
 Invariants:
 
-* Of k users with work each gets 1/k of the time, within one step: what a step takes beyond the quantum is a debt.
+* Of k users with work each gets 1/k of the time, within one step: its time beyond the quantum is a debt.
 * A user is forgotten once it has rested (`Lines.has_rested`): reconnecting is no way out.
 
 Rejected: prices (60 constants, wrong on a slow machine); a clock for a user who is alone (two looks at it for each
-batch are 1 % of a lone message).
+batch take 1 % of a lone message's time).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from sbus.fair.lines import QUANTUM, Entry, Lines, Reader
 __all__ = ["ALONE", "CROWD", "LONGEST_CHARGE", "Scheduler"]
 
 ALONE = 4_000_000
-"""Nanoseconds of one turn of a user who is alone, or of consecutive turns before the reactor goes on, which takes
-40 µs. A newcomer waits for one such turn at most, a fifth of the 20 ms that row ``keys`` leaves for a round trip."""
+"""Nanoseconds of one turn of a user who is alone, or of consecutive turns before the reactor continues, which takes 40
+µs. A newcomer waits for one such turn at most, a fifth of the 20 ms that row ``keys`` leaves for a round trip."""
 CROWD = 64
 """Batches of one user, without one of another user between them, after which that user is alone. One client with a
 message under way (row ``many-small-1-1-3900-silent``) sends more often, so its neighbours' turns are short."""
 LONGEST_CHARGE = 5_000_000
 """Nanoseconds that one step is charged at most: beside a program that keeps a CPU busy (row ``receipt-flips``), a step
-takes much longer by the clock than it works. Preemption and garbage collections are nobody's."""
+takes much longer by the clock than it works. Preemption and garbage collections are charged to nobody."""
 
 
 class _Reactor(Protocol):
@@ -149,7 +149,7 @@ class Scheduler:
 
     @property
     def is_contended(self) -> bool:
-        """Whether another user waits behind the one who is served now."""
+        """Whether another user waits while one is served."""
         return self.crowd > 0 or len(self._ring) > 1
 
     @property
@@ -162,7 +162,7 @@ class Scheduler:
     def may_read(self, lines: Lines) -> bool:
         """Return whether a client of this user may be read now; if not, it has to `wait`.
 
-        What follows counts as the beginning of its batch.
+        The following work counts as the beginning of its batch.
         """
         if self._served is not None:
             return self._served is lines and self.clock() < self._until
@@ -170,7 +170,7 @@ class Scheduler:
         return lines.deficit > 0 and not (lines.readers or lines.hung_up or lines.held)
 
     def note_event(self, lines: Lines) -> None:
-        """Note that what follows is done for a socket of this user: it is charged when something else follows."""
+        """Note that the following work is for a socket of this user: it is charged when other work follows."""
         now = self.clock()
         if self._reader is not None:
             self._end_read(now)
@@ -218,7 +218,7 @@ class Scheduler:
         self.charge(lines, took)
 
     def is_serving(self, lines: Lines) -> bool:
-        """Return whether time that passes now is to be charged to a user yet."""
+        """Return whether the time that passes now still has to be charged to a user."""
         return lines is self._served or lines is self._doing
 
     def do(self, lines: Lines, chore: Entry) -> None:
@@ -243,7 +243,7 @@ class Scheduler:
         if is_busy:
             self.shift(lines, took)
 
-    # --- what waits --------------------------------------------------------------------------
+    # --- waiting -----------------------------------------------------------------------------
 
     def wait(self, lines: Lines, reader: Reader, has_hung_up: bool = False) -> None:
         """Have a client read in a turn of its user."""
@@ -274,7 +274,7 @@ class Scheduler:
         self.enter(lines)
 
     def enter(self, lines: Lines) -> None:
-        """Give a user turns until nothing of it waits any more."""
+        """Give a user turns until nothing in its lines waits."""
         if lines not in self._ring:
             first = next(iter(self._ring), lines)
             self._ring[lines] = None

@@ -1,4 +1,4 @@
-"""The orders of a queue: those of the protocol, and the containers behind them.
+"""The orders of a queue: those of the protocol, and the containers that keep them.
 
 .. rubric:: Theory of operation
 
@@ -15,13 +15,13 @@ container          how it keeps packets
 `SharedBacklog`    in a line for each user, for a link (`sbus.flood.shared`); replies go first as well
 =================  ===================================================================================================
 
-All hand packets out with `take` and learn with `ack` how many of them the socket accepted; the others are back in their
-place. All but the last iterate in the order of arrival, so that a change of the order can build one from another.
+All hand out packets with `take`, and `ack` reports the number of them that the socket accepted; the others are back in
+their place. All but the last iterate in the order of arrival, so that a change of the order can build one from another.
 
-A heap is dear: a message in and out takes 16 to 24 times as long as with a list (benchmarks/micro), and what its
-receiver never reads needs no rank. So messages come to a `PriorityBacklog` unranked, and are ranked when the next one
-is to be sent. Ranks take memory. If the receiver's user has none left, only the oldest messages have a rank, as many as
-are to be sent, and the order is that of these.
+A heap is expensive: a message in and out takes 16 to 24 times as long as with a list (benchmarks/micro), and messages
+that the receiver never reads need no rank. So messages come to a `PriorityBacklog` unranked, and are ranked when the
+next one is to be sent. Ranks take memory. If the receiver's user has none left, only the oldest messages have a rank,
+as many as are to be sent, and the order is that of these.
 
 A packet takes `PRICE` bytes in a backlog beyond its own (CPython, 64 bits): 40 for the header of the bytes object and
 its rounding, and two list entries, since up to half of the list is an empty front. A ranked message takes `RANKED`
@@ -192,12 +192,12 @@ class FifoBacklog:
         return left, shrunk
 
     def mark(self, receipt: Receipt) -> None:
-        """Add a receipt behind all packets."""
+        """Add a receipt after all packets."""
         self.marks.append(self.end)
         self._packets.append(receipt)
 
     def last_mark(self) -> tuple[Receipt, int] | None:
-        """Return the last receipt, and the number of messages behind it; None without one."""
+        """Return the last receipt, and the number of messages after it; None without one."""
         if not self.marks:
             return None
         receipt: Receipt = self[self.marks[-1]]
@@ -333,7 +333,7 @@ class StackBacklog:
         return taken
 
     def ack(self, sent: int) -> None:
-        """See `FifoBacklog.ack`; what has come since `take` stays."""
+        """See `FifoBacklog.ack`; packets that have come since `take` stay."""
         replies, end = self._taken
         for _ in range(min(sent, replies)):
             self._replies.popleft()
@@ -344,8 +344,8 @@ class StackBacklog:
 class PriorityBacklog:
     """A backlog ordered by a sort key.
 
-    Replies go first, in the order of their questions. What was taken and not sent stays sorted, before the heap: a
-    receiver that takes a few packets at a time does not have thousands of them put back each time.
+    Replies go first, in the order of their questions. Messages that were taken and not sent stay sorted, before the
+    heap: for a receiver that takes a few packets at a time, thousands need not be put back each time.
     """
 
     __slots__ = ("_arrival", "_first", "_heap", "_key", "_replies", "_taken", "_unranked", "newest_first")
@@ -469,7 +469,7 @@ def _split(packets: Iterator[bytes]) -> tuple[list[bytes], list[tuple[int, bytes
 def new_backlog(packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> Backlog:
     """Return a backlog with an order.
 
-    :param packets: what it has, in the order of arrival.
+    :param packets: its packets, in the order of arrival.
     :param newest_first: see `IQueueOrder.rank`.
     """
     if order.arrival:

@@ -5,20 +5,19 @@
 All queues share one limit (`SharedBudget`), so that slow receivers cannot take all memory. An eighth of it is kept for
 users who have nothing in a queue yet: when the other seven eighths are taken, a receiver keeps new messages only up to
 its *fair share* of them, that is, these seven eighths divided by the number of users that have a queue, then by the
-number of queues of the receiver's user. Shares go by user first, because a user can open as many
-connections as it likes. When the eighth is taken too, what is left for a user is its *minimum*, the smaller of 4 MiB
-and the fair share.
+number of queues of the receiver's user. Shares go by user first, because a user can open any number of connections.
+When the eighth is taken too, a user is left with its *minimum*, the smaller of 4 MiB and the fair share.
 
 .. rubric:: Memory, in bytes of memory
 
 A small packet takes more memory than it has bytes: a message of 100 bytes takes 160, and 290 once it has a rank under
-``order/random``. `MemoryAccount` counts what packets, patterns and connections really weigh, at fixed prices that are
+``order/random``. `MemoryAccount` counts the real weight of packets, patterns and connections, at fixed prices that are
 upper bounds within a factor of two (docs/server.rst has the measurements).
 
 A message that waits in several queues is one object, but each queue is charged for all of it: parts would change for
 all other queues whenever one of them drops the message.
 
-What has passed the queues of receivers that are not congested is charged to nobody: the fast path costs nothing.
+Messages that have passed the queues of receivers without congestion are charged to nobody: the fast path costs nothing.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class MemoryAccount:
     def charge(self, size: int) -> None:
         """Charge memory that belongs to no connection, or give it back.
 
-        :param size: bytes; below 0 what is given back.
+        :param size: bytes; below 0 to give back.
         """
         self.held += size
         if self.held > self.limit:
@@ -140,7 +139,7 @@ class SharedBudget:
 
 
 class PayloadShare(Closing):
-    """What the server, and the kernel for it, hold for one user's large messages, even after its connections.
+    """The memory and descriptors that one user's large messages take, even after its connections, also in the kernel.
 
     :ivar files: memfds that the user has published, and that wait (`sbus.flood.payloads`).
     :ivar bytes: the bytes of these.
@@ -168,7 +167,7 @@ class UserShare:
     :ivar queued_bytes: bytes of packets in these queues.
     :ivar memory: bytes of memory that are charged to this user.
     :ivar memory_limit: the limit of these; `UNLIMITED` for a user that is exempt.
-    :ivar payloads: what waits of the payloads that this user has published.
+    :ivar payloads: the waiting payloads that this user has published.
     :ivar buffers: bytes that the send buffers of this user's connections could hold, full.
     """
 
@@ -211,17 +210,17 @@ class UserShare:
     def charge_memory(self, size: int) -> None:
         """Charge memory to this user, or give it back.
 
-        :param size: bytes; below 0 what is given back.
+        :param size: bytes; below 0 to give back.
         """
         self.memory += size
         self.budget.memory.charge(size)
 
     def may_hold(self, size: int) -> bool:
-        """Return whether `size` bytes of memory more are within the limit of this user."""
+        """Return whether `size` more bytes of memory are within the limit of this user."""
         return self.memory + size <= self.memory_limit
 
     def has_memory(self, size: int) -> bool:
-        """Return whether this user may take `size` bytes of memory more: also if all users together have no more."""
+        """Return whether this user may take `size` more bytes of memory: also if all users together have no more."""
         account = self.budget.memory
         after = self.memory + size
         if after > self.memory_limit:

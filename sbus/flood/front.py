@@ -1,4 +1,4 @@
-"""A snapshot on its way to a receiver, between what waited before it and what comes after it.
+"""A snapshot on its way to a receiver, between the packets that waited before it and those that come after it.
 
 .. rubric:: Theory of operation
 
@@ -11,23 +11,23 @@ part          what is in it
 `front`       the queue that the receiver had; it gets no more messages
 snapshot      packets from a generator, pulled only as the socket takes them: at most one more than the transport asks
               for
-`live`        a new queue for what comes; it is *held*: each message goes through flood control, and nothing leaves it
+`live`        a new queue for later messages; it is *held*: each goes through flood control, and nothing leaves it
 ============  =========================================================================================================
 
 So a receiver that does not read costs the references to the packets and no copies, and the generator decides how much
-work is done at a time: it yields None to pause. When it has ended and all before it was sent, the live queue is
+work is done at a time: it yields None to pause. When it has ended and everything before it was sent, the live queue is
 released.
 
 Invariants:
 
 * The order on the wire is front, snapshot, live. It holds under every order of a queue and every strategy.
-* `take` returns fewer packets than it is asked for only if there are no more, or if the generator pauses: a transport
-  that gets fewer does not ask again by itself. So the end of the snapshot is found with its last packet; the generator
-  must not pause between the two.
+* `take` returns fewer packets than requested only if there are no more, or if the generator pauses: a transport that
+  gets fewer does not ask again by itself. So the end of the snapshot is found with its last packet; the generator must
+  not pause between the two.
 * A packet of the snapshot is sent once, unless the connection ends or the socket can never take it. It is no message:
-  flood control neither counts nor drops it.
+  flood control does not count or drop it.
 
-Rejected: to put the snapshot into the queue as replies. They would be copied at once, and under another order the
+Rejected: putting the snapshot into the queue as replies. They would be copied at once, and under another order the
 messages that waited before would come after it.
 """
 
@@ -48,7 +48,7 @@ __all__ = ["Front"]
 
 @implementer(IPacketQueue)
 class Front:
-    """What a transport sends from while a snapshot is on its way.
+    """The source of a transport's packets while a snapshot is on its way.
 
     :param front: the receiver's queue so far.
     :param packets: the packets of the snapshot; None to send no more for now. The caller has the transport flush when

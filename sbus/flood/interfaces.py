@@ -138,14 +138,14 @@ class IPacketQueue(Interface):
         """Report that ``taken[at]`` is longer than the socket's send buffer can ever be.
 
         The queue may put another packet in its place, which the transport sends instead, and others in the place of
-        those behind it. If the queue leaves it there, the transport reports it to `ack` as sent.
+        those after it. If the queue leaves it there, the transport reports it to `ack` as sent.
 
         :param taken: the packets that `take` returned last.
-        :returns: whether the connection may go on without the packet.
+        :returns: whether the connection may continue without the packet.
         """
 
     def discard_all(taken: Sequence[bytes] = ()) -> None:
         """Drop every packet, including those `taken` but not yet passed to `ack`.
 
-        Nothing can be sent any more.
+        Nothing more can be sent.
         """

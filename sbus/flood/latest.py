@@ -2,11 +2,11 @@
 
 .. rubric:: Theory of operation
 
-A `KeyIndex` knows where in a backlog the newest message of each key stands. When it is asked, it first reads what was
-added to the backlog since the last time. So it reads each message once, however often the receiver changes its strategy
-in between. Places of messages that were sent stay in the index until they outnumber the waiting ones, or until the keys
-take twice the memory that they took when the index was swept last. The queue charges the receiver's user for that
-memory and for the reading, which takes 20 ms for a long backlog.
+A `KeyIndex` knows where in a backlog the newest message of each key stands. When it is asked, it first reads the
+messages that were added to the backlog since the last time. So it reads each message once, however often the receiver
+changes its strategy in between. Places of messages that were sent stay in the index until they outnumber the waiting
+ones, or until the keys take twice the memory that they took when the index was swept last. The queue charges the
+receiver's user for that memory and for the reading, which takes 20 ms for a long backlog.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KeyIndex:
         return self._backlog.replace(packets, self._places, may_grow)
 
     def _update(self) -> None:
-        """Read what was added to the backlog since the last time."""
+        """Read the messages that were added to the backlog since the last time."""
         backlog, places, memory = self._backlog, self._places, self.memory
         if self._until == backlog.end:
             return

@@ -1,4 +1,4 @@
-"""Naming: notices of who published each message, for a receiver that has asked.
+"""Naming: notices of the publisher of each message, for a receiver that has asked.
 
 .. rubric:: Theory of operation
 
@@ -21,7 +21,7 @@ leaves the queue      `Naming.take` puts the notices between the messages, and `
 and orders know nothing of notices. A receiver that has not asked has no `Naming`.
 
 Invariant: the last notice sent before a message names the publisher of that message. A notice without its message does
-no harm, because a message of another publisher gets a notice of its own.
+no harm, because a message of another publisher gets its own notice.
 
 Rejected: notices in the queue (each order, each loss and ``latest`` would have to move them); a table of names by the
 places of waiting messages (the same); a separate name for each `Signed` message (three times the memory).
@@ -43,7 +43,7 @@ from sbus.routing.runs import find_type
 __all__ = ["PROGRAM", "SIGNED", "Mark", "Naming", "Signature", "Signed", "mark_of", "sign", "sign_each", "sign_from"]
 
 SIGNED = 120
-"""The extra memory of a signed message, in bytes: 40 for the object, and up to 270 for a signature of its own, if its
+"""The extra memory of a signed message, in bytes: 40 for the object, and up to 270 for a separate signature, if its
 publisher has left. In runs a message takes less, so this is a mean."""
 
 Mark = dict[str, Any]
@@ -198,7 +198,7 @@ class Naming:
         """Send messages of one publisher past an empty queue.
 
         :param packed: the messages as bundles, by limit, which receivers share.
-        :returns: how many of them the socket took.
+        :returns: the number of them that the socket took.
         """
         mark = signature.mark
         if _is_same(self.last, mark):

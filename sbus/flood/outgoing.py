@@ -1,4 +1,4 @@
-"""What waits for one receiver, and how it leaves: the order, the counts, and receipts for what was lost.
+"""The packets that wait for one receiver, and their way out: the order, the counts, and receipts for losses.
 
 `sbus.flood.send_queue` has the theory, and decides what comes in.
 """
@@ -28,7 +28,7 @@ __all__ = ["OutgoingQueue", "QueueOwner", "State", "held"]
 
 
 class State(enum.Enum):
-    """What becomes of a message that comes for a queue; see the table in `sbus.flood.send_queue`."""
+    """The fate of a message that comes for a queue; see the table in `sbus.flood.send_queue`."""
 
     OPEN = "it is sent"
     CONGESTED = "flood control decides, as something waits"
@@ -167,7 +167,7 @@ class OutgoingQueue:
     def release(self, before: OutgoingQueue) -> None:
         """End a `hold`: all packets in front of this queue are gone.
 
-        :param before: as for `hold`; what it has lost since then becomes this one's.
+        :param before: as for `hold`; its losses since then become this one's.
         """
         self.lost += before.lost - self._lost_before
         self.conflated += before.conflated
@@ -194,9 +194,9 @@ class OutgoingQueue:
         self.sign_pending(last)
 
     def deafen(self) -> None:
-        """Take no message any more; what waits is sent.
+        """Take no more messages; waiting packets are sent.
 
-        Nothing is counted as lost that comes from now on: it is not for this receiver.
+        Messages that come from now on do not count as lost: they are not for this receiver.
         """
         self.sign_pending(None)
         pending, self.pending = self.pending, []
@@ -264,7 +264,7 @@ class OutgoingQueue:
     def _lose(self, messages: int, size: int, why: LossReason, is_first: bool = False) -> None:
         """Count messages that were dropped, and note them for a receipt.
 
-        :param is_first: they stood before everything that waits, and not behind it.
+        :param is_first: they stood before everything that waits, and not after it.
         """
         self.lost += messages
         before = self._losses.get(why)
@@ -417,7 +417,7 @@ class OutgoingQueue:
         """
         stamped, self._stamped = self._stamped, []
         substitute, self._substitute = self._substitute, None
-        has_backlog = self._backlog is not None  # which still has what was not sent
+        has_backlog = self._backlog is not None  # which still has the packets that were not sent
         gone, left, removed = taken[:sent], [] if has_backlog else taken[sent:], sent
         for at, receipt in reversed(stamped):
             if at >= sent:
@@ -440,7 +440,7 @@ class OutgoingQueue:
     def reject_oversized(self, taken: list[bytes], at: int) -> bool:
         """Drop a packet that the socket can never take; its receipt takes its place.
 
-        The receiver is not to blame, so the connection goes on.
+        The receiver is not to blame, so the connection continues.
         """
         packet = taken[at]
         if type(packet) is Reply:
@@ -472,7 +472,7 @@ class OutgoingQueue:
 
     def _discard(self, taken: Sequence[bytes]) -> None:
         messages, size = self.messages, self.size
-        # What was taken from a backlog is counted there.
+        # Packets that were taken from a backlog are counted there.
         packets = self.pending
         if self._backlog is None:
             stamped = {at for at, _ in self._stamped}
@@ -527,7 +527,7 @@ class OutgoingQueue:
             self._keys = None
 
     def _relax(self) -> None:
-        """Nothing waits any more."""
+        """End the backlog: nothing is left in it."""
         self._collect()
         self._keys = None
         self._ranks = 0

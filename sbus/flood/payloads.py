@@ -1,9 +1,9 @@
-"""Messages whose payload is in sealed memory, and how much of that memory may wait.
+"""Messages whose payload is in sealed memory, and the limits of that memory while they wait.
 
 .. rubric:: Theory of operation
 
 A `PayloadMessage` is a packet like any other, an object with a length (`sbus.syscalls.memfd.InMemory`). So queues,
-orders, strategies, limits and counters need not know what it is. Only the transport sends it otherwise.
+orders, strategies, limits and counters need not know its kind. Only the transport sends it in another way.
 
 The server holds the memory of a message, and a descriptor, as long as the message waits. That is bounded by publisher:
 
@@ -18,9 +18,9 @@ stops waiting       nothing: the hold ends with the last message that refers to 
 ==================  ===================================================================================================
 
 A memfd counts once for its publisher's user, with its size in bytes, whatever the number of receivers. One that comes
-with several packets counts with each, as the server then has as many descriptors of it. The receivers of
-one user get at most a part of the memfds and of the bytes: (rest + own) / (n + 1), where n is the number of users whose
-receivers hold some. So a receiver that never reads leaves room for the receivers of all other users.
+with several packets counts with each, as each brings the server another descriptor of it. The receivers of one user get
+at most a part of the memfds and of the bytes: (rest + own) / (n + 1), where n is the number of users whose receivers
+hold some. So a receiver that never reads leaves room for the receivers of all other users.
 
 Rejected: counting descriptors at each way out of a queue. There are a dozen, and CPython counts references already.
 """
@@ -124,7 +124,7 @@ class PayloadMessage(InMemory, Signed):
 
     :ivar memory: where the payload is, and who pays for it.
     :ivar mark: the attributes of other messages of its publisher.
-    :ivar hold: what a message that waits has of the memory.
+    :ivar hold: the claim of a waiting message on the memory.
     """
 
     memory: SharedMemory

@@ -1,4 +1,4 @@
-"""Receipts: what a queue has dropped, and where.
+"""Receipts: the messages that a queue has dropped, and their places.
 
 .. rubric:: Theory of operation
 
@@ -13,22 +13,22 @@ in front of the queue (`SendQueue.head`)       nothing waits before it, or the o
                                                ``order/random``): there is one, with the sum of all losses
 in a backlog, as a mark between two messages   under ``order/queue`` (`sbus.flood.backlogs.FifoBacklog`)
 on the way to the socket                       the socket can never take a message: the receipt replaces it, since the
-                                               packets behind it leave with the same flush
+                                               packets after it leave with the same flush
 =============================================  ========================================================================
 
 Invariants:
 
-* A receipt that waits takes up further losses while fewer than `MERGE` messages stand behind it. Then the next loss
-  begins a new one, behind everything that waits. So a receipt stands at its gap or at most ``MERGE - 1`` messages
-  before it, a receiver sees no gap before its receipt, and receipts lengthen a queue by 1 in `MERGE` at most.
-* A receipt is never dropped. It counts neither as a message nor as a reply. A queue in which only receipts wait is not
-  congested: each flush offers its receipt first and then the messages that came.
+* A receipt that waits takes up further losses while fewer than `MERGE` messages stand after it. Then the next loss
+  begins a new one, after everything that waits. So a receipt stands at its gap or at most ``MERGE - 1`` messages before
+  it, a receiver sees no gap before its receipt, and receipts lengthen a queue by 1 in `MERGE` at most.
+* A receipt is never dropped. It does not count as a message or as a reply. A queue in which only receipts wait is not
+  congested: each flush offers its receipt first and then the new messages.
 * Published to a receiver = delivered + waiting + conflated + messages in receipts, from the reply to ``receipts/on``
   on.
 
 A receiver without receipts pays one comparison for each flush, and nothing for each message.
 
-Rejected: to build the packet at each loss. A flood in which every second message is dropped would build one for each.
+Rejected: building the packet at each loss. A flood in which every second message is dropped would build one for each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sbus.protocol.notices import LossReason, lost
 __all__ = ["KEYS", "LONGEST_KEY", "MERGE", "Receipt"]
 
 MERGE = 64
-"""Messages behind a waiting receipt from which on the next loss begins a new one."""
+"""Messages after a waiting receipt from which on the next loss begins a new one."""
 
 KEYS = 64
 """The maximal number of keys in a link's receipt; for losses of further keys, it has only the total number."""
@@ -52,7 +52,7 @@ class Receipt:
     :ivar messages: messages that were dropped here.
     :ivar size: bytes of their packets.
     :ivar why: the common cause, or `LossReason.SEVERAL`.
-    :ivar replies: replies that stand behind it.
+    :ivar replies: replies that stand after it.
     :ivar stamped: the messages in the packet that was made last.
     :ivar keys: in a link's receipt, keys of these messages, each with its number of messages and their bytes.
     """

@@ -1,4 +1,4 @@
-"""A run: messages that go to the same receivers together, and what each receiver's queue asks about them."""
+"""A run: messages that go to the same receivers together, with the properties that each receiver's queue asks for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["NamedRun", "Run"]
 
 
 class Run:
-    """Messages on their way to one receiver or to many; what it says of them is found out once.
+    """Messages on their way to one receiver or to many; each property is computed once.
 
     :param packets: the messages, at least one; nobody may change the list afterwards.
     """
@@ -45,7 +45,7 @@ class Run:
 
 
 class NamedRun(Run):
-    """A run for receivers that have asked who publishes: signed copies of its messages.
+    """A run for receivers that have asked for senders: signed copies of its messages.
 
     The copies are made on first use. If no queue has room for them, or each keeps the run in the order of arrival, they
     are never made.

@@ -2,9 +2,9 @@
 
 .. rubric:: Theory of operation
 
-Packets gather in a list, `pending`, which the transport flushes. *What a flush leaves is the congestion*: the
-leftovers go through flood control into a backlog with an order, counts and limits, and so does every later message
-until the backlog is empty. There is no other flag that could go stale:
+Packets gather in a list, `pending`, which the transport flushes. *The remainder of a flush is the congestion*: it goes
+through flood control into a backlog with an order, counts and limits, and so does every later message until the backlog
+is empty. No other flag could go stale:
 
 =============  ==========================================  =======================================================
 state          what comes in                               how it ends
@@ -13,7 +13,7 @@ state          what comes in                               how it ends
 ``CONGESTED``  `SendQueue.admit` decides                   the backlog is empty: ``OPEN``
 ``HELD``       the same; a snapshot is in front, or the    `SendQueue.release`: ``OPEN`` or ``CONGESTED``
                end is near, and nothing leaves
-``DEAF``       replies alone; what waits is sent           never
+``DEAF``       replies alone; waiting packets are sent     never
 =============  ==========================================  =======================================================
 
 The transport calls `take`, sends, and calls `ack`; if that leaves something of an open queue, the server calls `settle`
@@ -29,7 +29,7 @@ A reply is never dropped, delayed by a strategy, or counted as a message. An out
 the queue, so that a later `on_drained` ends the blocking.
 
 `sbus.flood.receipts` notes each drop at its place; `sbus.flood.latest` finds the keys that wait under
-``blocking/soft/latest``; `sbus.flood.outgoing` has what waits, and how it leaves.
+``blocking/soft/latest``; `sbus.flood.outgoing` has the waiting packets, and their way out.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class SendQueue(OutgoingQueue):
 
     def __init__(self, owner: QueueOwner, limits: QueueLimits, user: UserShare) -> None:
         super().__init__(owner, limits, user)
-        self._cause = LossReason.DISCARD  # of what a strategy drops by itself
+        self._cause = LossReason.DISCARD  # of messages that a strategy drops by itself
         self._conflated = 0  # messages that were replaced since the last outcome
 
     def configure(self, settings: ClientSettings) -> None:
@@ -293,7 +293,7 @@ class SendQueue(OutgoingQueue):
         self._count(len(run), run.size)
 
     def _replace_newest(self, run: Run) -> Run:
-        """Put the newest message of each key in the place of the one that waits; return those that wait for none."""
+        """Put the newest message of each key in the place of the one that waits; return those for which none waits."""
         newest_of_each = run.newest
         self._count_conflated(len(run) - len(newest_of_each))
         if not self.messages:
@@ -475,7 +475,7 @@ class SendQueue(OutgoingQueue):
         return self._lacks_room(1, run.shortest)
 
     def _shut(self) -> None:
-        """Drop everything, and let nothing leave any more: the receiver is to be disconnected, by its own choice."""
+        """Drop everything, and let nothing more leave: the receiver is to be disconnected, by its own choice."""
         self._discard(())
         if self._backlog is None:
             self._congest(_HELD)

@@ -13,7 +13,7 @@ __all__ = ["DEFAULT_SETTINGS", "ClientSettings"]
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What a client has chosen with control messages.
+    """The choices that a client has made with control messages.
 
     All clients that chose nothing share `DEFAULT_SETTINGS`.
 
@@ -27,9 +27,9 @@ class ClientSettings:
     :ivar bye: whether the client gets the reason before the server disconnects it.
     :ivar receipts: whether the client gets a receipt where messages for it were dropped.
     :ivar sender: whether the server names the publishers of the client's messages to it.
-    :ivar denied: whether the client is told what it may not do, and stays; else the server disconnects it.
+    :ivar denied: whether the client gets a denial for each refusal, and stays; else the server disconnects it.
     :ivar observer: whether the client's subscriptions count as no interest.
-    :ivar chain: whether the client is told when its name changes, on a bus with a master.
+    :ivar chain: whether the client is notified when its name changes, on a bus with a master.
     """
 
     soft: ISoftStrategy = SOFT_STRATEGIES[0]

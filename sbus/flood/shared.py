@@ -3,8 +3,8 @@
 .. rubric:: Theory of operation
 
 Each user has a line with the messages of its publishers. The lines are served in turn, about `TURN` bytes each. So a
-message waits for one turn of each other user, however much the others have in their lines. The messages of one user,
-hence of one publisher, keep their order. Replies go first, in the order of their questions.
+message waits for one turn of each other user, whatever the length of their lines. The messages of one user, hence of
+one publisher, keep their order. Replies go first, in the order of their questions.
 
 The part of one user is at most (rest + own) / (n + 1): *rest* is the free room, *own* is what the user has, and *n* is
 the number of users with messages, as in a mailbox (`sbus.fair.lines`). An empty part takes one run of any size. So a
@@ -28,7 +28,7 @@ from sbus.routing.runs import find_type, total_size
 __all__ = ["TURN", "SharedBacklog"]
 
 TURN = 16 << 10
-"""About how many bytes one user's line sends in its turn: several packets for each notice of a publisher."""
+"""Bytes that one user's line sends in its turn, about: several packets for each notice of a publisher."""
 
 
 _user = attrgetter("user")
