@@ -1,7 +1,7 @@
-"""How a protocol ends a connection: the part of a packet transport that does not depend on what carries the packets.
+"""The ways in which a protocol ends a connection: the part of a packet transport that does not depend on its carrier.
 
 The transport of a socket and the fake for tests extend `Endings`, so that they close by the same steps: a queue that is
-sent first, a direction that ends by itself, an abort. Each step that reaches the peer is theirs.
+sent first, a direction that ends by itself, an abort. They provide each step that reaches the peer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Endings(Connection, ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Send what can be sent of the queue; once it is empty, end what was to end."""
+        """Send as much of the queue as possible; once it is empty, complete a pending end."""
 
     @abstractmethod
     def _call_soon(self, call: Callable[..., object], *args: object) -> None:
@@ -49,7 +49,7 @@ class Endings(Connection, ABC):
 
     @abstractmethod
     def _abort(self, reason: Failure) -> None:
-        """Close soon, and discard what waits."""
+        """Close soon, and discard the waiting packets."""
 
     @abstractmethod
     def _close_soon(self, reason: Failure) -> None:
@@ -85,13 +85,13 @@ class Endings(Connection, ABC):
             self._call_soon(self.flush)
 
     def abortConnection(self) -> None:
-        """Close soon, and discard what waits."""
+        """Close soon, and discard the waiting packets."""
         self._abort(Failure(error.ConnectionAborted()))
 
     def _is_writable(self) -> bool:
         return self.write_side is _OPEN or self.write_side is _DRAINING
 
     def _lose_writing(self) -> None:
-        """Note that the peer reads no more."""
+        """Note that the peer no longer reads."""
         if self._is_writable():
             self._end_writing(Event.FAIL)

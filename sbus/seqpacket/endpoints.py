@@ -52,7 +52,7 @@ class SeqpacketServerEndpoint:
     :param address: an address in writing (`sbus.syscalls.addresses.parse`), or a socket that listens already.
     :param mode: permissions of the path, which never has more.
     :param group: name or number of the group that the path is given to.
-    :param reuse: replace a socket on which no server listens any more.
+    :param reuse: replace a socket whose server no longer listens.
     :param max_packet: bytes in the longest packet.
     :param stream: listen on a stream socket, on which each packet has its length in front.
     """
@@ -175,7 +175,7 @@ class SeqpacketClientEndpoint:
     """Connects to a SEQPACKET socket.
 
     :param address: a path or an abstract address, as `sbus.syscalls.addresses.parse` takes it.
-    :param timeout: seconds to go on trying while the server's backlog is full.
+    :param timeout: seconds to keep trying while the server's backlog is full.
     :param max_packet: bytes in the longest packet.
     """
 

@@ -19,16 +19,16 @@ packets in tiny pieces          counts the reads: if nine in ten of 1,000 (`_JUD
 
 Invariants:
 
-* *Nothing complete stays behind.* `FrameReader.read` returns every complete packet that it has received. The socket
+* *Nothing complete is held back.* `FrameReader.read` returns every complete packet that it has received. The socket
   would not become readable for the sake of a packet that is in memory already.
-* *Memory follows what was sent*, not what a length announces: a peer that announces a megabyte and sends nothing costs
+* *Memory follows the bytes sent*, not an announced length: a peer that announces a megabyte and sends nothing costs
   four bytes.
 
-One read takes at least `READ_SIZE` bytes, and all that is missing of a packet that has begun, up to `LARGEST_READ`. A
-read that gets fewer bytes has emptied the socket, and is the last one for now: a peer that goes on sending single bytes
-would keep the reader busy.
+One read takes at least `READ_SIZE` bytes, and all missing bytes of a packet that has begun, up to `LARGEST_READ`. A
+read that gets fewer bytes has emptied the socket, and is the last one for now: otherwise a peer that keeps sending
+single bytes would keep the reader busy.
 
-Tiny pieces are judged because the kernel keeps a buffer for each single byte, and to free a thousand of them takes 1.2
+Tiny pieces are judged because the kernel keeps a buffer for each single byte, and freeing a thousand of them takes 1.2
 ms. No program sends packets in such pieces.
 """
 
@@ -92,7 +92,7 @@ class FrameReader:
         """Receive the packets of one read, without waiting.
 
         :param most: ignored; packets cannot be left in the socket.
-        :returns: the packets, and whether the stream has ended behind them. No packets and no end: nothing more has
+        :returns: the packets, and whether the stream has ended after them. No packets and no end: nothing more has
             arrived.
         :raises OSError: as recv(2), but not EAGAIN; ``ECONNRESET`` for an end inside a frame.
         """

@@ -36,7 +36,7 @@ class Reactor(Protocol):
 
 
 class Outlet(NamedTuple):
-    """Where large packets that begin alike are sent, unseen.
+    """The destination of large packets that begin alike, to which they are sent unseen.
 
     :ivar sock: the socket of their only receiver.
     :ivar on_sent: called with the number of packets that were sent there, and their bytes.
@@ -52,8 +52,8 @@ class IPacketReceiver(Interface):
     def packetsReceived(packets: list[bytes]) -> int:
         """Handle packets in order of arrival.
 
-        An empty packet stands for one that was too long. Where bundles were agreed on, those behind many messages
-        are bundles still (`IPacketTransport.start_bundling`).
+        An empty packet stands for one that was too long. Where bundles were agreed on, those after many messages are
+        bundles still (`IPacketTransport.start_bundling`).
 
         :returns: the number of packets handled. If it is less than all, the protocol has paused the transport, which
             keeps the others and delivers them again when the protocol resumes it.
@@ -114,16 +114,16 @@ class IPacketTransport(Interface):
         """
 
     def flush() -> None:
-        """Send now what the socket takes of the queue."""
+        """Send as much of the queue as the socket takes now."""
 
     def flush_batch() -> None:
-        """Send now one batch of the queue, or what the socket takes of it."""
+        """Send one batch of the queue now, or as much of it as the socket takes."""
 
     def flush_later() -> None:
         """Send the queue once the socket takes packets, in place of a `flush` now."""
 
     def send_on(exclusive: bool) -> None:
-        """Send what waited until the socket takes packets again: one batch, or more if no other socket is ready.
+        """Send the packets that waited for the socket: one batch, or more if no other socket is ready.
 
         It raises nothing: an exception, as of a plugged-in order, ends this connection.
         """
@@ -169,9 +169,9 @@ class IPacketTransport(Interface):
 
         A payload that waits when this ends is sent as a plain message, if it fits.
 
-        :param share: what the peer's user has of all descriptors. Its connections share a limit of those that they have
-            not read, even after their end: then the socket is kept until they are read, or the peer has hung up. By
-            default, nobody shares the limit with this peer, and no socket is kept.
+        :param share: the part of all descriptors that the peer's user has. Its connections share a limit of those that
+            they have not read, even after their end: then the socket is kept until they are read, or the peer has hung
+            up. By default, nobody shares the limit with this peer, and no socket is kept.
         :returns: whether the transport does so. It does not over a stream, or if too many sockets of the user are kept.
         """
 
@@ -196,8 +196,8 @@ class IPacketTransport(Interface):
     def close_gracefully(farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
         """Close soon, so that the peer can still read all that the kernel holds for it.
 
-        The socket is shut down both ways, and what the peer has sent is discarded, before it is closed: closing a
-        socket with unread packets resets the connection, and the peer may lose what was delivered to it.
+        The socket is shut down both ways, and packets from the peer are discarded, before it is closed: closing a
+        socket with unread packets resets the connection, and the peer may lose packets that were delivered to it.
 
         :param farewell: called when the events in hand are dealt with; returns the last packets for the peer, which go
             past the queue. It should discard the queue.

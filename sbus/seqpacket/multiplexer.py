@@ -25,10 +25,10 @@ Invariants:
   over receivers.
 * *Closing and new attempts have slices* (`close_soon`, `try_again`): a connection that ends costs 60 µs, and thousands
   can end together, or wait for memory.
-* *Hang-ups come first.* What a peer sent before it closed is read before sockets that became ready later; their owner
-  may take them out of the epoll set (`suspend`), else the kernel reports them forever.
+* *Hang-ups come first.* Packets that a peer sent before it closed are read before sockets that became ready later;
+  their owner may take them out of the epoll set (`suspend`), else the kernel reports them forever.
 * *An error in one socket reaches no other.* It is logged, and the handler's `failed` cleans up.
-* *Nothing is left behind.* Without sockets there is no epoll set and no place in the reactor; the table of multiplexers
+* *Nothing is left over.* Without sockets there is no epoll set and no place in the reactor; the table of multiplexers
   holds reactors weakly.
 
 Rejected: a second read of the same socket (a second pass finds other clients' packets, too); one epoll set within
@@ -70,7 +70,7 @@ _LONG_PASSES = 8
 _PASSES_TIME = 0.005
 """Seconds after the first pass, or the second of one socket alone, in which another one begins."""
 _SHORT_PASSES_TIME = 0.0005
-"""The same once `_LONG_PASSES` passes have been made: the turn then goes on only if they were short."""
+"""The same once `_LONG_PASSES` passes have been made: the turn then continues only if they were short."""
 _DEFERRED_ROUNDS: Final = range(4)
 """Rounds of deferred calls in one pass at most; a deferred call can defer another one."""
 _SLICE = 0.001
@@ -81,7 +81,7 @@ RETRY: Final = 0.05
 """Seconds until the next attempt to send or to read, after the kernel had no memory."""
 
 _ONLY_READ: Final = frozenset((READ,))
-"""What happens to sockets nearly always."""
+"""The events of nearly all sockets."""
 
 
 def _stays(found: tuple[int, int]) -> bool:
@@ -303,7 +303,7 @@ class Multiplexer:
 
     def _close_some(self) -> None:
         """Make steps of closing connections for the time of a slice."""
-        self._closing_is_due = True  # the steps that these steps ask for need no turn of their own
+        self._closing_is_due = True  # the steps that these steps ask for need no separate turn
         end = time.monotonic() + _SLICE
         while self._closing:
             self._call(*self._closing.popleft())
@@ -318,7 +318,7 @@ class Multiplexer:
         self.reactor.callLater(0, self._close_some)
 
     def try_again(self, call: Callable[[], object]) -> None:
-        """Call something that had no memory, or no descriptor, again in `RETRY` seconds, or later.
+        """Repeat a call that found no memory, or no descriptor, in `RETRY` seconds, or later.
 
         All such calls share one slice in `RETRY` seconds: a user can have thousands of them.
         """

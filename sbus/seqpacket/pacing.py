@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 
-Three parties bound what is read of one socket before other sockets get their turn: the multiplexer looks several times
+Three parties bound the reading of one socket before other sockets get their turn: the multiplexer looks several times
 in one turn of the reactor which sockets are ready (its *passes*); the pacer decides, in each pass, how often one socket
 is read and for how many packets; the protocol sets `PacketTransport.read_limit`, when each packet costs it more than a
 little. The pacer's rules (``docs/performance.rst``, "Where the time goes"):
@@ -30,10 +30,10 @@ copies, and a pair of other clients waited for that twice in each round trip. Co
 sockets of a busy pair are idle for most passes. Accepting has a share, because two processes that connect and leave
 took 98 % of everybody else's throughput.
 
-Rejected: to wait for the next message before the reactor has its turn (it needs one epoll set within another). For
+Rejected: waiting for the next message before the reactor has its turn (it needs one epoll set within another). For
 accepting: a share of the elapsed time, which grows while the server waits for other processes; a number of connections,
-as one that is admitted costs ten times one that is refused; a rest after refusing (another user's new connection took
-80 ms instead of 15).
+as an admitted one costs ten times a refused one; a rest after refusing (another user's new connection took 80 ms
+instead of 15).
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ LARGE = 16 << 10
 """Bytes of a large packet. A read brings few of them, so that the CPU's cache still holds them when they are sent. With
 a pass for each read, the server took 3 µs more for 64 KiB, of 18: the copies have driven its code out of that cache."""
 LARGE_PER_PASS = 1 << 20
-"""Bytes of large packets in one pass, about: as many as one read brings if its packets are small."""
+"""Bytes of large packets in one pass, about: the number that one read brings if its packets are small."""
 IN_TURN = -1
 """Stands for the number of a pass if packets are read in no pass, because they waited: they are read in batches."""
 LONE_RUN = 8
 """Reads of one packet in later passes, at most, until a batch is asked for again. A round trip on one CPU takes 5 %
-less CPU time; a backlog that comes in such a run goes out unbatched, so the run is short."""
+less CPU time; a backlog that comes in such a run is sent unbatched, so the run is short."""
 WITH_DESCRIPTORS = 8
 """Packets read at once from a peer that may send descriptors: a peer that is paused keeps two for each open, and a user
 has 256 connections."""
@@ -96,7 +96,7 @@ ACCEPT_SHARE = 1 / 3
 SHORTEST_ACCEPT = 0.0001
 """Seconds that a port may accept in a pass in any case."""
 LONGEST_ACCEPT = 0.002
-"""Seconds of accepting in one pass at most, however long the other work took."""
+"""Seconds of accepting in one pass at most, whatever the time of the other work."""
 
 
 def batch_size(max_packet: int) -> int:
@@ -111,7 +111,7 @@ class ReadPacer:
     """The limits of the reads of one socket.
 
     `first_limit` begins a pass; `next_limit` follows each read that asked for more than one packet and found any.
-    `is_alone` lets a pass of large packets go on.
+    `is_alone` lets a pass of large packets continue.
     """
 
     __slots__ = ("_contention_ttl", "_last_read_full", "_lone_left", "_lone_run", "_packets_left", "_reads_left")
@@ -193,7 +193,7 @@ class AcceptPacer:
         self._accepted = 0
 
     def begin(self) -> None:
-        """Begin to accept: find out how long that may go on."""
+        """Begin to accept: determine how long that may last."""
         now = self._clock()
         part = (now - self._ended) * ACCEPT_SHARE
         self._until = now + max(SHORTEST_ACCEPT, min(LONGEST_ACCEPT, part))

@@ -8,20 +8,20 @@ It sends each `sbus.flood.PayloadMessage` as an ``FMSG`` with its descriptor, an
 can end early for three reasons. To the queue each looks like a full socket, so it keeps the rest.
 
 ====================  ==============================================================================================
-reason                when sending goes on
+reason                when sending continues
 ====================  ==============================================================================================
 the socket is full    when it is writable, as usual
 `MOST` are unread,    when the peer has read some. The socket may be writable all the time, so the multiplexer watches
 or the peer's part    for *changes* (`Multiplexer.watch_reads`)
 of `USER_MOST`
 ``ETOOMANYREFS``      with the bytes, if they fit a packet; else after 50 ms. The server's user has as many
-                      descriptors under way as it may open: those who do not read may hold all of them
+                      descriptors under way as it may open: users who do not read may hold all of them
 ``EMFILE``            after 50 ms: the first of such waits opens a few descriptors
 ====================  ==============================================================================================
 
-The kernel does not report how many descriptors a peer has not read. It reports the memory of the unread packets
-(SIOCOUTQ), and each packet takes at least `least_charge` bytes. Memory divided by `least_charge` is therefore an upper
-bound. The sender asks for it once in `MOST` descriptors.
+The kernel does not report the number of descriptors that a peer has not read. It reports the memory of the unread
+packets (SIOCOUTQ), and each packet takes at least `least_charge` bytes. Memory divided by `least_charge` is therefore
+an upper bound. The sender asks for it once in `MOST` descriptors.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ MOST = 16
 """Descriptors that a peer may leave unread. Those of all receivers together count against the server's limit of open
 files: without a bound, 15 receivers that did not read used up a limit of 20,000 (278 descriptors fit a socket)."""
 USER_MOST = 1024
-"""Descriptors that all connections of one user together may leave unread, if there are not more connections than that:
-else one user with 1,250 connections took all that a server which is not root may have under way. What was sent while
-there were fewer connections stays unread: 256 that come one after another leave 2,348, and 2,537 with 63 more that have
-ended (a connection that has ended counts until its descriptors are read)."""
+"""Descriptors that all connections of one user together may leave unread, if there are no more connections than that:
+otherwise one user with 1,250 connections took all that a server which is not root may have under way. Descriptors sent
+while there were fewer connections stay unread: 256 that come one after another leave 2,348, and 2,537 with 63 more that
+have ended (a connection that has ended counts until its descriptors are read)."""
 _USERS = 4
-"""Users whose receivers may leave that many unread, whatever the limit of open files: the kernel lets a server
-that is not root have as many descriptors under way as it may open."""
+"""Users whose receivers may leave that number unread, whatever the limit of open files: the kernel lets a server that
+is not root have as many descriptors under way as it may open."""
 MOST_ENDED = USER_MOST // MOST
-"""Connections of one user that have ended with descriptors unread. With that many, its new ones get no descriptors:
+"""Connections of one user that have ended with descriptors unread. At that number, its new ones get no descriptors:
 else root, whom no limit of connections stops, could have any number of them."""
 
 _FEW_DESCRIPTORS = (
@@ -76,8 +76,8 @@ class PayloadSender:
 
     :param max_packet: bytes in the longest plain message.
     :param fit: raises the send buffer to hold a packet of a size in bytes; returns whether the buffer has grown.
-    :param share: what the peer's user has of all descriptors; None if nobody shares them with this peer.
-    :ivar share: the same; one of its own if there was none.
+    :param share: the part of all descriptors that the peer's user has; None if nobody shares them with this peer.
+    :ivar share: the same; a separate one if there was none.
     :ivar is_kept: whether the socket is kept after its end until the peer has read its descriptors.
     :ivar is_wanted: whether the peer takes descriptors; else it gets large messages as plain ones.
     :ivar bundle_limit: bytes in the longest bundle of large messages in one memfd; 0 for no bundles.
@@ -137,7 +137,7 @@ class PayloadSender:
         return sent
 
     def _send_payload(self, packets: list[bytes], at: int) -> int:
-        """Send the large message at an index, and in one bundle those behind it in the same memory.
+        """Send the large message at an index, and in one bundle those after it in the same memory.
 
         :returns: the number of messages that were sent.
         :raises OSError: as sendmsg(2), but not EAGAIN; and as `_may_send`.
@@ -198,7 +198,7 @@ class PayloadSender:
         return True
 
     def readable(self) -> int:
-        """Return how many packets may be read now, and have their descriptors count for the peer's user.
+        """Return the number of packets to read now, and have their descriptors count for the peer's user.
 
         A server reads only what it has room for, descriptors included: the kernel closes those without room, which may
         take long (`sbus.syscalls.elsewhere`).

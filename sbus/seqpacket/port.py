@@ -8,9 +8,9 @@ long as its share of the pass lasts (`sbus.seqpacket.pacing.AcceptPacer`), 64 at
 turn.
 
 A factory that is an `IPeerGate` decides about each connection by the credentials of its peer, and one that it refuses
-is closed before anything is made for it. Accepting and closing takes a tenth of the time of serving, which matters
-because the kernel shows whose a connection is only then: whoever connects in a loop has to be accepted, in line with
-everybody else.
+is closed before anything is made for it. Accepting and closing takes a tenth of the time of serving. That matters
+because the kernel shows the user of a connection only then: a user who connects in a loop must be accepted, in line
+with everybody else.
 
 Invariants:
 
@@ -21,7 +21,7 @@ Invariants:
   spare, accepts one connection, closes it, and opens the spare again. That peer learns at once that it cannot be
   served. Then the port rests for 1 s, because the next accept fails even with an empty backlog: the kernel takes a
   descriptor before it looks for a connection.
-* *A start that fails leaves nothing behind*: neither in the reactor nor in the factory.
+* *A start that fails leaves nothing*, in the reactor or in the factory.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class PacketPort:
             self._release()
             try:
                 self._bound.close()
-            except OSError as e:  # the descriptor is gone all the same (close(2))
+            except OSError as e:  # the descriptor is gone anyway (close(2))
                 self._log.error("{port} was closed with an error: {why}", port=self, why=str(e))
             self.factory.doStop()
         return defer.succeed(None)

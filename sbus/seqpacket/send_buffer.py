@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 
-What the kernel holds for a peer that does not read is memory that flood control cannot drop. A buffer that takes the
-longest packet twice, as a fast receiver should have it, holds 0.8 MB; 16,384 silent clients would take 12.8 GB. So a
+Packets that the kernel holds for a peer that does not read are memory that flood control cannot drop. A buffer for two
+of the longest packets, as a fast receiver should have it, holds 0.8 MB; 16,384 silent clients would take 12.8 GB. So a
 buffer starts at `START` bytes, and a silent client keeps no more than that (and one packet, which the kernel takes as
 long as the buffer is not full).
 
@@ -62,7 +62,7 @@ class SendBuffer:
         return self._resize(self.full_size, may_grow) or self._resize(double, may_grow)
 
     def fit(self, packet: int, may_grow: Callable[[int], bool] | None) -> bool:
-        """Grow for one packet of `packet` bytes; return whether it fits now that did not fit before."""
+        """Grow for one packet of `packet` bytes; return whether it fits now and did not fit before."""
         return packet + OVERHEAD <= self.full_size and self._resize(packet + OVERHEAD, may_grow)
 
     def _resize(self, size: int, may_grow: Callable[[int], bool] | None) -> bool:

@@ -3,33 +3,33 @@
 Theory of operation
 -------------------
 
-`SendingHalf` has the socket, watches it, and sends: what the queue holds, and the last packets of a connection that is
-closed gracefully. `sbus.seqpacket.transport` adds reading, and decides about closing.
+`SendingHalf` has the socket, watches it, and sends the packets of the queue, and the last packets of a connection that
+is closed gracefully. `sbus.seqpacket.transport` adds reading, and decides about closing.
 
 Invariants:
 
-* *The remainder of a flush is the congestion.* `flush` gives back to the queue only what a full socket left, so flood
-  control may take a remainder for a slow reader. An oversized packet, or a peer that left, is reported otherwise.
+* *The remainder of a flush is the congestion.* `flush` returns packets to the queue only if the socket is full, so
+  flood control may take a remainder for a slow reader. An oversized packet, or a peer that left, is reported otherwise.
 * *An exception costs one connection.* Deferred calls are guarded: an error in a protocol aborts its own transport.
 
 ===============================  ==================================================================================
 a send                           what happens
 ===============================  ==================================================================================
 one system call                  sends up to 64 packets, or 8 bundles made from up to 2048 packets
-one flush                        makes at most 16 such rounds; the rest goes in the next turn of the reactor
+one flush                        makes at most 16 such rounds; the rest is sent in the next turn of the reactor
 a batch was cut short            the kernel does not say why: the packet at which it stopped is sent alone, and its
                                  error decides
 ``ENOBUFS``, ``ENOMEM``          tried again after 50 ms, as is a lack of descriptors (`sbus.seqpacket.payload_sender`)
-``EPIPE``, ``ECONNRESET``        the peer has left: the queue is discarded at once; reading goes on to the end of file
+``EPIPE``, ``ECONNRESET``        the peer has left: the queue is discarded at once; reading continues to the end of file
 any other error                  unforeseen: it is logged, and closes the connection
 ===============================  ==================================================================================
 
 Closing a socket that has unread packets resets the connection: the peer gets ``ECONNRESET`` ahead of packets that wait
 for it. The farewell avoids that: it sends the last packets past the queue, shuts the socket down both ways, discards
-what the peer has sent (nothing more can come), and closes. The last packets nearly always fit, because the send buffer
-is raised above what it holds; else they are tried until the peer has read, for as long as the caller says.
+packets from the peer (no more can come), and closes. The last packets nearly always fit, because the send buffer is
+raised above its content; else they are tried until the peer has read, for as long as the caller says.
 
-Rejected: to end a flush after 8 bundles. Flood control took the rest for congestion, and a receiver with room lost
+Rejected: ending a flush after 8 bundles. Flood control took the rest for congestion, and a receiver with room lost
 messages.
 """
 
@@ -78,7 +78,7 @@ _PACKETS_PER_BUNDLING = 2048
 _DISCARDED_AT_ONCE = 256
 """Packets of a peer that is being disconnected that are discarded at a time."""
 _PEER_LEFT: Final = (errno.EPIPE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ENOTCONN)
-"""The errors of a send to a peer that reads no more; what it sent before can still be read."""
+"""The errors of a send to a peer that no longer reads; the packets that it sent before can still be read."""
 
 # A member looked up in its enum costs ten times a global.
 _WRITE_OPEN: Final = WriteSide.OPEN
@@ -86,7 +86,7 @@ _DRAINING: Final = WriteSide.DRAINING
 
 
 class _Pace(enum.Enum):
-    """What a registered producer does."""
+    """The state of a registered producer."""
 
     PULL = "produces when it is asked, each time that the queue is empty"
     PUSH = "produces by itself"
@@ -144,7 +144,7 @@ class SendingHalf(Endings):
         self._payloads: PayloadSender | None = None
         self.queue: IPacketQueue = FifoQueue()
         self._bundle_limit = 0  # what both ends have agreed on, bytes; 0 for no bundles
-        self._send_bundle_limit = 0  # the same, from when the answer that agrees to it is sent
+        self._send_bundle_limit = 0  # the same, once the answer that agrees to it is sent
         self.plain_socket: socket.socket | None = None
         self._flush_scheduled = False
         self._memory_retry = False
@@ -221,7 +221,7 @@ class SendingHalf(Endings):
             self._producer.pauseProducing()
 
     def flush(self, rounds: range = _ROUNDS_PER_FLUSH) -> None:
-        """Send what the socket takes; for the rest, wait until it is writable.
+        """Send as much as the socket takes; for the rest, wait until it is writable.
 
         :param rounds: one item for each batch, at most.
         """
@@ -251,7 +251,7 @@ class SendingHalf(Endings):
                 break
         else:
             if len(queue):
-                self._poll_writing(True)  # go on in the next turn
+                self._poll_writing(True)  # continue in the next turn
                 return
         self._queue_sent()
 
@@ -267,7 +267,7 @@ class SendingHalf(Endings):
             self.queue.discard_all()
 
     def send_on(self, exclusive: bool) -> None:
-        """Send what waited for the socket to take packets again; see `IPacketTransport`."""
+        """Send the packets that waited for the socket; see `IPacketTransport`."""
         self._guarded(self._send_on, exclusive)
 
     def _send_on(self, exclusive: bool) -> None:
@@ -282,7 +282,7 @@ class SendingHalf(Endings):
         self.flush(_ROUNDS_PER_FLUSH if exclusive else _ONE_ROUND)
 
     def _queue_sent(self) -> None:
-        """Go on after all that was queued was sent: let the producer produce, or end as `loseConnection` wanted."""
+        """Continue once the whole queue was sent: let the producer produce, or end as `loseConnection` wanted."""
         self._poll_writing(False)
         if self._bundle_limit:
             self._send_bundle_limit = self._packing_limit()  # the answer that agrees to it is on its way
@@ -328,7 +328,7 @@ class SendingHalf(Endings):
         return self._sock if self._is_writable() and not self._has_frames else None
 
     def unread_bytes(self) -> int:
-        """Return the memory of what the peer has not read; see `IPacketTransport`."""
+        """Return the memory of the packets that the peer has not read; see `IPacketTransport`."""
         return 0 if self.life is Life.CLOSED else unread_bytes(self._sock)
 
     def _send_bundled(self, taken: list[bytes]) -> int | None:
@@ -361,7 +361,7 @@ class SendingHalf(Endings):
         :param counts: the number of packets in each item, if there are bundles among them.
         :param taken: the packets taken from the queue, if they are not the items themselves.
         :param done: the number of these that stand before the items.
-        :returns: the number of items, from the front, that are dealt with; None if nothing can be sent any more.
+        :returns: the number of items, from the front, that are dealt with; None if nothing more can be sent.
         """
         sent = 0
         batch = items
@@ -371,7 +371,7 @@ class SendingHalf(Endings):
             except OSError as e:
                 if e.errno == errno.EMSGSIZE:
                     if counts is not None and counts[sent] > 1:
-                        # The send buffer was made smaller than a bundle. The packets inside may fit all the same.
+                        # The send buffer was made smaller than a bundle. The packets inside may still fit.
                         limit = min(max_sendable(self._sock), len(batch[0]) - 1)
                         self._bundle_limit = self._send_bundle_limit = min(self._bundle_limit, limit)
                         return sent
@@ -433,7 +433,7 @@ class SendingHalf(Endings):
             self._half.writeConnectionLost()
 
     def send_by(self, send: Callable[[list[bytes]], int]) -> None:
-        """Send packets with a function that does what `sbus.syscalls.batch.send_packets` does with a socket."""
+        """Send packets with a function that does for a socket the work of `sbus.syscalls.batch.send_packets`."""
         self._send_batch = send
 
     # --- bundles -----------------------------------------------------------------------------
@@ -506,7 +506,7 @@ class SendingHalf(Endings):
             self._producer.resumeProducing()
 
     def unregisterProducer(self) -> None:
-        """Go on without the producer (`IConsumer`).
+        """Continue without the producer (`IConsumer`).
 
         It has no more to send; a close that waited for it follows.
         """
@@ -539,7 +539,7 @@ class SendingHalf(Endings):
         for _ in range(2 * len(packets) + 1):
             try:
                 del packets[: self._send_batch(packets)]
-            except OSError:  # the peer reads no more, or the kernel has no memory
+            except OSError:  # the peer no longer reads, or the kernel has no memory
                 is_open = False
                 break
             is_open = bool(packets) or self._is_frame_open()
@@ -555,7 +555,7 @@ class SendingHalf(Endings):
         return False
 
     def _shut_down(self) -> None:
-        """Shut the socket down both ways: the peer can read what the kernel holds, and send nothing more."""
+        """Shut the socket down both ways: the peer can read the packets in the kernel, and send nothing more."""
         self._farewell = None
         if self._farewell_timer is not None:
             if self._farewell_timer.active():
@@ -567,7 +567,7 @@ class SendingHalf(Endings):
         self._discard_input()
 
     def _discard_input(self) -> None:
-        """Discard what the peer has sent, a few packets at a time, then close."""
+        """Discard the peer's packets, a few at a time, then close."""
         if self.life is Life.CLOSED:
             return
         if self._payloads is not None:  # descriptors may have come with it: `_close` has it discarded

@@ -32,8 +32,8 @@ Two states look superfluous and are not. RESUMING lies between ``resumeProducing
 again: packets kept back come first, and never inside the caller. PAUSED_EOF remembers that the peer left during a
 pause; its packets come before the end of file.
 
-`PacketTransport` and `sbus.testing.fakes.FakePacketTransport` both extend `Connection`. A transition costs 0.2 to
-0.5 µs; the way of a packet has none.
+`PacketTransport` and `sbus.testing.fakes.FakePacketTransport` both extend `Connection`. A transition costs 0.2 to 0.5
+µs; a packet on its way needs none.
 
 Rejected: about fifteen booleans in each. The fake delivered packets before a resume was due, and the transport reported
 an end of file after ``abortConnection``.

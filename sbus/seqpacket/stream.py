@@ -7,12 +7,12 @@ A `StreamTransport` is a `PacketTransport` with other ends: packets are cut out 
 `sbus.seqpacket.framing.FrameReader`, and are sent with their lengths in front. States, pacing, queues and closing
 are the packet transport's.
 
-* *A frame that has begun to leave belongs to the transport.* A socket can take half a frame. The queue has such a
-  packet counted as sent, because its order may change; the transport keeps the other half (`_unsent`) and sends it
-  first. It is at most one frame of each connection.
+* *A frame that has begun to leave belongs to the transport.* A socket can take half a frame. The queue counts such a
+  packet as sent, because its order may change; the transport keeps the other half (`_unsent`) and sends it first. It is
+  at most one frame of each connection.
 * *The end waits for it*: a connection that closes, or shuts down writing, sends the rest of the frame first. A
-  connection that is aborted does not; the peer finds an end inside a frame. The last packets of a graceful close go
-  behind the rest of the frame, or not at all.
+  connection that is aborted does not; the peer finds an end inside a frame. The last packets of a graceful close follow
+  the rest of the frame, or are not sent.
 * *A read may complete no packet*, so the protocol is asked before each one (`before_read`) outside of a turn, and can
   pause the transport.
 * *Progress is bytes*: `unread_bytes` counts the unsent half, too.
@@ -69,7 +69,7 @@ class StreamTransport(PacketTransport):
         return False
 
     def unread_bytes(self) -> int:
-        """Return the memory of what the peer has not read; see `IPacketTransport`."""
+        """Return the memory of the packets that the peer has not read; see `IPacketTransport`."""
         return super().unread_bytes() + len(self._unsent)
 
     def partial_bytes(self) -> int:
@@ -119,7 +119,7 @@ class StreamTransport(PacketTransport):
         return bool(self._unsent)
 
     def _queue_sent(self) -> None:
-        """Go on as the packet transport does, once the frame that has begun to leave is sent."""
+        """Continue as the packet transport does, once the frame that has begun to leave is sent."""
         if self._unsent and self._send([]) is None:
             self._lose_writing()
         elif self._unsent:

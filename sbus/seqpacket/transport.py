@@ -5,9 +5,9 @@ One write is one packet, and so is one ``dataReceived``.
 Theory of operation
 -------------------
 
-The multiplexer calls `ready` when the socket can be read or written; everything else happens because the protocol
-calls a method. `sbus.seqpacket.states` has the states, `sbus.seqpacket.endings` the calls that end a connection,
-`sbus.seqpacket.pacing` bounds what is read in one go, and `sbus.seqpacket.sending` is the base class: the socket, and
+The multiplexer calls `ready` when the socket can be read or written; everything else happens because the protocol calls
+a method. `sbus.seqpacket.states` has the states, `sbus.seqpacket.endings` the calls that end a connection,
+`sbus.seqpacket.pacing` bounds the packets of one read, and `sbus.seqpacket.sending` is the base class: the socket, and
 its sending half. This module reads, and closes.
 
 Reading and writing end separately, as the kernel ends them:
@@ -17,7 +17,7 @@ event                   what the transport does
 ======================  ==============================================================================================
 end of file, or an      It delivers everything before it. Then the connection is lost; an `IHalfCloseableProtocol` gets
 empty packet            ``readConnectionLost`` instead.
-hang-up                 It reads what the peer sent to its end at once, before sockets that are ready later.
+hang-up                 It reads the peer's packets to the end at once, before sockets that are ready later.
 hang-up while paused    The socket leaves the epoll set, which would report it forever. The packets stay in the kernel
                         until the protocol resumes, so no message is lost because its publisher left.
 large packets that      It sends each to an outlet, if the protocol finds one, and no layer sees it: 400 kB took the
@@ -30,12 +30,12 @@ Invariants:
 
 * *No callback runs inside another one.* Closing, resuming and reporting are deferred (`Multiplexer.call_soon`), so a
   protocol that iterates over receivers never loses one meanwhile.
-* *A packet that was read is delivered*, unless the protocol closes the connection first. What a paused protocol does
-  not take is kept (`_undelivered`), and comes first when it resumes.
+* *A packet that was read is delivered*, unless the protocol closes the connection first. Packets that a paused protocol
+  does not take are kept (`_undelivered`), and come first when it resumes.
 
 Rejected: a second read of a socket whose only packet was just read (it mostly found nothing; the multiplexer looks
-again instead); three classes with about fifteen booleans (they shared all of them, so none could be read alone; the
-halves of today share the table of states).
+again instead); three classes with about fifteen booleans (they shared all of them, so none could be read alone; today's
+halves share the table of states).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from sbus.syscalls.sockets import pass_descriptors, peer_credentials, peer_group
 __all__ = ["PacketTransport", "closed"]
 
 _UNBUNDLED_AT_ONCE = 128 << 10
-"""Bytes of bundles that are taken apart together, whatever they hold."""
+"""Bytes of bundles that are taken apart together, whatever their packets."""
 _ENOUGH_UNBUNDLED = 4_096
 """Messages after which no more bundles are taken apart: 16 of the largest hold 300,000, which takes 30 ms."""
 _LONGEST_HEAD = 512
@@ -178,7 +178,7 @@ class PacketTransport(SendingHalf):
         self.keeps_bundles = False
         self._undelivered: list[bytes] | None = None
         self._read_retry = False
-        self._large_head = b""  # how the last large packet began
+        self._large_head = b""  # the beginning of the last large packet
         self.before_read: Callable[[], None] | None = None
         self.find_outlet: Callable[[bytes], Outlet | None] | None = None
         self.on_writable: Callable[[bool], bool] | None = None
@@ -200,7 +200,7 @@ class PacketTransport(SendingHalf):
         """Connect a protocol and begin to read.
 
         :raises OSError: as epoll_ctl(2).
-        :raises Exception: what ``makeConnection`` raised; the connection is closed then.
+        :raises Exception: the error of ``makeConnection``; the connection is closed then.
         """
         self.protocol = protocol
         self._receiver = IPacketReceiver(protocol, _OneByOne(self))
@@ -235,7 +235,7 @@ class PacketTransport(SendingHalf):
         self._read(self._pacer.first_limit(self.read_limit, exclusive, contended, number, bundle_limit))
 
     def _handle(self, events: int, exclusive: bool) -> None:
-        """Handle other events than that there is something to read, or that as well."""
+        """Handle events other than new packets to read, or these as well."""
         if events & WRITE:
             if events & GONE and self._is_writable():
                 self._lose_writing()  # no send could succeed, and to take from the queue first could mean to sort it
@@ -275,7 +275,7 @@ class PacketTransport(SendingHalf):
         if not super().pass_payloads(wanted, share):
             return False
         pass_descriptors(self._sock, wanted)
-        if wanted:  # and for good: behind the end, there may be descriptors that were sent before
+        if wanted:  # and for good: after the end, there may be descriptors that were sent before
             self._reader = self._multiplexer.reader(self._reader.max_packet, True)
         return True
 
@@ -354,7 +354,7 @@ class PacketTransport(SendingHalf):
     def _forward(self, limit: int, left: int) -> tuple[list[bytes], bool, int]:
         """Send the packets in front that need not be seen to the outlet, then read as `PacketReader.read` does.
 
-        :returns: as `PacketReader.read`, and what is left of the `left` bytes that may be sent on.
+        :returns: as `PacketReader.read`, and the rest of the `left` bytes that may be sent on.
         """
         reader, find_outlet, outlet = self._reader, self.find_outlet, None
         if find_outlet is not None and self._payloads is None and self._pacer.is_alone():
@@ -414,7 +414,7 @@ class PacketTransport(SendingHalf):
             self._undelivered = packets
 
     def _hung_up(self) -> None:
-        """Look at the socket no more until the protocol resumes: the peer is gone, and its packets stay there."""
+        """Stop watching the socket until the protocol resumes: the peer is gone, and its packets stay there."""
         if self._farewell is not None:
             self._shut_down()
             return
@@ -444,7 +444,7 @@ class PacketTransport(SendingHalf):
             self._call_soon(self._resume)
 
     def read_on(self) -> None:
-        """Deliver what was kept, and read once, now; see `IPacketTransport`."""
+        """Deliver the packets that were kept, and read once, now; see `IPacketTransport`."""
         if self.read_side in _PAUSED:
             self.move(_RESUME)
         self._guarded(self._read_on)
@@ -463,12 +463,12 @@ class PacketTransport(SendingHalf):
                 self._poll(self._events | READ)
 
     def _resume(self) -> None:
-        """Deliver what was kept; then read again, or report the end of file."""
+        """Deliver the packets that were kept; then read again, or report the end of file."""
         if self._deliver_kept() and not self._read_retry:
             self._poll(self._events | READ)
 
     def _deliver_kept(self) -> bool:
-        """Deliver what was kept, and report the end of file if it was read; return whether to read on."""
+        """Deliver the packets that were kept, and report the end of file if it was read; return whether to read on."""
         if self.read_side not in _RESUMABLE:
             return False  # paused again, or closing
         kept, self._undelivered = self._undelivered, None
@@ -490,7 +490,7 @@ class PacketTransport(SendingHalf):
         self._poll(self._events & ~READ)
 
     def close_gracefully(self, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
-        """Close soon, so that the peer can still read what was delivered; see `IPacketTransport`."""
+        """Close soon, so that the peer can still read delivered packets; see `IPacketTransport`."""
         self._depart(Failure(error.ConnectionAborted()), farewell, patience, input_limit)
 
     def _depart(self, reason: Failure, farewell: Callable[[], list[bytes]], patience: float, input_limit: int) -> None:
@@ -538,7 +538,7 @@ class PacketTransport(SendingHalf):
                 payloads.close(self._input_limit)
             else:
                 self._sock.close()
-        except OSError as e:  # the descriptor is gone all the same (close(2))
+        except OSError as e:  # the descriptor is gone anyway (close(2))
             self._log.error("{transport} was closed with an error: {why}", transport=self, why=str(e))
         protocol, self.protocol, self._half = self.protocol, None, None
         self._receiver = _NO_RECEIVER  # the protocol refers to the transport

@@ -1,7 +1,7 @@
 """Closing a socket at which descriptors may wait, in either direction.
 
 The kernel counts those that the peer has not read for the server's user until they are read, whether the connection is
-open or not (unix(7)). A peer whose connection is closed, and that neither reads nor hangs up, would hold them for
+open or not (unix(7)). A peer whose connection is closed, and that does not read or hang up, would hold them for
 nothing, and could connect again for more. So the socket is kept, and counts for the peer's user: with 64 such
 connections a user gets no descriptors on new ones.
 
@@ -24,7 +24,7 @@ from sbus.syscalls.sockets import discard_and_close, discard_plain, least_charge
 __all__ = ["close", "close_when_read"]
 
 _DISCARDED_AT_ONCE = 256
-"""Packets that are discarded before anything else goes on."""
+"""Packets that are discarded before any other work continues."""
 
 
 class _Kept:
@@ -76,9 +76,9 @@ class _Kept:
 
 
 def close(sock: socket.socket, share: PayloadShare, limit: int) -> None:
-    """Shut a socket down, discard what its peer has sent, and close it.
+    """Shut a socket down, discard the peer's packets, and close it.
 
-    :param share: what the peer's user has passed.
+    :param share: the descriptors that the peer's user has passed.
     :param limit: packets to discard at most.
     """
     _closer(sock, share, limit)()
@@ -94,7 +94,7 @@ def close_when_read(sock: socket.socket, share: PayloadShare, limit: int, multip
 
 
 def _closer(sock: socket.socket, share: PayloadShare, limit: int) -> Callable[[], object]:
-    """Shut a socket down; return what closes it."""
+    """Shut a socket down; return a function that closes it."""
     with contextlib.suppress(OSError):  # the peer has left
         sock.shutdown(socket.SHUT_RDWR)
     if discard_plain(sock, min(limit, _DISCARDED_AT_ONCE)):
