@@ -29,7 +29,7 @@ cdef inline Py_ssize_t _key_size(const char *data, Py_ssize_t size) noexcept:
 
 
 cdef inline bint _names_sender(const char *data, Py_ssize_t size) noexcept:
-    """Return whether a packet names the publisher of the messages behind it."""
+    """Return whether a packet names the publisher of the messages after it."""
     return size >= NAMES and memcmp(data, b"CMSG sender\0", NAMES) == 0
 
 
@@ -42,7 +42,7 @@ cdef inline void _open(Cursor *cursor, object packet, Py_ssize_t offset):
 
 
 cdef inline Py_ssize_t _next(Cursor *cursor, const char **data) noexcept:
-    """Move behind the next packet; return its length."""
+    """Move to the end of the next packet; return its length."""
     cdef Py_ssize_t length
     if cursor.offset == 0:
         data[0] = cursor.data

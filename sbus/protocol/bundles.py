@@ -9,15 +9,15 @@ Theory of operation
 The kernel charges for every packet on a ``SOCK_SEQPACKET`` socket: about 1 µs on its way into the server, and another
 for each receiver. A bundle spreads that charge over its packets.
 
-Only the two ends of a socket know about bundles. The transport unbundles what it has read before the protocol sees it,
-and bundles what a queue has released before it sends it. Routing, flood control, limits and counters therefore work on
-messages only. The client libraries use the same two functions, `pack` and `unbundle`.
+Only the two ends of a socket know about bundles. The transport unbundles packets that it has read before the protocol
+sees them, and bundles packets from a queue before it sends them. Routing, flood control, limits and counters therefore
+work on messages only. The client libraries use the same two functions, `pack` and `unbundle`.
 
 Invariants:
 
 * A bundle contains at least one packet, no empty packet and no bundle. A packet that would be alone stays plain, and
   so does one that does not fit a bundle.
-* No packet is ever delayed to fill a bundle. A bundle consists of what waits when the queue is sent.
+* No packet is ever delayed to fill a bundle. A bundle consists of packets that wait when the queue is sent.
 * `unbundle` checks the whole framing before it takes anything out.
 
 =====================================  =================================================================================
@@ -50,7 +50,7 @@ MAX_BUNDLE = 65_536
 """Size in bytes of the largest bundle that this end sends and announces (it accepts any that fits a packet)."""
 
 LARGE = 16_384
-"""Bytes of a packet that stays plain: to copy it into a bundle and out of it costs more than the kernel charges for it,
+"""Bytes of a packet that stays plain: copying it into a bundle and out of it costs more than the kernel charges for it,
 by 15 % at 16 KiB and by 30 % at 30 kB, from client to client. At 4 KiB it costs as much."""
 
 MIN_BUNDLE_LIMIT = 65_536
@@ -68,7 +68,7 @@ def _unbundle(packets: list[bytes], enough: int = sys.maxsize) -> list[bytes]:
 
     :param enough: the length of the result from which on bundles stay in it as they are.
     :returns: a new list, or `packets` itself if it contains no bundle. A bundle with bad framing, and every bundle
-        behind the control message ``bundle/off``, stays in the list as it is.
+        after the control message ``bundle/off``, stays in the list as it is.
     """
     if not any(packet[:4] == MAGIC and type(packet) is bytes for packet in packets):
         return packets

@@ -2,7 +2,7 @@
 
 A program that only stores messages, such as the recorder, need not look at them one by one. `collect` copies the keys
 and payloads of packets, and of the packets in bundles, into four growing buffers. They have the layout of Arrow's
-``binary`` type: the bytes of all values one behind the other, and the offset at which each of them ends, as native
+``binary`` type: the bytes of all values one after the other, and the offset at which each of them ends, as native
 32-bit integers, with a 0 in front.
 
 With an object for each message and one for each of its parts, recording a bundled message took 1.2 µs of CPU time; with
@@ -113,7 +113,7 @@ def _collect(
     :param max_rows: the number of rows at which the columns are full.
     :param max_bytes: the bytes in keys and payloads together at which they are full; the message that reaches this is
         copied whole. Below 2 GiB, with the longest packet added.
-    :returns: the index and the offset to go on with, and the packet of another kind, which lies before that place;
+    :returns: the index and the offset to continue with, and the packet of another kind, which lies before that place;
         None at the end of the packets or if the columns are full.
     """
     rows, other = len(key_ends) // 4 - 1, None

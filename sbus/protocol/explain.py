@@ -19,7 +19,7 @@ _BELOW = {
     b">": "'>' is an ordinary byte, and no wildcard",
     b"**": "'**' is the same as '*', and matches to the end of one segment",
 }
-"""What the wildcards for a whole subtree, of MQTT, NATS and shells, are here."""
+"""The meaning here of the wildcards for a whole subtree, of MQTT, NATS and shells."""
 _SEGMENT = {
     b"#": "'#' is an ordinary byte, and no wildcard; '*' matches to the next {!r} or the end",
     b">": "'>' is an ordinary byte, and no wildcard; '*' matches to the next {!r} or the end",
@@ -30,7 +30,7 @@ _SEGMENT = {
 
 
 class Mismatch(NamedTuple):
-    """Where a pattern stops matching a key.
+    """The place where a pattern stops matching a key.
 
     :ivar pattern_at: bytes of the pattern in front of the mismatch.
     :ivar key_at: bytes of the key that these match.
@@ -81,7 +81,7 @@ def never_matches(pattern: bytes, dialect: Dialect = CURRENT) -> str | None:
 
 
 def hint(pattern: bytes, dialect: Dialect = CURRENT) -> str | None:
-    """Explain what a pattern with the wildcards of MQTT, NATS or a shell means here; None if it has none of them.
+    """Explain the meaning here of a pattern with wildcards of MQTT, NATS or a shell; None if it has none of them.
 
     Such a pattern is allowed, and most likely a mistake: ``#``, ``>`` and ``+`` are ordinary bytes, and ``**`` is no
     more than ``*``.

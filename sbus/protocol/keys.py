@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 
-This module defines which keys and patterns a client may use, and which pattern matches which key. `matches` favours
+This module defines the keys and patterns that a client may use, and the keys that a pattern matches. `matches` favours
 clarity over speed: it states the rules in the order of the protocol. A property test compares it with the trie. The
 numbers in comments are those rules; 1 to 4 are numbered in the protocol's "Keys and patterns", 5 and 8 are these:
 
@@ -154,10 +154,10 @@ def _check_reserved(key: bytes) -> SecretKey | None:
 
 
 class OpenPattern:
-    """A pattern that is compared with many keys: rules 1 to 4, without what is reserved.
+    """A pattern that is compared with many keys: rules 1 to 4, without reserved names.
 
-    A key is split no further than the pattern goes, so a comparison takes time in proportion to `segments`, however
-    long the key is.
+    A key is split no further than the pattern goes, so a comparison takes time in proportion to `segments`, whatever
+    the length of the key.
 
     :ivar segments: the number of segments that a key is compared with.
     """
@@ -194,7 +194,7 @@ class OpenPattern:
 def matches_open(pattern: bytes, key: bytes, separator: bytes = b"/") -> bool:
     """Apply rules 1 to 4: return whether the pattern matches the key.
 
-    What is reserved is not considered.
+    Reserved names are not considered.
     """
     return OpenPattern(pattern, separator).matches(key)
 

@@ -1,8 +1,8 @@
 """Notices: control messages that the server sends unasked, to clients that have asked for their kind.
 
 A *receipt* (``CMSG lost``) stands where messages were dropped, a *sender* (``CMSG sender``) names the publisher of the
-messages that follow, a *denial* (``CMSG denied``) tells what the client was not allowed to do, and a *bye* (``CMSG
-bye``) is the last packet of a connection that the server ends. Protocol: "Receipts", "Sender", "Denied" and "Bye".
+messages that follow, a *denial* (``CMSG denied``) reports a refusal to the client, and a *bye* (``CMSG bye``) is the
+last packet of a connection that the server ends. Protocol: "Receipts", "Sender", "Denied" and "Bye".
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SENDER = re.compile(rb"0 -|[0-9]{1,19} !/cred/[0-9]+/[0-9]+/[0-9]+(?:/!/cred/[0
 
 
 class LossReason(enum.Enum):
-    """Why a message did not reach a receiver. The value is the word in a receipt."""
+    """The cause of a loss for one receiver. The value is the word in a receipt."""
 
     DISCARD = "discard"
     QUEUE_FULL = "queue-full"
@@ -116,7 +116,7 @@ def split_credentials(credentials: bytes) -> tuple[int | None, int | None, int |
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """What a client was not allowed to do.
+    """A refusal of something that a client has sent.
 
     :ivar verb: ``MSG`` or ``SUB``; `SEVERAL` for denials that are summed up.
     :ivar key: the key or pattern, cut to `LONGEST_DENIED` bytes; empty for several.
@@ -140,7 +140,7 @@ def denied(verb: bytes, key: bytes, rule: str) -> bytes:
 
 
 def parse_denied(payload: bytes) -> Denial | None:
-    """Return what a denial says, or None if it is malformed."""
+    """Return the content of a denial, or None if it is malformed."""
     verb, _, rest = payload.partition(b" ")
     if verb == SEVERAL:
         return Denial(verb, b"", "", int(rest)) if rest.isdigit() and len(rest) < 20 else None

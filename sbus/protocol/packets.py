@@ -1,9 +1,9 @@
-"""Packets: parse what a client sent, and build what it receives.
+"""Packets: parse the packets that a client sent, and build those that it receives.
 
 Theory of operation
 -------------------
 
-A packet is a verb (``MSG``, ``SUB``, ``UNSUB``, ``CMSG``, ``FMSG``), one space, a key or pattern, and, behind a NUL, a
+A packet is a verb (``MSG``, ``SUB``, ``UNSUB``, ``CMSG``, ``FMSG``), one space, a key or pattern, and, after a NUL, a
 payload. The kernel keeps packets apart, so there is no framing and no partial input: `parse` either returns a `Packet`
 or raises `Violation`. Protocol: "Packets".
 
@@ -17,7 +17,7 @@ Invariants:
   it for a packet that the kernel had to truncate; a truncated packet is never parsed and never forwarded.
 
 On the hot path the server does not parse messages at all: `sbus.routing.runs` recognises them in place, and only
-what it does not recognise comes here.
+packets that it does not recognise come here.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ many sealed ones to one receiver, and 1.3 times as many to eight; at 384 KiB, 1.
 DEFAULT_MAX_PACKET = 409_600
 """Default limit for a packet, in bytes: the buffer size of clients of the original server."""
 DRIPPING = b"\0drip"
-"""No packet: a byte stream stands for it whose peer sends packets in tiny pieces (`sbus.seqpacket.framing`)."""
+"""No packet: it stands for a byte stream whose peer sends packets in tiny pieces (`sbus.seqpacket.framing`)."""
 
 
 _RANGE = re.compile(rb"(0|[1-9][0-9]{0,17}) ([1-9][0-9]{0,17})")
@@ -91,7 +91,8 @@ class Truncated(bytes):
 class Split(bytes):
     """A long message that was received in two parts: these bytes are its packet up to the payload.
 
-    So the payload is where its owner keeps it, and is not copied out of a packet. The length is what came in a packet.
+    So the payload is where its owner keeps it, and is not copied out of a packet. The length is that of the received
+    bytes.
 
     :ivar payload: the rest of the packet; or a view of it, if it came in sealed memory.
     """
@@ -100,7 +101,7 @@ class Split(bytes):
 
     @classmethod
     def of(cls, head: bytes, payload: bytes | memoryview) -> Split:
-        """Return a packet in two parts; the first one ends with the NUL behind the key."""
+        """Return a packet in two parts; the first one ends with the NUL after the key."""
         packet = cls(head)
         packet.payload = payload
         return packet
@@ -114,7 +115,7 @@ class Split(bytes):
 
 
 class Packet(NamedTuple):
-    """A parsed packet: verb, key or pattern, and the bytes behind the key's NUL.
+    """A parsed packet: verb, key or pattern, and the bytes after the key's NUL.
 
     Without a NUL these are empty.
     """

@@ -1,4 +1,4 @@
-"""Patterns beside each other: their intersection, whether one covers the other, and the cost of one.
+"""Patterns compared: their intersection, whether one covers the other, and the cost of one.
 
 Matching goes segment by segment and never backtracks (`sbus.protocol.keys`). So the keys that two patterns both match
 are the keys that one other pattern matches, or there are none, and both questions are decided without looking at keys.
@@ -20,7 +20,7 @@ _SEGMENT_COST = 256
 class Shape(NamedTuple):
     """A pattern in canonical form.
 
-    :ivar parts: the segments that the pattern names: each is a literal, or a literal with one ``*`` behind it.
+    :ivar parts: the segments that the pattern names: each is a literal, or a literal with one ``*`` after it.
     :ivar is_below: whether the pattern matches only keys with more segments than `parts`, whatever these are.
     """
 

@@ -1,4 +1,4 @@
-"""Patterns that select recorded messages: what the recorder and the readers of its rows refuse."""
+"""Patterns that select recorded messages, as the recorder and the readers of its rows check them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The compiled twin of `sbus.routing.runs`: it neither copies nor hashes a key that equals the key before it."""
+"""The compiled twin of `sbus.routing.runs`: it does not copy or hash a key that equals the key before it."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItemWithError

@@ -20,13 +20,13 @@ segment
 a secret one                             the group of each set of IDs that it reads from
 =======================================  =============================================================================
 
-The router (`sbus.server.bus.router`) looks up again at once what a change touches, if that is little (`affected`,
+The router (`sbus.server.bus.router`) looks up the touched routes again at once, if they are few (`affected`,
 `replace`). So a user who subscribes to everything and leaves, all day, pays for it, and other users' routes stay. Else
 the router forgets them (`forget`), and that user pays for the next look-ups.
 
 Invariants:
 
-* A cached route is what the trie would return now, but for departing receivers. Every change of a subscription
+* A cached route is the trie's answer at this moment, except for departing receivers. Every change of a subscription
   passes through `affected` or `forget` before the next look-up.
 * Routes with equal receivers and zones are one object: `remember` shares them and counts their uses. So
   `sbus.routing.runs` compares pointers.
@@ -58,7 +58,7 @@ _FIRSTS = 4
 
 
 _ROUTE = 640
-"""Bytes of memory that a route takes, beside its key and 8 for each receiver: table entries, a group of its own."""
+"""Bytes of memory that a route takes, beside its key and 8 for each receiver: table entries, a separate group."""
 _VERDICTS = 1_024
 """Bytes of memory that its verdicts take, where keys are judged (`sbus.routing.route.MAX_CLASSES`)."""
 
@@ -127,7 +127,7 @@ class RouteCache(Generic[S]):
         return _ROUTE if self.zone_of is None else _ROUTE + _VERDICTS
 
     def forget_verdicts(self) -> None:
-        """Forget what classes of clients may publish: 1 ms if the cache is full."""
+        """Forget the verdicts on classes of clients: 1 ms if the cache is full."""
         for route in self._shared.values():
             route.forget_verdicts()
 

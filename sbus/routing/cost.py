@@ -1,4 +1,4 @@
-"""What a set of patterns can cost one look-up, kept up to date as patterns come and go.
+"""The cost of a set of patterns for one look-up, kept up to date as patterns come and go.
 
 A look-up visits every node of the trie that matches its key so far. Literal segments lead to one node; a wildcard
 leads to one more, and wildcards after wildcards multiply (`sbus.routing.trie`). `MatchCost` computes, for the patterns
@@ -68,7 +68,7 @@ class _Node:
 
 
 def _share(group: int, counts: dict[int, int] | None) -> int:
-    """What one group adds to the cost of its node."""
+    """The part of one group in the cost of its node."""
     if not counts:
         return 0
     return max(counts) + (0 if group == _LITERAL else 1 + group // _WEIGHT_BYTES)
@@ -129,7 +129,7 @@ class MatchCost:
 
     @staticmethod
     def _update(way: list[_Node], segments: list[tuple[bytes, bool]]) -> None:
-        """Carry a change of the last node up to the root, and remove the nodes that nothing needs any more."""
+        """Carry a change of the last node up to the root, and remove the nodes that nothing needs now."""
         for at in range(len(segments) - 1, -1, -1):
             parent, child, (text, prefix) = way[at], way[at + 1], segments[at]
             is_needed = child.ends or child.children

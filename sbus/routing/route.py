@@ -6,12 +6,12 @@ Equal routes are one object, so a run of messages is recognised by comparing poi
 a value: a subscription that comes or goes makes another one, and messages on their way keep the receivers of their
 moment.
 
-Where not everybody may publish everything, the keys of a route have one *zone*: they are judged alike. So what a class
-of clients may publish is remembered for the whole route (`Route.verdicts`), and a run needs one look at it.
+Where not everybody may publish everything, the keys of a route have one *zone*: they are judged alike. So the verdict
+on a class of clients is remembered for the whole route (`Route.verdicts`), and a run needs one look at it.
 
-While several users are active, the server treats the receivers of each user together (`Route.groups`). Equal groups
-are one object, too, whatever route they are part of: messages with different keys can share an entry of mail. Groups
-are made when they are needed first, and belong to the routes that refer to them.
+While several users are active, the server treats the receivers of each user together (`Route.groups`). Equal groups are
+one object, too, on any route: messages with different keys can share an entry of mail. Groups are made when they are
+first needed, and belong to the routes that refer to them.
 """
 
 from __future__ import annotations
@@ -102,9 +102,10 @@ class Route(Generic[S]):
     """The receivers of a key.
 
     :param all_groups: the groups of the same bus.
-    :param zone: what the keys of this route have in common for those who judge them; None if nobody does.
+    :param zone: the zone of the keys of this route, for those who judge them; None if nobody does.
     :ivar receivers: the receivers, each once.
-    :ivar verdicts: what classes of clients may publish with these keys, as far as it is known; read only.
+    :ivar verdicts: the verdicts on classes of clients that publish with these keys, as far as they are known; read
+        only.
     :ivar ns: nanoseconds that a copy to one of them has taken lately.
     :ivar uses: the cached keys whose route this is.
     """
@@ -140,7 +141,7 @@ class Route(Generic[S]):
         self.verdicts[rights] = verdict  # type: ignore[index]
 
     def forget_verdicts(self) -> None:
-        """Forget what is known of all classes."""
+        """Forget the verdicts on all classes."""
         self.verdicts = _NONE
 
     def learn(self, copies: int, took: int) -> None:

@@ -28,8 +28,8 @@ Invariants:
 * The server does not use runs at all while something has to see each message by itself: an observer of ``published``,
   or a credentials plug-in whose verdicts hold for one message.
 
-The compiled twin neither copies nor hashes a key that equals the key before it: it compares the bytes in place. Its
-objects contain nothing but ``bytes``, so it takes each message out of the garbage collector's list.
+The compiled twin does not copy or hash a key that equals the key before it: it compares the bytes in place. Its objects
+contain only ``bytes``, so it takes each message out of the garbage collector's list.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ M = TypeVar("M", bound=tuple[bytes, bytes])
 def _next_run(packets: list[bytes], start: int, end: int, routes: Mapping[bytes, S]) -> tuple[S | None, int]:
     """Find the run that begins at `start`.
 
-    :param end: the index behind the last packet to look at.
+    :param end: the index after the last packet to look at.
     :param routes: the route cache's table, key to route.
-    :returns: the route of the run, and the index behind its last packet. The route is None if there is no run:
-        the first packet is not a well-formed message, or its key is not in `routes`.
+    :returns: the route of the run, and the index after its last packet. The route is None if there is no run: the first
+        packet is not a well-formed message, or its key is not in `routes`.
     """
     route: S | None = None
     head = b""
@@ -90,7 +90,7 @@ def _next_messages(
 ) -> tuple[S | None, list[M]]:
     """Find the run that begins at `start`, like `next_run`, and split its messages.
 
-    :param end: the index behind the last packet to look at; it may lie behind the list.
+    :param end: the index after the last packet to look at; it may lie beyond the list.
     :param kind: the type of a message: a named tuple of key and payload.
     :returns: the route of the run (None without a run), and its messages.
     """
@@ -150,7 +150,7 @@ def _untracked(packets: list[bytes]) -> list[bytes]:
 
 
 def _total_size(packets: list[bytes]) -> int:
-    """Return the size of all packets together, in bytes, by what they say (`sbus.flood.payloads`)."""
+    """Return the size of all packets together, in bytes, by their own lengths (`sbus.flood.payloads`)."""
     return sum(map(len, packets))
 
 
@@ -198,7 +198,7 @@ class _Tally:
     def add(self, packets: list[bytes], copies: int) -> int:
         """Count a run of messages, each with a number of copies.
 
-        :returns: their size beyond 1 KiB for each message, in KiB: what they weigh more than small ones.
+        :returns: their size beyond 1 KiB for each message, in KiB: their additional weight over small ones.
         """
         size = sum(map(len, packets))
         self.count(len(packets), size, copies)

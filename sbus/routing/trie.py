@@ -52,7 +52,7 @@ Ids = tuple[bytes, bytes, bytes]
 def split_pattern(pattern: bytes, separator: bytes) -> list[tuple[bytes, bool]] | None:
     """Split a pattern that is not empty into its segments.
 
-    :returns: a list of (literal or prefix, whether it is a prefix); the empty segment behind a trailing separator is
+    :returns: a list of (literal or prefix, whether it is a prefix); the empty segment after a trailing separator is
         left out. None if the pattern can match nothing.
     """
     steps = []
@@ -226,7 +226,7 @@ class _Trie:
 
     @staticmethod
     def prune(way: list[tuple[_Node, bytes, bool]]) -> None:
-        """Remove the nodes at the end of a way that hold nothing any more."""
+        """Remove the nodes at the end of a way that no longer hold anything."""
         for parent, text, prefix in reversed(way):
             children = parent.prefixes if prefix else parent.literals
             assert children is not None
@@ -247,8 +247,7 @@ class _Trie:
     def walk(self, key: bytes) -> Iterator[tuple[bytes, dict[Any, Any]] | None]:
         """Yield each pattern that matches the key, with its table, and None after each node: for slices.
 
-        Patterns that differ only in the number of their last ``*`` are one. What changes between two slices may be
-        missing.
+        Patterns that differ only in the number of their last ``*`` are one. Changes between two slices may be missing.
         """
         if self.everything:
             yield b"", self.everything
@@ -295,7 +294,7 @@ class PatternIndex(Generic[S]):
     def subscribe(self, subscriber: S, pattern: bytes, secret: SecretKey | None, peer: PeerCredentials) -> None:
         """Add a subscription.
 
-        :param secret: what `Dialect.check` returned for the pattern.
+        :param secret: the result of `Dialect.check` for the pattern.
         :param peer: the subscriber's credentials.
         """
         if not secret:
@@ -328,7 +327,7 @@ class PatternIndex(Generic[S]):
     def route(self, key: bytes, secret: SecretKey | None) -> tuple[S, ...]:
         """Return the subscribers of a key, each once.
 
-        :param secret: what `Dialect.check` returned for the key.
+        :param secret: the result of `Dialect.check` for the key.
         """
         return self.look_up(key, secret)[0]
 

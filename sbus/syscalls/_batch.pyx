@@ -60,19 +60,19 @@ cdef enum:
     MAX_BATCH = 64
     # Bytes after which a read ends, if the caller does not say.
     READ_BYTES = 1 << 20
-    # A sender can go on sending while recvmmsg(2) reads, so a batch of the largest packets had 26 MB and took 40 ms,
+    # A sender can continue to send while recvmmsg(2) reads, so a batch of the largest packets had 26 MB and took 40 ms,
     # most of it for memory that is touched for the first time. After a read with a large packet, and after one that
     # ended for its bytes, the reads of the next ten seconds ask for one large packet or four small ones at a time,
-    # whatever the connection. Rejected, for what they cost of a batch of small packets: always four at a time (14 %),
-    # the timeout of recvmmsg(2) (8 %), and to ask for the bytes in the socket first (3 %).
+    # whatever the connection. Rejected, for their cost to a batch of small packets: always four at a time (14 %),
+    # the timeout of recvmmsg(2) (8 %), and asking for the bytes in the socket first (3 %).
     WARY_SECONDS = 10
     WARY_BATCH = 4
     # A packet is large from this part (one over it) of `read_bytes` on, if it is no bundle. It is received into its
-    # own memory: to ask for its size costs less than to copy it from a buffer that the CPU's cache has lost. After two
+    # own memory: asking for its size costs less than copying it from a buffer that the CPU's cache has lost. After two
     # of one size nothing is asked for: the third is expected to need as much.
     LARGE_PART = 64
     # A read of large packets ends after this part of `read_bytes`. With 128 KiB in place of 1 MiB, 64 KiB from one
-    # client to another cost 41 µs in place of 76: the cache holds what is read until it is sent, and the heap of a
+    # client to another cost 41 µs in place of 76: the cache holds a packet until it is sent, and the heap of a
     # program that receives does not grow, and shrink again, with each read.
     LARGE_READ_PART = 8
     # Bytes in one batch past which the buffers' memory is given back to the kernel.
@@ -241,7 +241,7 @@ cdef class PacketReader:
                     self.headers[i].msg_hdr.msg_controllen or self.headers[i].msg_hdr.msg_flags & MSG_CTRUNC
                 ):
                     packet = Attached.of(packet, files[i], self.headers[i].msg_hdr.msg_flags & MSG_CTRUNC != 0)
-                if not ended:  # what comes with a packet behind the end is closed
+                if not ended:  # descriptors with a packet after the end are closed
                     packets.append(packet)
             if ended:
                 return packets, True
@@ -305,9 +305,9 @@ cdef class PacketReader:
         return PyBytes_FromStringAndSize(NULL, size - <ssize_t>self.head_size)
 
     cdef object _joined(self, object own, size_t size):
-        """Return the packet that was received into its own memory, behind its head if that is split.
+        """Return the packet that was received into its own memory, after its head if that is split.
 
-        It may be another one than was expected; what did not fit is in the first buffer.
+        It may be another one than was expected; the rest that did not fit is in the first buffer.
         """
         cdef object head, packet
         cdef char *data
@@ -358,7 +358,7 @@ cdef class PacketReader:
     cdef ssize_t _receive(self, int fd, bint is_behind) except -2:
         """Receive one packet into the first buffer, and return its length, or -1 if there is none.
 
-        Behind another packet, an error is left to the next call: the kernel reports it again.
+        After another packet, an error is left to the next call: the kernel reports it again.
         """
         cdef ssize_t size
         cdef bint retried = False
@@ -391,7 +391,7 @@ cdef class PacketReader:
 
 
 cdef bint _has_sent(int fd, const char *data, size_t size) noexcept:
-    """Send a packet, and return whether the socket has taken it; who sends it again meets the reason."""
+    """Send a packet, and return whether the socket has taken it; a caller that sends it again meets the reason."""
     while send(fd, data, size, MSG_DONTWAIT | MSG_NOSIGNAL) < 0:
         if errno != EINTR:
             return False

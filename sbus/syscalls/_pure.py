@@ -38,7 +38,7 @@ class PacketReader:
     :param splits: a large message may come as a `sbus.protocol.packets.Split`; not with `descriptors`. This twin, which
         copies packets out of its buffer anyway, makes none.
 
-    After a read, `is_empty` tells that it has emptied the socket: whoever wants more waits before the next read.
+    After a read, `is_empty` shows whether it has emptied the socket: if so, wait before the next read.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PacketReader:
         them.
 
         :param most: packets to receive at most, if fewer than a batch.
-        :returns: the packets, and whether the stream ended behind them (end of file, or an empty packet).
+        :returns: the packets, and whether the stream ended after them (end of file, or an empty packet).
         :raises ValueError: if `most` is not positive.
         :raises OSError: as recv(2), if nothing was received; but not EAGAIN.
         """
@@ -123,7 +123,7 @@ class PacketReader:
         :param to: the socket to send to.
         :param head: how they begin.
         :param most: bytes after which to end.
-        :returns: how many packets were sent on, and their bytes; then the packet to be handled, if any, and whether the
+        :returns: the number of packets sent on, and their bytes; then the packet to be handled, if any, and whether the
             stream ended, as `read`.
         :raises OSError: as recv(2), if nothing was received; but not EAGAIN.
         """

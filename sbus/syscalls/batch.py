@@ -3,13 +3,13 @@
 Theory of operation
 -------------------
 
-A system call costs more than all that the bus does with a small message. So one call reads up to 64 packets
+A system call costs more than all of the bus's work on a small message. So one call reads up to 64 packets
 (recvmmsg(2)), and one sends as many (sendmmsg(2)). Neither waits.
 
-* *A packet is one bytes object* from the read to the send; nothing copies it. Large ones that only go on to another
-  socket are not even objects: `PacketReader.forward` sends each from the buffer that has received it.
+* *A packet is one bytes object* from the read to the send; nothing copies it. Large ones that are only sent on to
+  another socket are not even objects: `PacketReader.forward` sends each from the buffer that has received it.
 * *Buffers belong to the reader*, which all sockets of a reactor share for each packet size. They reserve no memory, and
-  the kernel gets back what a batch of more than 4 MiB has used.
+  the kernel gets back the memory used by a batch of more than 4 MiB.
 * *The edges stay.* A packet that is too long for its buffer becomes an empty one that knows its length
   (`sbus.protocol.packets.Truncated`); no peer can send one. A reset is reported once, before the packets that still
   wait, so both twins read on after it.

@@ -1,8 +1,8 @@
-"""The descriptors of this process: how many there may be, and the three standard ones.
+"""The descriptors of this process: their limit and number, and the three standard ones.
 
 A process may be started with descriptors 0 to 2 closed (cron jobs, supervisors, ``0<&- 1>&-``). The next files that it
 opens get these numbers. A daemon that then connects its standard descriptors to /dev/null, as daemons do, closes its
-own socket or epoll instance, and whatever prints a warning writes it into a client's connection. So each daemon calls
+own socket or epoll instance, and any warning that is printed goes into a client's connection. So each daemon calls
 `fill_standard` before it opens anything, and `above_standard` for a socket that it inherits.
 """
 
@@ -34,7 +34,7 @@ _FIRST_FREE = 3
 def open_descriptors() -> int:
     """Return the number of open descriptors; 0 without /proc.
 
-    The size of the directory is their number since Linux 6.2 (proc(5)), and 0 before. To list them takes 1 µs for each.
+    The size of the directory is their number since Linux 6.2 (proc(5)), and 0 before. Listing them takes 1 µs for each.
     """
     try:
         return os.stat(_DIRECTORY).st_size or len(os.listdir(_DIRECTORY)) - 1  # one of those listed it
@@ -60,10 +60,10 @@ def raise_limit() -> None:
 
 
 def room_for(count: int, descriptor: int) -> int:
-    """Return how many descriptors more this process may open, up to `count`.
+    """Return the number of further descriptors that this process may open, up to `count`.
 
     As the kernel gives out the lowest free number, all numbers are free above one that is, except in a process that had
-    many more descriptors open. To look at one costs 1 µs.
+    many more descriptors open. Looking at one costs 1 µs.
 
     :param descriptor: any that is open.
     """
@@ -87,7 +87,7 @@ def fill_standard() -> None:
 
 
 def to_null(descriptor: int) -> None:
-    """Connect a standard descriptor to /dev/null; what it was is closed, and its number stays occupied."""
+    """Connect a standard descriptor to /dev/null; its old file is closed, and its number stays occupied."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, descriptor)
     os.close(null)

@@ -1,12 +1,12 @@
-"""Closing what a peer has passed to us, in other threads: close(2) can wait for as long as the peer likes.
+"""Closing a peer's descriptors in other threads: close(2) can wait for as long as the peer likes.
 
-It waits for a TCP socket with SO_LINGER whose other end does not read, and for the program behind a file of FUSE. A
-peer that passes such a descriptor could stop this process for hours. The kernel closes what nobody has received, too:
-the descriptors for which recvmsg(2) had no room, and those in a socket that is closed unread.
+It waits for a TCP socket with SO_LINGER whose other end does not read, and for the program that serves a file of FUSE.
+A peer that passes such a descriptor could stop this process for hours. The kernel closes unreceived descriptors, too:
+those for which recvmsg(2) had no room, and those in a socket that is closed unread.
 
-What waits for one user is a `Closing`. Its calls are made one by one, so a user delays only itself. All users share
-64 threads that peers can hold up, and one for sealed memory, which takes CPU time alone: peers who hold up all 64
-delay the closing of what is no sealed memory, and of nothing else.
+The calls that wait for one user are a `Closing`. They are made one by one, so a user delays only itself. All users
+share 64 threads that peers can hold up, and one for sealed memory, which takes CPU time alone: peers who hold up all 64
+delay only the closing of descriptors other than sealed memory.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Line:
     def add(self, call: Callable[[], object], closing: Closing) -> None:
         """Have a thread make a call.
 
-        :param closing: what the line belongs to, which the call keeps.
+        :param closing: the owner of the line, which the call keeps.
         """
         if self._among is not None and self._among is not self._threads.lines:
             self.calls.clear()  # this is a child of fork(2): they are those of its parent
@@ -109,10 +109,10 @@ class _Line:
                 self._go_on()
 
     def has_many(self) -> bool:
-        """Return whether more calls wait than may."""
+        """Return whether more calls wait than the limit allows."""
         if len(self.calls) <= _MANY:
             return False
-        self._threads.start()  # there may have been none, and nothing that is read will ask for one
+        self._threads.start()  # there may have been none, and no packet that is read will ask for one
         return True
 
 
@@ -129,7 +129,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 class Closing:
-    """What waits to be closed of all that one user has passed; it exists at least as long as something waits.
+    """The waiting calls for all that one user has passed; it exists at least as long as a call waits.
 
     An `OSError` or `MemoryError` of a call is ignored. A destructor may call these methods.
     """
@@ -155,10 +155,10 @@ class Closing:
         return self._freeing is not None and len(self._freeing.calls) > _FEW
 
     def is_overrun(self) -> bool:
-        """Return whether so much waits that nothing more should be read from the user."""
+        """Return whether the waiting calls are so numerous that nothing more should be read from the user."""
         lines = self._closing, self._freeing
         return any(line is not None and line.has_many() for line in lines)
 
 
 NOBODY = Closing()
-"""What waits of descriptors that no user of a server has passed."""
+"""The waiting calls for descriptors that no user of a server has passed."""

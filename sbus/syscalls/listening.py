@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 
-A path is made in steps, so that at no moment more users can connect than `listen` was asked to admit:
+A path is made in steps, so that at no moment more users can connect than `listen` has to admit:
 
 ====  ==============================================================  =================================================
 step  what `listen` does                                              why
@@ -17,10 +17,10 @@ step  what `listen` does                                              why
 ====  ==============================================================  =================================================
 
 The directory may belong to another user, who can put anything else in the path's place at any moment, such as a
-symbolic link to a file of the server's. Step 4 therefore never names the path again: it opens it once, without
-following a link (``O_PATH | O_NOFOLLOW``), checks that this is a socket as only step 3 makes them, and changes what the
-descriptor holds, through /proc/self/fd. chmod(2) and chown(2) have no other form for such a descriptor that all kernels
-know.
+symbolic link to one of the server's files. Step 4 therefore never names the path again: it opens it once, without
+following a link (``O_PATH | O_NOFOLLOW``), checks that this is a socket as only step 3 makes them, and changes the file
+of that descriptor through /proc/self/fd. chmod(2) and chown(2) have no other form for such a descriptor that all
+kernels know.
 
 Any process that can read the directory can hold the lock, so `listen` waits 1 s for it and then continues without.
 
@@ -29,7 +29,7 @@ type" if one does, and the server does not notice.
 
 An inherited socket (`adopt`) keeps its path and its mode, which belong to the process that made it.
 
-Rejected: to connect a SEQPACKET socket in step 2. A bus with ``--auto-close`` took the end of that visit for its last
+Rejected: connecting a SEQPACKET socket in step 2. A bus with ``--auto-close`` took the end of that visit for its last
 client's and stopped.
 """
 
@@ -56,8 +56,8 @@ __all__ = ["BACKLOG", "ListeningSocket", "adopt", "inherited_name", "listen", "r
 BACKLOG = 128
 """Connections that wait to be accepted at most (listen(2)).
 
-A user who connects in a loop keeps the backlog full, whatever its length, and the connections of others wait behind all
-of it: 350 ms if it has 4,096.
+A user who connects in a loop keeps the backlog full, whatever its length, and the connections of others wait until all
+of it is accepted: 350 ms if it has 4,096.
 """
 
 _LOCK_TIMEOUT = 1.0
@@ -120,7 +120,7 @@ def listen(
 
     :param mode: permissions of the path; to connect, a user needs permission to write.
     :param group: name or number of the group that the path is given to.
-    :param reuse: replace a socket on which no server listens any more; never a live one, and nothing but a socket.
+    :param reuse: replace a socket whose server no longer listens; never a live one, and nothing but a socket.
     :param replace_empty: replace an empty regular file too.
     :param backlog: connections that wait to be accepted at most (listen(2)).
     :param stream: make a stream socket instead of a SEQPACKET one.
@@ -214,7 +214,7 @@ def _listen_on_path(
 
 @contextlib.contextmanager
 def _held(path: bytes) -> Iterator[tuple[int, os.stat_result]]:
-    """Hold whatever the path names at this moment, a symbolic link itself included; give a descriptor and its state."""
+    """Hold the file that the path names at this moment, or a symbolic link itself; give a descriptor and its state."""
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield fd, os.fstat(fd)
@@ -223,7 +223,7 @@ def _held(path: bytes) -> Iterator[tuple[int, os.stat_result]]:
 
 
 def _proc(fd: int) -> str:
-    """Return a path that leads to what a descriptor holds, wherever it was moved."""
+    """Return a path that leads to the file of a descriptor, wherever it was moved."""
     return f"/proc/self/fd/{fd}"
 
 
@@ -260,7 +260,7 @@ def _gid(group: str | int) -> int:
 def _directory_lock(directory: bytes) -> Iterator[None]:
     """Keep two servers from replacing each other's fresh socket as a stale one.
 
-    Goes on without the lock after `_LOCK_TIMEOUT`, and where a directory cannot be read or a file system cannot lock.
+    Continues without the lock after `_LOCK_TIMEOUT`, and where a directory cannot be read or a file system cannot lock.
     """
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

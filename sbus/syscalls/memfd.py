@@ -141,7 +141,7 @@ class Memfd:
         """Map the whole memory, privately and read-only.
 
         Older kernels refuse a shared mapping of memory with the seal WRITE, even a read-only one. Up to Python 3.12,
-        the map has a descriptor of its own.
+        the map has its own descriptor.
 
         :raises OSError: as mmap(2).
         """
@@ -177,13 +177,13 @@ _closing = NOBODY
 
 
 def receive_from(closing: Closing) -> None:
-    """Have the descriptors that arrive from now on wait here if they take long to close."""
+    """Let the descriptors that arrive from now on wait here if they take long to close."""
     global _closing  # as they are closed wherever a packet ends, also by the reader itself
     _closing = closing
 
 
 def _may_free(size: int, closing: Closing) -> bool:
-    """Return whether the caller frees memory itself, which is cheaper than to have another thread do it."""
+    """Return whether the caller frees memory itself, which is cheaper than leaving it to another thread."""
     global _allowed_from
     now = monotonic()
     if size > _AT_ONCE or now < _allowed_from:
@@ -264,7 +264,7 @@ class InMemory(bytes):
     """A message whose payload is in sealed memory, as an end sends it: these bytes are its packet up to the payload.
 
     So its key is found where it always is. Its length is that of the message with its payload, so queues and limits
-    need not know what it is.
+    need not know its kind.
 
     :ivar memfd: the memory.
     :ivar offset: the first byte of the payload in it.
@@ -299,7 +299,7 @@ class InMemory(bytes):
 
 
 def join(messages: Sequence[bytes], at: int, limit: int) -> tuple[bytes, int]:
-    """Return the packet that sends the message in memory at an index, and those behind it in the same memory.
+    """Return the packet that sends the message in memory at an index, and those after it in the same memory.
 
     :param limit: bytes in a bundle; 0 if a packet has one message.
     :returns: the packet, and the number of messages in it.

@@ -1,10 +1,10 @@
 """The program at the other end of a connection, for the audit log.
 
-A PID names whichever process has it now. The process that connected may have ended, and another one may have its PID;
-an attacker can arrange that. ``SO_PEERPIDFD`` (Linux 6.5) gives a descriptor of the process that connected. It is
-looked at *after* the path was read: as long as the process has not ended, nobody else had its PID.
+A PID names the process that has it now. The process that connected may have ended, and another one may have its PID; an
+attacker can arrange that. ``SO_PEERPIDFD`` (Linux 6.5) gives a descriptor of the process that connected. It is looked
+at *after* the path was read: as long as the process has not ended, nobody else had its PID.
 
-Nothing is read on older kernels. A path is what the process runs now: it may have called execve(2) since it connected.
+Nothing is read on older kernels. A path is that of the current program: the process may have called execve(2) since.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ PEEK: Final = int(socket.MSG_PEEK)
 TRUNC: Final = int(socket.MSG_TRUNC)
 """The flag of recv(2) to return the length of a packet, even if it did not fit."""
 SEND_NOW: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-"""The flags of send(2) to return at once, and to raise no signal if the peer reads no more."""
+"""The flags of send(2) to return at once, and to raise no signal if the peer no longer reads."""
 MOST_PASSED: Final = 253
 """Descriptors that can come with one packet (SCM_MAX_FD)."""
 LARGEST_SEND_BUFFER = 1 << 20
@@ -70,8 +70,8 @@ _SO_PEERGROUPS = 59
 _MOST_BYTES = 1024
 """The largest option that `socket.socket.getsockopt` reads, in bytes."""
 _MOST_GROUPS = 1_024
-"""The most groups that are looked at: who is in a domain of Windows has no more. A process may have 65,536; a client
-took 4 MB for them, and 13 ms of each connect, and everybody with subordinate GIDs can have them."""
+"""The limit of groups that are looked at: a user in a domain of Windows has no more. A process may have 65,536; a
+client took 4 MB for them, and 13 ms of each connect, and everybody with subordinate GIDs can have them."""
 TOO_MANY_GROUPS = frozenset({-1})
 """Stands for the groups of a process that has more."""
 _SO_PASSRIGHTS = 83
@@ -181,10 +181,10 @@ def least_charge() -> int:
 
 
 def make_send_room(sock: socket.socket) -> bool:
-    """Raise a full send buffer above what it holds, so that one more small packet fits.
+    """Raise a full send buffer above its content, so that one more small packet fits.
 
     :returns: whether it fits now. It does not if the buffer would exceed `LARGEST_SEND_BUFFER` or the kernel's limit
-        (``net.core.wmem_max``), or if the kernel does not say what the buffer holds.
+        (``net.core.wmem_max``), or if the kernel does not report the content of the buffer.
     """
     held = unread_bytes(sock)
     wanted = held + _SMALL_PACKET
@@ -199,7 +199,7 @@ def make_send_room(sock: socket.socket) -> bool:
 
 
 def discard_input(sock: socket.socket, limit: int) -> int:
-    """Read and discard what waits in a non-blocking socket that is shut down for reading.
+    """Read and discard the packets in a non-blocking socket that is shut down for reading.
 
     :param limit: packets to discard at most.
     :returns: the packets discarded; less than the limit if nothing is left.
@@ -216,13 +216,13 @@ def discard_input(sock: socket.socket, limit: int) -> int:
 
 
 def discard_plain(sock: socket.socket, limit: int) -> bool:
-    """Discard what waits in a socket, as `discard_input` does, but no packet that came with descriptors.
+    """Discard the packets in a socket, as `discard_input` does, but no packet that came with descriptors.
 
     With the last packet that holds it, the kernel closes a descriptor, which can take long (`sbus.syscalls.elsewhere`).
 
     :returns: whether nothing is left, so that the socket can be closed at once.
     """
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)  # to tell an empty packet from the end
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)  # to distinguish an empty packet from the end
     while True:
         try:
             _, credentials, flags, _ = sock.recvmsg(1, _CREDENTIALS, DONTWAIT | PEEK)
@@ -239,7 +239,7 @@ def discard_plain(sock: socket.socket, limit: int) -> bool:
 
 
 def discard_and_close(sock: socket.socket, limit: int) -> None:
-    """Discard what waits in a socket, as `discard_input` does, and close it."""
+    """Discard the packets in a socket, as `discard_input` does, and close it."""
     discard_input(sock, limit)
     sock.close()
 
