@@ -78,7 +78,7 @@ class Reader(Protocol):
 
 
 class _Share:
-    """What one user's publishers have in a mailbox: nanoseconds of work, and bytes."""
+    """The part of one user's publishers in a mailbox: nanoseconds of work, and bytes."""
 
     __slots__ = ("bytes", "entries", "ns")
 

@@ -177,7 +177,7 @@ class SendQueue(OutgoingQueue):
             self._lose(len(run), run.size, LossReason.DISCARD)
             return self._outcome(None, None)
         if soft is Verdict.CLOSE or (soft is Verdict.KEEP and hard is Verdict.CLOSE):
-            # The messages for which there is room are lost as well: nothing is sent any more.
+            # The messages for which there is room are lost as well: nothing more is sent.
             self._shut()
             self._lose(len(run), run.size, LossReason.DISCONNECT)
             reason = CloseReason.SOCKET_FULL if soft is Verdict.CLOSE else CloseReason.QUEUE_FULL

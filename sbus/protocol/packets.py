@@ -91,8 +91,7 @@ class Truncated(bytes):
 class Split(bytes):
     """A long message that was received in two parts: these bytes are its packet up to the payload.
 
-    So the payload is where its owner keeps it, and is not copied out of a packet. The length is that of the received
-    bytes.
+    So the payload is where its owner keeps it, and is not copied out of a packet. The length is the packet's.
 
     :ivar payload: the rest of the packet; or a view of it, if it came in sealed memory.
     """

@@ -104,8 +104,7 @@ class Route(Generic[S]):
     :param all_groups: the groups of the same bus.
     :param zone: the zone of the keys of this route, for those who judge them; None if nobody does.
     :ivar receivers: the receivers, each once.
-    :ivar verdicts: the verdicts on classes of clients that publish with these keys, as far as they are known; read
-        only.
+    :ivar verdicts: the known verdicts on classes of clients that publish with these keys; read only.
     :ivar ns: nanoseconds that a copy to one of them has taken lately.
     :ivar uses: the cached keys whose route this is.
     """

@@ -99,7 +99,7 @@ class SendingHalf(Endings):
     :param sock: connected and non-blocking.
     :param send_buffer: the socket's send buffer, if it is to grow; else it is left as it is.
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
-    :ivar plain_socket: the socket, as long as it is open for packets and has neither bundles nor frames; else None.
+    :ivar plain_socket: the socket, as long as it is open for packets without bundles and frames; else None.
     """
 
     _has_frames = False

@@ -136,7 +136,7 @@ class PacketTransport(SendingHalf):
     :param send_buffer: the socket's send buffer, if it is to grow; else it is left as it is.
     :ivar credentials: the peer's process, user and group.
     :ivar queue: the `IPacketQueue` that is sent from; a protocol can replace it.
-    :ivar plain_socket: the socket, as long as it is open for packets and has neither bundles nor frames; else None.
+    :ivar plain_socket: the socket, as long as it is open for packets without bundles and frames; else None.
     :ivar read_limit: packets to read in one go while other sockets have packets to be read.
     :ivar has_hung_up: whether the peer has closed its socket.
     :ivar keeps_bundles: whether the protocol gets bundles as they are, and not their packets.

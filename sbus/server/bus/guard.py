@@ -1,11 +1,11 @@
-"""The guard of a bus: it judges, counts and reports what clients may not do, and puts a new policy into force.
+"""The guard of a bus: it judges, counts and reports refusals, and puts a new policy into force.
 
 .. rubric:: Theory of operation
 
 `sbus.server.core.permissions` knows the rights of a class of clients; the guard gives each client its rights when it
-connects, and asks them for what a route does not know yet. A refusal is counted for the rule and for the user, and
-observers hear of it. A client that has asked gets a denial, and stays connected
-(`sbus.server.bus.denials`); any other has broken the protocol.
+connects, and asks them for verdicts that a route does not know yet. A refusal is counted for the rule and for the user,
+and observers are notified. A client that has asked gets a denial, and stays connected (`sbus.server.bus.denials`); for
+any other the refusal is a violation.
 
 A new policy comes into force between two batches, at one moment for publishing and for subscribing:
 
@@ -13,13 +13,13 @@ A new policy comes into force between two batches, at one moment for publishing 
 step           what happens
 =============  =======================================================================================================
 announced      From now on, a new subscription has to satisfy both policies.
-judged         In slices, while the bus goes on, each subscription is judged by the new policy. One that it refuses ends
-               at once: the client is told, or disconnected (``revoked``).
+judged         In slices, while the bus continues, the new policy judges each subscription. A refused one ends at once:
+               the client gets a denial, or is disconnected (``revoked``).
 in force       In one step, all clients get their new rights, all users their new limits, and all routes are forgotten,
                with their verdicts.
 =============  =======================================================================================================
 
-So at every moment, what is allowed is allowed by the old policy or by the new one.
+So at every moment, each permission comes from the old policy or from the new one.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _SECONDS_AT_ONCE = 0.002
 
 
 class Guard:
-    """Judges what clients publish and subscribe to.
+    """Judges the messages and subscriptions of clients.
 
     :param users: the users, whose limits a policy can override.
     :param clients: the connected clients by their numbers.
     :param unsubscribe: ends a subscription of a client, however often the client has subscribed.
-    :param flush: sends what clients have been told.
+    :param flush: sends the denials to clients.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Guard:
 
     @property
     def generation(self) -> int:
-        """How often the policy was loaded whose verdict is being counted; 0 if there is none."""
+        """The number of loads of the policy whose verdict is being counted; 0 without a policy."""
         policy = self._judge or self.permissions.policy
         return 0 if policy is None else policy.generation
 
@@ -201,7 +201,7 @@ class Guard:
             notify(client, SUB, pattern, verdict, 1)
 
     def deny(self, client: Client, verb: bytes, key: bytes, verdict: Verdict) -> bool:
-        """Count a refusal, and tell the client if it has asked; return whether it has.
+        """Count a refusal, and send a denial if the client has asked; return whether it has.
 
         :param verb: the verb of the packet; one that is not ``MSG`` or ``FMSG`` has tried to subscribe.
         """
@@ -223,7 +223,7 @@ class Guard:
     # --- a new policy ------------------------------------------------------------------------
 
     async def adopt(self, policy: Policy) -> int:
-        """Put a policy into force, while the bus goes on, after any other that is on its way; return its generation.
+        """Put a policy into force in the running bus, after any other that is on its way; return its generation.
 
         :raises UsageError: if the bus is of the early dialect.
         """

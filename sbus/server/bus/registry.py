@@ -1,6 +1,6 @@
 """The registry of subscriptions: the switch of one bus, and the face of its parts.
 
-A bus consists of a few parts, each in a module of its own; the registry puts them together, and is the one object that
+A bus consists of a few parts, each in a separate module; the registry puts them together, and is the one object that
 connections (`sbus.server.bus.protocol`) and the program around the bus deal with:
 
 =================================  ==============================================================================
@@ -325,7 +325,7 @@ class SubscriptionRegistry(Service):
     def admits(self, peer: PeerCredentials, listener: Listener = MAIN) -> bool:
         """Decide about a connection that was just accepted, before anything is made for it.
 
-        What a policy says comes later, in `connected`.
+        The verdict of a policy comes later, in `connected`.
         """
         if not self._members.has_room(peer.pid, listener):
             reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS

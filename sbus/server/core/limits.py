@@ -97,7 +97,7 @@ class Limits:
 
     @property
     def announced(self) -> bytes:
-        """What ``bye/on`` is answered: the longest packet that is delivered, if it is not what a client expects."""
+        """The answer to ``bye/on``: the longest packet that is delivered, if a client expects another limit."""
         longest = min(self.max_packet, LONGEST_PACKET)
         return b"" if longest == DEFAULT_MAX_PACKET else b"%d" % longest
 
