@@ -198,7 +198,7 @@ class PayloadSender:
         return True
 
     def readable(self) -> int:
-        """Return the number of packets to read now, and have their descriptors count for the peer's user.
+        """Return the number of packets that may be read now, and have their descriptors count for the peer's user.
 
         A server reads only what it has room for, descriptors included: the kernel closes those without room, which may
         take long (`sbus.syscalls.elsewhere`).
