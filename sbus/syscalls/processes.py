@@ -4,7 +4,8 @@ A PID names the process that has it now. The process that connected may have end
 attacker can arrange that. ``SO_PEERPIDFD`` (Linux 6.5) gives a descriptor of the process that connected. It is looked
 at *after* the path was read: as long as the process has not ended, nobody else had its PID.
 
-Nothing is read on older kernels. A path is that of the current program: the process may have called execve(2) since then.
+Nothing is read on older kernels. A path is that of the program now: the process may have called execve(2) since it
+connected.
 """
 
 from __future__ import annotations
