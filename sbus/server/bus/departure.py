@@ -74,8 +74,6 @@ class Departure:
         :param detail: more about the reason.
         """
         client = self._client
-        if client.transport is None:
-            return
         client.pause()
         client.user.lines.leave(client)
         client.user.blockers.pop(client, None)

@@ -135,7 +135,8 @@ class BusProtocol(ReceivingHalf):
         """
         self.reason = self.reason or reason
         self._fast_path = False
-        self._depart().begin(reason, detail)
+        if self.transport is not None:
+            self._depart().begin(reason, detail)
 
     def readConnectionLost(self) -> None:
         """Send the client what is queued, as long as it reads, then close (`IHalfCloseableProtocol`)."""

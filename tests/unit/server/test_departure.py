@@ -367,6 +367,9 @@ def test_nothing_refers_to_a_client_that_has_left(how, has_mail):
     assert protocol not in registry.router.muted
     assert all(protocol not in route.receivers for route in registry.routes.values())
     assert registry.users.budget.bytes == 0
+    reason = protocol.reason
+    protocol.close(CloseReason.OUT_OF_MEMORY)  # too late
+    assert (protocol.reason, protocol._departure) == (reason, None)
     freed = weakref.ref(protocol)
     del protocol, queue, peer
     gc.collect()
