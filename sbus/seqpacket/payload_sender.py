@@ -38,7 +38,7 @@ from sbus.seqpacket.unread import close, close_when_read
 from sbus.syscalls.batch import BATCH, send_packets
 from sbus.syscalls.descriptors import descriptor_limit, room_for
 from sbus.syscalls.memfd import join, receive_from
-from sbus.syscalls.sockets import MOST_PASSED, least_charge, send_with, unread_bytes
+from sbus.syscalls.sockets import MOST_PASSED, brings_descriptors, least_charge, send_with, unread_bytes
 
 __all__ = ["MOST", "MOST_ENDED", "USER_MOST", "PayloadSender", "may_join"]
 
@@ -58,8 +58,8 @@ MOST_ENDED = USER_MOST // MOST
 else root, whom no limit of connections stops, could have any number of them."""
 
 _FEW_DESCRIPTORS = (
-    f"fewer than {MOST_PASSED} descriptors are free: clients that take large messages wait for more; "
-    "raise LimitNOFILE (ulimit -n), or have fewer clients"
+    f"fewer than {MOST_PASSED} descriptors are free: large messages wait for more, and those of a client that hangs up "
+    "meanwhile are lost; raise LimitNOFILE (ulimit -n), or have fewer clients"
 )
 
 
@@ -200,8 +200,8 @@ class PayloadSender:
     def readable(self) -> int:
         """Return the number of packets that may be read now, and have their descriptors count for the peer's user.
 
-        A server reads only what it has room for, descriptors included: the kernel closes those without room, which may
-        take long (`sbus.syscalls.elsewhere`).
+        A server reads a packet with descriptors only while it has room for as many as one can have: the kernel closes
+        those without room, which may take long (`sbus.syscalls.elsewhere`).
         """
         if self.share.is_overrun():
             return 0
@@ -211,6 +211,7 @@ class PayloadSender:
         room = room_for(WITH_DESCRIPTORS * MOST_PASSED, self._sock.fileno()) // MOST_PASSED
         if not room:
             self._multiplexer.warn_rarely(_FEW_DESCRIPTORS)
+            return 0 if brings_descriptors(self._sock) else 1
         return room
 
     def close(self, limit: int) -> None:

@@ -397,10 +397,13 @@ class PacketTransport(SendingHalf):
         self._read_retry = False
         if self.read_side is not _READ_OPEN:
             return
-        if self._payloads is not None and not self._payloads.readable():
-            self._read_later()
-        else:
+        payloads = self._payloads
+        if payloads is None or payloads.readable():
             self._guarded(self._poll, self._events | READ)
+        elif self.has_hung_up and not payloads.share.is_overrun():
+            self._abort(Failure(error.ConnectionLost()))  # its own descriptor may be among those that lack
+        else:
+            self._read_later()
 
     def _deliver(self, packets: list[bytes]) -> None:
         taken = self._receiver.packetsReceived(packets)

@@ -24,6 +24,7 @@ __all__ = [
     "SEND_NOW",
     "TOO_MANY_GROUPS",
     "TRUNC",
+    "brings_descriptors",
     "discard_and_close",
     "discard_input",
     "discard_plain",
@@ -236,6 +237,17 @@ def discard_plain(sock: socket.socket, limit: int) -> bool:
             return False
         sock.recv(1, DONTWAIT)
         limit -= 1
+
+
+def brings_descriptors(sock: socket.socket) -> bool:
+    """Return whether the next packet came with descriptors; False if there is none.
+
+    No descriptor is opened or closed: the kernel only notes that there was no room for any (MSG_CTRUNC, recvmsg(2)).
+    """
+    try:
+        return bool(sock.recvmsg(1, 0, DONTWAIT | PEEK)[2] & socket.MSG_CTRUNC)
+    except OSError:
+        return False  # a read reports the error
 
 
 def discard_and_close(sock: socket.socket, limit: int) -> None:

@@ -12,9 +12,9 @@ rate           Each user has a bucket of connections (`sbus.server.bus.buckets`)
                (``--user-accepts``), with five seconds' worth; a connection that finds it empty is refused.
 one user       its clients (``--user-clients``); by default 256: each client takes a place, and is a receiver for its
                patterns; thousands cost everybody else
-reserves       The last 64 places and the last 317 descriptors (a quarter, if that is less) are for users without a
-               connection. A newcomer is refused only when 64 users have taken the reserve, with one connection each;
-               the 253 descriptors left then are needed to read packets with descriptors.
+reserves       The last 64 places (or a quarter) and the last 317 descriptors (or a third), whichever is less, are for
+               users without a connection. A newcomer is refused only when 64 users have taken the reserve, with one
+               connection each; the 253 descriptors left then are needed to read packets with descriptors.
 =============  ========================================================================================================
 
 Accepting and closing a connection costs about 15 µs. Leaving it in the backlog would lock everybody out: the kernel
@@ -46,13 +46,24 @@ from sbus.server.core.users import Users, is_exempt
 from sbus.syscalls.descriptors import descriptor_limit, open_descriptors
 from sbus.syscalls.sockets import MOST_PASSED
 
-__all__ = ["BURST_SECONDS", "DESCRIPTOR_RESERVE", "RESERVE", "AcceptRates", "Admission", "reserve"]
+__all__ = [
+    "BURST_SECONDS",
+    "DESCRIPTOR_RESERVE",
+    "RESERVE",
+    "AcceptRates",
+    "Admission",
+    "descriptor_reserve",
+    "reserve",
+]
 
 RESERVE = 64
 """Places of clients that are kept for users without a connection."""
 DESCRIPTOR_RESERVE = RESERVE + MOST_PASSED
 """Descriptors that are kept for these users, and for descriptors that arrive with a packet: with fewer, all clients
 that take large messages would wait."""
+_DESCRIPTOR_PART = 3
+"""These are at most one part in three: with one in four, a limit of 1,024 had too few left for large messages when three
+users with 256 clients each had come, and four newcomers."""
 BURST_SECONDS = 5
 """Seconds' worth of connections that a user who has not connected for a while may make at once."""
 
@@ -62,9 +73,14 @@ _NEAR = 2 * DESCRIPTOR_RESERVE
 """Free descriptors below which the reserve is near."""
 
 
-def reserve(places: int, most: int = RESERVE) -> int:
+def reserve(places: int) -> int:
     """Return how many of these places are kept for users without a connection."""
-    return min(most, places // 4)
+    return min(RESERVE, places // 4)
+
+
+def descriptor_reserve(limit: int) -> int:
+    """Return how many of the descriptors that the process may have are kept for these users, and to read packets."""
+    return min(DESCRIPTOR_RESERVE, limit // _DESCRIPTOR_PART)
 
 
 class AcceptRates:
@@ -160,4 +176,4 @@ class Admission:
             self._other_descriptors = max(0, self._count_open() - connections - 1)
             self._look_at, self._look_near_at = now + _LOOK_FAR, now + _LOOK_NEAR
             free = limit - connections - self._other_descriptors
-        return free > reserve(limit, DESCRIPTOR_RESERVE)
+        return free > descriptor_reserve(limit)

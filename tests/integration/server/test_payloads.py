@@ -273,6 +273,35 @@ def test_a_server_with_few_descriptors_reads_none_for_which_it_has_no_room(bus):
         assert hostile.has_ended()
 
 
+def test_few_descriptors_do_not_keep_plain_messages_waiting(bus):
+    """Only packets that come with descriptors need room for them."""
+    started = bus("--mode=0777")
+    client, receiver = asking(started, user=OTHER_USER), started.client(b"k", user=OTHER_USER)
+    resource.prlimit(started.pid, resource.RLIMIT_NOFILE, (200, 1024))
+    client.msg(b"k", b"1")
+    client.msg(b"k", b"2")
+    assert client.sync() == []
+    assert [receiver.recv(), receiver.recv()] == [b"MSG k\x001", b"MSG k\x002"]
+
+
+@pytest.mark.parametrize("last", ["nothing", "a message", "a payload"])
+def test_a_client_that_hangs_up_is_let_go_however_few_descriptors_are_free(bus, last):
+    """Its own descriptor may be among those that lack. Its plain messages are handled; a payload is lost."""
+    started = bus("--mode=0777")
+    client, receiver = asking(started, user=OTHER_USER), started.client(b"k", user=OTHER_USER)
+    before = len(os.listdir(f"/proc/{started.pid}/fd"))
+    resource.prlimit(started.pid, resource.RLIMIT_NOFILE, (200, 1024))
+    if last == "a message":
+        client.msg(b"k", b"last")
+    elif last == "a payload":
+        publish_one(client, b"k", b"lost")
+    client.close()
+    wait_until(lambda: len(os.listdir(f"/proc/{started.pid}/fd")), lambda found: found == before - 1)
+    receiver.msg(b"k", b"next")
+    expected = [b"MSG k\0last"] if last == "a message" else []
+    assert receiver.sync() == [*expected, b"MSG k\0next"]
+
+
 def test_what_one_user_passes_delays_the_closing_of_no_other(shared):
     """Behind twenty descriptors of one user whose close takes a minute, that of another user is closed at once."""
     ends = []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbus.errors import CloseReason
-from sbus.server.bus.admission import BURST_SECONDS, DESCRIPTOR_RESERVE, RESERVE, AcceptRates, Admission, reserve
+from sbus.server.bus.admission import BURST_SECONDS, DESCRIPTOR_RESERVE, RESERVE, AcceptRates, Admission, descriptor_reserve, reserve
 from sbus.server.core.limits import Limits
 from sbus.server.core.shares import Shares
 from sbus.server.core.users import RECORDER, Users, is_exempt
@@ -261,7 +261,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         super().__init__()
         self.door = Door(max_clients=20, user_clients=6, user_clients_of=OF_SOME, user_accepts=2, files=45)
         self.kept = reserve(20)
-        self.kept_files = reserve(45, DESCRIPTOR_RESERVE)
+        self.kept_files = descriptor_reserve(45)
         self.held: dict[int, int] = {}
         self.fresh = 1000
 
