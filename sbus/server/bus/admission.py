@@ -62,8 +62,8 @@ DESCRIPTOR_RESERVE = RESERVE + MOST_PASSED
 """Descriptors that are kept for these users, and for descriptors that arrive with a packet: with fewer, all clients
 that take large messages would wait."""
 _DESCRIPTOR_PART = 3
-"""These are at most one part in three: with one in four, a limit of 1,024 had too few left for large messages when three
-users with 256 clients each had come, and four newcomers."""
+"""They are at most this part (one over it) of the limit: with a quarter of 1,024, too few were left for large messages
+when three users had 256 clients each, and four newcomers had come."""
 BURST_SECONDS = 5
 """Seconds' worth of connections that a user who has not connected for a while may make at once."""
 

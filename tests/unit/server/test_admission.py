@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbus.errors import CloseReason
-from sbus.server.bus.admission import BURST_SECONDS, DESCRIPTOR_RESERVE, RESERVE, AcceptRates, Admission, descriptor_reserve, reserve
+from sbus.server.bus.admission import (
+    BURST_SECONDS,
+    DESCRIPTOR_RESERVE,
+    RESERVE,
+    AcceptRates,
+    Admission,
+    descriptor_reserve,
+    reserve,
+)
 from sbus.server.core.limits import Limits
 from sbus.server.core.shares import Shares
 from sbus.server.core.users import RECORDER, Users, is_exempt
