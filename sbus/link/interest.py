@@ -25,8 +25,8 @@ limit                       what happens at it
                             one step. It expands again as the rate allows. One user can cause this.
 `limit`, `max_bytes`        It collapses as well if it asks for about that many patterns, or bytes of them. It expands
                             when half of the limit is enough.
-a refusal                   A pattern that the other side does not allow covers nothing. It is asked for again after
-                            `RETRY` seconds or later, one such pattern a second. If it is a listed one, those under it
+a refusal                   A pattern that the other side does not allow covers nothing. It is asked for again once in
+                            `RETRY` to 2 × `RETRY` seconds, one after another. If it is a listed one, those under it
                             are asked for up to the limit while the interest is collapsed.
 `delay` seconds             A pattern that has not been needed for that time is given up, so a client that reconnects
                             costs nothing.
@@ -36,6 +36,7 @@ a refusal                   A pattern that the other side does not allow covers 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -53,8 +54,9 @@ RETRY = 60.0
 """Seconds after which a refused pattern is asked for again: the other side may have a new policy by then."""
 _TRUST = RETRY / 2
 """Seconds after which such a pattern counts as allowed, and those under it are given up: a refusal may take long."""
-_RETRY_PAUSE = 1.0
-"""Seconds between two such patterns: anybody may want thousands that are refused."""
+_PAUSE = 1.0
+"""Seconds between two such patterns, if there are not more of them than fit `RETRY` then; and between two walks through
+all needed patterns after refusals. Anybody may want thousands that are refused."""
 RATE = 1000
 """Changes a second at most."""
 LIMIT = 8192
@@ -72,6 +74,8 @@ _SORTED = 1024
 """Patterns at most that are put into the best order when a wide one ends: that takes longer than to find them."""
 _BURST = 10
 """The part of a second's changes that may come at once is one in this many."""
+
+_Place = tuple[int, bool, int, int, Shape]
 
 
 class Change(NamedTuple):
@@ -123,6 +127,7 @@ class Interest:
         self._wanted: Counter[bytes] = Counter()
         self._counts: Counter[Shape] = Counter()
         self._needed = CoverIndex()
+        self._ordered: list[_Place] = []  # the same, the widest first
         self._needed_bytes = 0
         self._asked = CoverIndex()
         self._bytes = 0
@@ -135,8 +140,9 @@ class Interest:
         self._cold_bytes = 0
         self._tried: dict[Shape, float] = {}
         self._retry_at = 0.0
-        self._unchecked: list[Shape] = []
+        self._unchecked: list[_Place] = []
         self._is_unsure = False
+        self._check_at = 0.0
         self._number = 0
         self._noted: deque[tuple[bool, bytes, int]] = deque()
 
@@ -243,7 +249,7 @@ class Interest:
         self._tried.clear()
         self._forget_checks()
         changes: list[Change] = []
-        for needed in sorted(self._needed, key=_widest_first):
+        for *_, needed in self._ordered:
             self._consider(needed, now, changes)
         return changes
 
@@ -291,15 +297,18 @@ class Interest:
             del self._tried[allowed]
             if allowed in self._asked:
                 self._give_up_covered(allowed, now)
-        while self._refused and self._next_retry() <= now:
+        for _ in range(CONSIDERED):
+            if self._next_retry() > now:
+                return
+            self._retry_at = now + min(_PAUSE, RETRY / len(self._refused))
             first = next(iter(self._refused))
             del self._refused[first]
             if first in self._cold:
                 self._warm(first)
-                continue
-            self._retry_at = now + _RETRY_PAUSE
-            self._tried[first] = now
-            self._again[first] = None
+                self._retry_at = 0.0
+            else:
+                self._tried[first] = now
+                self._again[first] = None
 
     def lower_limit(self) -> None:
         """Ask for fewer patterns from now on: the other side has refused as many as it has been asked for.
@@ -314,11 +323,12 @@ class Interest:
         """Return the time at which `changes` has something to return; None for never."""
         if self._noted:
             return now
-        if self._new or self._again or self._leaving or self._unchecked or self._is_unsure:
+        if self._new or self._again or self._leaving or self._unchecked:
             first = now
         else:
             trusted = next(iter(self._tried.values()), math.inf) + _TRUST
-            first = min(next(iter(self._dooms.values()), math.inf), self._next_retry(), trusted)
+            check = self._check_at if self._is_unsure else math.inf
+            first = min(next(iter(self._dooms.values()), math.inf), self._next_retry(), trusted, check)
             if first == math.inf:
                 return None
         self._refill(now)
@@ -377,12 +387,13 @@ class Interest:
 
     def _check(self, now: float, changes: list[Change]) -> bool:
         """Consider one needed pattern of those that a refusal may have left uncovered; return whether there was one."""
-        if not self._unchecked and self._is_unsure:
+        if not self._unchecked and self._is_unsure and self._check_at <= now:
             self._is_unsure = False
-            self._unchecked = sorted(self._needed, key=_widest_first, reverse=True)
+            self._check_at = now + _PAUSE
+            self._unchecked = self._ordered[::-1]
         if not self._unchecked:
             return False
-        self._consider(self._unchecked.pop(), now, changes)
+        self._consider(self._unchecked.pop()[-1], now, changes)
         return True
 
     def _forget_checks(self) -> None:
@@ -421,14 +432,14 @@ class Interest:
             if asked in self._needed:
                 self._again[asked] = None
             if asked in self._listed:
-                covered, most = list(self._needed), self._limit  # others, too, but without a walk
+                covered, most = [each for *_, each in self._ordered], self._limit  # others, too, but without a walk
             else:
                 covered, most = list(islice(self._needed.covered_by(asked), self._most_new + 1)), self._most_new
+                if len(covered) <= _SORTED:
+                    covered.sort(key=_widest_first)
             if len(covered) > most:
                 self._collapse(now, changes)
                 return True
-            if len(covered) <= _SORTED:
-                covered.sort(key=_widest_first)
             self._again.update(dict.fromkeys(covered))
             return True
         return False
@@ -480,6 +491,7 @@ class Interest:
             if needed in self._cold:
                 self._warm(needed)
             self._needed.add(needed)
+            insort(self._ordered, _widest_first(needed))
             self._needed_bytes += self._cost(needed)
 
     def _uncount(self, needed: Shape, now: float) -> None:
@@ -487,6 +499,7 @@ class Interest:
         if not self._counts[needed]:
             del self._counts[needed]
             self._needed.discard(needed)
+            del self._ordered[bisect_left(self._ordered, _widest_first(needed))]
             self._needed_bytes -= self._cost(needed)
             self._tried.pop(needed, None)
             if needed in self._refused:
@@ -511,7 +524,7 @@ class Interest:
         return sorted((each for each in index if index.cover_of(each) is None), key=_widest_first)
 
 
-def _widest_first(each: Shape) -> tuple[int, bool, int, int, Shape]:
+def _widest_first(each: Shape) -> _Place:
     """Sort a pattern before all that it covers."""
     size = sum(map(len, each.parts))
     stars = sum(part.endswith(b"*") for part in each.parts)

@@ -1,9 +1,9 @@
 """Denials: the replies about refusals to a client that has asked for them (``denied/on``).
 
-A denial is a reply. While `MAX_REPLIES` replies wait, further denials are only counted, and one more gives their
-number when there is room. So denials alone never keep a client from being read, as other replies do: a client that only
-publishes, and reads nothing, is not held up by them. Only the answer to a ``SUB`` is never summed up: a client must
-know which of its subscriptions it has.
+A denial is a reply. While `MAX_REPLIES` replies wait, further denials of messages are only counted, and one more gives
+their number when there is room. So denials of messages never keep a client from being read, as other replies do: a
+client that only publishes, and reads nothing, is not held up by them. Denials of subscriptions are never summed up: a
+client must know which of its subscriptions it has. A new policy ends each of them once, so their number is bounded.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ from sbus.server.core.limits import MAX_REPLIES
 __all__ = ["tell"]
 
 
-def tell(client: Client, verb: bytes, key: bytes, rule: str, is_answer: bool) -> None:
+def tell(client: Client, verb: bytes, key: bytes, rule: str) -> None:
     """Send a client a denial, now or in a sum.
 
     :param verb: ``MSG`` or ``SUB``.
     :param key: the key or pattern.
     :param rule: the name of the rule.
-    :param is_answer: whether the client has just sent that; else a new policy has ended a subscription.
     """
-    is_single = not client.untold and client.waiting_replies < MAX_REPLIES
-    if is_single or (is_answer and verb == SUB):
+    if verb == SUB or (not client.untold and client.waiting_replies < MAX_REPLIES):
         client.reply(DENIED, denied(verb, key, rule))
         return
     if not client.untold:

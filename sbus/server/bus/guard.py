@@ -208,7 +208,7 @@ class Guard:
         verb = verb if verb in (MSG, FMSG) else SUB
         self.count(client, verb, key, verdict, True)
         if client.settings.denied:
-            tell(client, verb, key, verdict.rule, True)
+            tell(client, verb, key, verdict.rule)
         return client.settings.denied
 
     def count(self, client: Receiver, verb: bytes, key: bytes, verdict: Verdict, is_enforced: bool) -> None:
@@ -275,7 +275,7 @@ class Guard:
                     client.close(CloseReason.REVOKED, f"rule {verdict.rule}")
                     break
                 self._unsubscribe(client, pattern)
-                tell(client, SUB, pattern, verdict.rule, False)
+                tell(client, SUB, pattern, verdict.rule)
             yield
 
     def _count_by(self, policy: Policy, client: Client, pattern: bytes, verdict: Verdict) -> None:

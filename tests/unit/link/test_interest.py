@@ -587,13 +587,66 @@ def pass_time(interest: Interest, now: float, end: float, closed: bytes = b"") -
 
 
 def test_more_refused_patterns_than_may_be_asked_for():
-    """Each is asked for once, and then one of them a second, so nobody keeps a link busy with them."""
+    """Each is asked for once, and then again in turn, each once in two minutes at least."""
     interest = Interest([b"a/", b"b/"], limit=4)
     many = [b"a/%d" % number for number in range(100)]
     for pattern in many:
         interest.add(pattern)
     assert sorted(pass_time(interest, 0.0, 50.0, b"a/")) == sorted([*many, b"a/", b"b/"])
-    assert RETRY < len(pass_time(interest, 50.0, 50.0 + 2 * RETRY, b"a/")) <= 2 * RETRY
+    again = pass_time(interest, 50.0, 50.0 + 2 * RETRY, b"a/")
+    assert set(again) == {*many, b"a/"}
+    assert len(again) <= 2 * len(set(again))
+
+
+@pytest.mark.parametrize("number", [0, 10, 4_000])
+def test_refused_patterns_of_one_client_delay_those_of_no_other(number):
+    """A pattern that is allowed again is asked for within two minutes, however many are refused."""
+    interest = Interest([b""])
+    for refused in range(number):
+        interest.add(b"a/%d" % refused)
+    pass_time(interest, 0.0, 10.0, b"a/")
+    interest.add(b"b/")
+    pass_time(interest, 10.0, 11.0, b"b/")
+    assert b"b/" not in interest.asked
+    pass_time(interest, 11.0, 11.0 + 2 * RETRY + 5.0, b"a/")
+    assert b"b/" in interest.asked
+
+
+def test_one_walk_a_second_after_refusals():
+    """Refusals, however many, have all needed patterns considered once a second, and a few in each call."""
+    interest, now, considered = Interest([b""]), 0.0, 0
+    for number in range(2_000):
+        interest.add(b"x/y/%d" % number)
+    pass_time(interest, now, 5.0)
+    consider = interest._consider
+
+    def count(*args):
+        nonlocal considered
+        considered += 1
+        return consider(*args)
+
+    setattr(interest, "_consider", count)  # noqa: B010
+    for number in range(100):
+        now = 10.0 + number / 10
+        interest.add(b"z/%d/" % number)
+        pass_time(interest, now, now + 0.09, b"z/")
+        interest.remove(b"z/%d/" % number, now + 0.09)
+    assert considered <= 11 * len(interest._needed) + 200
+
+
+def test_refused_patterns_that_nobody_needs_are_forgotten_a_few_at_a_time():
+    """However many have waited for their time behind one that is needed."""
+    interest = Interest([b""])
+    for number in range(500):
+        interest.add(b"%d" % number)
+        assert pass_time(interest, 0.0, 1.0) == [b"%d" % number]
+        interest.refuse(b"%d" % number, 1.0)
+        interest.remove(b"%d" % number, 1.0)
+    left = 500
+    while interest._refused:
+        interest.changes(1.0 + RETRY)
+        assert left - CONSIDERED <= len(interest._refused) < left
+        left = len(interest._refused)
 
 
 def test_how_many_refused_patterns_that_nobody_needs_are_remembered():
