@@ -458,7 +458,8 @@ class QueueService(Service):
         if verb not in (b"retry", b"drain"):
             raise RequestFailed("ask for ls, peek, retry or drain")
         (self.jobs.retry if verb == b"retry" else self.jobs.drain)(found)
-        await self._turns.run()
+        if not await self._turns.run():
+            raise RequestFailed("the service has stopped, and nothing was changed: ask again when it runs")
         return b"%d" % len(found)
 
     def _summary(self) -> dict[str, Any]:

@@ -64,13 +64,18 @@ class Turns:
         if not self._lock.waiting:
             self.run()
 
-    def run(self) -> defer.Deferred[None]:
-        """Run a turn after the one that is under way; fires when all changes so far are on the disk."""
+    def run(self) -> defer.Deferred[bool]:
+        """Run a turn after the one that is under way.
+
+        :returns: a Deferred that fires when all changes so far are on the disk, with False if there are no more turns.
+        """
         return self._lock.run(lambda: defer.Deferred.fromCoroutine(self._take()))
 
-    async def _take(self) -> None:
-        if not self._is_over:
-            await self._turn()
+    async def _take(self) -> bool:
+        if self._is_over:
+            return False
+        await self._turn()
+        return True
 
     def end(self, close: Callable[[], object]) -> defer.Deferred[None]:
         """Run a last turn, and close what it needs: others that wait do nothing."""
