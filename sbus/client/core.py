@@ -333,7 +333,7 @@ class ClientCore:
             self._control(LAST, pattern)
         packets = self._ask_senders() if sender else []
         sink.pattern = pattern
-        is_first = self._dispatcher.add(sink, secret)
+        is_first = self._dispatcher.add(sink, secret, joins_later=last)
         if last:
             return packets + self.extensions.subscribe_last(sink, is_first=is_first, choices=self._choices)
         return [*packets, build(SUB, pattern)] if is_first else packets

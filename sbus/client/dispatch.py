@@ -154,6 +154,7 @@ class Dispatcher:
         self._index: PatternIndex[Sink] = PatternIndex(dialect)
         self._cache: RouteCache[Sink] = RouteCache(dialect)
         self._secret: dict[bytes, SecretKey] = {}
+        self._joining: set[Sink] = set()
         self._awaited: dict[bytes, Waiter] = {}
         self.intercept: Callable[[bytes], bool] | None = None
         self.kind: type[Message] = Message
@@ -161,10 +162,11 @@ class Dispatcher:
 
     # --- subscriptions -----------------------------------------------------------------------
 
-    def add(self, sink: Sink, secret: SecretKey | None) -> bool:
+    def add(self, sink: Sink, secret: SecretKey | None, *, joins_later: bool = False) -> bool:
         """Add a sink under its pattern.
 
         :param secret: the parsed pattern if it is a secret one, else None.
+        :param joins_later: whether an open pattern gets no message before `join` is called.
         :returns: whether it is the first sink with this pattern.
         """
         pattern = sink.pattern
@@ -174,9 +176,17 @@ class Dispatcher:
             self._secret[pattern] = secret
             self._cache.clear()
         else:
-            self._index.subscribe(sink, pattern, None, _NO_CREDENTIALS)
-            self._cache.forget(pattern, None, _NO_CREDENTIALS)
+            self._joining.add(sink)
+            if not joins_later:
+                self.join(sink)
         return len(sinks) == 1
+
+    def join(self, sink: Sink) -> None:
+        """Deliver messages to a sink from now on, if it has waited for that."""
+        if sink in self._joining:
+            self._joining.remove(sink)
+            self._index.subscribe(sink, sink.pattern, None, _NO_CREDENTIALS)
+            self._cache.forget(sink.pattern, None, _NO_CREDENTIALS)
 
     def remove(self, sink: Sink) -> bool:
         """Remove a sink; one that is not here is ignored.
@@ -189,6 +199,8 @@ class Dispatcher:
         sinks.remove(sink)
         if sink.pattern in self._secret:
             self._cache.clear()
+        elif sink in self._joining:
+            self._joining.remove(sink)
         else:
             self._index.unsubscribe(sink, sink.pattern, None, _NO_CREDENTIALS)
             self._cache.forget(sink.pattern, None, _NO_CREDENTIALS)

@@ -10,7 +10,8 @@ subscription that asked for it and for no other: another subscription with a mat
 So the request is sent between two questions. Answers come in order, and a message stands where it was queued. From the
 answer to ``bye/on``, which follows everything queued before, until ``last/done``, every message with a matching key
 belongs to the snapshot. A server without extensions does not answer ``bye/on``, so that no snapshot begins; its answer
-to ``whoami`` ends one that a server without last values cannot end.
+to ``whoami`` ends one that a server without last values cannot end. With that end, the subscription begins to get other
+messages: those that came before it are older than the snapshot, and were for others.
 
 ``SUB`` follows ``last`` for the sake of such servers. Identical subscriptions are counted, so the client ends each of
 them: one ``UNSUB`` for the ``SUB``, and one for every ``last``.
@@ -69,6 +70,11 @@ class _Snapshot:
         self._sinks = sorted(sinks, key=lambda sink: sink.callback is not None)
         self._dispatcher = dispatcher
         self._exclusive = exclusive
+
+    def end(self) -> None:
+        """Have the subscriptions get all messages from here on."""
+        for sink in self._sinks:
+            self._dispatcher.join(sink)
 
     def take(self, packet: bytes) -> bool:
         """Deliver a message of this snapshot; return False for any other packet."""
@@ -154,8 +160,7 @@ class Snapshots:
         """Forget what the lost connection was asked for."""
         self._requests.clear()
         self._unanswered.clear()
-        if self._current is not None:
-            self._end(self._current)
+        self._stop()
 
     def _begin(self, snapshot: _Snapshot) -> None:
         self._current = snapshot
@@ -166,6 +171,10 @@ class Snapshots:
         self._end(snapshot)
 
     def _end(self, snapshot: _Snapshot) -> None:
+        snapshot.end()
         if self._current is snapshot:
-            self._current = None
-            self._dispatcher.intercept = None
+            self._stop()
+
+    def _stop(self) -> None:
+        self._current = None
+        self._dispatcher.intercept = None
