@@ -194,7 +194,8 @@ class Job:
     As a context manager it answers by itself: `ack` at the end of the block, `nack` if the block raises. An `Exception`
     means *failed*; any other `BaseException`, such as a cancellation, means *released*.
 
-    The queue ignores a second answer, and an answer that comes after another worker has got the job.
+    The queue ignores a second answer, and an answer that comes after another worker has got the job. So you can repeat
+    an answer that has failed, or was cancelled.
 
     :ivar key: the key that it was published with.
     :ivar payload: its payload.
@@ -262,8 +263,8 @@ class Job:
         """Note that the lease begins anew."""
         self._renewed = time.monotonic()
 
-    def nack_words(self, reason: str, why: str = "") -> tuple[bytes, bytes] | None:
-        """Return what `nack` says; None if the job has an answer."""
+    def nack_words(self, reason: str, why: str = "") -> tuple[bytes, bytes]:
+        """Return what `nack` says."""
         if reason not in REASONS:
             raise UsageError(f"nack({reason!r}): use {', '.join(map(repr, REASONS))}")
         return self._work.end_job(
@@ -276,6 +277,8 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self.is_held:
+            return
         if error is None:
             self._work.say(self._work.end_job(self, b"ack"))
         elif isinstance(error, Exception):
@@ -444,22 +447,20 @@ class WorkCore:
                 self.say((b"renew", job.word))
             self._renew_at = min(self._renew_at, job.renew_at)
 
-    def say(self, words: tuple[bytes, bytes] | None) -> None:
+    def say(self, words: tuple[bytes, bytes]) -> None:
         """Say something to the service, without waiting for the socket; without a connection it sees that itself."""
-        if words is not None:
-            with suppress(SbusError):
-                self._bus.send([self._bus.core.publish(*self._message(words))])
+        with suppress(SbusError):
+            self._bus.send([self._bus.core.publish(*self._message(words))])
 
-    def end_job(self, job: Job, verb: bytes, rest: bytes = b"") -> tuple[bytes, bytes] | None:
-        """Return the answer to a job; None if it has one."""
-        if not job.is_held:
-            return None
-        del self.jobs[job.id]
+    def end_job(self, job: Job, verb: bytes, rest: bytes = b"") -> tuple[bytes, bytes]:
+        """Return the answer to a job, which is not held from now on."""
         answer = verb, job.word + rest
-        self._answers.pop(job.id, None)
-        self._answers[job.id] = answer
-        if len(self._answers) > self._credit:
-            del self._answers[next(iter(self._answers))]
+        if job.is_held:
+            del self.jobs[job.id]
+            self._answers.pop(job.id, None)
+            self._answers[job.id] = answer
+            if len(self._answers) > self._credit:
+                del self._answers[next(iter(self._answers))]
         return answer
 
     def publish(self, words: tuple[bytes, bytes] | None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from twisted.internet.task import Clock
 from sbus.client.core import ClientCore, Message
 from sbus.client.denials import Denial
 from sbus.client.queues import HEAD_ROOM, Job, WorkCore, build_job, build_put, check_job, check_queue, parse_put
-from sbus.errors import Closed, NotAllowed, PacketTooLong, RequestFailed, UsageError
+from sbus.errors import Closed, NotAllowed, PacketTooLong, RequestFailed, TimedOut, UsageError
 
 
 class FakeBus:
@@ -170,6 +171,23 @@ def test_answers_are_repeated(bus: FakeBus) -> None:
     bus.take()
     work._announce()
     assert bus.take() == [b"ack 2 1", b"ready 2 2 1:2"]
+
+
+def test_an_answer_that_failed_can_be_repeated(bus: FakeBus) -> None:
+    """The job is held no longer, but an answer that was not sent is sent by the next call; a block sends no second."""
+    work = started(bus)
+    work._announce()
+    deliver(bus, 1, 1)
+    bus.take()
+    publish, bus.publish_many = bus.publish_many, Mock(side_effect=TimedOut("not sent"))  # type: ignore[method-assign]
+    with next_job(work) as job:
+        with pytest.raises(TimedOut):
+            job.ack()
+        bus.publish_many = publish  # type: ignore[method-assign]
+        assert (job.is_held, bus.take()) == (False, [])
+        job.ack()
+        job.nack("released")
+    assert bus.take() == [b"ack 1 1", b"nack 1 1 released "]
 
 
 def test_work_that_is_closed_while_it_starts(bus: FakeBus) -> None:
