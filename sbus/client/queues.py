@@ -390,6 +390,8 @@ class WorkCore:
             self.say((b"ready", b" ".join(words)))
 
     def _received(self, message: Message) -> None:
+        if not isinstance(message.payload, bytes):
+            return  # in sealed memory, as no job is: anybody may write to an inbox
         if message.payload.startswith(b"-"):
             self._stop(RequestFailed(message.payload[1:].decode(errors="replace")))
             return
@@ -401,7 +403,7 @@ class WorkCore:
             if not nul or int(round) != self._round:
                 return
         except ValueError:
-            return  # anybody may write to an inbox
+            return  # no job, either
         self.jobs[job.id] = job
         self._waiting.append(job)
         self._renew_at = min(self._renew_at, job.renew_at)

@@ -159,6 +159,18 @@ def test_rounds(bus: FakeBus) -> None:
     assert list(work.jobs) == [5]
 
 
+@pytest.mark.parametrize("payload", [b"", b"x", b"1 2 3 4 5 6 7", b"1 2 x\0", memoryview(b"- in sealed memory")])
+def test_messages_to_an_inbox_that_are_no_jobs(bus: FakeBus, payload: bytes) -> None:
+    """They are ignored, whoever has sent them."""
+    work = started(bus)
+    work._announce()
+    [inbox] = [key for key in bus.callbacks if b"/sbus/work/" in key]
+    bus.callbacks[inbox](Message(inbox, payload))
+    assert not work.jobs
+    deliver(bus, 1, 1)
+    assert next_job(work).id == 1
+
+
 def test_answers_are_repeated(bus: FakeBus) -> None:
     """An announcement repeats the latest answers, but not for a job that is here again."""
     work = started(bus)
