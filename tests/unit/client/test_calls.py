@@ -1,0 +1,80 @@
+"""Callbacks of a blocking client that read: inside one another up to a depth, in order, each exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbus.client.blocking.calls import DEEPEST, Calls
+
+
+class Reader:
+    """Callbacks that read: each has the next ones called."""
+
+    def __init__(self, arrivals: list[int]) -> None:
+        self.calls = Calls()
+        self.arrivals = arrivals  # how many callbacks come with each read
+        self.begun: list[int] = []
+        self.depth = self.deepest = self.number = 0
+
+    def read(self) -> None:
+        if self.arrivals:
+            for _ in range(self.arrivals.pop()):
+                self.number += 1
+                self.calls.add(self.callback, self.number)
+
+    def callback(self, number: int) -> None:
+        self.begun.append(number)
+        self.depth += 1
+        self.deepest = max(self.deepest, self.depth)
+        self.read()
+        self.depth -= 1
+
+
+@given(arrivals=st.lists(st.integers(0, 20), max_size=50))
+def test_callbacks_that_read(arrivals: list[int]) -> None:
+    """They begin in the order in which they came, and the depth has a limit."""
+    reader = Reader(arrivals)
+    while reader.arrivals:
+        reader.read()
+    assert reader.begun == list(range(1, reader.number + 1))
+    assert reader.deepest <= DEEPEST
+    assert reader.calls.is_idle
+
+
+def test_errors_are_kept_in_order() -> None:
+    """A callback that raises stops no other."""
+    calls, called = Calls(), []
+
+    def fail(number: int) -> None:
+        called.append(number)
+        raise ValueError(number)
+
+    for number in range(3):
+        calls.add(fail, number)
+    assert called == [0, 1, 2]
+    assert not calls.is_idle
+    assert [error.args for error in calls.errors] == [(0,), (1,), (2,)]
+
+
+def test_an_interrupted_callback_leaves_the_others() -> None:
+    """What waits while a callback is interrupted is called by the next read."""
+    calls, called = Calls(), list[int]()
+
+    def nest(depth: int) -> None:
+        if depth < DEEPEST:
+            calls.add(nest, depth + 1)
+            return
+        for number in range(3):
+            calls.add(called.append, number)
+        raise KeyboardInterrupt
+
+    first: Callable[[int], None] = nest
+    with pytest.raises(KeyboardInterrupt):
+        calls.add(first, 1)
+    assert (called, calls.is_idle, calls.was_interrupted) == ([], False, True)
+    calls.run()
+    assert (called, calls.is_idle) == ([0, 1, 2], True)
