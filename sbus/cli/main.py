@@ -12,7 +12,7 @@ import click
 
 from sbus.cli.group import LazyGroup
 from sbus.cli.options import connection_options
-from sbus.cli.output import Nothing, describe_os_error
+from sbus.cli.output import Nothing, describe_os_error, printable_text
 from sbus.cli.streams import open_streams
 from sbus.errors import (
     CloseReason,
@@ -20,6 +20,7 @@ from sbus.errors import (
     Disconnected,
     NobodyListens,
     NotAllowed,
+    RequestFailed,
     SbusError,
     TimedOut,
     UsageError,
@@ -62,14 +63,15 @@ _MODULES = {
 
 
 class _Failure(click.ClickException):
-    """A failure: one line on standard error, and the exit status."""
+    """A failure: a text on standard error, of one line unless it has the end of a log, and the exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.exit_code = status  # type: ignore[misc]
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"sbus: {self.format_message()}", file=file or sys.stderr)
+        lines = map(printable_text, self.format_message().split("\n"))  # other clients may have a say in it
+        click.echo("sbus: " + "\n".join(lines), file=file or sys.stderr)
 
 
 class _Main(LazyGroup):
@@ -89,6 +91,8 @@ class _Main(LazyGroup):
 def _explain(error: SbusError) -> tuple[str, int]:
     """Return the line and the exit status for an error."""
     match error:
+        case RequestFailed():
+            return printable_text(str(error)), 1  # the responder's words, which must not look like a second error
         case TimedOut():
             return str(error), 124
         case UsageError():

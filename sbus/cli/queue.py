@@ -7,7 +7,8 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from operator import index
+from typing import Any, TypeVar
 
 import click
 
@@ -18,9 +19,11 @@ from sbus.cli.pub import read_payload
 from sbus.cli.streams import open_input
 from sbus.cli.types import BYTES, SECONDS
 from sbus.client.queues import ALL_QUEUES, no_service, queue_key
-from sbus.errors import NobodyListens, TimedOut
+from sbus.errors import NobodyListens, SbusError, TimedOut
 
 __all__ = ["queue"]
+
+T = TypeVar("T")
 
 _TIMEOUT = click.option(
     "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
@@ -29,6 +32,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _IDS = click.option("--id", "ids", type=int, multiple=True, metavar="NUMBER", help="Only this job; repeatable.")
 _ANSWER_TIME = 0.5
 """Seconds to wait for the services of all queues, since nothing says how many there are."""
+_NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading an answer raises if it is not a queue service's; any client may answer."""
 _LIMIT = click.option("--limit", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Jobs to show.")
 
 
@@ -73,10 +78,20 @@ def _command(
     return decorate
 
 
-def _ask(target: Target, name: str, verb: bytes, timeout: float, **what: object) -> Any:
+def _ask(target: Target, name: str, verb: bytes, read: Callable[[Any], T], timeout: float, **what: object) -> T:
+    """Ask the service of a queue, and return its answer.
+
+    :param read: makes the result of the answer's JSON.
+    :raises SbusError: if it cannot.
+    """
+    key = queue_key(name, b"admin/" + verb)
+    asked = {option: value for option, value in what.items() if value != ()}
     with target.connect(timeout=timeout) as bus:
-        asked = {option: value for option, value in what.items() if value != ()}
-        return json.loads(bus.request(queue_key(name, b"admin/" + verb), json.dumps(asked).encode(), timeout))
+        answer = bus.request(key, json.dumps(asked).encode(), timeout)
+    try:
+        return read(json.loads(answer))
+    except _NONSENSE:
+        raise SbusError(f"the answer is not a queue service's: sbus explain {key.decode()} shows who answers") from None
 
 
 @_command(
@@ -115,7 +130,7 @@ def _ask_all(target: Target, timeout: float) -> list[tuple[str, str, str]]:
         with suppress(TimedOut):
             while (left := end - time.monotonic()) > 0:
                 answer = answers.get(left).payload[1:]
-                with suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):  # anybody may answer
+                with suppress(*_NONSENSE):
                     queue = json.loads(answer)
                     found.add((str(queue["queue"]), _count(queue), json.dumps(queue)))
     return sorted(found)
@@ -128,18 +143,25 @@ def ls(target: Target, name: str | None, as_json: bool, timeout: float) -> None:
     Without NAME, count those of each queue on the bus.
     """
     if name is None:
-        for queue, counts, answer in _ask_all(target, timeout):
-            click.echo(answer if as_json else printable_text(f"{queue}: {counts}"))
+        found = _ask_all(target, timeout)
+        _print([answer if as_json else f"{queue}: {counts}" for queue, counts, answer in found])
         return
-    found = _ask(target, name, b"ls", timeout)
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    click.echo(_count(found))
+    _print(_ask(target, name, b"ls", lambda found: _describe(found, as_json), timeout))
+
+
+def _print(lines: list[str]) -> None:
+    for line in lines:
+        click.echo(printable_text(line))
+
+
+def _describe(found: Any, as_json: bool) -> list[str]:
+    """Return the lines that show a queue."""
+    lines = [_count(found)]
     for worker in found["workers"]:
-        click.echo(f"worker {worker['name']}: {worker['jobs']} of {pluralize(worker['credit'], 'job')}")
+        lines.append(f"worker {worker['name']}: {worker['jobs']} of {pluralize(worker['credit'], 'job')}")
     if found["problem"]:
-        click.echo(printable_text(f"the disk refuses: {found['problem']}"))
+        lines.append(f"the disk refuses: {found['problem']}")
+    return [json.dumps(found)] if as_json else lines
 
 
 def _count(found: Any) -> str:
@@ -148,14 +170,20 @@ def _count(found: Any) -> str:
 
 
 def _show(target: Target, name: str, dead: bool, limit: int, ids: tuple[int], as_json: bool, timeout: float) -> None:
-    jobs = _ask(target, name, b"peek", timeout, dead=dead, limit=limit, ids=ids)
-    for job in jobs:
-        text = f"{job['id']} {job['key']} ({job['bytes']} B, {job['state']}, tries: {job['tries']}): {job['payload']}"
-        click.echo(json.dumps(job) if as_json else printable_text(text))
-        if job["reason"] and not as_json:
-            click.echo(printable_text(f"  {job['reason']}"))
-    if not jobs:
+    def read(jobs: Any) -> list[str]:
+        return [line for job in jobs for line in _describe_job(job, as_json)]
+
+    lines = _ask(target, name, b"peek", read, timeout, dead=dead, limit=limit, ids=ids)
+    if not lines:
         raise _none(name, dead, ids)
+    _print(lines)
+
+
+def _describe_job(job: Any, as_json: bool) -> list[str]:
+    """Return the lines that show a job."""
+    text = f"{job['id']} {job['key']} ({job['bytes']} B, {job['state']}, tries: {job['tries']}): {job['payload']}"
+    lines = [text, f"  {job['reason']}"] if job["reason"] else [text]
+    return [json.dumps(job)] if as_json else lines
 
 
 def _none(name: str, dead: bool, ids: tuple[int, ...]) -> Nothing:
@@ -179,7 +207,7 @@ def dead(target: Target, name: str, **how: Any) -> None:
 
 
 def _change(target: Target, name: str, verb: bytes, timeout: float, ids: tuple[int], dead: bool) -> None:
-    count = _ask(target, name, verb, timeout, ids=ids, dead=dead)
+    count = _ask(target, name, verb, index, timeout, ids=ids, dead=dead)
     if ids and not count:
         raise _none(name, dead, ids)
     click.echo(pluralize(count, "job"))

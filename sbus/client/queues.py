@@ -115,13 +115,13 @@ def build_put(payload: bytes, id: bytes | str | None = None, delay: float = 0.0)
 
     :param id: as for `QueueCalls.enqueue`.
     :param delay: likewise.
-    :raises UsageError: if the ID is empty or too long, or has a space or a NUL in it.
+    :raises UsageError: if the ID is empty or too long, or has white space or a NUL in it.
     """
     words = []
     if id is not None:
         name = id.encode() if isinstance(id, str) else bytes(id)
-        if not 0 < len(name) <= _LONGEST_ID or b" " in name or b"\0" in name:
-            raise UsageError(f"id={id!r:.80}: give 1 to {_LONGEST_ID} bytes without a space and a NUL")
+        if len(name) > _LONGEST_ID or name.split() != [name] or b"\0" in name:
+            raise UsageError(f"id={id!r:.80}: give 1 to {_LONGEST_ID} bytes without white space and NUL")
         words.append(b"id=" + name)
     if delay:
         if not 0 < delay < float("inf"):

@@ -6,6 +6,10 @@ It says three times in a lease that it still has them; when it ends, the stream 
 A job for which no worker here has room, and a dead one, *moves*: the service publishes it anew, with its number and its
 tries, and then ends the old message. If that is interrupted, the job is there twice. Dead jobs are messages of the
 stream that no consumer takes.
+
+nats-server drops a message whose ID it knows, so the IDs that users choose must never be those of moves: a put has
+``UID.HEX``, a move ``move.SEQ.KIND``. Puts are written as by older releases, so their IDs of a day are still known. A
+move of an older release is ``SEQ.KIND``: services of such a release can lose dead jobs as long as they run.
 """
 
 from __future__ import annotations
@@ -262,6 +266,21 @@ class JetStore(Store):
         answer = await self._js.publish(f"{self._stream}.{kind}", text, headers={"Nats-Msg-Id": id} if id else None)
         return answer.seq, bool(answer.duplicate)
 
+    async def _move(self, job: Job, kind: str, held: _Held) -> int:
+        """Publish a job anew, unless that was done and only its end is missing; return the new message's number.
+
+        :raises QueueError: if nats-server drops it for a message that is not this job.
+        """
+        id = f"move.{held.seq}.{kind}"
+        seq, is_known = await self._publish(kind, id, _build(job, held.payload))
+        if is_known:
+            with suppress(NotFoundError):  # it has moved, and another service was faster
+                known = await self._js.get_msg(self._stream, seq)
+                if known.subject != f"{self._stream}.{kind}" or not (known.data or b"").startswith(b"%d\0" % job.id):
+                    text = f"message {seq} of {self._stream} has the ID {id} and is not job {job.id}"
+                    raise QueueError(f"{text}: end the program that wrote it")
+        return seq
+
     def write(self, changes: Changes, now: float) -> None:
         """Move the jobs that leave this service, and the dead ones; end those that are done."""
         if any(changes):
@@ -276,7 +295,7 @@ class JetStore(Store):
                 return  # it has moved
             del self._held[job.id]  # it may come back at once
             try:
-                seq, _ = await self._publish(kind, f"{held.seq}.{kind}", _build(job, held.payload))
+                seq = await self._move(job, kind, held)
                 await self._end(held)
             except BaseException as e:
                 self._held.setdefault(job.id, held)

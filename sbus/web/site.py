@@ -114,7 +114,7 @@ class PageRequest(Request):
         try:
             content: Any = self.content
             value = json.load(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise Problem(400, "the body is not a JSON object: send one")

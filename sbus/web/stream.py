@@ -6,8 +6,8 @@ Theory of operation
 A page that is open holds one request, whose answer never ends. `TICK` times a second the stream asks each of its
 sources for what has changed, and writes that as events. There is no queue: twisted.web pauses the stream while the
 browser does not read, ticks then write nothing, sources that describe a state are asked later for the newest one, and
-the connection to the bus drops what nobody takes (`sbus.web.taps`). So a browser that hangs costs this process a
-bounded amount of memory, and the bus nothing.
+the connection to the bus drops what nobody takes (`sbus.web.taps`). So a browser that hangs costs this process at most
+64 MB of memory, for what the connection to the bus has noted and the text of one look, and the bus nothing.
 
 What the page shows is in the request's parameters; a page that shows something else opens a new stream and ends the
 old one. The server keeps no state of a page beyond that.

@@ -6,28 +6,31 @@ Theory of operation
 Each open page has a connection to the bus of its own, with ``soft/discard`` and receipts: what the page does not take
 is dropped for it and counted, and no other client notices. Its subscriptions are no interest (``observer/on``).
 
-The page's stream drains the subscriptions a few times a second. Between two looks the client library takes
-`sbus.client.subscription.HIGH_WATER` messages and then stops reading its socket. That bounds this process's work and
-memory at any rate of the bus, and the receipts say what was not seen. Rates of keys are therefore rates of what was
-seen.
+The page's stream looks at the messages a few times a second. Between two looks each pattern takes `HIGH_WATER`
+messages, and then the client library stops reading its socket. That bounds this process's work at any rate of the bus,
+and the receipts say what was not seen. Rates of keys are therefore rates of what was seen.
 
-Everything that accumulates has a bound: `MOST_KEYS` keys (the one that has been quiet longest goes first), and for the
-tail the newest `MOST_LINES` messages of one look.
+No message is kept. When one comes, the beginnings of its key and its payload are noted, and everything that is noted
+has a bound: `MOST_KEYS` keys (the one that has been quiet longest goes first), those that went since the last report,
+and for the tail the newest `MOST_LINES` messages of one look. Together these are at most 16 MB, whatever the bus
+carries.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
 
-from sbus.client.denials import Denial
+from sbus.client.denials import Denial, error_of
+from sbus.client.dispatch import Message
 from sbus.client.losses import Lost
-from sbus.client.tx import Bus, Subscription, connect
-from sbus.errors import NotAllowed, SbusError
+from sbus.client.subscription import HIGH_WATER
+from sbus.client.tx import Bus, connect
+from sbus.errors import SbusError
 from sbus.journal import clock
 from sbus.web.payloads import shown
 
@@ -39,6 +42,8 @@ MOST_LINES = 200
 """Messages of the tail in one look."""
 MOST_CHANGES = 2_000
 """Keys reported in one look; the others follow in the next ones."""
+_KEY_BYTES = 256
+"""Bytes of a key that are shown; longer ones that begin alike are one."""
 _LINE_BYTES = 2048
 """Bytes of a payload that the tail shows."""
 _VALUE_BYTES = 256
@@ -82,51 +87,79 @@ class BusAddress:
         )
 
 
-class Tail:
+class _Inflow:
+    """The messages of a pattern, which `_note` sees one by one.
+
+    :param last: begin with the last values.
+    """
+
+    def __init__(self, bus: Bus, pattern: bytes, *, last: bool = False) -> None:
+        self._bus = bus
+        self._count = 0
+        self._subscription = bus.subscribe(pattern, self._take, last=last)
+
+    def _take(self, message: Message) -> None:
+        self._note(message)
+        self._count += 1
+        if self._count == HIGH_WATER:
+            self._bus.pause_for(self._subscription)
+
+    def _note(self, message: Message) -> None:
+        """Keep what is shown of a message, and no more."""
+        raise NotImplementedError
+
+    def go_on(self) -> int:
+        """Let the next messages come; return how many have come since the last call."""
+        count, self._count = self._count, 0
+        self._bus.resume_for(self._subscription)
+        return count
+
+
+class Tail(_Inflow):
     """The messages of a pattern, the newest of each look."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
+    def __init__(self, bus: Bus, pattern: bytes) -> None:
+        self._newest: deque[tuple[bytes, bytes, int, bool]] = deque(maxlen=MOST_LINES)
+        super().__init__(bus, pattern)
+
+    def _note(self, message: Message) -> None:
+        key, payload = message.key[: _KEY_BYTES + 1], message.payload[: _LINE_BYTES + 1]
+        self._newest.append((key, payload, len(message.payload), message.is_last_value))
 
     def look(self) -> Json | None:
         """Return the messages since the last look, or None if there are none."""
-        messages = drain(self._subscription)
-        if not messages:
+        if not (count := self.go_on()):
             return None
         now = clock.now() // 1000
-        lines = []
-        for message in messages[-MOST_LINES:]:
-            key, key_encoding = shown(message.key)
-            payload, encoding = shown(message.payload, _LINE_BYTES)
-            lines.append([now, key, key_encoding, payload, encoding, len(message.payload), message.is_last_value])
-        return {"messages": lines, "skipped": max(0, len(messages) - MOST_LINES)}
+        lines = [
+            [now, *shown(key, _KEY_BYTES), *shown(payload, _LINE_BYTES), size, is_last_value]
+            for key, payload, size, is_last_value in self._newest
+        ]
+        self._newest.clear()
+        return {"messages": lines, "skipped": count - len(lines)}
 
 
-class Keys:
+class Keys(_Inflow):
     """The keys under a pattern: how often each was published, and its newest payload."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
+    def __init__(self, bus: Bus, pattern: bytes, *, last: bool = False) -> None:
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._changed: dict[bytes, tuple[int, bytes]] = {}
+        self._changed: dict[bytes, tuple[int, bytes, int]] = {}
         self._removed: list[bytes] = []
+        super().__init__(bus, pattern, last=last)
 
-    def take(self) -> None:
-        """Count what has come."""
-        known, changed = self._known, self._changed
-        for key, payload, is_last_value in (
-            (message.key, message.payload, message.is_last_value) for message in drain(self._subscription)
-        ):
-            if key in known:
-                known.move_to_end(key)
-            else:
-                known[key] = None
-                if len(known) > MOST_KEYS:
-                    oldest, _ = known.popitem(last=False)
-                    changed.pop(oldest, None)
-                    self._removed.append(oldest)
-            count = changed[key][0] if key in changed else 0
-            changed[key] = (count + (not is_last_value), payload)
+    def _note(self, message: Message) -> None:
+        key, known, changed = message.key[: _KEY_BYTES + 1], self._known, self._changed
+        if key in known:
+            known.move_to_end(key)
+        else:
+            known[key] = None
+            if len(known) > MOST_KEYS:
+                oldest, _ = known.popitem(last=False)
+                changed.pop(oldest, None)
+                self._removed.append(oldest)
+        count = changed[key][0] if key in changed else 0
+        changed[key] = count + (not message.is_last_value), message.payload[: _VALUE_BYTES + 1], len(message.payload)
 
     def look(self) -> Json | None:
         """Return the changes since the last look, or None if there are none."""
@@ -134,21 +167,10 @@ class Keys:
             return None
         rows = []
         for key in list(self._changed)[:MOST_CHANGES]:
-            count, payload = self._changed.pop(key)
-            rows.append([*shown(key), count, *shown(payload, _VALUE_BYTES), len(payload)])
-        removed, self._removed = [list(shown(key)) for key in self._removed], []
+            count, payload, size = self._changed.pop(key)
+            rows.append([*shown(key, _KEY_BYTES), count, *shown(payload, _VALUE_BYTES), size])
+        removed, self._removed = [list(shown(key, _KEY_BYTES)) for key in self._removed], []
         return {"keys": rows, "removed": removed, "limit": MOST_KEYS, "more": len(self._changed)}
-
-
-def drain(subscription: Subscription) -> list[Any]:
-    """Return all messages that are here, across losses.
-
-    :raises sbus.errors.NotAllowed: if there are none, and the bus refuses the subscription.
-    """
-    found: list[Any] = []
-    while messages := subscription.get_ready():
-        found += messages
-    return found
 
 
 class Tap:
@@ -172,29 +194,22 @@ class Tap:
 
     def look_at_tail(self) -> Json | None:
         """Return the messages of the tail since the last look, or None if there are none."""
-        try:
-            return None if self.tail is None else self.tail.look()
-        except NotAllowed as error:
-            self.tail, self.problem = None, str(error)
-            return None
+        return None if self.tail is None else self.tail.look()
 
     def look_at_keys(self, *, report: bool) -> Json | None:
-        """Count what has come.
+        """Let the next messages come.
 
         :param report: return the changes since the last report, or None if there are none.
         """
-        try:
-            if self.keys is not None:
-                self.keys.take()
-                return self.keys.look() if report else None
-        except NotAllowed as error:
-            self.keys, self.problem = None, str(error)
-        return None
+        if self.keys is None:
+            return None
+        self.keys.go_on()
+        return self.keys.look() if report else None
 
     async def open(self) -> None:
         """Connect and subscribe; a failure is in `problem`."""
         try:
-            bus = await self._address.connect(self._reactor, self._on_lost)
+            bus = await self._address.connect(self._reactor, self._on_lost, self._on_denied)
         except SbusError as error:
             self.problem = str(error)
             return
@@ -208,14 +223,17 @@ class Tap:
                 bus.control("observer/on")
                 bus.flood_control(soft="discard")
             if tail is not None:
-                self.tail = Tail(bus.subscribe(tail))
+                self.tail = Tail(bus, tail)
             if keys is not None:
-                self.keys = Keys(bus.subscribe(keys, last=bus.core.dialect.control))
+                self.keys = Keys(bus, keys, last=bus.core.dialect.control)
         except SbusError as error:
             self.problem = str(error)
 
     def _on_lost(self, lost: Lost) -> None:
         self._lost += lost.messages or 0
+
+    def _on_denied(self, denial: Denial) -> None:
+        self.problem = str(error_of(denial))
 
     def take_lost(self) -> int:
         """Return the messages lost since the last call."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.errors import TimeoutError as NatsTimeout
 
 import sbus
-from sbus.errors import RequestFailed
+from sbus.errors import QueueError, RequestFailed
+from sbus.queue.jetstream import JetStore
+from sbus.queue.jobs import Changes, Job, Settings
 from tests.integration.clients.backends import Backend
 from tests.integration.queue.conftest import Queued
 from tests.integration.queue.test_queue import working
@@ -180,6 +183,72 @@ def test_a_full_stream_and_a_dead_job(queued: Callable[..., Queued]) -> None:
         wait_until(lambda: ask(server.address, "ls")["jobs"], lambda jobs: (jobs["ready"], jobs["out"]) == (0, 0))
         wait_until(lambda: len(ask(server.address, "peek", dead=True)), lambda count: count == 1)
         client.enqueue("jobs", "k", bytes(10_000))
+
+
+@pytest.fixture
+def stream(nats: NatsServer) -> Iterator[JetStore]:
+    """The stream of a queue, without its service."""
+    store = JetStore(Settings(name="jobs", store=nats.url))
+    yield store
+    store.close()
+
+
+def put(stream: JetStore, uid: int = 0, ident: bytes = b"") -> int:
+    """Put a job into the stream, and return its number."""
+    numbers: dict[int, tuple[int, bool]] = {}
+    stream.put([Job(0, b"k", b"1 2 3", uid, 2, b"x", ident=ident)], numbers)
+    return numbers[0][0]
+
+
+def take(stream: JetStore, count: int) -> dict[int, Job]:
+    """Return this number of jobs, as a service gets them."""
+    stream.want(count)
+    taken: list[Job] = []
+    wait_until(lambda: taken.extend(stream.take()), lambda _: len(taken) == count)
+    for job in taken:
+        job.reason = "poison: bad"
+    return {job.id: job for job in taken}
+
+
+def test_no_id_of_a_user_is_that_of_a_move(stream: JetStore) -> None:
+    """Whatever IDs users choose, another user's job is among the dead ones when it dies."""
+    chosen = [(put(stream, uid, b"\xde\xad"), put(stream, uid, b"")) for uid in range(1, 9)]
+    everything = {id for pair in chosen for id in pair}
+    assert everything == set(range(1, 17))
+    stream.write(Changes(changed=list(take(stream, len(everything)).values())), 0.0)
+    assert {job.id for job in stream.jobs()} == everything
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "deleted"])
+def test_a_move_that_is_repeated(stream: JetStore, monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
+    """A move whose second half failed is completed, also if the dead job was deleted meanwhile."""
+    id = put(stream)
+    dead = Changes(changed=[take(stream, 1)[id]])
+
+    async def fail(held: Any) -> None:
+        raise NatsTimeout
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "_end", fail)
+        with pytest.raises(QueueError, match="is nats-server up"):
+            stream.write(dead, 0.0)
+    if not is_there:
+        stream._do(stream._js.delete_msg(stream._stream, 2))
+    stream.write(dead, 0.0)
+    assert [job.id for job in stream.jobs()] == [id] * is_there
+    assert stream._do(stream._js.stream_info(stream._stream)).state.messages == is_there
+
+
+def test_a_message_in_the_place_of_a_move(stream: JetStore) -> None:
+    """If another program has taken the ID of a move, the job stays, and the error names the message."""
+    id = put(stream)
+    jobs = take(stream, 1)
+    headers = {"Nats-Msg-Id": f"move.{id}.dead"}
+    stream._do(stream._js.publish(f"{stream._stream}.dead", b"other", headers=headers))
+    with pytest.raises(QueueError, match=r"message 2 .* has the ID move\.1\.dead and is not job 1: end the"):
+        stream.write(Changes(changed=[jobs[id]]), 0.0)
+    assert stream.payloads([id]) == {id: b"x"}
+    assert stream._do(stream._js.stream_info(stream._stream)).state.messages == 2
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sbus.cli.main import _Failure
 from sbus.cli.output import Progress, escape, pluralize
 
 PAYLOADS = st.binary(max_size=20) | st.text(max_size=10).map(str.encode)
@@ -71,3 +72,9 @@ def test_progress_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch:
     progress.clear()
     progress.clear()
     assert re.sub(r"\r\x1b\[K", "<", capsys.readouterr().err) == "<1 of 2<2 of 2<"
+
+
+def test_a_failure_with_the_end_of_a_log(capfd: pytest.CaptureFixture[str]) -> None:
+    """The lines of a log stay lines; what could harm a terminal is text."""
+    _Failure("it has ended; its log:\none\x1b[2J\ntwo", 1).show()
+    assert capfd.readouterr().err == "sbus: it has ended; its log:\none\\x1b[2J\ntwo\n"

@@ -109,7 +109,7 @@ def next_job(work: WorkCore) -> Job:
 
 @given(
     st.binary(),
-    st.none() | st.binary(min_size=1, max_size=256).filter(lambda id: not set(b" \0") & set(id) and id.split() == [id]),
+    st.none() | st.binary(min_size=1, max_size=256).filter(lambda id: not set(b" \t\n\r\v\f\0") & set(id)),
 )
 def test_puts_come_back(payload: bytes, id: bytes | None) -> None:
     """What a put says is read as it was meant, whatever the payload is."""
@@ -123,6 +123,13 @@ def test_malformed_puts(text: bytes) -> None:
     """A malformed put is refused."""
     with pytest.raises(UsageError):
         parse_put(text)
+
+
+@pytest.mark.parametrize("id", ["", "x" * 257, "a b", "a\0b", "a\tb", "a\n", "\ra", b"a\vb", b"a\fnot-before=9"])
+def test_impossible_ids(id: bytes | str) -> None:
+    """An ID is one word, so that no part of it is taken for something else."""
+    with pytest.raises(UsageError, match="give 1 to 256 bytes without white space and NUL"):
+        build_put(b"", id)
 
 
 @pytest.mark.parametrize("delay", [-1.0, math.inf, math.nan])
