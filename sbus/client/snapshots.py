@@ -3,21 +3,21 @@
 Theory of operation
 -------------------
 
-``CMSG last`` subscribes and makes the server send what it keeps of matching keys, as ordinary messages, and then
-``last/done``. The client has to tell these messages from those that waited for it before, because a snapshot is for the
-subscription that asked for it and for no other: another subscription with a matching pattern has had these values.
+``CMSG last`` subscribes and makes the server send the last values of matching keys, as ordinary messages, and then
+``last/done``. The client has to distinguish these messages from those that waited before: a snapshot is only for the
+subscription that asked for it, as another one with a matching pattern has had these values.
 
 So the request is sent between two questions. Answers come in order, and a message stands where it was queued. From the
 answer to ``bye/on``, which follows everything queued before, until ``last/done``, every message with a matching key
 belongs to the snapshot. A server without extensions does not answer ``bye/on``, so that no snapshot begins; its answer
-to ``whoami`` ends one that a server without last values cannot end. With that end, the subscription begins to get other
-messages: those that came before it are older than the snapshot, and were for others.
+to ``whoami`` ends one that a server without last values cannot end. After that end, the subscription gets other messages,
+too: earlier ones are older than the snapshot.
 
 ``SUB`` follows ``last`` for the sake of such servers. Identical subscriptions are counted, so the client ends each of
 them: one ``UNSUB`` for the ``SUB``, and one for every ``last``.
 
-Under another order than ``order/queue`` the answer to ``bye/on`` overtakes messages that waited. One of them may be
-taken for a part of the snapshot then. So that nobody loses it, the other subscriptions get the snapshot too, unmarked.
+Under another order than ``order/queue`` the answer to ``bye/on`` overtakes waiting messages. One of them may be taken for
+a part of the snapshot. To lose none, the other subscriptions get the snapshot too, unmarked.
 
 If the server refuses the pattern, it says so to ``last`` and to ``SUB``; the answer to ``whoami`` stands behind both.
 
