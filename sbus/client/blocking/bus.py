@@ -290,7 +290,7 @@ class Bus(BlockingConnection[Subscription]):
 
         :raises sbus.errors.Disconnected: if the connection has ended.
         """
-        sock = self._connected(None)
+        sock = self._connected(self._limit)
         if sock is None:
             raise Disconnected("not connected at present")
         return sock
@@ -362,7 +362,7 @@ class Bus(BlockingConnection[Subscription]):
 
     def _end_watch(self, watch: Watch) -> None:
         if self._error is None:
-            self._send_last(self.core.extensions.unwatch(watch), self._limit)
+            self._send_last(self.core.extensions.unwatch(watch))
 
     def _refuse(self, subscription: Subscription, error: NotAllowed) -> bool:
         self._outbox.extend(self.core.unsubscribe(subscription))
@@ -377,15 +377,15 @@ class Bus(BlockingConnection[Subscription]):
     def _keep_shared(self, mark: LossMark) -> None:
         self._messages.keep(mark)
 
-    def _unsubscribe(self, subscription: Subscription, deadline: float | None) -> None:
+    def _unsubscribe(self, subscription: Subscription) -> None:
         if self._error is None:
-            self._send_last(self.core.unsubscribe(subscription), deadline)
+            self._send_last(self.core.unsubscribe(subscription))
 
-    def _send_last(self, packets: list[bytes], deadline: float | None) -> None:
+    def _send_last(self, packets: list[bytes]) -> None:
         """Send the packets that end a subscription or a watch, which has ended here whether they go out or not."""
         self._outbox.extend(packets)
         if self._loss_reason is None:
             try:
-                self._drain(deadline)
+                self._drain(self._deadline)
             except (Disconnected, TimedOut):
                 pass

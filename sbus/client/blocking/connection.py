@@ -44,11 +44,10 @@ from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in
 from sbus.client.connecting import (
     SERVER_CLOSED,
     Backoff,
-    connect_blocking,
+    connect_first,
     connect_once,
     describe_loss,
     find_address,
-    is_absent,
 )
 from sbus.client.core import Batch
 from sbus.client.denials import Denial
@@ -129,19 +128,24 @@ class BlockingConnection(ClientApi[Sub]):
 
     @contextmanager
     def limit(self, timeout: float | None) -> Iterator[None]:
-        """Bound a block of calls that have no timeout: those that send, also while they reconnect.
+        """Bound a block of calls that send or ask, also while they reconnect; a shorter timeout of a call counts.
 
-        A call that sends several messages may have sent some of them when it raises.
+        A call that sends several messages may have sent some of them when it raises. Closing does not raise.
 
-        :param timeout: seconds for all of the block; None for no limit.
+        :param timeout: seconds for all of the block; None for no limit but that of a block around it.
         :raises sbus.errors.TimedOut: from the call that would take longer.
         """
         outer = self._deadline, self._limit
-        self._deadline = self._limit = deadline_in(timeout)
+        self._deadline = self._limit = self._until(timeout)
         try:
             yield
         finally:
             self._deadline, self._limit = outer
+
+    def _until(self, timeout: float | None) -> float | None:
+        """Return the deadline of a call with this timeout within the block of `limit`."""
+        own, limit = deadline_in(timeout), self._limit
+        return own if limit is None else limit if own is None else min(own, limit)
 
     def send(self, packets: list[bytes]) -> None:
         """See `sbus.client.api.ClientApi.send`."""
@@ -174,7 +178,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _send_one(self, packet: bytes, flags: int, timeout: float | None) -> None:
         """Send one message within a timeout, or leave it unsent."""
-        deadline = deadline_in(0.0 if flags & DONTWAIT else timeout)
+        deadline = self._until(0.0 if flags & DONTWAIT else timeout)
         try:
             while True:
                 self._drain(deadline)
@@ -188,7 +192,7 @@ class BlockingConnection(ClientApi[Sub]):
         except TimedOut:
             if flags & DONTWAIT:
                 raise BlockingIOError(errno.EAGAIN, "the socket is full, or not connected at present") from None
-            raise TimedOut(f"not sent: the socket was full, or not connected, for {timeout} seconds") from None
+            raise TimedOut("not sent: the socket was full, or not connected, until its time was over") from None
 
     def _drain(self, deadline: float | None) -> None:
         """Send the outbox, or find out that the connection is lost."""
@@ -449,7 +453,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _run(self, call: Coroutine[PolledWaiter, None, T], timeout: float | None) -> T:
         """Run a coroutine of `ClientApi`: read the socket while it waits."""
-        outer, deadline = self._deadline, deadline_in(timeout)
+        outer, deadline = self._deadline, self._until(timeout)
         self._deadline = deadline
         error: Exception | None = None
         try:
@@ -463,7 +467,8 @@ class BlockingConnection(ClientApi[Sub]):
                 try:
                     self._read_until(waiter.is_done, deadline)
                 except TimedOut:
-                    error = TimedOut(f"no answer within {timeout} seconds")
+                    time_given = "the limit" if deadline == self._limit else f"{timeout} seconds"
+                    error = TimedOut(f"no answer within {time_given}")
                 except Disconnected as e:
                     error = e
         finally:
@@ -474,22 +479,8 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _open(self) -> None:
         deadline = deadline_in(self._options.timeout)
-        self._attach(self._connect_first(deadline))
+        self._attach(connect_first(self.address, self._options.buffer_size, self._backoff, deadline))
         self._drain(deadline)
-
-    def _connect_first(self, deadline: float | None) -> socket.socket:
-        """Connect for the first time; with ``reconnect``, wait for a server that is not there yet."""
-        delays = Backoff().delays() if self._backoff is None else self._backoff.delays()
-        next(delays)
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                return connect_blocking(self.address, self._options.buffer_size, left)
-            except ConnectError as error:
-                pause = next(delays)
-                if self._backoff is None or not is_absent(error) or (left is not None and pause > left):
-                    raise
-            time.sleep(pause)
 
     def _is_unsettled(self) -> bool:
         """Return whether a callback runs before it is known if the new server takes payloads."""

@@ -1,0 +1,113 @@
+"""How long the calls of a blocking client take while the server does not read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import sbus
+from sbus.client import blocking
+from sbus.errors import TimedOut
+from tests.support.harness import Bus
+from tests.support.waiting import paused
+
+
+@pytest.fixture
+def client(shared: Bus) -> Iterator[blocking.Bus]:
+    with sbus.connect(str(shared.address)) as client:
+        yield client
+
+
+@contextmanager
+def stuck(server: Bus, *clients: blocking.Bus) -> Iterator[None]:
+    """Have a server not read, and fill the sockets of clients; fail if the body waits until the server reads."""
+    with paused(server.pid):
+        for client in clients:
+            for size in (10_000, 0):
+                with pytest.raises(BlockingIOError):
+                    while True:
+                        client.publish("x", bytes(size), flags=socket.MSG_DONTWAIT)
+
+        def give_up() -> None:
+            os.kill(server.pid, signal.SIGCONT)
+            for client in clients:
+                client.close()
+
+        timer = threading.Timer(5.0, give_up)
+        timer.start()
+        try:
+            yield
+            assert not timer.finished.is_set()
+        finally:
+            timer.cancel()
+
+
+@pytest.fixture
+def worker(client: blocking.Bus) -> blocking.Work:
+    """A worker that waits for jobs; no service has its queue."""
+    work = client.work("none")
+    with pytest.raises(TimedOut):
+        work.get(timeout=0.0)
+    while not client.works:
+        with pytest.raises(TimedOut):
+            work.get(timeout=0.02)
+    return work
+
+
+def test_close_does_not_wait_for_a_full_socket(client: blocking.Bus, worker: blocking.Work, shared: Bus) -> None:
+    """The bus closes at once, with its workers, though the server does not read."""
+    with stuck(shared, client):
+        client.close()
+    assert client.works == []
+
+
+def large_batch(client: blocking.Bus) -> None:
+    with client.payloads() as batch:
+        batch.publish("k", bytes(1_000_000))
+
+
+CALLS: dict[str, Callable[[blocking.Bus], object]] = {
+    "whoami": lambda client: client.whoami(),
+    "fence": lambda client: client.fence(),
+    "inbox": lambda client: client.inbox("a"),
+    "answer_proofs": lambda client: client.answer_proofs(),
+    "request": lambda client: client.request("a", timeout=30.0),
+    "work": lambda client: client.work("none").get(),
+    "publish": lambda client: client.publish("a"),
+    "publish for a time": lambda client: client.publish("a", timeout=30.0),
+    "large publish": lambda client: client.publish("a", bytes(1_000_000)),
+    "large publish_many": lambda client: client.publish_many([("a", bytes(1_000_000))]),
+    "large payloads": large_batch,
+    "a limit in the limit": lambda client: limited(client, client.fence),
+}
+
+
+def limited(client: blocking.Bus, call: Callable[[], object]) -> None:
+    with client.limit(None), client.limit(30.0):
+        call()
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_limit_bounds_every_call(shared: Bus, call: Callable[[blocking.Bus], object]) -> None:
+    """`limit` ends a call that has a later timeout, or none, while the server does not read."""
+    with paused(shared.pid):
+        client = sbus.connect(str(shared.address), payloads=True)
+    with client, stuck(shared, client), client.limit(0.05), pytest.raises(TimedOut):
+        call(client)
+
+
+def test_limit_bounds_the_end_of_a_subscription(client: blocking.Bus, shared: Bus) -> None:
+    """Closing a subscription or a watch within a `limit` raises nothing: the rest goes out with the next packet."""
+    subscription, watch = client.subscribe("a"), client.watch_subscribers("a")
+    with stuck(shared, client), client.limit(0.05):
+        subscription.close()
+        watch.close()
+    client.publish("a")
+    client.fence()
+    assert client.get_ready() == []
