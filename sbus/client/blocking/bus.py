@@ -17,6 +17,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Self, Unpack
 
 from sbus.client.api import Inbox
@@ -383,9 +384,5 @@ class Bus(BlockingConnection[Subscription]):
 
     def _send_last(self, packets: list[bytes]) -> None:
         """Send the packets that end a subscription or a watch, which has ended here whether they go out or not."""
-        self._outbox.extend(packets)
-        if self._loss_reason is None:
-            try:
-                self._drain(self._deadline)
-            except (Disconnected, TimedOut):
-                pass
+        with suppress(Disconnected, TimedOut):
+            self.send(packets)

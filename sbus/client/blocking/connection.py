@@ -21,8 +21,8 @@ is done. A call may be nested in another one's callback; each keeps its own dead
 raises, that read raises at once.
 
 *Reconnecting.* A send or a read finds out that the connection is lost. Messages received before are kept; replies are
-dropped, because their waiters fail. The next call that needs the socket reconnects, until its own deadline: it connects
-when the `Backoff` permits, and sends the outbox with the restored settings (`_reconnect_loop`).
+dropped, because their waiters fail. The next call that publishes, reads or asks reconnects, until its own deadline: it
+connects when the `Backoff` permits, and sends the outbox with the restored settings (`_reconnect_loop`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from sbus.client.api import ClientApi, State, Sub
 from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in, poll_socket
 from sbus.client.connecting import (
     SERVER_CLOSED,
-    Backoff,
     connect_first,
     connect_once,
     describe_loss,
@@ -148,11 +147,12 @@ class BlockingConnection(ClientApi[Sub]):
         return own if limit is None else limit if own is None else min(own, limit)
 
     def send(self, packets: list[bytes]) -> None:
-        """See `sbus.client.api.ClientApi.send`."""
+        """See `sbus.client.api.ClientApi.send`; without a connection, the packets wait for the call that reconnects."""
         if self._error is not None:
             raise self._error
         self._outbox.extend(packets)
-        self._drain(self._deadline)
+        if self._loss_reason is None:
+            self._drain(self._deadline)
 
     def _take_back(self, packet: bytes) -> None:
         self._outbox.take_back(packet)

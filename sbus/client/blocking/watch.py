@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
 from sbus.client import watches
@@ -20,6 +21,9 @@ class Owner(Protocol):
 
     def _end_watch(self, watch: Watch) -> None:
         """End a watch."""
+
+    def limit(self, timeout: float | None) -> AbstractContextManager[None]:
+        """Bound a block of calls."""
 
 
 class Watch(watches.Watch):
@@ -61,5 +65,6 @@ class Watch(watches.Watch):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._bus.limit(None if kind is None else 0.0):  # as for a subscription
+            self.close()

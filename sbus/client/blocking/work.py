@@ -35,5 +35,6 @@ class Work(WorkCore):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._bus.limit(None if kind is None else 0.0):  # as for a subscription
+            self.close()

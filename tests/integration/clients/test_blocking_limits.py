@@ -8,13 +8,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 import sbus
 from sbus.client import blocking
-from sbus.errors import TimedOut
+from sbus.client.blocking.work import Work
+from sbus.client.connecting import Backoff
+from sbus.client.core import Message
+from sbus.errors import Disconnected, TimedOut
 from tests.support.harness import Bus
+from tests.support.servers import StartBus
 from tests.support.waiting import paused
 
 
@@ -25,42 +30,56 @@ def client(shared: Bus) -> Iterator[blocking.Bus]:
 
 
 @contextmanager
-def stuck(server: Bus, *clients: blocking.Bus) -> Iterator[None]:
-    """Have a server not read, and fill the sockets of clients; fail if the body waits until the server reads."""
+def stuck(server: Bus, client: blocking.Bus) -> Iterator[None]:
+    """Have a server not read, and fill the socket of a client; fail if the body waits until the server reads."""
     with paused(server.pid):
-        for client in clients:
-            for size in (10_000, 0):
-                with pytest.raises(BlockingIOError):
-                    while True:
-                        client.publish("x", bytes(size), flags=socket.MSG_DONTWAIT)
-
-        def give_up() -> None:
-            os.kill(server.pid, signal.SIGCONT)
-            for client in clients:
-                client.close()
-
-        timer = threading.Timer(5.0, give_up)
-        timer.start()
-        try:
+        for size in (10_000, 0):
+            with pytest.raises(BlockingIOError):
+                fill(client, size)
+        with unhindered(client, lambda: os.kill(server.pid, signal.SIGCONT)):
             yield
-            assert not timer.finished.is_set()
-        finally:
-            timer.cancel()
+
+
+def fill(client: blocking.Bus, size: int) -> None:
+    while True:
+        client.publish("x", bytes(size), flags=socket.MSG_DONTWAIT)
+
+
+@contextmanager
+def unhindered(client: blocking.Bus, help: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Fail if the body waits: close the client then.
+
+    :param help: called first, to let the body end.
+    """
+
+    def give_up() -> None:
+        help()
+        client.close()
+
+    timer = threading.Timer(5.0, give_up)
+    timer.start()
+    try:
+        yield
+        assert not timer.finished.is_set()
+    finally:
+        timer.cancel()
 
 
 @pytest.fixture
-def worker(client: blocking.Bus) -> blocking.Work:
-    """A worker that waits for jobs; no service has its queue."""
+def worker(client: blocking.Bus) -> Work:
+    return start_work(client)
+
+
+def start_work(client: blocking.Bus) -> Work:
+    """Return a worker that waits for jobs; no service has its queue."""
     work = client.work("none")
-    with pytest.raises(TimedOut):
-        work.get(timeout=0.0)
     while not client.works:
         with pytest.raises(TimedOut):
             work.get(timeout=0.02)
     return work
 
 
-def test_close_does_not_wait_for_a_full_socket(client: blocking.Bus, worker: blocking.Work, shared: Bus) -> None:
+def test_close_does_not_wait_for_a_full_socket(client: blocking.Bus, worker: Work, shared: Bus) -> None:
     """The bus closes at once, with its workers, though the server does not read."""
     with stuck(shared, client):
         client.close()
@@ -111,3 +130,53 @@ def test_limit_bounds_the_end_of_a_subscription(client: blocking.Bus, shared: Bu
     client.publish("a")
     client.fence()
     assert client.get_ready() == []
+
+
+def end_job(worker: Work) -> None:
+    worker._received(Message(b"", b"0 1 1 60 1 1 1 1 k\0"))
+    with worker.get():
+        pass
+
+
+def fail_job(worker: Work) -> None:
+    worker._received(Message(b"", b"0 1 1 60 1 1 1 1 k\0"))
+    with pytest.raises(ZeroDivisionError), worker.get():
+        raise ZeroDivisionError
+
+
+def leave_work(worker: Work) -> None:
+    with pytest.raises(ZeroDivisionError), worker:
+        raise ZeroDivisionError
+
+
+def leave_watch(worker: Work) -> None:
+    watch = worker._bus.watch_subscribers("w")
+    with pytest.raises(ZeroDivisionError), watch:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("end", [end_job, fail_job, Work.close, leave_work, leave_watch])
+def test_ends_need_no_connection(bus: StartBus, end: Callable[[Work], object]) -> None:
+    """The end of a job, of a worker and of a watch does not wait until there is a connection again."""
+    server = bus()
+    with sbus.connect(str(server.address), reconnect=Backoff(longest=0.05)) as client:
+        worker = start_work(client)
+        server.kill(signal.SIGKILL)
+        server.wait()
+        with pytest.raises(Disconnected):
+            client.fence()
+        with unhindered(client):
+            end(worker)
+        assert client.state == "reconnecting"
+        bus("--reuse")
+        client.fence()
+
+
+@pytest.mark.parametrize("opening", [start_work, lambda client: client.watch_subscribers("w")], ids=["work", "watch"])
+def test_exceptions_do_not_wait_for_a_full_socket(
+    client: blocking.Bus, shared: Bus, opening: Callable[[blocking.Bus], Any]
+) -> None:
+    """An exception ends a ``with`` worker or watch at once, though the server does not read."""
+    opened = opening(client)
+    with stuck(shared, client), pytest.raises(ZeroDivisionError), opened:
+        raise ZeroDivisionError
