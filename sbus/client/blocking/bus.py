@@ -162,8 +162,17 @@ class Bus(BlockingConnection[Subscription]):
         subscription = Subscription(self, callback)
         if sender:
             subscription.require_sender()
-        self.send(self.core.subscribe(pattern, subscription, last=last, sender=sender))
+        self._begin(self.core.subscribe(pattern, subscription, last=last, sender=sender), subscription)
         return subscription
+
+    def _begin(self, packets: list[bytes], begun: Subscription | Watch) -> None:
+        """Send the packets that begin a subscription or a watch; end it if that fails, as nobody gets it then."""
+        try:
+            self.send(packets)
+        except BaseException:
+            with self.limit(0.0):
+                begun.close()
+            raise
 
     def receive(self, timeout: float | None = None, *, flags: int = 0) -> Message:
         """Wait for the next message and return it.
@@ -238,7 +247,7 @@ class Bus(BlockingConnection[Subscription]):
 
     def watch_subscribers(self, key: bytes | str) -> Watch:
         watch = Watch(self, as_bytes(key))
-        self.send(self.core.watch(watch))
+        self._begin(self.core.watch(watch), watch)
         return watch
 
     def inbox(self, name: bytes | str) -> Inbox[Subscription]:

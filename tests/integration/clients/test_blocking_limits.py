@@ -180,3 +180,24 @@ def test_exceptions_do_not_wait_for_a_full_socket(
     opened = opening(client)
     with stuck(shared, client), pytest.raises(ZeroDivisionError), opened:
         raise ZeroDivisionError
+
+
+def test_what_could_not_begin_has_ended(client: blocking.Bus, shared: Bus) -> None:
+    """A subscription or a watch that raises `TimedOut` gets nothing later, and leaves nothing in force."""
+    got: list[Message] = []
+    with stuck(shared, client):
+        for _ in range(2):
+            with pytest.raises(TimedOut), client.limit(0.02):
+                client.subscribe("k", got.append)
+            with pytest.raises(TimedOut), client.limit(0.02):
+                client.subscribe("last", last=True)
+            with pytest.raises(TimedOut), client.limit(0.02):
+                client.watch_subscribers("k")
+            with pytest.raises(TimedOut), client.limit(0.02):
+                client.work("none").get()
+    assert (client.core.state().patterns, client.core.state().watched) == ((), ())
+    assert client.has_subscribers("k") is False
+    client.subscribe("k", got.append)
+    client.publish("k")
+    client.fence()
+    assert len(got) == 1
