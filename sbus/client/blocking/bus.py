@@ -187,8 +187,8 @@ class Bus(BlockingConnection[Subscription]):
         messages = self._messages
         try:
             self._wait_for_messages(messages, 0.0 if flags & DONTWAIT else timeout)
-        except TimedOut:
-            if flags & DONTWAIT:
+        except TimedOut as e:
+            if flags & DONTWAIT and self.is_own(e):
                 raise BlockingIOError(errno.EAGAIN, "no message is waiting") from None
             raise
         return messages[0] if flags & PEEK else messages.popleft()
@@ -220,8 +220,10 @@ class Bus(BlockingConnection[Subscription]):
         while True:
             try:
                 self._wait_for_messages(messages, None)
-            except Closed:
-                return
+            except Closed as e:
+                if self.is_own(e):
+                    return
+                raise
             yield messages.popleft()
             while messages and not messages.marks:
                 yield messages.popleft()
@@ -279,8 +281,10 @@ class Bus(BlockingConnection[Subscription]):
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> bool:
         try:
             return self._run(self._verify(peer), timeout)
-        except TimedOut:
-            return False
+        except TimedOut as e:
+            if self.is_own(e):
+                return False
+            raise
 
     # --- the socket --------------------------------------------------------------------------
 

@@ -34,12 +34,12 @@ import select
 import socket
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sized
 from contextlib import contextmanager
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar
 
 from sbus.client.api import ClientApi, State, Sub
+from sbus.client.blocking.callbacks import Callbacks
 from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in, poll_socket
 from sbus.client.connecting import (
     SERVER_CLOSED,
@@ -66,7 +66,6 @@ from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW,
 __all__ = ["BlockingConnection"]
 
 T = TypeVar("T")
-Args = TypeVarTuple("Args")
 
 _BUNDLE_REPLY = build(CMSG, BUNDLE_ON, b"")
 """The beginning of the server's reply to ``bundle/on``."""
@@ -98,7 +97,8 @@ class BlockingConnection(ClientApi[Sub]):
         self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
         self._send_some = PayloadSender(self.core, self._payload_dropped).send if options.payloads else send_some
         self._batch = _DONE  # what was received; a callback that reads on continues it
-        self._callback_errors: deque[Exception] = deque()
+        self._callbacks = Callbacks()
+        self._call_user = self._callbacks.call
         self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
         # What to send before any message:
         self._outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
@@ -189,7 +189,9 @@ class BlockingConnection(ClientApi[Sub]):
                     return
                 if sock is self._sock:
                     self._wait_writable(sock, deadline)
-        except TimedOut:
+        except TimedOut as e:
+            if not self.is_own(e):
+                raise
             if flags & DONTWAIT:
                 raise BlockingIOError(errno.EAGAIN, "the socket is full, or not connected at present") from None
             raise TimedOut("not sent: the socket was full, or not connected, until its time was over") from None
@@ -338,7 +340,7 @@ class BlockingConnection(ClientApi[Sub]):
 
         :returns: as `_read_ready`.
         """
-        if self._reader.is_empty and self._batch is _DONE and not self._callback_errors:
+        if self._reader.is_empty and self._batch is _DONE and not self._callbacks.errors:
             sock = self._sock if self._reconnecting else self._usable
             if sock is not None and not self._poll(sock, select.POLLIN, deadline):
                 raise TimedOut("nothing has come in time")
@@ -353,10 +355,8 @@ class BlockingConnection(ClientApi[Sub]):
         try:
             while left > 0 and (packets := self._read_ready(0.0)):
                 left -= buffer_bytes(packets)
-        except TimedOut:
-            pass  # not connected at present
-        except Disconnected:
-            if not wanted:
+        except (TimedOut, Disconnected) as e:  # a time-out: not connected at present
+            if not self.is_own(e) or (isinstance(e, Disconnected) and not wanted):
                 raise
 
     def _read_ready(self, deadline: float | None) -> list[bytes]:
@@ -365,8 +365,7 @@ class BlockingConnection(ClientApi[Sub]):
         :param deadline: until when to wait for a connection.
         :returns: the packets, or `_OTHER`; nothing if there were none.
         """
-        if self._callback_errors:
-            raise self._callback_errors.popleft()
+        self._callbacks.raise_first()
         batch, packets = self._batch, _OTHER
         if batch is _DONE:
             sock = self._usable
@@ -396,16 +395,12 @@ class BlockingConnection(ClientApi[Sub]):
         self.core.process(batch)
         if self._batch is batch:
             self._batch = _DONE
-        if self._callback_errors:
-            raise self._callback_errors.popleft()
+        self._callbacks.raise_first()
         return packets
 
-    def _call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
-        """Call the application; if it raises, keep the error and go on."""
-        try:
-            callback(*args)
-        except Exception as e:
-            self._callback_errors.append(e)
+    def is_own(self, error: Exception) -> bool:
+        """Return whether an error comes from this client: one of a callback reaches the caller, whatever it is."""
+        return error is not self._callbacks.raised or error is self._error
 
     @abstractmethod
     def _keepers(self) -> list[LossKeeper]:
@@ -421,7 +416,7 @@ class BlockingConnection(ClientApi[Sub]):
     def report_lost(self, lost: Lost) -> None:
         """Call ``on_lost``."""
         assert self._options.on_lost is not None
-        self._options.on_lost(lost)
+        self._callbacks.call_now(self._options.on_lost, lost)
 
     def _denied(self, denial: Denial) -> None:
         if self._options.on_denied is None:
@@ -466,11 +461,11 @@ class BlockingConnection(ClientApi[Sub]):
                 error = None
                 try:
                     self._read_until(waiter.is_done, deadline)
-                except TimedOut:
+                except (TimedOut, Disconnected) as e:
+                    if not self.is_own(e):
+                        raise
                     time_given = "the limit" if deadline == self._limit else f"{timeout} seconds"
-                    error = TimedOut(f"no answer within {time_given}")
-                except Disconnected as e:
-                    error = e
+                    error = e if isinstance(e, Disconnected) else TimedOut(f"no answer within {time_given}")
         finally:
             self._deadline = outer
             call.close()
@@ -569,7 +564,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._usable = self._sock if self._error is None else None
         on_gap = self._options.on_gap
         if on_gap is not None and reason is not None and self._error is None:
-            on_gap(reason)
+            self._callbacks.call_now(on_gap, reason)
 
     def _try_to_connect(self, deadline: float | None) -> None:
         """Make one attempt to connect, when the next one is due."""

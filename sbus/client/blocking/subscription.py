@@ -49,6 +49,9 @@ class Owner(Protocol):
     def _unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription."""
 
+    def is_own(self, error: Exception) -> bool:
+        """Return whether an error comes from the bus, and not from a callback."""
+
     def limit(self, timeout: float | None) -> AbstractContextManager[None]:
         """Bound a block of calls."""
 
@@ -183,8 +186,10 @@ class Subscription:
         while True:
             try:
                 yield self.get()
-            except Closed:
-                return
+            except Closed as e:
+                if self._bus.is_own(e):
+                    return
+                raise
 
     @property
     def pending(self) -> int:

@@ -22,6 +22,9 @@ class Owner(Protocol):
     def _end_watch(self, watch: Watch) -> None:
         """End a watch."""
 
+    def is_own(self, error: Exception) -> bool:
+        """Return whether an error comes from the bus, and not from a callback."""
+
     def limit(self, timeout: float | None) -> AbstractContextManager[None]:
         """Bound a block of calls."""
 
@@ -54,8 +57,10 @@ class Watch(watches.Watch):
         while True:
             try:
                 yield self.get()
-            except Closed:
-                return
+            except Closed as e:
+                if self._bus.is_own(e):
+                    return
+                raise
 
     def close(self) -> None:
         """End the watch; iteration over it ends."""

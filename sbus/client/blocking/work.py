@@ -19,8 +19,9 @@ class Work(WorkCore):
         try:
             while True:
                 yield self.get()
-        except Closed:
-            pass
+        except Closed as e:
+            if not self._bus.is_own(e):
+                raise
         finally:
             self.close()
 
