@@ -111,7 +111,7 @@ class Bus(BlockingConnection[Subscription]):
             if self._outbox.packets:
                 self._drain(self._limit)
             sock = self._usable or self._connected(self._limit)
-            if sock is None:
+            if sock is None or (self._reconnecting and self._is_unsettled()):
                 return False
             try:
                 if send_split(sock, head, payload):

@@ -120,3 +120,28 @@ def test_callback_that_closes_the_bus_ends_its_loop(client: blocking.Bus) -> Non
     client.publish("k")
     assert list(client) == []
     assert list(client) == []
+
+
+def test_what_callbacks_publish_keeps_its_order(bus: StartBus) -> None:
+    """Messages of all sizes that ``on_lost`` publishes while the client reconnects arrive in their order."""
+    got: list[bytes] = []
+    connection: blocking.Bus
+
+    def on_lost(lost: Lost) -> None:
+        connection.publish("k/1", bytes(1_000_000))
+        connection.publish("k/2", bytes(40_000))
+        connection.publish("k/3")
+
+    server = bus()
+    options: Any = {"reconnect": Backoff(longest=0.05), "payloads": True, "on_lost": on_lost}
+    with sbus.connect(str(server.address), **options) as connection:
+        connection.subscribe("k/", lambda message: got.append(message.key))
+        connection.fence()
+        server.kill(signal.SIGKILL)
+        server.wait()
+        with pytest.raises(Disconnected):
+            connection.fence()
+        bus("--reuse")
+        connection.fence(TIMEOUT)
+        connection.fence(TIMEOUT)
+    assert got == [b"k/1", b"k/2", b"k/3"]
