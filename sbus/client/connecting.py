@@ -43,6 +43,7 @@ __all__ = [
     "backlog_full",
     "check_address",
     "connect_blocking",
+    "connect_first",
     "connect_once",
     "describe_connect_error",
     "describe_loss",
@@ -157,6 +158,26 @@ def connect_blocking(address: str, max_packet: int, timeout: float | None) -> so
             raise ConnectError(backlog_full(address))
         time.sleep(BACKLOG_RETRY)
     return sock
+
+
+def connect_first(address: str, max_packet: int, backoff: Backoff | None, deadline: float | None) -> socket.socket:
+    """Connect for the first time; with a backoff, wait for a server that is not there yet.
+
+    :param max_packet: as for `connect_once`.
+    :param deadline: the `time.monotonic` of the end; None for no limit.
+    :raises sbus.errors.ConnectError: as `connect_blocking`.
+    """
+    delays = (backoff or Backoff()).delays()
+    next(delays)
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return connect_blocking(address, max_packet, left)
+        except ConnectError as error:
+            pause = next(delays)
+            if backoff is None or not is_absent(error) or (left is not None and pause > left):
+                raise
+        time.sleep(pause)
 
 
 def is_absent(error: ConnectError) -> bool:

@@ -450,7 +450,7 @@ class WorkCore:
             self._renew_at = min(self._renew_at, job.renew_at)
 
     def say(self, words: tuple[bytes, bytes]) -> None:
-        """Say something to the service, without waiting for the socket; without a connection it sees that itself."""
+        """Say something to the service, without waiting for a connection: without one it sees that itself."""
         with suppress(SbusError):
             self._bus.send([self._bus.core.publish(*self._message(words))])
 

@@ -10,16 +10,15 @@ subscription that asked for it, as another one with a matching pattern has had t
 So the request is sent between two questions. Answers come in order, and a message stands where it was queued. From the
 answer to ``bye/on``, which follows everything queued before, until ``last/done``, every message with a matching key
 belongs to the snapshot. A server without extensions does not answer ``bye/on``, so that no snapshot begins; its answer
-to ``whoami`` ends one that a server without last values cannot end. After that end, the subscription gets other messages,
+to ``whoami`` ends one that a server without last values cannot end. After that, the subscription gets other messages
 too: earlier ones are older than the snapshot.
 
-``SUB`` follows ``last`` for the sake of such servers. Identical subscriptions are counted, so the client ends each of
-them: one ``UNSUB`` for the ``SUB``, and one for every ``last``.
+``SUB`` follows ``last`` for such servers. Identical subscriptions are counted, so the client ends each: one ``UNSUB``
+for the ``SUB``, and one for every ``last``. If the server refuses the pattern, it denies ``last`` and ``SUB``; the
+answer to ``whoami`` follows both.
 
-Under another order than ``order/queue`` the answer to ``bye/on`` overtakes waiting messages. One of them may be taken for
-a part of the snapshot. To lose none, the other subscriptions get the snapshot too, unmarked.
-
-If the server refuses the pattern, it says so to ``last`` and to ``SUB``; the answer to ``whoami`` stands behind both.
+Under another order than ``order/queue`` the answer to ``bye/on`` overtakes waiting messages. One of them may count as a
+part of the snapshot. To lose none, the other subscriptions get the snapshot too, unmarked.
 
 After a reconnect the client asks for the snapshot again.
 """

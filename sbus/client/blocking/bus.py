@@ -17,6 +17,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Self, Unpack
 
 from sbus.client.api import Inbox
@@ -110,7 +111,7 @@ class Bus(BlockingConnection[Subscription]):
             if self._outbox.packets:
                 self._drain(self._limit)
             sock = self._usable or self._connected(self._limit)
-            if sock is None:
+            if sock is None or (self._reconnecting and self._is_unsettled()):
                 return False
             try:
                 if send_split(sock, head, payload):
@@ -161,8 +162,17 @@ class Bus(BlockingConnection[Subscription]):
         subscription = Subscription(self, callback)
         if sender:
             subscription.require_sender()
-        self.send(self.core.subscribe(pattern, subscription, last=last, sender=sender))
+        self._begin(self.core.subscribe(pattern, subscription, last=last, sender=sender), subscription)
         return subscription
+
+    def _begin(self, packets: list[bytes], begun: Subscription | Watch) -> None:
+        """Send the packets that begin a subscription or a watch; end it if that fails, as nobody gets it then."""
+        try:
+            self.send(packets)
+        except BaseException:
+            with self.limit(0.0):
+                begun.close()
+            raise
 
     def receive(self, timeout: float | None = None, *, flags: int = 0) -> Message:
         """Wait for the next message and return it.
@@ -177,8 +187,8 @@ class Bus(BlockingConnection[Subscription]):
         messages = self._messages
         try:
             self._wait_for_messages(messages, 0.0 if flags & DONTWAIT else timeout)
-        except TimedOut:
-            if flags & DONTWAIT:
+        except TimedOut as e:
+            if flags & DONTWAIT and self.is_own(e):
                 raise BlockingIOError(errno.EAGAIN, "no message is waiting") from None
             raise
         return messages[0] if flags & PEEK else messages.popleft()
@@ -210,8 +220,10 @@ class Bus(BlockingConnection[Subscription]):
         while True:
             try:
                 self._wait_for_messages(messages, None)
-            except Closed:
-                return
+            except Closed as e:
+                if self.is_own(e):
+                    return
+                raise
             yield messages.popleft()
             while messages and not messages.marks:
                 yield messages.popleft()
@@ -237,7 +249,7 @@ class Bus(BlockingConnection[Subscription]):
 
     def watch_subscribers(self, key: bytes | str) -> Watch:
         watch = Watch(self, as_bytes(key))
-        self.send(self.core.watch(watch))
+        self._begin(self.core.watch(watch), watch)
         return watch
 
     def inbox(self, name: bytes | str) -> Inbox[Subscription]:
@@ -269,8 +281,10 @@ class Bus(BlockingConnection[Subscription]):
     def verify(self, peer: bytes | str, timeout: float | None = 10.0) -> bool:
         try:
             return self._run(self._verify(peer), timeout)
-        except TimedOut:
-            return False
+        except TimedOut as e:
+            if self.is_own(e):
+                return False
+            raise
 
     # --- the socket --------------------------------------------------------------------------
 
@@ -290,7 +304,7 @@ class Bus(BlockingConnection[Subscription]):
 
         :raises sbus.errors.Disconnected: if the connection has ended.
         """
-        sock = self._connected(None)
+        sock = self._connected(self._limit)
         if sock is None:
             raise Disconnected("not connected at present")
         return sock
@@ -362,7 +376,7 @@ class Bus(BlockingConnection[Subscription]):
 
     def _end_watch(self, watch: Watch) -> None:
         if self._error is None:
-            self._send_last(self.core.extensions.unwatch(watch), self._limit)
+            self._send_last(self.core.extensions.unwatch(watch))
 
     def _refuse(self, subscription: Subscription, error: NotAllowed) -> bool:
         self._outbox.extend(self.core.unsubscribe(subscription))
@@ -377,15 +391,11 @@ class Bus(BlockingConnection[Subscription]):
     def _keep_shared(self, mark: LossMark) -> None:
         self._messages.keep(mark)
 
-    def _unsubscribe(self, subscription: Subscription, deadline: float | None) -> None:
+    def _unsubscribe(self, subscription: Subscription) -> None:
         if self._error is None:
-            self._send_last(self.core.unsubscribe(subscription), deadline)
+            self._send_last(self.core.unsubscribe(subscription))
 
-    def _send_last(self, packets: list[bytes], deadline: float | None) -> None:
+    def _send_last(self, packets: list[bytes]) -> None:
         """Send the packets that end a subscription or a watch, which has ended here whether they go out or not."""
-        self._outbox.extend(packets)
-        if self._loss_reason is None:
-            try:
-                self._drain(deadline)
-            except (Disconnected, TimedOut):
-                pass
+        with suppress(Disconnected, TimedOut):
+            self.send(packets)

@@ -21,8 +21,8 @@ is done. A call may be nested in another one's callback; each keeps its own dead
 raises, that read raises at once.
 
 *Reconnecting.* A send or a read finds out that the connection is lost. Messages received before are kept; replies are
-dropped, because their waiters fail. The next call that needs the socket reconnects, until its own deadline: it connects
-when the `Backoff` permits, and sends the outbox with the restored settings (`_reconnect_loop`).
+dropped, because their waiters fail. The next call that publishes, reads or asks reconnects, until its own deadline: it
+connects when the `Backoff` permits, and sends the outbox with the restored settings (`_reconnect_loop`).
 """
 
 from __future__ import annotations
@@ -34,21 +34,19 @@ import select
 import socket
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sized
 from contextlib import contextmanager
-from typing import TypeVar, TypeVarTuple
+from typing import TypeVar
 
 from sbus.client.api import ClientApi, State, Sub
+from sbus.client.blocking.callbacks import Callbacks
 from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in, poll_socket
 from sbus.client.connecting import (
     SERVER_CLOSED,
-    Backoff,
-    connect_blocking,
+    connect_first,
     connect_once,
     describe_loss,
     find_address,
-    is_absent,
 )
 from sbus.client.core import Batch
 from sbus.client.denials import Denial
@@ -68,7 +66,6 @@ from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW,
 __all__ = ["BlockingConnection"]
 
 T = TypeVar("T")
-Args = TypeVarTuple("Args")
 
 _BUNDLE_REPLY = build(CMSG, BUNDLE_ON, b"")
 """The beginning of the server's reply to ``bundle/on``."""
@@ -100,7 +97,8 @@ class BlockingConnection(ClientApi[Sub]):
         self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
         self._send_some = PayloadSender(self.core, self._payload_dropped).send if options.payloads else send_some
         self._batch = _DONE  # what was received; a callback that reads on continues it
-        self._callback_errors: deque[Exception] = deque()
+        self._callbacks = Callbacks()
+        self._call_user = self._callbacks.call
         self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
         # What to send before any message:
         self._outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
@@ -129,26 +127,32 @@ class BlockingConnection(ClientApi[Sub]):
 
     @contextmanager
     def limit(self, timeout: float | None) -> Iterator[None]:
-        """Bound a block of calls that have no timeout: those that send, also while they reconnect.
+        """Bound a block of calls that send or ask, also while they reconnect; a shorter timeout of a call counts.
 
-        A call that sends several messages may have sent some of them when it raises.
+        A call that sends several messages may have sent some of them when it raises. Closing does not raise.
 
-        :param timeout: seconds for all of the block; None for no limit.
+        :param timeout: seconds for all of the block; None for no limit but that of a block around it.
         :raises sbus.errors.TimedOut: from the call that would take longer.
         """
         outer = self._deadline, self._limit
-        self._deadline = self._limit = deadline_in(timeout)
+        self._deadline = self._limit = self._until(timeout)
         try:
             yield
         finally:
             self._deadline, self._limit = outer
 
+    def _until(self, timeout: float | None) -> float | None:
+        """Return the deadline of a call with this timeout within the block of `limit`."""
+        own, limit = deadline_in(timeout), self._limit
+        return own if limit is None else limit if own is None else min(own, limit)
+
     def send(self, packets: list[bytes]) -> None:
-        """See `sbus.client.api.ClientApi.send`."""
+        """See `sbus.client.api.ClientApi.send`; without a connection, the packets wait for the call that reconnects."""
         if self._error is not None:
             raise self._error
         self._outbox.extend(packets)
-        self._drain(self._deadline)
+        if self._loss_reason is None:
+            self._drain(self._deadline)
 
     def _take_back(self, packet: bytes) -> None:
         self._outbox.take_back(packet)
@@ -174,7 +178,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _send_one(self, packet: bytes, flags: int, timeout: float | None) -> None:
         """Send one message within a timeout, or leave it unsent."""
-        deadline = deadline_in(0.0 if flags & DONTWAIT else timeout)
+        deadline = self._until(0.0 if flags & DONTWAIT else timeout)
         try:
             while True:
                 self._drain(deadline)
@@ -185,10 +189,12 @@ class BlockingConnection(ClientApi[Sub]):
                     return
                 if sock is self._sock:
                     self._wait_writable(sock, deadline)
-        except TimedOut:
+        except TimedOut as e:
+            if not self.is_own(e):
+                raise
             if flags & DONTWAIT:
                 raise BlockingIOError(errno.EAGAIN, "the socket is full, or not connected at present") from None
-            raise TimedOut(f"not sent: the socket was full, or not connected, for {timeout} seconds") from None
+            raise TimedOut("not sent: the socket was full, or not connected, until its time was over") from None
 
     def _drain(self, deadline: float | None) -> None:
         """Send the outbox, or find out that the connection is lost."""
@@ -334,7 +340,7 @@ class BlockingConnection(ClientApi[Sub]):
 
         :returns: as `_read_ready`.
         """
-        if self._reader.is_empty and self._batch is _DONE and not self._callback_errors:
+        if self._reader.is_empty and self._batch is _DONE and self._callbacks.is_idle:
             sock = self._sock if self._reconnecting else self._usable
             if sock is not None and not self._poll(sock, select.POLLIN, deadline):
                 raise TimedOut("nothing has come in time")
@@ -349,10 +355,8 @@ class BlockingConnection(ClientApi[Sub]):
         try:
             while left > 0 and (packets := self._read_ready(0.0)):
                 left -= buffer_bytes(packets)
-        except TimedOut:
-            pass  # not connected at present
-        except Disconnected:
-            if not wanted:
+        except (TimedOut, Disconnected) as e:  # a time-out: not connected at present
+            if not self.is_own(e) or (isinstance(e, Disconnected) and not wanted):
                 raise
 
     def _read_ready(self, deadline: float | None) -> list[bytes]:
@@ -361,8 +365,7 @@ class BlockingConnection(ClientApi[Sub]):
         :param deadline: until when to wait for a connection.
         :returns: the packets, or `_OTHER`; nothing if there were none.
         """
-        if self._callback_errors:
-            raise self._callback_errors.popleft()
+        self._callbacks.settle()
         batch, packets = self._batch, _OTHER
         if batch is _DONE:
             sock = self._usable
@@ -392,16 +395,12 @@ class BlockingConnection(ClientApi[Sub]):
         self.core.process(batch)
         if self._batch is batch:
             self._batch = _DONE
-        if self._callback_errors:
-            raise self._callback_errors.popleft()
+        self._callbacks.settle()
         return packets
 
-    def _call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
-        """Call the application; if it raises, keep the error and go on."""
-        try:
-            callback(*args)
-        except Exception as e:
-            self._callback_errors.append(e)
+    def is_own(self, error: Exception) -> bool:
+        """Return whether an error comes from this client: one of a callback reaches the caller, whatever it is."""
+        return error is not self._callbacks.raised or error is self._error
 
     @abstractmethod
     def _keepers(self) -> list[LossKeeper]:
@@ -417,7 +416,7 @@ class BlockingConnection(ClientApi[Sub]):
     def report_lost(self, lost: Lost) -> None:
         """Call ``on_lost``."""
         assert self._options.on_lost is not None
-        self._options.on_lost(lost)
+        self._callbacks.call_now(self._options.on_lost, lost)
 
     def _denied(self, denial: Denial) -> None:
         if self._options.on_denied is None:
@@ -449,7 +448,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _run(self, call: Coroutine[PolledWaiter, None, T], timeout: float | None) -> T:
         """Run a coroutine of `ClientApi`: read the socket while it waits."""
-        outer, deadline = self._deadline, deadline_in(timeout)
+        outer, deadline = self._deadline, self._until(timeout)
         self._deadline = deadline
         error: Exception | None = None
         try:
@@ -462,10 +461,11 @@ class BlockingConnection(ClientApi[Sub]):
                 error = None
                 try:
                     self._read_until(waiter.is_done, deadline)
-                except TimedOut:
-                    error = TimedOut(f"no answer within {timeout} seconds")
-                except Disconnected as e:
-                    error = e
+                except (TimedOut, Disconnected) as e:
+                    if not self.is_own(e):
+                        raise
+                    time_given = "the limit" if deadline == self._limit else f"{timeout} seconds"
+                    error = e if isinstance(e, Disconnected) else TimedOut(f"no answer within {time_given}")
         finally:
             self._deadline = outer
             call.close()
@@ -474,22 +474,8 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _open(self) -> None:
         deadline = deadline_in(self._options.timeout)
-        self._attach(self._connect_first(deadline))
+        self._attach(connect_first(self.address, self._options.buffer_size, self._backoff, deadline))
         self._drain(deadline)
-
-    def _connect_first(self, deadline: float | None) -> socket.socket:
-        """Connect for the first time; with ``reconnect``, wait for a server that is not there yet."""
-        delays = Backoff().delays() if self._backoff is None else self._backoff.delays()
-        next(delays)
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            try:
-                return connect_blocking(self.address, self._options.buffer_size, left)
-            except ConnectError as error:
-                pause = next(delays)
-                if self._backoff is None or not is_absent(error) or (left is not None and pause > left):
-                    raise
-            time.sleep(pause)
 
     def _is_unsettled(self) -> bool:
         """Return whether a callback runs before it is known if the new server takes payloads."""
@@ -578,7 +564,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._usable = self._sock if self._error is None else None
         on_gap = self._options.on_gap
         if on_gap is not None and reason is not None and self._error is None:
-            on_gap(reason)
+            self._callbacks.call_now(on_gap, reason)
 
     def _try_to_connect(self, deadline: float | None) -> None:
         """Make one attempt to connect, when the next one is due."""

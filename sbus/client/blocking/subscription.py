@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Protocol, Self, TypeVarTuple
 
 from sbus.client.blocking.waiting import deadline_in
@@ -45,8 +46,14 @@ class Owner(Protocol):
     def _take_shared(self, subscription: Subscription) -> list[Message]:
         """Hand over the messages kept for this subscription."""
 
-    def _unsubscribe(self, subscription: Subscription, deadline: float | None) -> None:
+    def _unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription."""
+
+    def is_own(self, error: Exception) -> bool:
+        """Return whether an error comes from the bus, and not from a callback."""
+
+    def limit(self, timeout: float | None) -> AbstractContextManager[None]:
+        """Bound a block of calls."""
 
 
 class Subscription:
@@ -179,8 +186,10 @@ class Subscription:
         while True:
             try:
                 yield self.get()
-            except Closed:
-                return
+            except Closed as e:
+                if self._bus.is_own(e):
+                    return
+                raise
 
     @property
     def pending(self) -> int:
@@ -190,16 +199,14 @@ class Subscription:
 
     def close(self) -> None:
         """Unsubscribe; iteration over the subscription ends."""
-        self._close(None)
-
-    def _close(self, deadline: float | None) -> None:
         if not self._closed:
             self._closed = True
-            self._bus._unsubscribe(self, deadline)
+            self._bus._unsubscribe(self)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # After an exception, do not wait for a full socket: the rest goes out with the next packet.
-        self._close(None if kind is None else deadline_in(0.0))
+        with self._bus.limit(None if kind is None else 0.0):
+            self.close()

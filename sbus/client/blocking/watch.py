@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
 from sbus.client import watches
@@ -20,6 +21,12 @@ class Owner(Protocol):
 
     def _end_watch(self, watch: Watch) -> None:
         """End a watch."""
+
+    def is_own(self, error: Exception) -> bool:
+        """Return whether an error comes from the bus, and not from a callback."""
+
+    def limit(self, timeout: float | None) -> AbstractContextManager[None]:
+        """Bound a block of calls."""
 
 
 class Watch(watches.Watch):
@@ -50,8 +57,10 @@ class Watch(watches.Watch):
         while True:
             try:
                 yield self.get()
-            except Closed:
-                return
+            except Closed as e:
+                if self._bus.is_own(e):
+                    return
+                raise
 
     def close(self) -> None:
         """End the watch; iteration over it ends."""
@@ -61,5 +70,6 @@ class Watch(watches.Watch):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._bus.limit(None if kind is None else 0.0):  # as for a subscription
+            self.close()

@@ -19,8 +19,9 @@ class Work(WorkCore):
         try:
             while True:
                 yield self.get()
-        except Closed:
-            pass
+        except Closed as e:
+            if not self._bus.is_own(e):
+                raise
         finally:
             self.close()
 
@@ -35,5 +36,6 @@ class Work(WorkCore):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._bus.limit(None if kind is None else 0.0):  # as for a subscription
+            self.close()

@@ -1,4 +1,4 @@
-"""The callbacks of the application, which a read calls, and which may read themselves.
+"""The callbacks of the application, which a read of a blocking client calls, and which may read themselves.
 
 If a callback reads, the next callbacks are called inside of it. At `DEEPEST` they wait until one of these returns. So a
 callback that asks another service answers any number of requests that arrive together: without a limit, each would be
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVarTuple
 
-__all__ = ["DEEPEST", "Calls"]
+__all__ = ["DEEPEST", "Callbacks"]
 
 Args = TypeVarTuple("Args")
 
@@ -19,17 +19,19 @@ DEEPEST = 8
 """Callbacks inside one another. One that asks a service of the same connection needs two."""
 
 
-class Calls:
-    """The callbacks of one connection, called in order.
+class Callbacks:
+    """Calls the functions of the application in order, and distinguishes their errors from the client's own.
 
-    :ivar errors: the exceptions that callbacks have raised, and that no read has raised yet.
+    :ivar errors: their exceptions that no call has raised yet.
+    :ivar raised: the last one that a call has raised.
     :ivar was_interrupted: whether an exception other than an `Exception`, such as `KeyboardInterrupt`, left a callback.
     """
 
-    __slots__ = ("_depth", "_waiting", "errors", "was_interrupted")
+    __slots__ = ("_depth", "_waiting", "errors", "raised", "was_interrupted")
 
     def __init__(self) -> None:
         self.errors: deque[Exception] = deque()
+        self.raised: Exception | None = None
         self.was_interrupted = False
         self._depth = 0
         self._waiting: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
@@ -39,13 +41,15 @@ class Calls:
         """Whether no callback waits, and no exception either."""
         return not self.errors and not self._waiting
 
-    def add(self, callback: Callable[[*Args], object], *args: *Args) -> None:
-        """Call a callback after those that wait: now, unless too many are called inside one another."""
-        self._waiting.append((callback, args))
-        self.run()
+    def call(self, callback: Callable[[*Args], object], *args: *Args) -> None:
+        """Call a function after those that wait: now, unless too many are called inside one another.
 
-    def run(self) -> None:
-        """Call the callbacks that wait, as far as the depth permits."""
+        If it raises, keep the error and continue.
+        """
+        self._waiting.append((callback, args))
+        self._run()
+
+    def _run(self) -> None:
         while self._waiting and self._depth < DEEPEST:
             callback, args = self._waiting.popleft()
             self._depth += 1
@@ -58,3 +62,19 @@ class Calls:
                 raise
             finally:
                 self._depth -= 1
+
+    def call_now(self, callback: Callable[[*Args], object], *args: *Args) -> None:
+        """Call a function; if it raises, so does this."""
+        try:
+            callback(*args)
+        except Exception as e:
+            self.raised = e
+            raise
+
+    def settle(self) -> None:
+        """Call the functions that wait, as far as the depth permits, and raise the first error that is kept."""
+        if self._waiting:
+            self._run()
+        if self.errors:
+            self.raised = self.errors.popleft()
+            raise self.raised

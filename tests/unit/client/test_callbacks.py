@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbus.client.blocking.calls import DEEPEST, Calls
+from sbus.client.blocking.callbacks import DEEPEST, Callbacks
 
 
 class Reader:
     """Callbacks that read: each has the next ones called."""
 
     def __init__(self, arrivals: list[int]) -> None:
-        self.calls = Calls()
+        self.calls = Callbacks()
         self.arrivals = arrivals  # how many callbacks come with each read
         self.begun: list[int] = []
         self.depth = self.deepest = self.number = 0
@@ -24,7 +24,7 @@ class Reader:
         if self.arrivals:
             for _ in range(self.arrivals.pop()):
                 self.number += 1
-                self.calls.add(self.callback, self.number)
+                self.calls.call(self.callback, self.number)
 
     def callback(self, number: int) -> None:
         self.begun.append(number)
@@ -47,14 +47,14 @@ def test_callbacks_that_read(arrivals: list[int]) -> None:
 
 def test_errors_are_kept_in_order() -> None:
     """A callback that raises stops no other."""
-    calls, called = Calls(), []
+    calls, called = Callbacks(), []
 
     def fail(number: int) -> None:
         called.append(number)
         raise ValueError(number)
 
     for number in range(3):
-        calls.add(fail, number)
+        calls.call(fail, number)
     assert called == [0, 1, 2]
     assert not calls.is_idle
     assert [error.args for error in calls.errors] == [(0,), (1,), (2,)]
@@ -62,19 +62,19 @@ def test_errors_are_kept_in_order() -> None:
 
 def test_an_interrupted_callback_leaves_the_others() -> None:
     """What waits while a callback is interrupted is called by the next read."""
-    calls, called = Calls(), list[int]()
+    calls, called = Callbacks(), list[int]()
 
     def nest(depth: int) -> None:
         if depth < DEEPEST:
-            calls.add(nest, depth + 1)
+            calls.call(nest, depth + 1)
             return
         for number in range(3):
-            calls.add(called.append, number)
+            calls.call(called.append, number)
         raise KeyboardInterrupt
 
     first: Callable[[int], None] = nest
     with pytest.raises(KeyboardInterrupt):
-        calls.add(first, 1)
+        calls.call(first, 1)
     assert (called, calls.is_idle, calls.was_interrupted) == ([], False, True)
-    calls.run()
+    calls.settle()
     assert (called, calls.is_idle) == ([0, 1, 2], True)

@@ -1,0 +1,147 @@
+"""What callbacks of a blocking client raise reaches the caller, whatever it is."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from socket import MSG_DONTWAIT
+from typing import Any
+
+import pytest
+
+import sbus
+from sbus.client import blocking
+from sbus.client.connecting import Backoff
+from sbus.client.losses import Lost
+from sbus.errors import Closed, ConnectionLost, Disconnected, RequestFailed, SbusError, TimedOut
+from tests.support.harness import TIMEOUT, Bus
+from tests.support.servers import StartBus
+
+ERRORS = [
+    TimedOut("a callback's"),
+    Closed("a callback's"),
+    ConnectionLost("a callback's"),
+    RequestFailed("a callback's"),
+]
+
+
+@pytest.fixture
+def client(shared: Bus) -> Iterator[blocking.Bus]:
+    with sbus.connect(str(shared.address)) as client:
+        yield client
+
+
+def verify_oneself(client: blocking.Bus) -> bool:
+    with sbus.connect(client.address) as peer:
+        return client.verify(peer.whoami(), TIMEOUT)
+
+
+CALLS: dict[str, Callable[[blocking.Bus], object]] = {
+    "receive": lambda client: client.receive(TIMEOUT),
+    "receive, not waiting": lambda client: client.receive(flags=MSG_DONTWAIT),
+    "get_many": lambda client: client.get_many(TIMEOUT),
+    "get_ready": lambda client: client.get_ready(),
+    "iter": lambda client: list(client),
+    "fence": lambda client: client.fence(TIMEOUT),
+    "whoami": lambda client: client.whoami(TIMEOUT),
+    "verify": verify_oneself,
+    "enqueue": lambda client: client.enqueue("none", "k", timeout=TIMEOUT),
+    "sub.get": lambda client: client.subscribe("never").get(TIMEOUT),
+    "sub.get_ready": lambda client: client.subscribe("never").get_ready(),
+    "sub.iter": lambda client: list(client.subscribe("never")),
+    "watch.iter": lambda client: list(client.watch_subscribers("never")),
+    "work.iter": lambda client: list(client.work("none")),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_of_callbacks_reach_the_caller(
+    client: blocking.Bus, error: SbusError, call: Callable[[blocking.Bus], object]
+) -> None:
+    """A callback's error is raised as it is, and the client takes it for none of its own."""
+
+    def callback(message: sbus.Message) -> None:
+        raise error
+
+    client.subscribe("k", callback)
+    with sbus.connect(client.address) as other:
+        client.fence()
+        other.publish("k")
+        other.fence()
+    with pytest.raises(type(error)) as raised:
+        call(client)
+    assert raised.value is error
+    client.fence(TIMEOUT)
+    assert client.get_ready() == []
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_of_a_new_connection_reach_the_caller(bus: StartBus, error: SbusError) -> None:
+    """What ``on_gap`` or ``on_lost`` raises comes from the call that reconnects, as it is."""
+
+    def on_gap(reason: Exception) -> None:
+        raise error
+
+    def on_lost(lost: Lost) -> None:
+        raise error
+
+    calls: list[Callable[[blocking.Bus], Any]] = [
+        lambda client: client.publish("k", timeout=TIMEOUT),
+        lambda client: client.publish("k"),
+        lambda client: client.fence(TIMEOUT),
+        list,
+    ]
+    server = bus()
+    for call in calls:
+        for callback in ({"on_gap": on_gap}, {"on_lost": on_lost}):
+            with sbus.connect(str(server.address), reconnect=Backoff(longest=0.05), **callback) as client:
+                client.subscribe("k", lambda message: None)
+                client.fence()
+                server.kill(signal.SIGKILL)
+                server.wait()
+                with pytest.raises(Disconnected):
+                    client.fence()
+                server = bus("--reuse")
+                with pytest.raises(type(error)) as raised:
+                    call(client)
+                assert raised.value is error
+                client.fence(TIMEOUT)
+
+
+def test_callback_that_closes_the_bus_ends_its_loop(client: blocking.Bus) -> None:
+    """A callback that closes the bus, and uses it nevertheless, ends a loop over the bus."""
+
+    def callback(message: sbus.Message) -> None:
+        client.close()
+        client.publish("k")
+
+    client.subscribe("k", callback)
+    client.publish("k")
+    assert list(client) == []
+    assert list(client) == []
+
+
+def test_what_callbacks_publish_keeps_its_order(bus: StartBus) -> None:
+    """Messages of all sizes that ``on_lost`` publishes while the client reconnects arrive in their order."""
+    got: list[bytes] = []
+    connection: blocking.Bus
+
+    def on_lost(lost: Lost) -> None:
+        connection.publish("k/1", bytes(1_000_000))
+        connection.publish("k/2", bytes(40_000))
+        connection.publish("k/3")
+
+    server = bus()
+    options: Any = {"reconnect": Backoff(longest=0.05), "payloads": True, "on_lost": on_lost}
+    with sbus.connect(str(server.address), **options) as connection:
+        connection.subscribe("k/", lambda message: got.append(message.key))
+        connection.fence()
+        server.kill(signal.SIGKILL)
+        server.wait()
+        with pytest.raises(Disconnected):
+            connection.fence()
+        bus("--reuse")
+        connection.fence(TIMEOUT)
+        connection.fence(TIMEOUT)
+    assert got == [b"k/1", b"k/2", b"k/3"]
