@@ -37,7 +37,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from sbus.client.batches import PayloadBatch
 from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes, check_payload
 from sbus.client.denials import Denial, DenialLog
-from sbus.client.dispatch import AwaitableWaiter, Result
+from sbus.client.dispatch import AwaitableWaiter, OwnCallback, Result
 from sbus.client.identity import check_name
 from sbus.client.losses import PAYLOAD, Lost
 from sbus.client.payloads import Buffer
@@ -383,7 +383,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         check_payload(payload)
         me = await self._observed_name()
         if self._replies_to != me:
-            self._replies.append(self.subscribe(me + REPLY + b"*", self._reply_received))
+            self._replies.append(self.subscribe(me + REPLY + b"*", OwnCallback(self._reply_received)))
             self._replies_to = me
             while len(self._replies) > _MOST_NAMES:
                 self.send(self.core.unsubscribe(self._replies.pop(0)))

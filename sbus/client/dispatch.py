@@ -19,7 +19,7 @@ from sbus.routing.trie import PatternIndex
 if TYPE_CHECKING:
     from sbus.client.identity import Sender
 
-__all__ = ["LASTING", "AwaitableWaiter", "Batch", "Dispatcher", "Message", "Result", "Sink", "Waiter"]
+__all__ = ["LASTING", "AwaitableWaiter", "Batch", "Dispatcher", "Message", "OwnCallback", "Result", "Sink", "Waiter"]
 
 T = TypeVar("T")
 Result: TypeAlias = T | Awaitable[T]
@@ -102,6 +102,21 @@ class Sink(Protocol):
 
         If a sink of a route has a callback, every sink of that route gets its messages one at a time.
         """
+
+
+class OwnCallback:
+    """A callback of this library, which does not read: no callback of the application has to wait for it to return.
+
+    :param take: takes each message.
+    """
+
+    __slots__ = ("_take",)
+
+    def __init__(self, take: Callable[[Message], object]) -> None:
+        self._take = take
+
+    def __call__(self, message: Message) -> None:
+        self._take(message)
 
 
 class Batch:

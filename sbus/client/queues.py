@@ -33,7 +33,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from sbus.client.dispatch import Message, Result, Waiter
+from sbus.client.dispatch import Message, OwnCallback, Result, Waiter
 from sbus.client.identity import Sender
 from sbus.client.watches import Watch
 from sbus.errors import (
@@ -370,9 +370,9 @@ class WorkCore:
         if self._subscriptions or self._error is not None:
             return  # another reader of the same work was faster, or has closed it
         self._subscriptions = [
-            bus.subscribe(me + INBOX + self._token, self._received),
-            bus.subscribe(self._prefix + b"worker/" + self._token, _ignore),
-            bus.subscribe(self._prefix + b"up", lambda _: self._announce()),
+            bus.subscribe(me + INBOX + self._token, OwnCallback(self._received)),
+            bus.subscribe(self._prefix + b"worker/" + self._token, OwnCallback(_ignore)),
+            bus.subscribe(self._prefix + b"up", OwnCallback(lambda _: self._announce())),
         ]
         self._watch = _ServiceWatch(self._prefix + b"ready", self._announce)
         bus.core.extensions.denials.expect(self._watch.key, self._refusal)

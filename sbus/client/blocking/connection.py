@@ -11,8 +11,8 @@ has them all. The outbox has everything else (subscriptions, settings, questions
 messages; `_drain` sends it first. If a deadline stops a drain, the rest goes out with the next call.
 
 *Reading.* `_read_until` reads batches until its condition holds. Each batch is dispatched completely; a callback that
-reads continues behind its own message (`sbus.client.core.Batch`). If a callback raises, the read raises the exception
-once the batch is dispatched, as others must get their messages.
+reads continues after its own message (`sbus.client.core.Batch`). If a callback raises, the read raises the exception
+once the batch is dispatched.
 
 *Coroutines.* The calls with a round trip are coroutines of `sbus.client.api`. `_run` resumes one each time its waiter
 is done. A call may be nested in another one's callback; each keeps its own deadline.

@@ -145,3 +145,29 @@ def test_what_callbacks_publish_keeps_its_order(bus: StartBus) -> None:
         connection.fence(TIMEOUT)
         connection.fence(TIMEOUT)
     assert got == [b"k/1", b"k/2", b"k/3"]
+
+
+@pytest.mark.parametrize("asks", ["fence", "a service of this connection"])
+def test_callbacks_that_read_when_many_messages_have_come(client: blocking.Bus, shared: Bus, asks: str) -> None:
+    """They begin in order and all of them end, however many messages came together."""
+    begun: list[bytes] = []
+    ended: list[bytes] = []
+
+    def ask(message: sbus.Message) -> None:
+        begun.append(message.payload)
+        if asks == "fence":
+            client.fence(TIMEOUT)
+        else:
+            assert client.request("double", message.payload, TIMEOUT) == message.payload * 2
+        ended.append(message.payload)
+
+    client.respond("double", lambda request: request.payload * 2)
+    client.subscribe("many", ask)
+    client.fence(TIMEOUT)
+    expected = [b"%d" % number for number in range(300 if asks == "fence" else 16)]
+    with sbus.connect(str(shared.address)) as publisher:
+        publisher.publish_many([("many", payload) for payload in expected])
+        publisher.fence(TIMEOUT)
+    client.fence(TIMEOUT)
+    assert begun == expected
+    assert sorted(ended) == sorted(expected)

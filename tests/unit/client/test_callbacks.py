@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.client.blocking.callbacks import DEEPEST, Callbacks
+from sbus.client.dispatch import Message, OwnCallback
+from sbus.client.responding import Responder
 
 
 class Reader:
@@ -43,6 +46,24 @@ def test_callbacks_that_read(arrivals: list[int]) -> None:
     assert reader.begun == list(range(1, reader.number + 1))
     assert reader.deepest <= DEEPEST
     assert reader.calls.is_idle
+
+
+def test_replies_and_requests_overtake_others() -> None:
+    """A callback at the greatest depth may wait for them."""
+    calls, called = Callbacks(), list[str]()
+
+    def nest(depth: int) -> None:
+        if depth < DEEPEST:
+            calls.call(nest, depth + 1)
+            return
+        calls.call(called.append, "message")
+        calls.call(OwnCallback(lambda _: called.append("reply")), Message(b"", b""))
+        calls.call(Responder(Mock(), lambda _: called.append("request")), Message(b"", b""))
+        called.append("the callback returns")
+
+    calls.call(nest, 1)
+    assert called == ["reply", "request", "the callback returns", "message"]
+    assert calls.is_idle
 
 
 def test_errors_are_kept_in_order() -> None:
