@@ -417,9 +417,13 @@ class ClientApi(QueueCalls, Generic[Sub]):
         await self._observed_name()  # by then the server's limit is known
         check_job(len(place) + len(put), self.core.max_packet)
         try:
-            return int(await self._request(place, put))
+            answer = bytes(await self._request(place, put))
         except NobodyListens:
             raise no_service(queue) from None
+        try:
+            return int(answer)
+        except ValueError:
+            raise RequestFailed(f"the answer to enqueue is no number of a job, but {answer!r:.80}") from None
 
     async def _observed_name(self) -> bytes:
         """Return this client's name, as `_own_name` does; it is asked for again only when it has changed."""

@@ -124,6 +124,13 @@ def test_malformed_puts(text: bytes) -> None:
         parse_put(text)
 
 
+@pytest.mark.parametrize("id", [b"", "", b"a b", b"a\0", b"a" * 257, 10**18, 0, 1.5, "\udc80", ["a"]])
+def test_impossible_ids(id: Any) -> None:
+    """An ID is some bytes, or text, without a space and a NUL."""
+    with pytest.raises(UsageError, match=r"^id=.*: give "):
+        build_put(b"", id)
+
+
 @pytest.mark.parametrize("delay", [-1.0, math.inf, math.nan])
 def test_impossible_delays(delay: float) -> None:
     """A delay is a number of seconds."""
