@@ -76,7 +76,8 @@ class Bus(BlockingConnection[Subscription]):
     def publish(self, key: bytes | str, payload: Buffer = b"", *, flags: int = 0, timeout: float | None = None) -> None:
         """Publish a message; return when it has been handed to the kernel.
 
-        :param flags: flags of send(2); with ``MSG_DONTWAIT``, a full socket raises `BlockingIOError`.
+        :param flags: flags of send(2); with ``MSG_DONTWAIT``, a full socket raises `BlockingIOError`, and so does a
+            large message before the bus has said what it takes.
         :param timeout: seconds to wait while the socket is full; None for no limit.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
         :raises sbus.errors.PacketTooLong: if the message does not fit a packet.
@@ -94,8 +95,13 @@ class Bus(BlockingConnection[Subscription]):
         try:
             packet = self.core.publish(key, payload)
         except PacketTooLong:
-            timeout = 0.0 if flags & DONTWAIT else timeout
-            [packet] = self._run(self._longer(lambda: [self.core.publish(key, payload)]), timeout)
+            longer = self._longer(lambda: [self.core.publish(key, payload)])
+            try:
+                [packet] = self._run(longer, 0.0 if flags & DONTWAIT else timeout)
+            except TimedOut as e:
+                if flags & DONTWAIT and self.is_own(e):
+                    raise BlockingIOError(errno.EAGAIN, "the bus has not said yet what it takes") from None
+                raise
         if flags or timeout is not None:
             self._send_one(packet, flags, timeout)
         else:
