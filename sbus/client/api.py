@@ -296,7 +296,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
     def _advise(self, text: str) -> None:
         """Warn the author of the program, at the line that called the library."""
         frame, level = sys._getframe(), 1
-        while frame.f_back is not None and frame.f_globals["__name__"].startswith("sbus.client."):
+        while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("sbus.client."):
             frame, level = frame.f_back, level + 1
         warnings.warn(text, PatternWarning, stacklevel=level)
 
