@@ -558,6 +558,7 @@ class BlockingConnection(ClientApi[Sub]):
                     self._drain(deadline)
                     if self._sock is not None and not self._resync_fence.is_done():
                         self._read(deadline)
+                        self._drain(deadline)  # nobody else sends what a callback has sent on the last read
         finally:
             self._reconnecting = False
         reason, self._loss_reason = self._loss_reason, None
