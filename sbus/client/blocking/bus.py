@@ -99,7 +99,7 @@ class Bus(BlockingConnection[Subscription]):
             try:
                 [packet] = self._run(longer, 0.0 if flags & DONTWAIT else timeout)
             except TimedOut as e:
-                if flags & DONTWAIT and self.is_own(e):
+                if flags & DONTWAIT and self._is_own(e):
                     raise BlockingIOError(errno.EAGAIN, "the bus has not said yet what it takes") from None
                 raise
         if flags or timeout is not None:
@@ -196,7 +196,7 @@ class Bus(BlockingConnection[Subscription]):
         try:
             self._wait_for_messages(messages, 0.0 if flags & DONTWAIT else timeout)
         except TimedOut as e:
-            if flags & DONTWAIT and self.is_own(e):
+            if flags & DONTWAIT and self._is_own(e):
                 raise BlockingIOError(errno.EAGAIN, "no message is waiting") from None
             raise
         return messages[0] if flags & PEEK else messages.popleft()
@@ -229,7 +229,7 @@ class Bus(BlockingConnection[Subscription]):
             try:
                 self._wait_for_messages(messages, None)
             except Closed as e:
-                if self.is_own(e):
+                if self._is_own(e):
                     return
                 raise
             yield messages.popleft()
@@ -290,7 +290,7 @@ class Bus(BlockingConnection[Subscription]):
         try:
             return self._run(self._verify(peer), timeout)
         except TimedOut as e:
-            if self.is_own(e):
+            if self._is_own(e):
                 return False
             raise
 

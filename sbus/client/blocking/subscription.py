@@ -50,7 +50,7 @@ class Owner(Protocol):
     def _unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription."""
 
-    def is_own(self, error: Exception) -> bool:
+    def _is_own(self, error: Exception) -> bool:
         """Return whether an error comes from the bus, and not from a callback."""
 
     def limit(self, timeout: float | None) -> AbstractContextManager[None]:
@@ -189,7 +189,7 @@ class Subscription:
             try:
                 yield self.get()
             except Closed as e:
-                if self._bus.is_own(e):
+                if self._bus._is_own(e):
                     return
                 raise
 
