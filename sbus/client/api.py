@@ -296,7 +296,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
     def _advise(self, text: str) -> None:
         """Warn the author of the program, at the line that called the library."""
         frame, level = sys._getframe(), 1
-        while frame.f_back is not None and frame.f_globals["__name__"].startswith("sbus.client."):
+        while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("sbus.client."):
             frame, level = frame.f_back, level + 1
         warnings.warn(text, PatternWarning, stacklevel=level)
 
@@ -417,9 +417,13 @@ class ClientApi(QueueCalls, Generic[Sub]):
         await self._observed_name()  # by then the server's limit is known
         check_job(len(place) + len(put), self.core.max_packet)
         try:
-            return int(await self._request(place, put))
+            answer = bytes(await self._request(place, put))
         except NobodyListens:
             raise no_service(queue) from None
+        try:
+            return int(answer)
+        except ValueError:
+            raise RequestFailed(f"the answer to enqueue is no number of a job, but {answer!r:.80}") from None
 
     async def _observed_name(self) -> bytes:
         """Return this client's name, as `_own_name` does; it is asked for again only when it has changed."""

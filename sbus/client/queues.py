@@ -115,11 +115,14 @@ def build_put(payload: bytes, id: bytes | str | None = None, delay: float = 0.0)
 
     :param id: as for `QueueCalls.enqueue`.
     :param delay: likewise.
-    :raises UsageError: if the ID is empty or too long, or has white space or a NUL in it.
+    :raises UsageError: if the ID is neither text nor bytes, is empty or too long, or has white space or a NUL in it.
     """
     words = []
     if id is not None:
-        name = id.encode() if isinstance(id, str) else bytes(id)
+        try:
+            name = id.encode() if isinstance(id, str) else bytes(memoryview(id))
+        except (TypeError, UnicodeEncodeError):
+            raise UsageError(f"id={id!r:.80}: give bytes, or text that UTF-8 can encode") from None
         if len(name) > _LONGEST_ID or name.split() != [name] or b"\0" in name:
             raise UsageError(f"id={id!r:.80}: give 1 to {_LONGEST_ID} bytes without white space and NUL")
         words.append(b"id=" + name)
@@ -553,6 +556,7 @@ class QueueCalls(ABC):
             number of that job, and no job is added: so you can repeat a call that failed.
         :param delay: seconds until a worker may get it.
         :raises sbus.errors.PacketTooLong: if the job does not fit a packet; it never goes into sealed memory.
+        :raises sbus.errors.UsageError: if no job can have such an `id` or `delay`.
         :raises sbus.errors.NobodyListens: if no service (``twistd sbus-queue``) has this queue.
         :raises sbus.errors.TimedOut: if the service has not confirmed within `timeout` seconds. The job may be in the
             queue, or get there: repeat the call with the same `id`.

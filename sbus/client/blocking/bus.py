@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Self, Unpack
@@ -66,6 +67,7 @@ class Bus(BlockingConnection[Subscription]):
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
         super().__init__(address, options)
         self._messages = MessageQueue()
+        self._kept = 0  # messages that have been put there
         self._last_in_place: tuple[object, bytes] = _NO_KEY, b""  # the last key, and how its packets begin
         leave_to_parent(self)
 
@@ -74,7 +76,8 @@ class Bus(BlockingConnection[Subscription]):
     def publish(self, key: bytes | str, payload: Buffer = b"", *, flags: int = 0, timeout: float | None = None) -> None:
         """Publish a message; return when it has been handed to the kernel.
 
-        :param flags: flags of send(2); with ``MSG_DONTWAIT``, a full socket raises `BlockingIOError`.
+        :param flags: flags of send(2); with ``MSG_DONTWAIT``, a full socket raises `BlockingIOError`, and so does a
+            large message before the bus has said what it takes.
         :param timeout: seconds to wait while the socket is full; None for no limit.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
         :raises sbus.errors.PacketTooLong: if the message does not fit a packet.
@@ -92,8 +95,13 @@ class Bus(BlockingConnection[Subscription]):
         try:
             packet = self.core.publish(key, payload)
         except PacketTooLong:
-            timeout = 0.0 if flags & DONTWAIT else timeout
-            [packet] = self._run(self._longer(lambda: [self.core.publish(key, payload)]), timeout)
+            longer = self._longer(lambda: [self.core.publish(key, payload)])
+            try:
+                [packet] = self._run(longer, 0.0 if flags & DONTWAIT else timeout)
+            except TimedOut as e:
+                if flags & DONTWAIT and self._is_own(e):
+                    raise BlockingIOError(errno.EAGAIN, "the bus has not said yet what it takes") from None
+                raise
         if flags or timeout is not None:
             self._send_one(packet, flags, timeout)
         else:
@@ -188,7 +196,7 @@ class Bus(BlockingConnection[Subscription]):
         try:
             self._wait_for_messages(messages, 0.0 if flags & DONTWAIT else timeout)
         except TimedOut as e:
-            if flags & DONTWAIT and self.is_own(e):
+            if flags & DONTWAIT and self._is_own(e):
                 raise BlockingIOError(errno.EAGAIN, "no message is waiting") from None
             raise
         return messages[0] if flags & PEEK else messages.popleft()
@@ -221,7 +229,7 @@ class Bus(BlockingConnection[Subscription]):
             try:
                 self._wait_for_messages(messages, None)
             except Closed as e:
-                if self.is_own(e):
+                if self._is_own(e):
                     return
                 raise
             yield messages.popleft()
@@ -282,7 +290,7 @@ class Bus(BlockingConnection[Subscription]):
         try:
             return self._run(self._verify(peer), timeout)
         except TimedOut as e:
-            if self.is_own(e):
+            if self._is_own(e):
                 return False
             raise
 
@@ -348,19 +356,27 @@ class Bus(BlockingConnection[Subscription]):
         self._unread_errors.pop(subscription, None)  # its own reader gets it
         own: list[Message] = []
         others: list[Message] = []
-        for message in self._messages:
+        gone: list[int] = []
+        age = 0  # how many messages have been kept after this one
+        for message in reversed(self._messages):
             if isinstance(message, LossMark):
                 own.append(message)
                 others.append(message)
                 continue
-            sinks = [s for s in self.core.sinks_for(message.key) if isinstance(s, Subscription) and s.takes(message)]
-            if subscription in sinks:
+            sinks = [s for s in self.core.sinks_for(message.key) if isinstance(s, Subscription)]
+            sharing = [s for s in sinks if s._is_shared() and age < self._kept - s._since and s.takes(message)]
+            if subscription in sharing:
                 own.append(message)
-            shared = any(s is not subscription and s._is_shared() for s in sinks)
-            if shared or subscription not in sinks:
+            if sharing == [subscription]:
+                gone.append(age)
+            else:
                 others.append(message)
-        self._messages.refill(others)
-        return own
+            age += 1
+        self._messages.refill(reversed(others))
+        for sink in self.core.sinks():
+            if isinstance(sink, Subscription):
+                sink._since += bisect_left(gone, self._kept - sink._since)
+        return own[::-1]
 
     def _keepers(self) -> list[LossKeeper]:
         return [s for s in self.core.sinks() if isinstance(s, Subscription) and s not in self._replies]
@@ -373,6 +389,7 @@ class Bus(BlockingConnection[Subscription]):
         kept = self._messages
         if not kept or kept[-1] is not messages[-1]:
             kept.extend(messages)
+            self._kept += len(messages)
 
     def _end_watch(self, watch: Watch) -> None:
         if self._error is None:

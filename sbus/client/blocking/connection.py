@@ -190,7 +190,7 @@ class BlockingConnection(ClientApi[Sub]):
                 if sock is self._sock:
                     self._wait_writable(sock, deadline)
         except TimedOut as e:
-            if not self.is_own(e):
+            if not self._is_own(e):
                 raise
             if flags & DONTWAIT:
                 raise BlockingIOError(errno.EAGAIN, "the socket is full, or not connected at present") from None
@@ -356,7 +356,7 @@ class BlockingConnection(ClientApi[Sub]):
             while left > 0 and (packets := self._read_ready(0.0)):
                 left -= buffer_bytes(packets)
         except (TimedOut, Disconnected) as e:  # a time-out: not connected at present
-            if not self.is_own(e) or (isinstance(e, Disconnected) and not wanted):
+            if not self._is_own(e) or (isinstance(e, Disconnected) and not wanted):
                 raise
 
     def _read_ready(self, deadline: float | None) -> list[bytes]:
@@ -398,7 +398,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._callbacks.settle()
         return packets
 
-    def is_own(self, error: Exception) -> bool:
+    def _is_own(self, error: Exception) -> bool:
         """Return whether an error comes from this client: one of a callback reaches the caller, whatever it is."""
         return error is not self._callbacks.raised or error is self._error
 
@@ -462,7 +462,7 @@ class BlockingConnection(ClientApi[Sub]):
                 try:
                     self._read_until(waiter.is_done, deadline)
                 except (TimedOut, Disconnected) as e:
-                    if not self.is_own(e):
+                    if not self._is_own(e):
                         raise
                     time_given = "the limit" if deadline == self._limit else f"{timeout} seconds"
                     error = e if isinstance(e, Disconnected) else TimedOut(f"no answer within {time_given}")
@@ -551,13 +551,15 @@ class BlockingConnection(ClientApi[Sub]):
         """Connect until a fence returns on a connection, then call ``on_gap``."""
         self._reconnecting = True
         try:
-            while self._error is None and not (self._sock is not None and self._resync_fence.has_succeeded()):
+            while self._error is None:
                 if self._sock is None:
                     self._try_to_connect(deadline)
-                else:
-                    self._drain(deadline)
-                    if self._sock is not None and not self._resync_fence.is_done():
-                        self._read(deadline)
+                    continue
+                self._drain(deadline)  # also at the end: nobody else sends what waited, or came from callbacks
+                if self._sock is not None and self._resync_fence.has_succeeded():
+                    break
+                if self._sock is not None and not self._resync_fence.is_done():
+                    self._read(deadline)
         finally:
             self._reconnecting = False
         reason, self._loss_reason = self._loss_reason, None

@@ -21,6 +21,7 @@ class Owner(Protocol):
     """What a subscription needs of its `sbus.client.blocking.Bus`."""
 
     _batch: Batch
+    _kept: int
 
     def _call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
         """Call the application and keep what it raises."""
@@ -49,7 +50,7 @@ class Owner(Protocol):
     def _unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription."""
 
-    def is_own(self, error: Exception) -> bool:
+    def _is_own(self, error: Exception) -> bool:
         """Return whether an error comes from the bus, and not from a callback."""
 
     def limit(self, timeout: float | None) -> AbstractContextManager[None]:
@@ -72,6 +73,7 @@ class Subscription:
         self.pattern = b""
         self.callback = callback
         self._bus = bus
+        self._since = bus._kept  # those kept before, and newer ones that have left the queue from its middle
         self._own: MessageQueue | None = None
         self._closed = self._requires_sender = False
         self._refusal: NotAllowed | None = None
@@ -187,7 +189,7 @@ class Subscription:
             try:
                 yield self.get()
             except Closed as e:
-                if self._bus.is_own(e):
+                if self._bus._is_own(e):
                     return
                 raise
 

@@ -22,7 +22,7 @@ class Owner(Protocol):
     def _end_watch(self, watch: Watch) -> None:
         """End a watch."""
 
-    def is_own(self, error: Exception) -> bool:
+    def _is_own(self, error: Exception) -> bool:
         """Return whether an error comes from the bus, and not from a callback."""
 
     def limit(self, timeout: float | None) -> AbstractContextManager[None]:
@@ -58,7 +58,7 @@ class Watch(watches.Watch):
             try:
                 yield self.get()
             except Closed as e:
-                if self._bus.is_own(e):
+                if self._bus._is_own(e):
                     return
                 raise
 

@@ -20,7 +20,7 @@ class Work(WorkCore):
             while True:
                 yield self.get()
         except Closed as e:
-            if not self._bus.is_own(e):
+            if not self._bus._is_own(e):
                 raise
         finally:
             self.close()

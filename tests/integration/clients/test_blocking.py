@@ -149,6 +149,22 @@ def test_messages_that_came_before_a_subscription_was_read(client: blocking.Bus)
     assert both.get_ready() == []
 
 
+def test_messages_that_came_before_a_subscription_began(client: blocking.Bus) -> None:
+    """A new subscription gets nothing from before it, however others read what they kept."""
+    client.subscribe("k/")
+    aside = client.subscribe("aside")
+    client.publish_many([("k/1", b"old"), ("aside", b"1"), ("aside", b"2")])
+    client.fence()
+    first, second = client.subscribe("k/1"), client.subscribe("k/")
+    client.publish("aside", b"3")
+    client.publish("k/1", b"new")
+    client.fence()
+    assert [m.payload for m in aside.get_ready()] == [b"1", b"2", b"3"]
+    assert [m.payload for m in first.get_ready()] == [b"new"]
+    assert [m.payload for m in second.get_ready()] == [b"new"]
+    assert [m.payload for m in client.get_ready()] == [b"old", b"new"]
+
+
 def test_inbox_keeps_its_own_messages(client: blocking.Bus) -> None:
     """An inbox keeps the messages that arrive while the program waits for something else."""
     key, inbox = client.inbox("letters")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from socket import MSG_DONTWAIT
 from typing import Any
 
@@ -14,9 +16,13 @@ from sbus.client import blocking
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
 from sbus.errors import Closed, ConnectionLost, Disconnected, RequestFailed, SbusError, TimedOut
+from sbus.protocol.bundles import pack
+from sbus.syscalls.polling import is_readable
+from tests.integration.clients.backends import FakeServer
 from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 
+WHOAMI = b"CMSG !/cred/whoami"
 ERRORS = [
     TimedOut("a callback's"),
     Closed("a callback's"),
@@ -68,7 +74,7 @@ def test_errors_of_callbacks_reach_the_caller(
     with sbus.connect(client.address) as other:
         client.fence()
         other.publish("k")
-        other.fence()
+        assert is_readable(client, TIMEOUT)
     with pytest.raises(type(error)) as raised:
         call(client)
     assert raised.value is error
@@ -143,6 +149,7 @@ def test_what_callbacks_publish_keeps_its_order(bus: StartBus) -> None:
             connection.fence()
         bus("--reuse")
         connection.fence(TIMEOUT)
+        assert not connection._outbox.packets
         connection.fence(TIMEOUT)
     assert got == [b"k/1", b"k/2", b"k/3"]
 
@@ -171,3 +178,33 @@ def test_callbacks_that_read_when_many_messages_have_come(client: blocking.Bus, 
     client.fence(TIMEOUT)
     assert begun == expected
     assert sorted(ended) == sorted(expected)
+
+
+def test_question_after_an_error_that_interrupted_reconnecting(directory: Path) -> None:
+    """What is asked after a callback has raised in the last batch of a reconnect is sent, and answered."""
+
+    def callback(message: sbus.Message) -> None:
+        raise ZeroDivisionError
+
+    def serve() -> None:
+        peer = server.accept_now()
+        while peer.receive_now() != WHOAMI:
+            pass
+        peer.send(*pack([b"MSG k\0", WHOAMI + b"\0!/cred/1/2/3"], 65_536, 1)[0])
+        if peer.receive_now() == WHOAMI:
+            peer.send(WHOAMI + b"\0!/cred/4/5/6")
+
+    with (
+        FakeServer(directory / "fake") as server,
+        sbus.connect(str(server.address), reconnect=Backoff(longest=0.05)) as client,
+    ):
+        client.subscribe("k", callback)
+        server.accept_now().close()
+        with pytest.raises(Disconnected):
+            client.fence(TIMEOUT)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(ZeroDivisionError):
+            client.receive(TIMEOUT)
+        assert client.whoami(TIMEOUT) == b"!/cred/4/5/6"
+        thread.join(TIMEOUT)

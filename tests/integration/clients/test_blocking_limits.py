@@ -91,6 +91,19 @@ def large_batch(client: blocking.Bus) -> None:
         batch.publish("k", bytes(1_000_000))
 
 
+def test_large_message_that_must_not_wait(shared: Bus) -> None:
+    """``MSG_DONTWAIT`` does not wait for the answer whether the bus takes large messages."""
+    with paused(shared.pid):
+        client = sbus.connect(str(shared.address), payloads=True)
+    with client:
+        with paused(shared.pid), unhindered(client), pytest.raises(BlockingIOError):
+            client.publish("k", bytes(1_000_000), flags=socket.MSG_DONTWAIT)
+        client.subscribe("k")
+        client.fence()
+        client.publish("k", bytes(1_000_000), flags=socket.MSG_DONTWAIT)
+        assert len(client.receive().payload) == 1_000_000
+
+
 CALLS: dict[str, Callable[[blocking.Bus], object]] = {
     "whoami": lambda client: client.whoami(),
     "fence": lambda client: client.fence(),

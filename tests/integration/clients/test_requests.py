@@ -288,6 +288,19 @@ async def test_wrong_answer_is_no_proof(backend: Backend, shared: Bus, answer: b
     assert await verified is False
 
 
+@pytest.mark.parametrize("answer", [b"+wrong", b"+", b"+" + b"1" * 5000])
+async def test_number_of_a_job_that_is_none(backend: Backend, shared: Bus, answer: bytes) -> None:
+    """If a peer answers a put with something else than a number, the caller gets an error of the library."""
+    bus, peer = await backend.connect(shared.address), await backend.connect(shared.address)
+    sub = await peer.subscribe("queue/none/put/")
+    await peer.fence()
+    putting = asyncio.ensure_future(bus.do(bus.raw.enqueue, "none", "k"))
+    request = await sub.get()
+    await peer.publish(request.payload.partition(b"\0")[0], answer)
+    with pytest.raises(RequestFailed, match="no number of a job"):
+        await putting
+
+
 async def test_waiting_in_vain_times_out(backend: Backend, shared: Bus) -> None:
     """A timeout ends one call only: later requests are answered."""
     bus = await backend.connect(shared.address)

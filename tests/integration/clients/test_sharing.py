@@ -224,6 +224,12 @@ HINTS = {
 }
 
 
+def test_hint_for_code_without_a_module(shared: Bus) -> None:
+    """Code that is run without a module name gets the warning as well."""
+    with sbus.connect(str(shared.address)) as client, pytest.warns(sbus.errors.PatternWarning):
+        exec("client.subscribe('a/#')", {"client": client})
+
+
 async def test_no_hint_for_what_is_meant(backend: Backend, shared: Bus, recwarn: pytest.WarningsRecorder) -> None:
     """Patterns that use the rules of this bus, and keys with the same bytes, get no warning."""
     client = await backend.connect(shared.address)
