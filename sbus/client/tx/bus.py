@@ -108,6 +108,7 @@ class Bus(Session[Subscription]):
     """
 
     _log = Logger(namespace="sbus.client")
+    _cancellations = (defer.CancelledError,)
 
     def __init__(
         self,
