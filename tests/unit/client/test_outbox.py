@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -140,6 +142,52 @@ def test_who_waits_for_what_was_taken_back_does_not_wait_for_the_next_connection
     outbox.take_back(packet)
     outbox.restart([b"SUB k"])
     assert (due.outcomes, other.outcomes) == ([b""], [])
+
+
+def test_taking_back_is_no_search() -> None:
+    """To take many packets back, also while others leave and are added, looks at each one a few times at most."""
+
+    class Counting(deque[bytes]):
+        looks = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            Counting.looks += 1
+            return super().__getitem__(at)
+
+    outbox = Outbox()
+    outbox.packets = Counting()
+    packets = [b"MSG k\0%d" % number for number in range(900)]
+    outbox.extend(packets[:600])
+    for packet in packets[100:300]:
+        outbox.take_back(packet)
+    outbox.extend(packets[600:])
+    for packet in packets[500:700]:
+        outbox.take_back(packet)
+    assert Counting.looks < 3 * 400
+    outbox.ack(packets[:10], 10)
+    for packet in packets[:20]:  # some have left
+        outbox.take_back(packet)
+    assert outbox.take(1000) == [*packets[20:100], *packets[300:500], *packets[700:]]
+
+
+def test_places_are_forgotten() -> None:
+    """The outbox remembers no places of packets that have left long ago, even if it is never empty."""
+    outbox = Outbox()
+    outbox.write(b"MSG k\0")
+    for number in range(10_000):
+        outbox.write(b"MSG k\0%d" % number)
+        outbox.ack(outbox.take(1), 1)
+        outbox.take_back(b"MSG k\0none of them")
+    assert len(outbox._places) < 2_000
+
+
+def test_call_that_fails_before_it_sends_takes_nothing_back() -> None:
+    """The empty packet, which stands for none, is no hole that another packet has left."""
+    outbox = Outbox()
+    outbox.extend([packet := b"MSG k\x001", b"MSG k\x002", b"MSG k\x003"])
+    outbox.take_back(packet)
+    outbox.take_back(b"")
+    assert (len(outbox), outbox.take(9)) == (2, [b"MSG k\x002", b"MSG k\x003"])
 
 
 def test_waiters_may_add_packets_and_wait_again() -> None:
