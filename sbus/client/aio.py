@@ -105,6 +105,20 @@ class Watch(WatchQueue):
         return await self._get()
 
 
+def _watch_hangup(sock: Socket) -> select.epoll | None:
+    """Return an epoll(7) set that becomes readable when a socket hangs up; None if the kernel refuses one."""
+    try:
+        hangup = select.epoll()
+    except OSError:
+        return None
+    try:
+        hangup.register(sock, 0)
+    except OSError:
+        hangup.close()
+        return None
+    return hangup
+
+
 async def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Keywords]) -> Bus:
     """Connect to a bus.
 
@@ -327,15 +341,15 @@ class Bus(Session[Subscription]):
         sock = self._sock
         if sock is None:
             return
+        # The loop does not notice the end of a connection that it does not read. An epoll(7) set of its own does: it
+        # becomes readable when the socket hangs up. While no descriptor is free for it, the client reads on.
+        hangup = None if reading else _watch_hangup(sock)
         self._unwatch()
-        if reading:
+        if hangup is None:
             self._loop.add_reader(sock, self._readable)
         else:
-            # The loop does not notice the end of a connection that it does not read. An epoll(7) set of its own does:
-            # it becomes readable when the socket hangs up.
-            self._hangup = select.epoll()
-            self._hangup.register(sock, 0)
-            self._loop.add_reader(self._hangup, self._read_rest, sock, SERVER_CLOSED)
+            self._hangup = hangup
+            self._loop.add_reader(hangup, self._read_rest, sock, SERVER_CLOSED)
 
     def _unwatch(self) -> None:
         if self._sock is not None:
@@ -355,6 +369,8 @@ class Bus(Session[Subscription]):
         self._receive_packets(packets)
         if ended and self._sock is not None:
             self._disconnected(SERVER_CLOSED)
+        elif self._above_high_water and self._hangup is None:
+            self._set_reading(False)  # there was no descriptor for that before
 
     async def wait_drained(self) -> None:
         """See `sbus.client.session.Session`."""
