@@ -283,7 +283,7 @@ class Bus(Session[Subscription]):
 
     async def _run(self, call: Awaitable[T], timeout: float | None) -> T:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(None if timeout is None else max(0.0, timeout)):  # nan has ended, too
                 return await call
         except TimeoutError as e:
             if isinstance(e, TimedOut):

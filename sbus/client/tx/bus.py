@@ -375,12 +375,12 @@ class Bus(Session[Subscription]):
         deferred = defer.Deferred.fromCoroutine(call)
         if timeout is not None:
 
-            def timed_out(value: T | Failure, seconds: float) -> T | Failure:
+            def timed_out(value: T | Failure, _: float) -> T | Failure:
                 if isinstance(value, Failure) and value.check(defer.CancelledError):
-                    raise TimedOut(f"no answer within {seconds} seconds")
+                    raise TimedOut(f"no answer within {timeout} seconds")
                 return value
 
-            deferred.addTimeout(timeout, self._reactor, timed_out)
+            deferred.addTimeout(max(0.0, timeout), self._reactor, timed_out)  # also for a deadline that is over, or nan
         return deferred
 
     async def _open_initially(self) -> None:
