@@ -7,7 +7,7 @@ import socket
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
 
 from sbus.client.dispatch import Waiter
@@ -61,13 +61,27 @@ class Outbox:
     A packet that is taken back leaves a hole, the empty packet, so that no position changes. The holes are removed
     before packets are taken to be sent, and when nothing else is left.
 
+    :ivar certain: bytes in the longest message that this server takes for certain; a longer one is kept back, and what
+        follows it. None if the server's limit is known.
     :ivar packets: the packets, and holes among them; empty if nothing waits, which costs less to ask than `len`.
     """
 
-    __slots__ = ("_added", "_holes", "_measured", "_placed", "_places", "_sent", "_size", "_waiters", "packets")
+    __slots__ = (
+        "_added",
+        "_holes",
+        "_measured",
+        "_placed",
+        "_places",
+        "_sent",
+        "_size",
+        "_waiters",
+        "certain",
+        "packets",
+    )
 
     def __init__(self) -> None:
         self.packets: deque[bytes] = deque()
+        self.certain: int | None = None
         self._added = 0
         self._sent = 0
         self._holes = 0
@@ -165,11 +179,42 @@ class Outbox:
             self._rebuild([], bytes)
 
     def take(self, count: int) -> list[bytes]:
-        """Return the next packets, at most `count`; they stay here until `ack`."""
+        """Return the next packets, at most `count`, up to the first that is kept back; they stay here until `ack`."""
         if self._holes:
             self._rebuild([], bytes)
         packets = self.packets
-        return list(packets if len(packets) <= count else islice(packets, count))
+        taken = list(packets if len(packets) <= count else islice(packets, count))
+        if (certain := self.certain) is None:
+            return taken
+        return list(takewhile(lambda packet: len(packet) <= certain or not packet.startswith(_MESSAGE), taken))
+
+    def refuse(self, refusal: Callable[[bytes], Exception | None]) -> list[Exception]:
+        """Drop the messages that the server does not take, and fail the calls that wait for one of them.
+
+        Of messages that were published together none is sent, unless some have left already.
+
+        :param refusal: returns the error for such a packet.
+        :returns: the errors of those that no call waits for.
+        """
+        errors = {place: error for place, each in enumerate(self.packets, self._sent) if (error := refusal(each))}
+        failed: list[tuple[Waiter, Exception]] = []
+        dropped = set(errors)
+        waiters, self._waiters = self._waiters, deque()
+        for pending in waiters:
+            own = range(pending.end - pending.count, pending.end)
+            if refused := [errors.pop(place) for place in own if place in errors]:
+                failed.append((pending.waiter, refused[0]))
+                dropped.update(own if own.start >= self._sent else ())
+                pending.count = 0
+            else:
+                self._waiters.append(pending)
+        for place in dropped:
+            if self.packets[place - self._sent]:
+                self._make_hole(place - self._sent)
+        self._tidy()
+        for waiter, error in failed:
+            waiter.set_exception(error)
+        return list(errors.values())
 
     def ack(self, taken: list[bytes], sent: int) -> None:
         """Remove the first `sent` packets, which the kernel has accepted."""

@@ -73,7 +73,7 @@ class Session(ClientApi[Sub]):
         self.core = options.new_core(
             self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
-        self.core.on_settled = lambda: self._call_soon(self._flush)  # what waits for the server's word
+        self.core.on_settled = lambda: self._call_soon(self._settled)
         self.outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._backoff = options.backoff
@@ -256,6 +256,14 @@ class Session(ClientApi[Sub]):
         self._turn_writes = 0
         self._flush()
 
+    def _settled(self) -> None:
+        """Send what has waited for the server's word, except for messages that it does not take."""
+        if self.outbox.certain is not None and self.is_connected() and self.core.has_limit:
+            self.outbox.certain = None
+            for error in self.outbox.refuse(self.core.refusal):
+                self._warn(f"a message that waited for a connection was dropped, as the bus has another limit: {error}")
+        self._flush()
+
     def _take_back(self, packet: bytes) -> None:
         self.outbox.take_back(packet)
 
@@ -374,6 +382,8 @@ class Session(ClientApi[Sub]):
             self._detach()
             waiters = self._forget_connection()
             self.outbox.restart(self.core.resync_packets())
+            if self.core.packet_limit.is_raised:
+                self.outbox.certain = self.core.packet_limit.usual
             self._loss_reason = self._loss_reason or error
             if not self._reconnecting:
                 self._reconnecting = True

@@ -137,6 +137,49 @@ async def test_long_message_in_the_early_dialect(backend: Backend, bus: StartBus
     assert lost == [Lost(1, 900_006, None, "too-large")]
 
 
+@pytest.mark.parametrize("options", [[RAISED], ["--max-packet=500000"], []], ids=str)
+async def test_long_messages_that_wait_for_a_bus(looping: Backend, bus: StartBus, options: list[str]) -> None:
+    """A long message goes to the next bus if that takes it. Else its call fails, and the client connects anyway."""
+    gaps: list[Exception] = []
+    client = await without_bus(looping, bus(RAISED), reconnect_buffer=8 << 20, on_gap=gaps.append)
+    sub = await client.subscribe("k")
+    messages = [[b"1"], [LONG], [b"2", LONG, b"3"], [b"4"]]
+    calls = [asyncio.ensure_future(client.publish_many([("k", each) for each in many])) for many in messages]
+    await turn()
+    bus(*options, "--reuse")
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    await client.settle()
+    taken = messages if options == [RAISED] else [many for many in messages if LONG not in many]
+    assert [type(outcome) is PacketTooLong for outcome in outcomes] == [many not in taken for many in messages]
+    expected = [payload for many in taken for payload in many]
+    assert await sub.take(len(expected)) == expected
+    assert (client.raw.state, len(gaps)) == ("connected", 1)
+
+
+async def test_long_message_for_a_server_that_says_nothing(looping: Backend, directory: Path) -> None:
+    """If the next server ignores the question for its limit, a long message is refused, and the others are sent."""
+    with FakeServer(directory / "fake") as server:
+        client = await looping.connect(server.address, reconnect=True)
+        peer = await raised_peer(server, b"CMSG bye/on\x001000000")
+        fencing = asyncio.ensure_future(client.fence())
+        await peer.answer()
+        await fencing
+        peer.close()
+        server.vanish()
+        while client.raw.state != "reconnecting":
+            await turn()
+        calls = [asyncio.ensure_future(client.publish("k", payload)) for payload in (b"1", LONG, b"2")]
+        await turn()
+        server.listen()
+        peer = await server.accept()
+        assert await peer.answer() == []
+        assert await peer.answer() == [b"MSG k\x001", b"MSG k\x002"]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [type(None), PacketTooLong, type(None)]
+        await turn()
+        assert client.raw.state == "connected"
+
+
 async def without_bus(looping: Backend, server: Bus, **settings: Any) -> Any:
     client = await looping.connect(server.address, reconnect=True, **settings)
     await client.fence()

@@ -209,6 +209,44 @@ def test_waiters_may_add_packets_and_wait_again() -> None:
     assert completed == [0, 1, 2, 3, 4]
 
 
+def test_what_may_be_too_long_is_kept_back() -> None:
+    """A message that the server may not take is kept back with what follows, and no other packet is."""
+    outbox = Outbox()
+    outbox.extend([b"MSG k\0short", b"SUB a pattern", b"MSG k\0too long a message", b"MSG k\0"])
+    outbox.certain = 12
+    taken = outbox.take(9)
+    assert taken == [b"MSG k\0short", b"SUB a pattern"]
+    outbox.ack(taken, 2)
+    assert (outbox.take(9), len(outbox)) == ([], 2)
+    outbox.certain = None
+    assert outbox.take(9) == [b"MSG k\0too long a message", b"MSG k\0"]
+
+
+def test_what_is_refused_fails() -> None:
+    """A call fails if the server takes one of its messages not; none of them is sent, unless one has left."""
+    outbox = Outbox()
+
+    def refusal(packet: bytes) -> Exception | None:
+        return ValueError(packet) if b"!" in packet else None
+
+    def publish(*packets: bytes) -> Waiter:
+        outbox.extend(list(packets))
+        outbox.wait(waiter := Waiter(), len(packets))
+        return waiter
+
+    begun, whole, refused = publish(b"1", b"2!", b"3"), publish(b"4", b"5"), publish(b"6", b"7!", b"8!")
+    outbox.write(b"9!")
+    outbox.wait(last := Waiter())
+    assert outbox.refuse(lambda _: None) == []
+    outbox.ack(outbox.take(1), 1)
+    assert [error.args for error in outbox.refuse(refusal)] == [(b"9!",)]
+    assert [waiter.outcomes[0].args for waiter in (begun, refused)] == [(b"2!",), (b"7!",)]
+    assert outbox.take(9) == [b"3", b"4", b"5"]
+    outbox.ack(outbox.take(3), 3)
+    assert [waiter.outcomes for waiter in (whole, last)] == [[b""]] * 2
+    assert not outbox.packets
+
+
 def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:
     """An outbox is a transport's queue, and survives the transport."""
     outbox = Outbox()
