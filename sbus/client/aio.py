@@ -162,10 +162,13 @@ class Bus(Session[Subscription]):
     async def publish(self, key: bytes | str, payload: Buffer = b"") -> None:
         self._check_open()
         try:
-            packets = [self.core.publish(key, payload)]
+            packets = [] if self._in_line else [self.core.publish(key, payload)]
         except PacketTooLong:
-            packets = await self._longer(lambda: [self.core.publish(key, payload)])
-        self._write(packets)
+            packets = []
+        if packets:
+            self._write(packets)
+        else:
+            await self._write_in_turn(lambda: [self.core.publish(key, payload)])
         if len(self.outbox):
             await self._sent(1)
 
@@ -173,13 +176,15 @@ class Bus(Session[Subscription]):
         self._check_open()
         messages = list(messages)
         try:
-            packets = self.core.publish_many(messages)
+            packets = [] if self._in_line else self.core.publish_many(messages)
         except PacketTooLong:
-            packets = await self._longer(lambda: self.core.publish_many(messages))
+            packets = []
         if packets:
             self._write(packets)
-            if len(self.outbox):
-                await self._sent(len(packets))
+        elif messages:
+            packets = await self._write_in_turn(lambda: self.core.publish_many(messages))
+        if packets and len(self.outbox):
+            await self._sent(len(packets))
 
     async def whoami(self, timeout: float | None = None) -> bytes:
         return await self._run(self._whoami(), timeout)

@@ -46,7 +46,7 @@ from sbus.client.outbox import Outbox
 from sbus.client.payload_outbox import PayloadOutbox
 from sbus.client.queues import Work
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
-from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, UsageError
+from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, PacketTooLong, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
@@ -80,6 +80,7 @@ class Session(ClientApi[Sub]):
         self._immediate_writes = BATCH  # lone writes left to send at once, see `_write`
         self._turn_writes = 0  # writes deferred to the end of this turn
         self._deferred_bytes = 0  # bytes in them
+        self._in_line = 0  # calls that wait for the server's limit, or for a call that does
         self._above_high_water: set[QueuedSubscription] = set()
         self._to_wake: list[Readers] = []
         self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` has been called
@@ -273,13 +274,42 @@ class Session(ClientApi[Sub]):
         return AsyncPayloadBatch(self.core, self._send_batch)
 
     async def _send_batch(self, batch: PayloadBatch[Awaitable[None]]) -> None:
-        if self.core.payloads.is_open:
-            await self._fence()
-        packets = batch.packets()
-        self._check_open()
+        if self._in_line or self.core.payloads.is_open:
+            packets = await self._write_in_turn(batch.packets)
+        else:
+            packets = batch.packets()
+            self._check_open()
+            if packets:
+                self._write(packets)
         if packets:
-            self._write(packets)
             await self._sent(len(packets))
+
+    async def _write_in_turn(self, build: Callable[[], list[bytes]]) -> list[bytes]:
+        """Write the packets of a publish that is too long for all that is known, or comes after one; return them.
+
+        Each of them has a fence of its own, and the server answers these in order.
+
+        :raises sbus.errors.PacketTooLong: if it is known that they are too long.
+        """
+        if not self._in_line and not self.core.may_learn_limit:
+            build()
+        self._in_line += 1
+        loss: Disconnected | None = None
+        try:
+            try:
+                await self._fence()
+            except Disconnected as e:
+                loss = e  # only a call that needs the answer fails
+            self._check_open()
+            try:
+                packets = build()
+            except PacketTooLong as e:
+                raise loss or e from None
+            if packets:
+                self._write(packets)
+            return packets
+        finally:
+            self._in_line -= 1
 
     async def _sent(self, count: int) -> None:
         """Wait until the last `count` packets have been sent; take them back if the caller gives up before."""
@@ -425,9 +455,11 @@ class Session(ClientApi[Sub]):
     async def _finish(self) -> None:
         """Send the outbox, then end."""
         self._close_works()
-        if self._error is None and self.is_connected() and len(self.outbox):
+        if self._error is None and self.is_connected() and (self._in_line or len(self.outbox)):
             self._closing = True
             try:
+                if self._in_line:
+                    await self._fence()
                 await self.wait_drained()
             except Disconnected:
                 pass
