@@ -453,8 +453,16 @@ class Session(ClientApi[Sub]):
             self.call_user(self._options.on_gap, reason)
 
     async def _finish(self) -> None:
-        """Send the outbox, then end."""
+        """Send the outbox, then end; a cancellation before the works are closed leaves all as it is."""
+        await self._drain()
         self._close_works()
+        try:
+            await self._drain()  # what the works have said
+        finally:
+            self.close_now()
+
+    async def _drain(self) -> None:
+        """Send the outbox, if there is a connection; if it is lost meanwhile, end."""
         if self._error is None and self.is_connected() and (self._in_line or len(self.outbox)):
             self._closing = True
             try:
@@ -465,7 +473,6 @@ class Session(ClientApi[Sub]):
                 pass
             finally:
                 self._closing = False
-        self.close_now()
 
     def close_now(self) -> None:
         """End without sending the outbox."""
