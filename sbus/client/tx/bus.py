@@ -143,25 +143,29 @@ class Bus(Session[Subscription]):
     # --- what users call (documented in `ClientApi`) -----------------------------------------
 
     def publish(self, key: bytes | str, payload: Buffer = b"") -> defer.Deferred[None]:
-        self._check_open()
         try:
+            self._check_open()
             if not self._in_line:
                 self._write([self.core.publish(key, payload)])
                 return self._when_sent(1)
         except PacketTooLong:
             pass
+        except Exception:
+            return defer.fail()
         return self._publish_in_turn(lambda: [self.core.publish(key, payload)])
 
     def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> defer.Deferred[None]:
-        self._check_open()
-        messages = list(messages)
         try:
+            self._check_open()
+            messages = list(messages)
             if not self._in_line:
                 if packets := self.core.publish_many(messages):
                     self._write(packets)
                 return self._when_sent(len(packets))
         except PacketTooLong:
             pass
+        except Exception:
+            return defer.fail()
         return self._publish_in_turn(lambda: self.core.publish_many(messages))
 
     def _publish_in_turn(self, build: Callable[[], list[bytes]]) -> defer.Deferred[None]:
