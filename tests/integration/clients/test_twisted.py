@@ -459,6 +459,31 @@ async def test_setup_that_fails_is_done_again(twisted: TwistedBackend, shared: B
     await done(service.stopService())
 
 
+@pytest.mark.parametrize("has_setup", [False, True])
+async def test_service_and_a_bus_that_names_no_senders(
+    twisted: TwistedBackend, directory: Path, has_setup: bool
+) -> None:
+    """A connection that ends at once, as the bus names no senders, is not set up, and another one is made."""
+    buses: list[tx.Bus] = []
+    setup = buses.append if has_setup else None
+    with FakeServer(directory / "fake") as server:
+        service = BusClientService(twisted.reactor, str(server.address), sender=True, backoff=QUICK, setup=setup)
+        service.startService()
+        waiting = service.whenConnected()
+        peer = await server.accept()
+        await peer.answer()
+        assert await peer.receive_until(b"") == [WHOAMI, b""]
+        peer = await server.accept()
+        assert not waiting.called
+        assert await peer.receive_until(WHOAMI) == [b"CMSG sender/on", WHOAMI]
+        peer.send(b"CMSG sender/on\0", WHOAMI + b"\0!/cred/1/2/3")
+        await peer.answer()
+        connected = await done(waiting)
+        assert connected.state == "connected"
+        assert buses == ([connected] if has_setup else [])
+        await done(service.stopService())
+
+
 async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedBackend, shared: Bus) -> None:
     """Stopping the service cancels the setup's Deferred; a setup may also stop the service itself."""
     forever: defer.Deferred[None] = defer.Deferred()
