@@ -1,4 +1,10 @@
-"""What a client and its server have agreed about messages in sealed memory: which of them travel so.
+"""What a client and its server have agreed about messages: how long a packet is, and what travels in sealed memory.
+
+*Packets.* A server says its limit in the answer to ``bye/on``, if it is not the usual one. Up to that answer the usual
+one counts. Without a connection it is that of the last server, so a longer message may wait. The outbox keeps it back
+on the next connection until the answer; ``whoami`` behind the question shows that none comes.
+
+*Sealed memory.*
 
 A client that wants payloads asks ``payload/on``, and ``whoami`` behind it. The answer to the first has the agreement;
 the answer to the second without one shows that the server takes no payloads. Up to that answer the connection is not
@@ -10,12 +16,76 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sbus.errors import PacketTooLong, ViolationReason
 from sbus.protocol.bundles import MAX_BUNDLE
+from sbus.syscalls.sockets import LONGEST_PACKET
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "PacketLimit", "is_limit"]
 
 _MAX_DIGITS = 18
 """Digits of the largest number that is believed."""
+_MAX_LIMIT_DIGITS = 9
+"""Digits of the largest limit of packets that is believed (just under 1 GB)."""
+
+
+def is_limit(payload: bytes) -> bool:
+    """Return whether a server's answer is a number of bytes in a packet."""
+    return payload.isdigit() and len(payload) <= _MAX_LIMIT_DIGITS
+
+
+class PacketLimit:
+    """The longest packet that can be sent.
+
+    :param usual: bytes in the longest packet that a server takes, unless it says so itself.
+    :ivar usual: see above.
+    :ivar said: bytes that the server has said, on this connection or the one before; 0 for the usual limit.
+    :ivar is_known: whether that was on this connection, or on the last one if there is none.
+    :ivar sendable: bytes in the longest packet that the socket takes.
+    """
+
+    def __init__(self, usual: int) -> None:
+        self.usual = self.sendable = usual
+        self.said = 0
+        self.is_known = False
+
+    @property
+    def longest(self) -> int:
+        """Bytes in the longest packet that can be sent, as far as is known."""
+        said = self.said or self.usual
+        return min(said if self.is_known else min(said, self.usual), self.sendable)
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether messages may wait that are too long for a server with the usual limit."""
+        return self.said > self.usual
+
+    def restart(self, sendable: int) -> None:
+        """Note a new connection."""
+        self.sendable = sendable
+        self.is_known = False
+
+    def learn(self, answer: bytes) -> None:
+        """Note the answer to ``bye/on``."""
+        self.said, self.is_known = int(answer) if is_limit(answer) else 0, True
+
+    def error(self, size: int, remedy: str, *, is_asked: bool) -> PacketTooLong:
+        """Return the error for a packet that is too long.
+
+        :param size: bytes in the packet.
+        :param remedy: what to do, ahead of what permits longer packets; it ends in a comma and a blank.
+        :param is_asked: whether this client asks the server for its limit.
+        """
+        limit = self.longest
+        if limit >= LONGEST_PACKET:
+            permit = "put a file's path in it: no socket takes more"
+        elif limit == self.sendable:
+            permit = "raise the kernel's limit of send buffers (net.core.wmem_max)"
+        elif self.said or not is_asked:
+            permit = "have the operator raise the limit of the bus (--max-packet)"
+        else:
+            permit = "raise the limit at the server, and here if it does not say it (max_packet, --max-packet)"
+        reason = ViolationReason.PACKET_TOO_LONG.value
+        return PacketTooLong(f"{reason}: {size} bytes, and the limit is {limit}; {remedy}send it in parts, or {permit}")
 
 
 class Agreement:

@@ -105,6 +105,20 @@ class Watch(WatchQueue):
         return await self._get()
 
 
+def _watch_hangup(sock: Socket) -> select.epoll | None:
+    """Return an epoll(7) set that becomes readable when a socket hangs up; None if the kernel refuses one."""
+    try:
+        hangup = select.epoll()
+    except OSError:
+        return None
+    try:
+        hangup.register(sock, 0)
+    except OSError:
+        hangup.close()
+        return None
+    return hangup
+
+
 async def connect(address: str | os.PathLike[str] | None = None, **options: Unpack[Keywords]) -> Bus:
     """Connect to a bus.
 
@@ -148,10 +162,13 @@ class Bus(Session[Subscription]):
     async def publish(self, key: bytes | str, payload: Buffer = b"") -> None:
         self._check_open()
         try:
-            packets = [self.core.publish(key, payload)]
+            packets = [] if self._in_line else [self.core.publish(key, payload)]
         except PacketTooLong:
-            packets = await self._longer(lambda: [self.core.publish(key, payload)])
-        self._write(packets)
+            packets = []
+        if packets:
+            self._write(packets)
+        else:
+            await self._write_in_turn(lambda: [self.core.publish(key, payload)])
         if len(self.outbox):
             await self._sent(1)
 
@@ -159,13 +176,15 @@ class Bus(Session[Subscription]):
         self._check_open()
         messages = list(messages)
         try:
-            packets = self.core.publish_many(messages)
+            packets = [] if self._in_line else self.core.publish_many(messages)
         except PacketTooLong:
-            packets = await self._longer(lambda: self.core.publish_many(messages))
+            packets = []
         if packets:
             self._write(packets)
-            if len(self.outbox):
-                await self._sent(len(packets))
+        elif messages:
+            packets = await self._write_in_turn(lambda: self.core.publish_many(messages))
+        if packets and len(self.outbox):
+            await self._sent(len(packets))
 
     async def whoami(self, timeout: float | None = None) -> bytes:
         return await self._run(self._whoami(), timeout)
@@ -269,7 +288,7 @@ class Bus(Session[Subscription]):
 
     async def _run(self, call: Awaitable[T], timeout: float | None) -> T:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(None if timeout is None else max(0.0, timeout)):  # nan has ended, too
                 return await call
         except TimeoutError as e:
             if isinstance(e, TimedOut):
@@ -327,15 +346,15 @@ class Bus(Session[Subscription]):
         sock = self._sock
         if sock is None:
             return
+        # The loop does not notice the end of a connection that it does not read. An epoll(7) set of its own does: it
+        # becomes readable when the socket hangs up. While no descriptor is free for it, the client reads on.
+        hangup = None if reading else _watch_hangup(sock)
         self._unwatch()
-        if reading:
+        if hangup is None:
             self._loop.add_reader(sock, self._readable)
         else:
-            # The loop does not notice the end of a connection that it does not read. An epoll(7) set of its own does:
-            # it becomes readable when the socket hangs up.
-            self._hangup = select.epoll()
-            self._hangup.register(sock, 0)
-            self._loop.add_reader(self._hangup, self._read_rest, sock, SERVER_CLOSED)
+            self._hangup = hangup
+            self._loop.add_reader(hangup, self._read_rest, sock, SERVER_CLOSED)
 
     def _unwatch(self) -> None:
         if self._sock is not None:
@@ -355,6 +374,8 @@ class Bus(Session[Subscription]):
         self._receive_packets(packets)
         if ended and self._sock is not None:
             self._disconnected(SERVER_CLOSED)
+        elif self._above_high_water and self._hangup is None:
+            self._set_reading(False)  # there was no descriptor for that before
 
     async def wait_drained(self) -> None:
         """See `sbus.client.session.Session`."""

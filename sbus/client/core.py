@@ -42,13 +42,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from sbus.client.agreement import Agreement
+from sbus.client.agreement import Agreement, PacketLimit, is_limit
 from sbus.client.choices import Choices
 from sbus.client.denials import Denial
 from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter
 from sbus.client.extensions import Extensions
 from sbus.client.losses import Lost, lost_of
 from sbus.client.payloads import Arena, Buffer, Outgoing, flat
+from sbus.client.questions import CallingWaiter
 from sbus.client.watches import MAX_WATCHED_KEY, Watch
 from sbus.errors import InvalidKey, NotAllowed, PacketTooLong, UsageError, Violation, ViolationReason
 from sbus.protocol.controls import (
@@ -78,8 +79,6 @@ from sbus.syscalls.sockets import LONGEST_PACKET
 
 __all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "as_bytes", "check_payload", "find_dialect"]
 
-_MAX_LIMIT_DIGITS = 9
-"""Digits of the largest limit that is believed (just under 1 GB)."""
 _OWN_CONTROLS = {
     BUNDLE: "connect with bundles=True, or bundles=False",
     BYE: "see ConnectionLost.reason",
@@ -162,10 +161,12 @@ class ClientCore:
     :param payloads: ask the server for large messages, if the dialect has them.
     :param make_room: called with the bytes in the longest packet that may come and may be sent, once that is known.
     :ivar on_name_change: called when the server says that this client's name has changed, after `observe_name`.
-    :ivar on_settled: called once on each connection, when it is known whether the server takes payloads.
+    :ivar on_settled: called on each connection when it is known how long a packet the server takes, and when it is
+        known whether it takes payloads.
     :ivar max_packet: bytes in the longest packet that can be sent on this connection.
     :ivar longest_plain: bytes in the longest packet of a message that certainly travels in a packet.
     :ivar bundle_limit: bytes in the longest bundle that may be sent; 0 while none may.
+    :ivar packet_limit: the agreement about the longest packet.
     :ivar payloads: the agreement about large messages.
     :ivar extensions: what was asked beyond the original protocol.
     """
@@ -189,9 +190,8 @@ class ClientCore:
     ) -> None:
         self.dialect = dialect
         self.bundle_limit = 0
-        self._given_max_packet = max_packet
-        self._server_max_packet = 0  # what the server has said, on this connection or the one before
-        self.max_packet = self._max_sendable = max_packet
+        self.max_packet = max_packet
+        self.packet_limit = PacketLimit(max_packet)
         self.payloads = Agreement(payloads and dialect.control, self._payloads_settled)
         self.on_settled: Callable[[], object] = lambda: None
         self.longest_plain = 0  # bytes of the longest packet of a message that needs no closer look
@@ -445,18 +445,18 @@ class ClientCore:
 
     def connected(self, max_sendable: int) -> None:
         """Note a new connection, which can send packets of `max_sendable` bytes."""
-        self._max_sendable = max_sendable
+        self.packet_limit.restart(max_sendable)
         self._ids = _own_ids()
         self.extensions.connected(has_subscriptions=any(True for _ in self.sinks()))
         self._limit()
 
     def can_send(self, max_sendable: int) -> None:
         """Note that the socket can send longer packets now."""
-        self._max_sendable = max_sendable
+        self.packet_limit.sendable = max_sendable
         self._limit()
 
     def _limit(self) -> None:
-        self.max_packet = min(self._server_max_packet or self._given_max_packet, self._max_sendable)
+        self.max_packet = self.packet_limit.longest
         threshold = self.payloads.threshold
         # A packet is at least five bytes longer than its payload.
         self.longest_plain = self.max_packet if threshold is None else min(self.max_packet, threshold + 4)
@@ -472,8 +472,8 @@ class ClientCore:
 
     @property
     def has_limit(self) -> bool:
-        """Whether the server has answered that."""
-        return "bye" in self.extensions.answered
+        """Whether the server has answered that, or ignored it."""
+        return self.packet_limit.is_known
 
     @property
     def may_learn_limit(self) -> bool:
@@ -511,7 +511,16 @@ class ClientCore:
                 self.unsubscribe(sink)
         choices = self.state()
         self.extensions.restart(choices)
-        return choices.packets()
+        if not self.packet_limit.is_raised:
+            return choices.packets()
+        return choices.packets() + self.whoami(CallingWaiter(self._questions_handled))
+
+    def refusal(self, packet: bytes) -> PacketTooLong | None:
+        """Return the error for a packet that has waited for a connection; None if the server takes it.
+
+        Whether it takes a message in sealed memory is found out when that is sent.
+        """
+        return self._too_long(len(packet)) if len(packet) > self.max_packet and type(packet) is bytes else None
 
     def disconnected(self) -> list[Waiter]:
         """Forget the connection and the replies expected on it.
@@ -536,17 +545,22 @@ class ClientCore:
 
     def _learn_limit(self, payload: bytes) -> None:
         """Note the server's answer to ``bye/on``: the longest packet, if that is not the usual one."""
-        self._server_max_packet = int(payload) if _is_limit(payload) else 0
-        if self._server_max_packet:
-            self._make_room(min(self._server_max_packet, LONGEST_PACKET))
+        self.packet_limit.learn(payload)
+        if self.packet_limit.said:
+            self._make_room(min(self.packet_limit.said, LONGEST_PACKET))
         self._limit()
+        self.on_settled()
+
+    def _questions_handled(self, _: bytes) -> None:
+        if not self.has_limit:
+            self._learn_limit(b"")  # the server has ignored the question
 
     def _receive_control(self, key: bytes, payload: bytes) -> None:
         if key == BYE_ON and BYE_ON in self._choices.controls:
             self._learn_limit(payload)
-        if key == BUNDLE_ON and BUNDLE_ON in self._choices.controls and _is_limit(payload):
+        if key == BUNDLE_ON and BUNDLE_ON in self._choices.controls and is_limit(payload):
             self._make_room(min(int(payload), LONGEST_PACKET))
-            self.bundle_limit = min(int(payload), self._max_sendable)
+            self.bundle_limit = min(int(payload), self.packet_limit.sendable)
             self.extensions.answered.add("bundle")
         elif not self.extensions.handle(key, payload) and not self._name_received(key) and self.on_control is not None:
             self.on_control(key, payload)
@@ -575,22 +589,4 @@ class ClientCore:
         return packet
 
     def _too_long(self, size: int, remedy: str = "") -> PacketTooLong:
-        return PacketTooLong(
-            f"{ViolationReason.PACKET_TOO_LONG.value}: {size} bytes, and the limit is {self.max_packet}; "
-            f"{remedy}send it in parts, or {self._longer_packets()}"
-        )
-
-    def _longer_packets(self) -> str:
-        """Return what permits packets longer than `max_packet`."""
-        if self.max_packet >= LONGEST_PACKET:
-            return "put a file's path in it: no socket takes more"
-        if self.max_packet == self._max_sendable:
-            return "raise the kernel's limit of send buffers (net.core.wmem_max)"
-        if self._server_max_packet or not self.asks_limit:
-            return "have the operator raise the limit of the bus (--max-packet)"
-        return "raise the limit at the server, and here if it does not say it (max_packet, --max-packet)"
-
-
-def _is_limit(payload: bytes) -> bool:
-    """Return whether a reply to ``bundle/on`` is a number of bytes."""
-    return payload.isdigit() and len(payload) <= _MAX_LIMIT_DIGITS
+        return self.packet_limit.error(size, remedy, is_asked=self.asks_limit)

@@ -7,7 +7,7 @@ import socket
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
 
 from sbus.client.dispatch import Waiter
@@ -25,6 +25,8 @@ _MAX_BUNDLED = 2048
 """Packets offered at once to fill these bundles."""
 _MOST_HOLES = 1024
 """Packets that were taken back, beside as many as there are others, that may be left in the queue."""
+_MOST_PLACES = 1024
+"""Places that may be remembered, beside twice as many as there are packets."""
 NO_ROOM = (errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS)
 """The errors of a kernel that has no room now, for bytes or for descriptors under way: try again."""
 _MESSAGE = MSG + b" "
@@ -59,17 +61,33 @@ class Outbox:
     A packet that is taken back leaves a hole, the empty packet, so that no position changes. The holes are removed
     before packets are taken to be sent, and when nothing else is left.
 
+    :ivar certain: bytes in the longest message that this server takes for certain; a longer one is kept back, and what
+        follows it. None if the server's limit is known.
     :ivar packets: the packets, and holes among them; empty if nothing waits, which costs less to ask than `len`.
     """
 
-    __slots__ = ("_added", "_holes", "_measured", "_sent", "_size", "_waiters", "packets")
+    __slots__ = (
+        "_added",
+        "_holes",
+        "_measured",
+        "_placed",
+        "_places",
+        "_sent",
+        "_size",
+        "_waiters",
+        "certain",
+        "packets",
+    )
 
     def __init__(self) -> None:
         self.packets: deque[bytes] = deque()
+        self.certain: int | None = None
         self._added = 0
         self._sent = 0
         self._holes = 0
         self._waiters: deque[Pending] = deque()
+        self._places: dict[int, int] = {}  # the positions of packets by their id(), up to the position `_placed`
+        self._placed = 0
         self._size = 0  # bytes of messages, as of the positions `_measured`
         self._measured = (0, 0)
 
@@ -132,11 +150,23 @@ class Outbox:
 
     def take_back(self, packet: bytes) -> None:
         """Take a packet back, unless it has been sent."""
-        for at in reversed(range(len(self.packets))):
-            if self.packets[at] is packet:
-                self._make_hole(at)
-                break
+        at = self._find(packet)
+        if packet and at >= 0 and self.packets[at] is packet:
+            self._make_hole(at)
         self._tidy()
+
+    def _find(self, packet: bytes) -> int:
+        """Return the index of a packet, if it is here.
+
+        Thousands of calls can be given up in one turn, so each packet is looked at once for all of them.
+        """
+        if len(self._places) > 2 * len(self.packets) + _MOST_PLACES:
+            self._places, self._placed = {}, 0
+        start = max(self._placed, self._sent)
+        new = list(islice(reversed(self.packets), self._added - start))
+        self._places.update((id(each), place) for place, each in enumerate(reversed(new), start))
+        self._placed = self._added
+        return self._places.get(id(packet), -1) - self._sent
 
     def _make_hole(self, at: int) -> None:
         self._size -= len(self.packets[at])
@@ -149,11 +179,42 @@ class Outbox:
             self._rebuild([], bytes)
 
     def take(self, count: int) -> list[bytes]:
-        """Return the next packets, at most `count`; they stay here until `ack`."""
+        """Return the next packets, at most `count`, up to the first that is kept back; they stay here until `ack`."""
         if self._holes:
             self._rebuild([], bytes)
         packets = self.packets
-        return list(packets if len(packets) <= count else islice(packets, count))
+        taken = list(packets if len(packets) <= count else islice(packets, count))
+        if (certain := self.certain) is None:
+            return taken
+        return list(takewhile(lambda packet: len(packet) <= certain or not packet.startswith(_MESSAGE), taken))
+
+    def refuse(self, refusal: Callable[[bytes], Exception | None]) -> list[Exception]:
+        """Drop the messages that the server does not take, and fail the calls that wait for one of them.
+
+        Of messages that were published together none is sent, unless some have left already.
+
+        :param refusal: returns the error for such a packet.
+        :returns: the errors of those that no call waits for.
+        """
+        errors = {place: error for place, each in enumerate(self.packets, self._sent) if (error := refusal(each))}
+        failed: list[tuple[Waiter, Exception]] = []
+        dropped = set(errors)
+        waiters, self._waiters = self._waiters, deque()
+        for pending in waiters:
+            own = range(pending.end - pending.count, pending.end)
+            if refused := [errors.pop(place) for place in own if place in errors]:
+                failed.append((pending.waiter, refused[0]))
+                dropped.update(own if own.start >= self._sent else ())
+                pending.count = 0
+            else:
+                self._waiters.append(pending)
+        for place in dropped:
+            if self.packets[place - self._sent]:
+                self._make_hole(place - self._sent)
+        self._tidy()
+        for waiter, error in failed:
+            waiter.set_exception(error)
+        return list(errors.values())
 
     def ack(self, taken: list[bytes], sent: int) -> None:
         """Remove the first `sent` packets, which the kernel has accepted."""
@@ -190,6 +251,7 @@ class Outbox:
         for pending in waiters:
             self._move(pending, before)
         self._sent, self._added, self._holes, self._measured = 0, len(self.packets), 0, (-1, -1)
+        self._places, self._placed = {}, 0
         self._complete_waiters()
 
     def _move(self, pending: Pending, sent: int) -> None:
@@ -214,7 +276,7 @@ class Outbox:
     def set_exception(self, error: Exception) -> None:
         """Discard the packets and fail the waiters: there will be no further connection."""
         self.packets.clear()
-        self._sent, self._holes = self._added, 0
+        self._sent, self._holes, self._places = self._added, 0, {}
         waiters, self._waiters = self._waiters, deque()
         for pending in waiters:
             pending.count = 0

@@ -284,7 +284,7 @@ class Job:
             return
         if error is None:
             self._work.say(self._work.end_job(self, b"ack"))
-        elif isinstance(error, Exception):
+        elif isinstance(error, Exception) and not isinstance(error, self._work.cancellations):
             self._work.say(self.nack_words("failed", f"{type(error).__name__}: {error}"))
         else:
             self._work.say(self.nack_words("released"))
@@ -340,6 +340,7 @@ class WorkCore:
     :param queue: the queue's name.
     :param credit: the most jobs at once.
     :ivar jobs: those without an answer, by number.
+    :ivar cancellations: exceptions that release a job although they are an `Exception`.
     """
 
     def __init__(self, bus: Any, queue: str, credit: int) -> None:
@@ -347,6 +348,7 @@ class WorkCore:
         if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= MOST_CREDIT:
             raise UsageError(f"credit={credit!r}: give the number of jobs to take at once, 1 to {MOST_CREDIT}")
         self._bus = bus
+        self.cancellations: tuple[type[Exception], ...] = bus._cancellations
         self._credit = credit
         self._token = os.urandom(16).hex().encode()
         self._round = 0
@@ -538,6 +540,8 @@ class QueueCalls(ABC):
     """
 
     works: list[WorkCore]
+    _cancellations: tuple[type[Exception], ...] = ()
+    """Exceptions that stand for a cancellation although they are an `Exception`."""
 
     @abstractmethod
     def enqueue(

@@ -46,7 +46,7 @@ from sbus.client.outbox import Outbox
 from sbus.client.payload_outbox import PayloadOutbox
 from sbus.client.queues import Work
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
-from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, UsageError
+from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, PacketTooLong, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import MSG
 from sbus.routing.runs import total_size
@@ -73,13 +73,14 @@ class Session(ClientApi[Sub]):
         self.core = options.new_core(
             self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
-        self.core.on_settled = lambda: self._call_soon(self._flush)  # what waits for the server's word
+        self.core.on_settled = lambda: self._call_soon(self._settled)
         self.outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._backoff = options.backoff
         self._immediate_writes = BATCH  # lone writes left to send at once, see `_write`
         self._turn_writes = 0  # writes deferred to the end of this turn
         self._deferred_bytes = 0  # bytes in them
+        self._in_line = 0  # calls that wait for the server's limit, or for a call that does
         self._above_high_water: set[QueuedSubscription] = set()
         self._to_wake: list[Readers] = []
         self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` has been called
@@ -256,6 +257,14 @@ class Session(ClientApi[Sub]):
         self._turn_writes = 0
         self._flush()
 
+    def _settled(self) -> None:
+        """Send what has waited for the server's word, except for messages that it does not take."""
+        if self.outbox.certain is not None and self.is_connected() and self.core.has_limit:
+            self.outbox.certain = None
+            for error in self.outbox.refuse(self.core.refusal):
+                self._warn(f"a message that waited for a connection was dropped, as the bus has another limit: {error}")
+        self._flush()
+
     def _take_back(self, packet: bytes) -> None:
         self.outbox.take_back(packet)
 
@@ -265,13 +274,42 @@ class Session(ClientApi[Sub]):
         return AsyncPayloadBatch(self.core, self._send_batch)
 
     async def _send_batch(self, batch: PayloadBatch[Awaitable[None]]) -> None:
-        if self.core.payloads.is_open:
-            await self._fence()
-        packets = batch.packets()
-        self._check_open()
+        if self._in_line or self.core.payloads.is_open:
+            packets = await self._write_in_turn(batch.packets)
+        else:
+            packets = batch.packets()
+            self._check_open()
+            if packets:
+                self._write(packets)
         if packets:
-            self._write(packets)
             await self._sent(len(packets))
+
+    async def _write_in_turn(self, build: Callable[[], list[bytes]]) -> list[bytes]:
+        """Write the packets of a publish that is too long for all that is known, or comes after one; return them.
+
+        Each of them has a fence of its own, and the server answers these in order.
+
+        :raises sbus.errors.PacketTooLong: if it is known that they are too long.
+        """
+        if not self._in_line and not self.core.may_learn_limit:
+            build()
+        self._in_line += 1
+        loss: Disconnected | None = None
+        try:
+            try:
+                await self._fence()
+            except Disconnected as e:
+                loss = e  # only a call that needs the answer fails
+            self._check_open()
+            try:
+                packets = build()
+            except PacketTooLong as e:
+                raise loss or e from None
+            if packets:
+                self._write(packets)
+            return packets
+        finally:
+            self._in_line -= 1
 
     async def _sent(self, count: int) -> None:
         """Wait until the last `count` packets have been sent; take them back if the caller gives up before."""
@@ -374,6 +412,8 @@ class Session(ClientApi[Sub]):
             self._detach()
             waiters = self._forget_connection()
             self.outbox.restart(self.core.resync_packets())
+            if self.core.packet_limit.is_raised:
+                self.outbox.certain = self.core.packet_limit.usual
             self._loss_reason = self._loss_reason or error
             if not self._reconnecting:
                 self._reconnecting = True
@@ -413,17 +453,26 @@ class Session(ClientApi[Sub]):
             self.call_user(self._options.on_gap, reason)
 
     async def _finish(self) -> None:
-        """Send the outbox, then end."""
+        """Send the outbox, then end; a cancellation before the works are closed leaves all as it is."""
+        await self._drain()
         self._close_works()
-        if self._error is None and self.is_connected() and len(self.outbox):
+        try:
+            await self._drain()  # what the works have said
+        finally:
+            self.close_now()
+
+    async def _drain(self) -> None:
+        """Send the outbox, if there is a connection; if it is lost meanwhile, end."""
+        if self._error is None and self.is_connected() and (self._in_line or len(self.outbox)):
             self._closing = True
             try:
+                if self._in_line:
+                    await self._fence()
                 await self.wait_drained()
             except Disconnected:
                 pass
             finally:
                 self._closing = False
-        self.close_now()
 
     def close_now(self) -> None:
         """End without sending the outbox."""

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
 
 from sbus.admin.pages import CLIENT_SORTS, Asked, Problem
 from sbus.client.denials import Denial, error_of
@@ -146,8 +147,11 @@ class WebService(Service):
             raw = key.encode("utf-8", "surrogateescape")
             named = raw[:LONGEST_DENIED]
             self._refused.pop(named, None)
-            bus.publish(raw, data).addErrback(lambda failure: failure.trap(SbusError))
+            failures: list[Failure] = []
+            bus.publish(raw, data).addErrback(failures.append)
             await bus.fence(_TIMEOUT)
+            for failure in failures:
+                failure.raiseException()
             if (refusal := self._refused.pop(named, None)) is not None:
                 raise Problem(403, str(refusal))
             return {"published": True, "has_subscribers": await _has_subscribers(bus, raw)}

@@ -108,6 +108,7 @@ class Bus(Session[Subscription]):
     """
 
     _log = Logger(namespace="sbus.client")
+    _cancellations = (defer.CancelledError,)
 
     def __init__(
         self,
@@ -142,29 +143,43 @@ class Bus(Session[Subscription]):
     # --- what users call (documented in `ClientApi`) -----------------------------------------
 
     def publish(self, key: bytes | str, payload: Buffer = b"") -> defer.Deferred[None]:
-        self._check_open()
         try:
-            packets = [self.core.publish(key, payload)]
+            self._check_open()
+            if not self._in_line:
+                self._write([self.core.publish(key, payload)])
+                return self._when_sent(1)
         except PacketTooLong:
-            return self._publish_longer(lambda: [self.core.publish(key, payload)])
-        return self._publish(packets)
+            pass
+        except Exception:
+            return defer.fail()
+        return self._publish_in_turn(lambda: [self.core.publish(key, payload)])
 
     def publish_many(self, messages: Iterable[tuple[bytes | str, Buffer]]) -> defer.Deferred[None]:
-        self._check_open()
-        messages = list(messages)
         try:
-            packets = self.core.publish_many(messages)
+            self._check_open()
+            messages = list(messages)
+            if not self._in_line:
+                if packets := self.core.publish_many(messages):
+                    self._write(packets)
+                return self._when_sent(len(packets))
         except PacketTooLong:
-            return self._publish_longer(lambda: self.core.publish_many(messages))
-        return self._publish(packets)
+            pass
+        except Exception:
+            return defer.fail()
+        return self._publish_in_turn(lambda: self.core.publish_many(messages))
 
-    def _publish(self, packets: list[bytes]) -> defer.Deferred[None]:
-        if packets:
-            self._write(packets)
+    def _publish_in_turn(self, build: Callable[[], list[bytes]]) -> defer.Deferred[None]:
+        async def publish() -> None:
+            await self._when_sent(len(await self._write_in_turn(build)))
+
+        return defer.Deferred.fromCoroutine(publish())
+
+    def _when_sent(self, count: int) -> defer.Deferred[None]:
+        """Fire when the last `count` packets have been sent; cancelling takes them back."""
         if not len(self.outbox):
             return self.wait_drained()
         waiter = DoneWaiter(lambda: self.outbox.cancel(pending))
-        pending = self.outbox.wait(waiter, len(packets))
+        pending = self.outbox.wait(waiter, count)
         return waiter.deferred
 
     def payloads(self) -> AsyncPayloadBatch:
@@ -174,20 +189,6 @@ class Bus(Session[Subscription]):
         """
         self._check_open()
         return AsyncPayloadBatch(self.core, lambda batch: defer.Deferred.fromCoroutine(self._send_batch(batch)))
-
-    def _publish_longer(self, build: Callable[[], list[bytes]]) -> defer.Deferred[None]:
-        """Publish what is too long for all that is known, once the server's limit is known.
-
-        :raises sbus.errors.PacketTooLong: if it is known.
-        """
-        if not self.core.may_learn_limit:
-            build()
-
-        async def publish() -> None:
-            await self._fence()
-            await self._publish(build())
-
-        return defer.Deferred.fromCoroutine(publish())
 
     def whoami(self, timeout: float | None = None) -> defer.Deferred[bytes]:
         return self._run(self._whoami(), timeout)
@@ -374,12 +375,12 @@ class Bus(Session[Subscription]):
         deferred = defer.Deferred.fromCoroutine(call)
         if timeout is not None:
 
-            def timed_out(value: T | Failure, seconds: float) -> T | Failure:
+            def timed_out(value: T | Failure, _: float) -> T | Failure:
                 if isinstance(value, Failure) and value.check(defer.CancelledError):
-                    raise TimedOut(f"no answer within {seconds} seconds")
+                    raise TimedOut(f"no answer within {timeout} seconds")
                 return value
 
-            deferred.addTimeout(timeout, self._reactor, timed_out)
+            deferred.addTimeout(max(0.0, timeout), self._reactor, timed_out)  # also for a deadline that is over, or nan
         return deferred
 
     async def _open_initially(self) -> None:

@@ -63,7 +63,7 @@ class BusClientService(Service):
         for delay in self._backoff.delays():
             bus = self._newest = Bus(self._reactor, self._address, self._options)
             await bus._connect_later(delay)
-            if await self._set_up(bus):
+            if bus.state != "closed" and await self._set_up(bus):  # else it has ended: it names no senders
                 break
             if self._newest is not bus:
                 return

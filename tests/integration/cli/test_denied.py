@@ -154,7 +154,11 @@ def test_the_page_says_what_the_bus_refuses(bus: StartBus, directory: Path) -> N
     with web(started) as (_, stream, ask):
         problems = (value["problem"] for name, value in events(stream) if name == "bus" and value["problem"])
         assert "(rule: no.reading)" in next(problems)
-        for key, status, word in (("locked/k", 403, b"(rule: no.writing)"), ("open/k", 200, b"published")):
+        for key, status, word in (
+            ("locked/k", 403, b"(rule: no.writing)"),
+            ("open/k", 200, b"published"),
+            ("!", 400, b"is not allowed"),
+        ):
             answer = ask("POST", "/api/publish", json.dumps({"key": key, "payload": "x"}))
             assert answer.status == status
             assert word in answer.read()

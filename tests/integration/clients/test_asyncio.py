@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import select
 import socket
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -61,6 +63,31 @@ async def test_waiting_for_the_end(native: AsyncioBackend, directory: Path) -> N
             await unwatched.fence()
     del unwatched
     gc.collect()
+
+
+async def test_reading_continues_without_a_descriptor_to_pause(
+    native: AsyncioBackend, shared: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that cannot watch for the end of a connection reads on, also a new one, and pauses when it can."""
+
+    def fail() -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    client, other = await native.connect(shared.address, reconnect=True), await native.connect(shared.address)
+    sub = await client.subscribe("p")
+    await client.fence()
+    monkeypatch.setattr(select, "epoll", fail)
+    count = 3 * HIGH_WATER
+    await other.publish_many([("p", b"%d" % number) for number in range(count)])
+    await other.fence()
+    await client.fence()
+    client.socket.shutdown(socket.SHUT_RDWR)
+    await client.settle()
+    monkeypatch.undo()
+    await client.fence()
+    assert client.raw._hangup is not None
+    assert await sub.take(count) == [b"%d" % number for number in range(count)]
+    await client.fence()
 
 
 async def test_socket_is_there_for_its_options(native: AsyncioBackend, shared: Bus) -> None:

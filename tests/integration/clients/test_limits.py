@@ -13,7 +13,7 @@ import pytest
 from sbus.client.losses import Lost
 from sbus.errors import BufferFull, Disconnected, PacketTooLong, TimedOut
 from tests.integration.clients.backends import Backend, BlockingBackend, Client, FakePeer, FakeServer, turn
-from tests.support.harness import TIMEOUT, Bus
+from tests.support.harness import TIMEOUT, WHOAMI, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
 
@@ -71,6 +71,68 @@ async def test_limit_is_learnt_again_after_a_restart(backend: Backend, bus: Star
         assert [len(payload) for payload in await sub.take(1)] == [size]
         with pytest.raises(PacketTooLong):
             await client.publish("k", bytes(1_000_000))
+
+
+BIG = b"x" * 200_000
+"""A payload that goes into memory, if the server agrees."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "first"), [({}, LONG), ({"payloads": True}, BIG)], ids=["a long packet", "in memory"]
+)
+async def test_publishing_keeps_its_order_up_to_the_limit(
+    looping: Backend, bus: StartBus, settings: dict[str, Any], first: bytes
+) -> None:
+    """What is published while a long message waits for the server's limit follows it; so it does when closing."""
+    server = bus(RAISED)
+    reader = await looping.connect(server.address, payloads=True)
+    sub = await reader.subscribe("k")
+    await reader.fence()
+    client = await looping.connect(server.address, **settings)
+    calls = [
+        client.publish("k", first),
+        client.publish("k", b"2"),
+        client.publish_batch(lambda batch: batch.publish("k", b"3")),
+        client.publish_many([("k", b"4"), ("k", first)]),
+        client.publish_many([]),
+        client.publish("k", b"6"),
+        client.close(),
+    ]
+    await asyncio.gather(*calls)
+    assert [bytes(payload) for payload in await sub.take(6)] == [first, b"2", b"3", b"4", first, b"6"]
+
+
+async def test_batch_is_not_overtaken(looping: Backend, bus: StartBus) -> None:
+    """A batch that waits for the agreement about payloads comes before later messages."""
+    client = await looping.connect(bus().address, payloads=True)
+    sub = await client.subscribe("k")
+
+    def fill(batch: Any) -> None:
+        batch.publish("k", BIG)
+        batch.publish("k", b"2")
+
+    await asyncio.gather(client.publish_batch(fill), client.publish("k", b"3"))
+    assert [bytes(payload) for payload in await sub.take(3)] == [BIG, b"2", b"3"]
+
+
+async def test_waiting_for_the_limit_ends(looping: Backend, directory: Path) -> None:
+    """If the connection is lost first, the long message fails; others are sent later, unless they were given up."""
+    with FakeServer(directory / "fake") as server:
+        client = await looping.connect(server.address, reconnect=True)
+        peer = await server.accept()
+        calls = [asyncio.ensure_future(client.publish("k", each)) for each in (LONG, b"2", b"3", b"4")]
+        await turn()
+        calls[2].cancel()
+        await turn()
+        peer.close()
+        with pytest.raises(Disconnected):
+            await calls[0]
+        peer = await server.accept()
+        assert [packet for packet in await peer.receive_until(b"MSG k\x004") if packet != WHOAMI] == [
+            b"MSG k\x002",
+            b"MSG k\x004",
+        ]
+        await asyncio.gather(calls[1], calls[3])
 
 
 async def raised_peer(server: FakeServer, *packets: bytes) -> FakePeer:
@@ -135,6 +197,49 @@ async def test_long_message_in_the_early_dialect(backend: Backend, bus: StartBus
     assert await subs[0].take(2) == [LONG, b"short"]
     assert await subs[1].take(1) == [b"short"]
     assert lost == [Lost(1, 900_006, None, "too-large")]
+
+
+@pytest.mark.parametrize("options", [[RAISED], ["--max-packet=500000"], []], ids=str)
+async def test_long_messages_that_wait_for_a_bus(looping: Backend, bus: StartBus, options: list[str]) -> None:
+    """A long message goes to the next bus if that takes it. Else its call fails, and the client connects anyway."""
+    gaps: list[Exception] = []
+    client = await without_bus(looping, bus(RAISED), reconnect_buffer=8 << 20, on_gap=gaps.append)
+    sub = await client.subscribe("k")
+    messages = [[b"1"], [LONG], [b"2", LONG, b"3"], [b"4"]]
+    calls = [asyncio.ensure_future(client.publish_many([("k", each) for each in many])) for many in messages]
+    await turn()
+    bus(*options, "--reuse")
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    await client.settle()
+    taken = messages if options == [RAISED] else [many for many in messages if LONG not in many]
+    assert [type(outcome) is PacketTooLong for outcome in outcomes] == [many not in taken for many in messages]
+    expected = [payload for many in taken for payload in many]
+    assert await sub.take(len(expected)) == expected
+    assert (client.raw.state, len(gaps)) == ("connected", 1)
+
+
+async def test_long_message_for_a_server_that_says_nothing(looping: Backend, directory: Path) -> None:
+    """If the next server ignores the question for its limit, a long message is refused, and the others are sent."""
+    with FakeServer(directory / "fake") as server:
+        client = await looping.connect(server.address, reconnect=True)
+        peer = await raised_peer(server, b"CMSG bye/on\x001000000")
+        fencing = asyncio.ensure_future(client.fence())
+        await peer.answer()
+        await fencing
+        peer.close()
+        server.vanish()
+        while client.raw.state != "reconnecting":
+            await turn()
+        calls = [asyncio.ensure_future(client.publish("k", payload)) for payload in (b"1", LONG, b"2")]
+        await turn()
+        server.listen()
+        peer = await server.accept()
+        assert await peer.answer() == []
+        assert await peer.answer() == [b"MSG k\x001", b"MSG k\x002"]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [type(None), PacketTooLong, type(None)]
+        await turn()
+        assert client.raw.state == "connected"
 
 
 async def without_bus(looping: Backend, server: Bus, **settings: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +301,21 @@ async def test_number_of_a_job_that_is_none(backend: Backend, shared: Bus, answe
     await peer.publish(request.payload.partition(b"\0")[0], answer)
     with pytest.raises(RequestFailed, match="no number of a job"):
         await putting
+
+
+@pytest.mark.parametrize("timeout", [0, -1.5, math.nan])
+async def test_deadline_that_is_over(backend: Backend, shared: Bus, timeout: float) -> None:
+    """Without time left a call times out at once, and nothing of it is left."""
+    bus = await backend.connect(shared.address)
+    await bus.subscribe("ask")
+    me = await bus.whoami()
+    with paused(shared.pid):
+        for call in (bus.whoami, bus.fence, partial(bus.request, "ask"), partial(bus.has_subscribers, "ask")):
+            with pytest.raises(TimedOut, match=f"no answer within {timeout} seconds"):
+                await call(timeout=timeout)
+        assert not await bus.verify(me, timeout=timeout)
+    await bus.fence()
+    assert bus.raw._requests == {}
 
 
 async def test_waiting_in_vain_times_out(backend: Backend, shared: Bus) -> None:

@@ -23,7 +23,7 @@ from sbus.client import tx
 from sbus.client.connecting import Backoff
 from sbus.client.subscription import HIGH_WATER
 from sbus.client.tx.service import BusClientService
-from sbus.errors import Closed, ConnectError, Disconnected, UsageError
+from sbus.errors import Closed, ConnectError, Disconnected, InvalidKey, PacketTooLong, UsageError
 from sbus.seqpacket.endpoints import SeqpacketClientEndpoint
 from sbus.syscalls.batch import BATCH
 from tests.integration.clients.backends import (
@@ -63,9 +63,31 @@ async def test_address_may_be_an_endpoint(twisted: TwistedBackend, shared: Bus) 
         assert (await done(bus.whoami())).startswith(b"!/cred/")
         await done(bus.close())
         with pytest.raises(Closed):
-            bus.publish("k")
+            await done(bus.publish("k"))
     with pytest.raises(ConnectError, match="seqpacket:/none: No such file"):
         await done(tx.connect(twisted.reactor, "seqpacket:/none"))
+
+
+async def test_publish_fails_through_its_deferred(twisted: TwistedBackend, shared: Bus) -> None:
+    """Whatever is wrong with a message or the connection, the Deferred fails, as those of other calls do."""
+    client = await twisted.connect(shared.address)
+    bus: tx.Bus = client.raw
+    bad: Any = [
+        (("!", b""), InvalidKey),
+        (("k", "text"), UsageError),
+        (("k", bytes(1 << 20)), PacketTooLong),
+    ]
+    for message, error in bad:
+        for call in (bus.publish(*message), bus.publish_many([message])):
+            with pytest.raises(error):
+                await done(call)
+    many: Any = 1
+    with pytest.raises(TypeError):
+        await done(bus.publish_many(many))
+    bus.close_now()
+    for call in (bus.publish("k"), bus.publish_many([("k", b"")]), bus.publish_many([])):
+        with pytest.raises(Closed):
+            await done(call)
 
 
 async def test_endpoint_of_streams_is_refused(twisted: TwistedBackend, directory: Path) -> None:
@@ -366,7 +388,7 @@ async def test_service_connects_when_the_server_is_there(
     assert server.dropped() == 0
     await done(service.stopService())
     with pytest.raises(Closed):
-        connected.publish("k")
+        await done(connected.publish("k"))
 
 
 async def test_service_keeps_the_connection_up(twisted: TwistedBackend, bus: StartBus) -> None:
@@ -433,8 +455,33 @@ async def test_setup_that_fails_is_done_again(twisted: TwistedBackend, shared: B
     assert [type(error) for error in twisted.take_failures()] == [ZeroDivisionError] * 2
     for connected in buses[:2]:
         with pytest.raises(Closed):
-            connected.publish("k")
+            await done(connected.publish("k"))
     await done(service.stopService())
+
+
+@pytest.mark.parametrize("has_setup", [False, True])
+async def test_service_and_a_bus_that_names_no_senders(
+    twisted: TwistedBackend, directory: Path, has_setup: bool
+) -> None:
+    """A connection that ends at once, as the bus names no senders, is not set up, and another one is made."""
+    buses: list[tx.Bus] = []
+    setup = buses.append if has_setup else None
+    with FakeServer(directory / "fake") as server:
+        service = BusClientService(twisted.reactor, str(server.address), sender=True, backoff=QUICK, setup=setup)
+        service.startService()
+        waiting = service.whenConnected()
+        peer = await server.accept()
+        await peer.answer()
+        assert await peer.receive_until(b"") == [WHOAMI, b""]
+        peer = await server.accept()
+        assert not waiting.called
+        assert await peer.receive_until(WHOAMI) == [b"CMSG sender/on", WHOAMI]
+        peer.send(b"CMSG sender/on\0", WHOAMI + b"\0!/cred/1/2/3")
+        await peer.answer()
+        connected = await done(waiting)
+        assert connected.state == "connected"
+        assert buses == ([connected] if has_setup else [])
+        await done(service.stopService())
 
 
 async def test_service_that_is_stopped_while_it_is_set_up(twisted: TwistedBackend, shared: Bus) -> None:
@@ -567,7 +614,7 @@ async def test_service_stops_beside_a_server_that_stands_still(
             await turn()
         await done(service.stopService())
     with pytest.raises(Closed):
-        connected.publish("k")
+        await done(connected.publish("k"))
 
 
 # --- the reactor -----------------------------------------------------------------------------

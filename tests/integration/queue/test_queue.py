@@ -198,10 +198,10 @@ async def test_block_answers(backend: Backend, queued: Start, store: str) -> Non
 
 
 @both
-async def test_cancelled_worker_releases(native: Backend, queued: Start, store: str) -> None:
+async def test_cancelled_worker_releases(looping: Backend, queued: Start, store: str) -> None:
     """A worker that is cancelled gives back the job in hand and those that wait behind it, uncounted."""
     server = queued()
-    client, other = await native.connect(server.address), await native.connect(server.address)
+    client, other = await looping.connect(server.address), await looping.connect(server.address)
     for _ in range(3):
         await client.do(client.raw.enqueue, "jobs", "k")
     begun = asyncio.Event()
@@ -210,9 +210,9 @@ async def test_cancelled_worker_releases(native: Backend, queued: Start, store: 
         async for job in client.raw.work("jobs", credit=3):
             async with job:
                 begun.set()
-                await asyncio.Event().wait()
+                await client.raw.waiter()
 
-    task = asyncio.create_task(run())
+    task = asyncio.create_task(client.do(run))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

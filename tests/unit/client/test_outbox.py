@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -142,6 +144,52 @@ def test_who_waits_for_what_was_taken_back_does_not_wait_for_the_next_connection
     assert (due.outcomes, other.outcomes) == ([b""], [])
 
 
+def test_taking_back_is_no_search() -> None:
+    """To take many packets back, also while others leave and are added, looks at each one a few times at most."""
+
+    class Counting(deque[bytes]):
+        looks = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            Counting.looks += 1
+            return super().__getitem__(at)
+
+    outbox = Outbox()
+    outbox.packets = Counting()
+    packets = [b"MSG k\0%d" % number for number in range(900)]
+    outbox.extend(packets[:600])
+    for packet in packets[100:300]:
+        outbox.take_back(packet)
+    outbox.extend(packets[600:])
+    for packet in packets[500:700]:
+        outbox.take_back(packet)
+    assert Counting.looks < 3 * 400
+    outbox.ack(packets[:10], 10)
+    for packet in packets[:20]:  # some have left
+        outbox.take_back(packet)
+    assert outbox.take(1000) == [*packets[20:100], *packets[300:500], *packets[700:]]
+
+
+def test_places_are_forgotten() -> None:
+    """The outbox remembers no places of packets that have left long ago, even if it is never empty."""
+    outbox = Outbox()
+    outbox.write(b"MSG k\0")
+    for number in range(10_000):
+        outbox.write(b"MSG k\0%d" % number)
+        outbox.ack(outbox.take(1), 1)
+        outbox.take_back(b"MSG k\0none of them")
+    assert len(outbox._places) < 2_000
+
+
+def test_call_that_fails_before_it_sends_takes_nothing_back() -> None:
+    """The empty packet, which stands for none, is no hole that another packet has left."""
+    outbox = Outbox()
+    outbox.extend([packet := b"MSG k\x001", b"MSG k\x002", b"MSG k\x003"])
+    outbox.take_back(packet)
+    outbox.take_back(b"")
+    assert (len(outbox), outbox.take(9)) == (2, [b"MSG k\x002", b"MSG k\x003"])
+
+
 def test_waiters_may_add_packets_and_wait_again() -> None:
     """A completed waiter may add packets and wait again, from within the call."""
     outbox = Outbox()
@@ -159,6 +207,44 @@ def test_waiters_may_add_packets_and_wait_again() -> None:
     while taken := outbox.take(2):
         outbox.ack(taken, len(taken))
     assert completed == [0, 1, 2, 3, 4]
+
+
+def test_what_may_be_too_long_is_kept_back() -> None:
+    """A message that the server may not take is kept back with what follows, and no other packet is."""
+    outbox = Outbox()
+    outbox.extend([b"MSG k\0short", b"SUB a pattern", b"MSG k\0too long a message", b"MSG k\0"])
+    outbox.certain = 12
+    taken = outbox.take(9)
+    assert taken == [b"MSG k\0short", b"SUB a pattern"]
+    outbox.ack(taken, 2)
+    assert (outbox.take(9), len(outbox)) == ([], 2)
+    outbox.certain = None
+    assert outbox.take(9) == [b"MSG k\0too long a message", b"MSG k\0"]
+
+
+def test_what_is_refused_fails() -> None:
+    """A call fails if the server takes one of its messages not; none of them is sent, unless one has left."""
+    outbox = Outbox()
+
+    def refusal(packet: bytes) -> Exception | None:
+        return ValueError(packet) if b"!" in packet else None
+
+    def publish(*packets: bytes) -> Waiter:
+        outbox.extend(list(packets))
+        outbox.wait(waiter := Waiter(), len(packets))
+        return waiter
+
+    begun, whole, refused = publish(b"1", b"2!", b"3"), publish(b"4", b"5"), publish(b"6", b"7!", b"8!")
+    outbox.write(b"9!")
+    outbox.wait(last := Waiter())
+    assert outbox.refuse(lambda _: None) == []
+    outbox.ack(outbox.take(1), 1)
+    assert [error.args for error in outbox.refuse(refusal)] == [(b"9!",)]
+    assert [waiter.outcomes[0].args for waiter in (begun, refused)] == [(b"2!",), (b"7!",)]
+    assert outbox.take(9) == [b"3", b"4", b"5"]
+    outbox.ack(outbox.take(3), 3)
+    assert [waiter.outcomes for waiter in (whole, last)] == [[b""]] * 2
+    assert not outbox.packets
 
 
 def test_nothing_is_forgotten_when_a_transport_gives_up() -> None:

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import Clock
 
 from sbus.client.core import ClientCore, Message
@@ -24,6 +25,7 @@ class FakeBus:
     """
 
     state = "connected"
+    _cancellations = (CancelledError,)
 
     def __init__(self) -> None:
         self.core = ClientCore()
@@ -241,18 +243,19 @@ def test_only_the_last_answer_of_a_job_is_repeated(bus: FakeBus) -> None:
 
 def test_what_blocks_say(bus: FakeBus) -> None:
     """An exception means failed, a cancellation released; the end of the work takes all back with a new round."""
-    work = started(bus, 3)
+    work = started(bus, 4)
     work._announce()
-    for id in (1, 2, 3):
+    for id in (1, 2, 3, 4):
         deliver(bus, 1, id)
     bus.take()
-    for error in (ValueError("bad"), KeyboardInterrupt()):
+    for error in (ValueError("bad"), KeyboardInterrupt(), CancelledError()):
         with pytest.raises(type(error)), next_job(work):
             raise error
     with pytest.raises(UsageError, match=r"nack\('why'\): use 'released', 'failed', 'poison'"):
         next_job(work).nack("why")  # type: ignore[arg-type]
     work.close()
-    assert bus.take() == [b"nack 1 1 failed ValueError: bad", b"nack 2 1 released ", b"ready 2 0"]
+    released = [b"nack 2 1 released ", b"nack 3 1 released "]
+    assert bus.take() == [b"nack 1 1 failed ValueError: bad", *released, b"ready 2 0"]
     assert bus.works == []
 
 

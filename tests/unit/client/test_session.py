@@ -11,6 +11,7 @@ import pytest
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.client.options import ConnectOptions
+from sbus.client.queues import WorkCore
 from sbus.client.session import Session
 from sbus.client.subscription import HIGH_WATER, QueuedSubscription
 from sbus.errors import Closed, ConnectError, Disconnected
@@ -132,12 +133,11 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
 
     def _flush(self) -> None:
         while self.connected and self.room != 0 and (taken := self.outbox.take(1)):
+            if taken[0] not in ASKED:
+                self.sent += taken
+                if self.room is not None:
+                    self.room -= 1
             self.outbox.ack(taken, 1)
-            if taken[0] in ASKED:
-                continue
-            self.sent += taken
-            if self.room is not None:
-                self.room -= 1
 
     def _try_send(self, packets: list[bytes]) -> int:
         count = 0 if not self.connected else len(packets) if self.room is None else min(self.room, len(packets))
@@ -451,16 +451,45 @@ def test_closing_sends_what_waits_first() -> None:
     assert len(session.ends) == 1
 
 
+class Farewell(WorkCore):
+    """A work that says something when it is closed."""
+
+    def __init__(self, session: FakeSession) -> None:
+        super().__init__(session, "jobs", 1)
+        session.works.append(self)
+
+    def close(self) -> None:
+        self._bus.send([b"MSG work\0"])
+        super().close()
+
+
 def test_closing_that_is_given_up_closes_nothing() -> None:
     """A `close` that is abandoned while it sends leaves the connection open."""
     session = FakeSession(reconnect=Exact())
     session.room = 0
     session.subscribe("a")
+    work = Farewell(session)
     closing = Running(session._finish())
     closing._call.close()
-    assert session.ends == []
+    assert (session.ends, session.works) == ([], [work])
     lose(session)
     assert (session.ends, len(session.attempts)) == ([], 1)
+
+
+def test_works_say_goodbye_before_the_end() -> None:
+    """`close` sends the outbox, then what the works say at their end, then it ends."""
+    session = FakeSession()
+    Farewell(session)
+    session.room = 0
+    session.send([b"MSG k\0"])
+    closing = Running(session._finish())
+    for packets in ([b"MSG k\0"], [b"MSG k\0", b"MSG work\0"]):
+        assert not closing.is_done
+        session.room = 1
+        session._flush()
+        assert session.sent == packets
+    assert closing.is_done
+    assert [type(end) for end in session.ends] == [Closed]
 
 
 def test_connection_lost_while_closing_is_closed() -> None:
