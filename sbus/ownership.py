@@ -38,6 +38,7 @@ __all__ = [
     "directory_mode",
     "give",
     "growing",
+    "is_planted",
     "make_directory",
     "new_in",
     "open_or_create",
@@ -110,6 +111,17 @@ def new_in(directory: str | os.PathLike[str], mode: int) -> Access:
         if gid not in (os.getegid(), *os.getgroups()):
             gid = -1
     return Access(uid, gid, mode, acl, acl)
+
+
+def is_planted(path: str | os.PathLike[str]) -> bool:
+    """Return whether just any user may have put a file or a directory there; a link is not followed.
+
+    In a directory in which all users may write, only what is this user's, root's or its owner's says anything.
+
+    :raises FileNotFoundError: if there is none.
+    """
+    above = os.stat(_parent(path))
+    return os.lstat(path).st_uid not in (0, os.geteuid(), above.st_uid) and bool(above.st_mode & stat.S_IWOTH)
 
 
 def give(fd: int, access: Access) -> None:

@@ -69,6 +69,49 @@ class TestPlace:
         assert messages(tmp_path / "j") == [(b"a", b"1")]
         assert sorted(os.listdir(tmp_path)) == ["j", "one.jsonl"]
 
+    @pytest.mark.parametrize("names", [[], ["lock"]])
+    def test_an_import_that_was_killed_as_it_began(self, names, one, tmp_path):
+        """A directory that is not a journal yet is taken over, too."""
+        (tmp_path / ".j.importing").mkdir(0o700)
+        for name in names:
+            (tmp_path / ".j.importing" / name).touch(0o600)
+        sbus("import", one, tmp_path / "j")
+        assert messages(tmp_path / "j") == [(b"a", b"1")]
+        assert sorted(os.listdir(tmp_path)) == ["j", "one.jsonl"]
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    def test_the_directory_of_another_user(self, one, tmp_path):
+        """Where all may write, an import builds nothing in what another user has put there, and leaves it there."""
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        (shared / ".j.importing").mkdir(0o755)
+        os.chown(shared / ".j.importing", 4242, 4242)
+        text = sbus("import", one, shared / "j", status=1)
+        assert f"{shared}/.j.importing: this has the name of an unfinished import, but is not this user's" in text
+        assert os.listdir(shared / ".j.importing") == []
+        sbus("import", one, shared / "k")
+        assert {path.lstat().st_uid for path in (shared / "k", *(shared / "k").iterdir())} == {0}
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    def test_for_the_owner_of_the_directory(self, one, tmp_path):
+        """What root imports into a user's directory is that user's, after an import that was killed too."""
+        home = tmp_path / "home"
+        home.mkdir()
+        os.chown(home, 4242, 4242)
+        with JournalWriter.open(home / ".j.importing"):
+            pass
+        sbus("import", one, home / "j")
+        assert {path.lstat().st_uid for path in (home / "j", *(home / "j").iterdir())} == {4242}
+
+    def test_a_link(self, one, tmp_path):
+        """A link never leads the rows into another directory, whoever made it."""
+        with JournalWriter.open(tmp_path / "other") as other:
+            other.append([(b"k", b"v")])
+        os.symlink("other", tmp_path / ".j.importing")
+        assert "but is not this user's" in sbus("import", one, tmp_path / "j", status=1)
+        assert messages(tmp_path / "other") == [(b"k", b"v")]
+
     def test_a_full_disk(self, one, tmp_path):
         """Import and export name what they cannot write, with the remedy, and leave nothing."""
         sbus("import", one, tmp_path / "j")
