@@ -117,5 +117,5 @@ def read_summary(segment: Segment) -> Summary:
             min_key=None if least is None else from_text(least),
             max_key=None if greatest is None else from_text(greatest),
         )
-    except (KeyError, TypeError, ValueError, UsageError) as e:
+    except (KeyError, TypeError, ValueError, OverflowError, UsageError) as e:
         raise JournalError(f"{path}: it is damaged ({type(e).__name__}: {e}): restore it from a copy") from None
