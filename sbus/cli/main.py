@@ -12,7 +12,7 @@ import click
 
 from sbus.cli.group import LazyGroup
 from sbus.cli.options import connection_options
-from sbus.cli.output import Nothing, describe_os_error
+from sbus.cli.output import Nothing, describe_os_error, printable_text
 from sbus.cli.streams import open_streams
 from sbus.errors import (
     CloseReason,
@@ -69,7 +69,9 @@ class _Failure(click.ClickException):
         self.exit_code = status  # type: ignore[misc]
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"sbus: {self.format_message()}", file=file or sys.stderr)
+        # It may have names that other users have chosen: of files, of topics.
+        lines = map(printable_text, self.format_message().split("\n"))
+        click.echo("sbus: " + "\n".join(lines), file=file or sys.stderr)
 
 
 class _Main(LazyGroup):

@@ -48,6 +48,7 @@ LATEST = 10**16 - 1
 _LONGEST_OBJECT = 16 << 20
 """Bytes in the longest JSON file: a summary with many long keys, or the manifest of a batch with many files."""
 
+_ID = re.compile("[0-9a-f]{32}")
 _BASE = re.compile(r"(\d{16})-(\d{16})(?:-(\d{4,16}))?")
 
 
@@ -147,10 +148,11 @@ def read_identity(directory: str) -> Identity:
             f"{directory}: this is no journal (it has no {IDENTITY}): name the directory that the recorder writes"
         ) from None
     format_ = find_format(fields.get("format"), path)
-    if not isinstance(fields.get("id"), str):
+    id_ = fields.get("id")
+    if not (isinstance(id_, str) and _ID.fullmatch(id_)):
         raise JournalError(f"{path}: it has no journal ID: restore it from a copy")
     host = fields.get("host")
-    return Identity(fields["id"], format_, host if isinstance(host, str) and host else None, fields)
+    return Identity(id_, format_, host if isinstance(host, str) and host else None, fields)
 
 
 def open_plain(path: str) -> IO[bytes]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
+from sbus.cli.output import printable_text
 from sbus.cli.tables import format_table
 from sbus.distribution import needs
 from sbus.journal import clock
@@ -84,9 +85,10 @@ def _format(journal: _JournalInfo) -> str:
                 "" if segment["closed"] else "open",
             ]
         )
-    lines = [f"{journal['directory']}: journal {journal['id']}, {rows}", *format_table(table, ">>><")]
+    directory = printable_text(journal["directory"])
+    lines = [f"{directory}: journal {journal['id']}, {rows}", *format_table(table, ">>><")]
     for name, position in journal["consumers"].items():
-        lines.append(f"consumer {name}: next row {position}, {max(0, end - position)} rows left")
+        lines.append(f"consumer {printable_text(name)}: next row {position}, {max(0, end - position)} rows left")
     return "\n".join(lines)
 
 

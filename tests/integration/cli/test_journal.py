@@ -90,6 +90,20 @@ class TestLs:
         assert [segment["closed"] for segment in info["segments"] + other["segments"]] == [True, True, False]
         assert (other["segments"][0]["rows"], other["end"]) == (1, 1)
 
+    def test_names_of_others(self, tmp_path):
+        """Names of directories and consumers, which other users choose, cannot harm the terminal; nor can errors."""
+        directory = tmp_path / "j\x1b[31m"
+        with JournalWriter.open(directory):
+            pass
+        (directory / "consumers").mkdir()
+        (directory / "consumers" / "c\x1b[32m.json").write_text('{"next": 3}')
+        first, _, consumer = sbus("ls", f"{tmp_path}/*").splitlines()
+        assert first.startswith(f"{tmp_path}/j\\x1b[31m: journal ")
+        assert consumer == "consumer c\\x1b[32m: next row 3, 0 rows left"
+        (directory / "journal.json").write_text("{}")
+        text = sbus("ls", f"{tmp_path}/*", status=1)
+        assert text.startswith(f"sbus: {tmp_path}/j\\x1b[31m/journal.json: ")
+
     def test_empty(self, tmp_path):
         """A journal without rows can be listed, printed and verified."""
         JournalWriter.open(tmp_path).close()

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from mcap.writer import Writer
 
 from sbus.cli.main import cli
 from sbus.journal.schema import Kind
@@ -238,6 +239,17 @@ class TestRows:
         """A Parquet file without rows of a journal is refused, and so is one with those of several."""
         pq.write_table(pa.table(columns), tmp_path / "p.parquet")
         assert complaint in sbus("import", tmp_path / "p.parquet", tmp_path / "j", status=2)
+
+    def test_topics_of_others(self, tmp_path):
+        """A topic that an error names cannot harm the terminal."""
+        with open(tmp_path / "m.mcap", "wb") as file:
+            writer = Writer(file)
+            writer.start("sbus", "")
+            channel = writer.register_channel("t\x1b[31m", "json", 0, {"kind": "strange"})
+            writer.add_message(channel, 1, b"{}", 1, 1)
+            writer.finish()
+        text = sbus("import", tmp_path / "m.mcap", tmp_path / "j", status=2)
+        assert "the topic t\\x1b[31m is of the kind 'strange'" in text
 
     def test_no_parquet(self, one, tmp_path):
         """A file of another format is refused by its name."""

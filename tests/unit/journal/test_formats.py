@@ -153,6 +153,15 @@ class TestNewer:
             JournalReader(tmp_path)
 
 
+@pytest.mark.parametrize("wrong", [None, 7, "", ID[1:], ID.upper(), f"{ID}\n", f"\x1b{ID[1:]}"])
+def test_no_id(wrong: object, tmp_path: Path) -> None:
+    """An ID is 32 hexadecimal digits; all else is damage."""
+    JournalWriter.open(tmp_path).close()
+    (tmp_path / "journal.json").write_text(json.dumps({"format": FORMAT, "id": wrong}))
+    with pytest.raises(JournalError, match=r"it has no journal ID: restore it from a copy"):
+        JournalReader(tmp_path)
+
+
 def lift(batch: pa.RecordBatch) -> pa.RecordBatch:
     """From the format of the test to format 1: the column ``body`` is now ``payload``, and ``kind`` is new."""
     kinds = pa.DictionaryArray.from_arrays(pa.array([0] * batch.num_rows, pa.int8()), pa.array(KINDS, pa.utf8()))
