@@ -223,6 +223,9 @@ class TestRows:
         [
             ({"time": pa.array([0], pa.timestamp("us")), "key": ["a"]}, "no column 'payload'"),
             ({"time": [1.5], "key": ["a"], "payload": ["1"]}, "'time' is no timestamp"),
+            ({"time": pa.array([0], pa.timestamp("us")), "key": [7], "payload": ["1"]}, "'key' is neither text nor"),
+            ({"time": pa.array([0], pa.timestamp("us")), "key": [["a"]], "payload": ["1"]}, "'key' is neither text"),
+            ({"time": pa.array([0], pa.timestamp("us")), "key": [None], "payload": ["1"]}, "without time, key or"),
             ({"time": pa.array([None], pa.timestamp("us")), "key": ["a"], "payload": ["1"]}, "without time, key or"),
             (
                 {
