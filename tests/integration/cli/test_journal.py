@@ -283,6 +283,7 @@ class TestTail:
         assert sbus("tail", "--no-follow", "-n", 2, "--format=%n", recorded) == "7\n8\n"
         assert sbus("tail", "--no-follow", "--pattern=a/", "--format=%n", recorded) == "1\n3\n5\n7\n"
         assert sbus("tail", "--no-follow", "-n", 0, recorded) == ""
+        assert sbus("tail", "--no-follow", "-n", "9" * 30, "--format=%n", recorded).split()[-2:] == ["7", "8"]
 
     def test_follow(self, tmp_path):
         """New rows are printed as soon as they are synced, across segments; Ctrl-C ends it."""
