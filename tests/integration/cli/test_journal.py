@@ -335,6 +335,24 @@ def damage(path, at, data):
         file.write(data)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["journal", "export", "--format=jsonl"],
+        ["journal", "export", "--format=jsonl", "-o/dev/stdout"],
+        ["report", "-o/dev/stdout", "--journal"],
+    ],
+)
+def test_an_output_without_a_reader(words, recorded):
+    """A command ends as a program does whose reader has gone, also if the pipe is named as a file."""
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    with open(ours, "wb") as output:
+        command = [*SBUS[:-1], *words, str(recorded)]
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, env=ENVIRONMENT, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+
+
 class TestVerify:
     def test_well(self, recorded):
         """An intact journal has no problems."""
