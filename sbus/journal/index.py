@@ -26,7 +26,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from sbus.errors import JournalError
-from sbus.journal.layout import INDEX, Segment, open_plain
+from sbus.journal.layout import INDEX, LATEST, Segment, open_plain
 from sbus.journal.schema import KINDS, Kind
 
 __all__ = [
@@ -106,7 +106,8 @@ def _unpack(data: bytes, at: int) -> Record | None:
     record = Record(fields[0], KINDS[fields[1]], *fields[2:9])
     length = record.end - record.start
     has_room = record.rows <= length or record.kind is Kind.DAMAGED  # a row takes some bytes
-    return record if has_room and length >= 0 and max(record.end, record.next_seq) < 1 << 63 else None
+    has_dates = max(abs(record.min_time), abs(record.max_time)) <= LATEST
+    return record if has_room and has_dates and length >= 0 and max(record.end, record.next_seq) < 1 << 63 else None
 
 
 def parse_records(data: bytes) -> list[Record | None]:

@@ -104,6 +104,26 @@ class TestLs:
         text = sbus("ls", f"{tmp_path}/*", status=1)
         assert text.startswith(f"sbus: {tmp_path}/j\\x1b[31m/journal.json: ")
 
+    @pytest.mark.timeout(60)
+    @pytest.mark.parametrize("options", [[], ["--json"]])
+    def test_a_damaged_one(self, options, recorded, tmp_path):
+        """A journal that is damaged, whatever is wrong with it, hides no other one."""
+        shutil.copytree(recorded, tmp_path / "z")
+        whole = sbus("ls", *options, f"{tmp_path}/z").splitlines()
+        for name, key, value in (("a", "min_time", 10**30), ("b", "max_time", -(10**30)), ("c", "rows", "x")):
+            shutil.copytree(recorded, tmp_path / name)
+            path = list_segments(str(tmp_path / name))[0].path(".json")
+            with open(path, encoding="utf-8") as file:
+                fields = json.load(file)
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(fields | {key: value}, file)
+        (tmp_path / "d").mkdir()
+        os.mkfifo(tmp_path / "d" / "journal.json")
+        done = CliRunner().invoke(cli, ["journal", "ls", *options, f"{tmp_path}/*"])
+        assert done.exit_code == 1
+        assert done.stdout.splitlines() == whole
+        assert [line.split(": it is damaged")[0][-5:] for line in done.stderr.splitlines()] == [*[".json"] * 4]
+
     def test_empty(self, tmp_path):
         """A journal without rows can be listed, printed and verified."""
         JournalWriter.open(tmp_path).close()

@@ -272,6 +272,8 @@ def test_a_digest_that_states_no_length() -> None:
         {"rows": 1 << 31},
         {"start": 1 << 63, "end": (1 << 63) + 100},
         {"first_seq": (1 << 64) - 1},
+        {"min_time": -(1 << 62)},
+        {"max_time": 1 << 62},
     ],
 )
 def test_a_record_that_says_what_no_writer_does_is_damaged(wrong: dict[str, Any]) -> None:
