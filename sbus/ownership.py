@@ -6,7 +6,7 @@ Two rules hold for every file and directory:
 * What is new belongs to the owner and the group of the directory that it is in, and gets that directory's default ACL:
   `new_in`. So maintenance by root leaves nothing that the owner of a journal or a lake could not read and replace. A
   directory in which all users may write, such as ``/tmp``, says nothing about what is in it: there the kernel's rules
-  hold.
+  hold, and what another user may have put there is nothing to keep (`is_planted`).
 
 A process that is not root cannot give a file away, and can give it only to groups that it is in. If the group cannot be
 kept, no other group gets the permissions that it had.
@@ -38,6 +38,7 @@ __all__ = [
     "directory_mode",
     "give",
     "growing",
+    "is_planted",
     "make_directory",
     "new_in",
     "open_or_create",
@@ -110,6 +111,17 @@ def new_in(directory: str | os.PathLike[str], mode: int) -> Access:
         if gid not in (os.getegid(), *os.getgroups()):
             gid = -1
     return Access(uid, gid, mode, acl, acl)
+
+
+def is_planted(path: str | os.PathLike[str]) -> bool:
+    """Return whether just any user may have put a file or a directory there; a link is not followed.
+
+    In a directory in which all users may write, only what is this user's, root's or its owner's says anything.
+
+    :raises FileNotFoundError: if there is none.
+    """
+    above = os.stat(_parent(path))
+    return os.lstat(path).st_uid not in (0, os.geteuid(), above.st_uid) and bool(above.st_mode & stat.S_IWOTH)
 
 
 def give(fd: int, access: Access) -> None:
@@ -191,10 +203,12 @@ def make_directory(path: str | os.PathLike[str], mode: int) -> None:
 def at(path: str | os.PathLike[str], mode: int) -> Access:
     """Return what a file gets that is to be at a path: what the file there has, or what is new in that directory gets.
 
+    A link there, and what just any user may have put there, counts as nothing.
+
     :param mode: the permissions of a new file.
     """
     try:
-        found = access_of(path) if not os.path.islink(path) else None
+        found = access_of(path) if not (os.path.islink(path) or is_planted(path)) else None
     except FileNotFoundError:
         found = None
     return found or new_in(_parent(path), mode)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sbus.cli.job_metrics import ArchiveMetrics
-from sbus.cli.output import Progress, describe_os_error, pluralize
+from sbus.cli.output import Progress, describe_os_error, pluralize, printable_text
 from sbus.cli.stopping import StopRequest, stop_on_signals
 from sbus.cli.types import COUNT, Duration, Mode, Size
 from sbus.errors import JournalMissing, SparkError, StorageError
@@ -159,7 +159,8 @@ def run(
                 progress.clear()
                 seconds = backoff.next(did_work=running is not None and running.batches > 0)
                 metrics.retries += 1
-                click.echo(f"sbus: {_with_remedy(e, room)}; trying again in {seconds:.0f} s", err=True)
+                text = f"sbus: {_with_remedy(e, room)}; trying again in {seconds:.0f} s"
+                click.echo(printable_text(text), err=True)
                 metrics.update(running, is_up=False, now=True)
                 _wait(seconds, stop)
                 if stop.is_made:

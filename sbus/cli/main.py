@@ -70,7 +70,8 @@ class _Failure(click.ClickException):
         self.exit_code = status  # type: ignore[misc]
 
     def show(self, file: IO[Any] | None = None) -> None:
-        lines = map(printable_text, self.format_message().split("\n"))  # other clients may have a say in it
+        # It may have words of other clients, and names that other users have chosen: of files, of topics.
+        lines = map(printable_text, self.format_message().split("\n"))
         click.echo("sbus: " + "\n".join(lines), file=file or sys.stderr)
 
 

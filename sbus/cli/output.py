@@ -77,9 +77,12 @@ def explained_writing(what: str, path: str, remedy: str, *, only_full: bool = Fa
     :param remedy: what to do instead, such as ``name another file``.
     :param only_full: whether to translate only the errors of a full disk, because the block also reads.
     :raises StorageError: for an `OSError`.
+    :raises BrokenPipeError: if it is a pipe whose reader has gone.
     """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as e:
         is_full = e.errno in (errno.ENOSPC, errno.EDQUOT)
         if only_full and not is_full:

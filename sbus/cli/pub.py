@@ -26,6 +26,10 @@ from sbus.syscalls.sockets import LONGEST_PACKET
 __all__ = ["pub", "read_payload"]
 
 _ACTIVITY = "publishing"
+_JSON_BYTES = 6
+"""Bytes of JSON for each byte of a message, at most: a control character is written as ``\\u0001``."""
+_JSON_REST = 65536
+"""Bytes of a line of JSON beside the key and the payload, at most."""
 _BATCH_MESSAGES = 64
 """Copies of a message that ``--repeat`` without ``--rate`` publishes at once."""
 
@@ -113,9 +117,9 @@ def pub(
             _wait_for_subscriber(bus, key, deadline)
         batches: Iterator[list[tuple[bytes | str, bytes]]]
         if key is None:
-            batches = ([message] for message in _json_messages(stream))
+            batches = ([message] for message in _json_messages(stream, bus, deadline))
         elif lines:
-            batches = ([(key, line)] for line in _lines(stream, bus, deadline))
+            batches = ([(key, line)] for line in _lines(stream, bus, deadline, "split it"))
         else:
             if file is not None or payload == b"-":
                 how = "in parts (see --lines)" if payloads else "from a file (--file), or in parts (see --lines)"
@@ -143,15 +147,17 @@ def _wait_for_subscriber(bus: Bus, key: bytes, deadline: Deadline) -> None:
     deadline.activity = _ACTIVITY
 
 
-def _json_messages(stream: BufferedReader) -> Iterator[tuple[bytes, bytes]]:
+def _json_messages(stream: BufferedReader, bus: Bus, deadline: Deadline) -> Iterator[tuple[bytes, bytes]]:
     """Yield the key and the payload of each message in lines as ``sub --json`` prints them.
 
     Blank lines are left out. Lost messages, which ``sub --receipts`` and ``journal cat`` print as well, and digests,
     whose payloads were not recorded, cannot be published; a line on standard error says so.
 
     :raises UsageError: if a line is something else; with its number.
+    :raises PacketTooLong: if a line is longer than that of any message that the server takes.
     """
-    for number, line in enumerate(stream, 1):
+    lines = _lines(stream, bus, deadline, "publish a shorter message", _JSON_BYTES, _JSON_REST)
+    for number, line in enumerate(lines, 1):
         if number == 1:
             line = line.removeprefix(BYTE_ORDER_MARK)
         if not line.strip():
@@ -163,7 +169,7 @@ def _json_messages(stream: BufferedReader) -> Iterator[tuple[bytes, bytes]]:
                 click.echo(f"sbus: line {number} of {name_of(stream)} is no message, but a loss: {text}", err=True)
                 continue
             message = decoded(fields, "key", "key_encoding"), decoded(fields, "payload", "encoding")
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(
                 f"line {number} of {name_of(stream)} is no message: write an object with key and payload, as sub "
                 "--json does"
@@ -200,19 +206,29 @@ def read_payload(stream: BufferedReader, bus: Bus, timeout: float | None, remedy
     raise _too_long(f"{name_of(stream)} has more than {limit} bytes", remedy, limit)
 
 
-def _lines(stream: BufferedReader, bus: Bus, deadline: Deadline) -> Iterator[bytes]:
-    limit = bus.core.max_packet
+def _lines(
+    stream: BufferedReader, bus: Bus, deadline: Deadline, remedy: str, factor: int = 1, rest: int = 0
+) -> Iterator[bytes]:
+    """Yield the lines of a stream.
+
+    :param remedy: what to do with a longer line, for the error.
+    :param factor: the most bytes of a line for each byte of a packet.
+    :param rest: the most bytes of a line beside these.
+    :raises PacketTooLong: if a line has more.
+    """
+    limit = factor * bus.core.max_packet + rest
     for number in itertools.count(1):
         line = stream.readline(limit + 2)
         if not line:
             return
         if len(line.removesuffix(b"\n")) > limit:
-            limit = _longest_packet(bus, deadline.left)
+            limit = factor * _longest_packet(bus, deadline.left) + rest
             if not line.endswith(b"\n"):
                 line += stream.readline(limit + 2 - len(line))
         line = line.removesuffix(b"\n")
         if len(line) > limit:
-            raise _too_long(f"line {number} of {name_of(stream)} has more than {limit} bytes", "split it", limit)
+            fact = f"line {number} of {name_of(stream)} has more than {limit} bytes"
+            raise _too_long(fact, remedy, bus.core.max_packet)
         yield line
 
 

@@ -145,7 +145,8 @@ def report(
         progress.clear()
         source = ", ".join(journal) if lake is None else lake
         # The page first: an alert that fails must not cost it.
-        write(output, render(figures, source=source, title=title, now=datetime.now(UTC)))
+        heading = os.fsencode(title).decode(errors="backslashreplace")
+        write(output, render(figures, source=source, title=heading, now=datetime.now(UTC)))
     click.echo(
         f"{output}: {pluralize(figures.totals.messages, 'message')} of {pluralize(figures.totals.keys, 'key')}, "
         f"{pluralize(figures.silence_count, 'unusual silence')}, {time.monotonic() - begun:.0f} s",

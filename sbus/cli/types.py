@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from datetime import datetime
 from typing import Any
 
@@ -14,17 +15,32 @@ from sbus.daemon.values import duration, mode, size
 from sbus.errors import UsageError
 from sbus.ownership import check_file_mode
 
-__all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Mode", "Size", "SocketPath", "Speed", "Time"]
+__all__ = ["BYTES", "COUNT", "RATE", "SECONDS", "Duration", "Mode", "Number", "Size", "SocketPath", "Speed", "Time"]
 
 BYTES = os.fsencode
 """A key, a pattern or a payload: the argument byte for byte, whatever its encoding."""
-RATE = click.FloatRange(min=0, min_open=True)
+
+
+class Number(click.FloatRange):
+    """A number in a range, which NaN is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
+RATE = Number(min=0, min_open=True)
 
 
 class _Count(click.IntRange):
-    """A number above 0."""
+    """A number above 0; there is never more to count than a signed integer of 64 bits has room for."""
 
     name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return min(super().convert(value, param, ctx), sys.maxsize)
 
 
 COUNT = _Count(min=1)

@@ -2,7 +2,8 @@
 
 The journal is built beside its place, under a hidden name, and renamed when it is complete and synced. So an import
 never changes a journal that exists. An import after a killed one removes what that left; the writer's lock tells
-whether another import still runs.
+whether another import still runs. What another user has put under the hidden name is refused: the journal would be
+that user's.
 
 Rows are numbered from 0 again. Gaps, digests and steps of the clock keep their places and contents. A row of the kind
 ``damaged`` takes the numbers of all rows that it stands for, as in the journal that was damaged.
@@ -14,10 +15,12 @@ import contextlib
 import itertools
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
+from sbus import ownership
 from sbus.errors import JournalError, JournalLocked, UsageError
 from sbus.interchange.rows import Row
 from sbus.journal import clock, disk
@@ -48,9 +51,7 @@ def new_journal(directory: str, host: str, warn: Callable[[str], object]) -> Ite
         raise JournalError(f"{directory}: there is {what} already: name a directory that is new or empty")
     parent, name = os.path.split(directory)
     building = os.path.join(parent, f".{name}.importing")
-    if is_journal(building):
-        with locked(building):
-            shutil.rmtree(building)
+    _begin(building)
     try:
         # Not the system's clock as it is: rows that are appended now are no sign of its steps.
         with JournalWriter.open(building, clock=lambda: clock.now(), warn=warn, host=host) as writer:
@@ -62,6 +63,29 @@ def new_journal(directory: str, host: str, warn: Callable[[str], object]) -> Ite
         shutil.rmtree(building, ignore_errors=True)
         raise
     disk.sync_directory(parent)
+
+
+def _begin(building: str) -> None:
+    """Make the directory in which the journal is built, or take over the one of an import that was killed.
+
+    :raises JournalLocked: if that import still runs.
+    :raises JournalError: if something else has the name.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.lstat(building).st_mode) or ownership.is_planted(building):
+            raise JournalError(
+                f"{building}: this has the name of an unfinished import, but is not this user's: remove it, or name "
+                "a journal in another directory"
+            )
+        if not is_journal(building):
+            return  # that import has no row yet; the lock, which the writer takes, tells whether it still runs
+        with locked(building):
+            shutil.rmtree(building)
+    disk.make_directories(os.path.dirname(building), 0o755)
+    try:
+        ownership.make_directory(building, 0o700)
+    except FileExistsError:
+        raise JournalLocked(f"{building}: another import has begun at the same time: try again") from None
 
 
 def append(writer: JournalWriter, rows: Iterable[Row], where: str) -> int:

@@ -86,7 +86,7 @@ def _details(row: Row) -> object:
     else:
         try:
             details = json.loads(row.payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         else:
             if isinstance(details, dict):

@@ -62,6 +62,10 @@ def _rows(path: str, file: pq.ParquetFile) -> Iterator[Row]:
         raise UsageError(f"{path}: it has no column {sorted(missing)[0]!r}: a row needs time, key and payload")
     if not pa.types.is_timestamp(file.schema_arrow.field("time").type):
         raise UsageError(f"{path}: its column 'time' is no timestamp: convert it, as with to_timestamp() in DuckDB")
+    if not _holds_keys(file.schema_arrow.field("key").type):
+        raise UsageError(
+            f"{path}: its column 'key' is neither text nor binary data: convert it, as with CAST in DuckDB"
+        )
     wanted = [name for name in ("journal", "seq", "time", "kind", "key", "payload", *SENDER_COLUMNS) if name in names]
     journals: set[str] = set()
     number = 0
@@ -88,6 +92,15 @@ def _rows(path: str, file: pq.ParquetFile) -> Iterator[Row]:
             if time is None or key is None or payload is None:
                 raise UsageError(f"{path}: a row without time, key or payload: leave it out, or give it one")
             yield Row(seq, time, kind, key if kind in MESSAGES else b"", payload, sender_text(*sender))
+
+
+def _holds_keys(type_: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_dictionary(type_):
+        type_ = type_.value_type
+    is_text = types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_)
+    is_binary = types.is_binary(type_) or types.is_large_binary(type_) or types.is_binary_view(type_)
+    return bool(is_text or is_binary or types.is_fixed_size_binary(type_) or types.is_null(type_))
 
 
 def _key(key: bytes | str | None) -> bytes | None:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from sbus.errors import JournalError
-from sbus.journal.layout import INDEX, Segment
+from sbus.journal.layout import INDEX, LATEST, Segment, open_plain
 from sbus.journal.schema import KINDS, Kind
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "count_synced",
     "ends_with_sync",
     "last_sync",
+    "open_rows",
     "parse_records",
     "read_index",
     "read_record",
@@ -105,7 +106,8 @@ def _unpack(data: bytes, at: int) -> Record | None:
     record = Record(fields[0], KINDS[fields[1]], *fields[2:9])
     length = record.end - record.start
     has_room = record.rows <= length or record.kind is Kind.DAMAGED  # a row takes some bytes
-    return record if has_room and length >= 0 and max(record.end, record.next_seq) < 1 << 63 else None
+    has_dates = max(abs(record.min_time), abs(record.max_time)) <= LATEST
+    return record if has_room and has_dates and length >= 0 and max(record.end, record.next_seq) < 1 << 63 else None
 
 
 def parse_records(data: bytes) -> list[Record | None]:
@@ -135,7 +137,7 @@ def read_index(segment: Segment) -> Index:
     :raises FileNotFoundError: if the segment is gone.
     :raises JournalError: if a record before the last sync record is damaged, or the end of a closed segment's index is.
     """
-    with open(segment.path(INDEX), "rb") as file:
+    with open_plain(segment.path(INDEX)) as file:
         data = file.read()
     records = parse_records(data)
     if segment.closed and (len(data) % RECORD_SIZE or not (records and (end := records[-1]) and end.type == SYNC)):
@@ -158,7 +160,7 @@ def last_sync(segment: Segment) -> Record | None:
 
     :raises FileNotFoundError: if the segment is gone.
     """
-    with open(segment.path(INDEX), "rb") as file:
+    with open_plain(segment.path(INDEX)) as file:
         end = os.fstat(file.fileno()).st_size // RECORD_SIZE * RECORD_SIZE
         length = _TAIL_BYTES
         while end > 0:
@@ -183,7 +185,7 @@ def unsynced_records(segment: Segment) -> list[Record]:
 
     :raises FileNotFoundError: if there is no index.
     """
-    with open(segment.path(INDEX), "rb") as file:
+    with open_plain(segment.path(INDEX)) as file:
         records = parse_records(file.read())
     found: list[Record] = []
     for record in records[count_synced(records) :]:
@@ -198,11 +200,23 @@ def ends_with_sync(segment: Segment) -> bool:
 
     :raises FileNotFoundError: if the segment is gone.
     """
-    with open(segment.path(INDEX), "rb") as file:
+    with open_plain(segment.path(INDEX)) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - RECORD_SIZE))
         data = file.read()
     return size % RECORD_SIZE == 0 and data.startswith(SYNC) and _unpack(data, 0) is not None
+
+
+def open_rows(segment: Segment, *, mapped: bool) -> pa.NativeFile:
+    """Open the rows of a segment.
+
+    :param mapped: as a memory map; else they are read with read(2).
+    :raises FileNotFoundError: if the segment is gone.
+    :raises JournalError: if they are no plain file.
+    """
+    with open_plain(segment.path()) as file:
+        path = f"/proc/self/fd/{file.fileno()}"  # the name may mean another file by now
+        return pa.memory_map(path) if mapped else pa.OSFile(path)
 
 
 def read_record(path: str, file: pa.NativeFile, record: Record) -> pa.Buffer:

@@ -70,16 +70,18 @@ def as_text_array(keys: pa.Array) -> pa.Array:
 def printable(text: str, *, ascii_only: bool = False) -> str:
     r"""Replace each character that is not printable by its bytes in UTF-8, as ``\xNN``.
 
-    The result cannot harm a terminal, and does not turn the direction of a line around.
+    A byte of a name that is not UTF-8 (:pep:`383`) is written so, too. The result cannot harm a terminal, and does not
+    turn the direction of a line around.
 
     :param ascii_only: replace the characters outside of ASCII as well.
     """
     if text.isprintable() and (text.isascii() or not ascii_only):
         return text
-    return "".join(
-        c if c.isprintable() and (c.isascii() or not ascii_only) else _hex(c.encode("utf-8", "surrogatepass"))
-        for c in text
-    )
+    return "".join(c if c.isprintable() and (c.isascii() or not ascii_only) else _hex(_bytes_of(c)) for c in text)
+
+
+def _bytes_of(c: str) -> bytes:
+    return c.encode("utf-8", "surrogateescape" if "\udc80" <= c <= "\udcff" else "surrogatepass")
 
 
 def _hex(data: bytes) -> str:

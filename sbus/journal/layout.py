@@ -2,14 +2,19 @@
 
 The names alone give the order of the segments, and the first row of each with its time and its epoch: `list_segments`
 opens no file.
+
+A pattern of directories names those of other users, too, who can put anything in the place of a file. So every file is
+read through `open_plain`.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-from typing import Any, NamedTuple
+import stat
+from typing import IO, Any, NamedTuple
 
 from sbus.errors import JournalError, JournalMissing
 from sbus.journal.schema import Format, find_format
@@ -25,6 +30,7 @@ __all__ = [
     "Segment",
     "is_journal",
     "list_segments",
+    "open_plain",
     "read_identity",
     "read_object",
 ]
@@ -39,6 +45,10 @@ ARROWS, INDEX, SUMMARY = ".arrows", ".idx", ".json"
 LATEST = 10**16 - 1
 """The latest time of a row, in µs since the epoch: names of segments have 16 digits for it. It is in November 2286."""
 
+_LONGEST_OBJECT = 16 << 20
+"""Bytes in the longest JSON file: a summary with many long keys, or the manifest of a batch with many files."""
+
+_ID = re.compile("[0-9a-f]{32}")
 _BASE = re.compile(r"(\d{16})-(\d{16})(?:-(\d{4,16}))?")
 
 
@@ -138,10 +148,29 @@ def read_identity(directory: str) -> Identity:
             f"{directory}: this is no journal (it has no {IDENTITY}): name the directory that the recorder writes"
         ) from None
     format_ = find_format(fields.get("format"), path)
-    if not isinstance(fields.get("id"), str):
+    id_ = fields.get("id")
+    if not (isinstance(id_, str) and _ID.fullmatch(id_)):
         raise JournalError(f"{path}: it has no journal ID: restore it from a copy")
     host = fields.get("host")
-    return Identity(fields["id"], format_, host if isinstance(host, str) and host else None, fields)
+    return Identity(id_, format_, host if isinstance(host, str) and host else None, fields)
+
+
+def open_plain(path: str) -> IO[bytes]:
+    """Open a plain file to read it. A link is not followed, and a pipe is not waited for.
+
+    :raises FileNotFoundError: if there is none.
+    :raises JournalError: if it is anything else.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as e:
+        if e.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return open(fd, "rb")
+        os.close(fd)
+    raise JournalError(f"{path}: it is damaged (no plain file): restore it from a copy")
 
 
 def read_object(path: str) -> dict[str, Any]:
@@ -150,11 +179,11 @@ def read_object(path: str) -> dict[str, Any]:
     :raises FileNotFoundError: if there is no such file.
     :raises JournalError: if the file holds anything else.
     """
-    with open(path, "rb") as file:
-        data = file.read()
+    with open_plain(path) as file:
+        data = file.read(_LONGEST_OBJECT + 1)
     try:
-        fields = json.loads(data)
-    except ValueError:
+        fields = json.loads(data) if len(data) <= _LONGEST_OBJECT else None
+    except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
         raise JournalError(f"{path}: it is damaged (no JSON object): restore it from a copy")

@@ -35,8 +35,17 @@ import pyarrow as pa
 
 from sbus.errors import JournalError
 from sbus.journal import disk
-from sbus.journal.index import BATCH, Index, Record, last_sync, read_index, read_record, unsynced_records
-from sbus.journal.layout import ARROWS, IDENTITY, INDEX, SUMMARY, Segment, list_segments, read_identity
+from sbus.journal.index import (
+    BATCH,
+    Index,
+    Record,
+    last_sync,
+    open_rows,
+    read_index,
+    read_record,
+    unsynced_records,
+)
+from sbus.journal.layout import ARROWS, IDENTITY, INDEX, SUMMARY, Segment, list_segments, open_plain, read_identity
 from sbus.journal.salvage import find_header, salvage_index
 from sbus.journal.schema import END_OF_STREAM, FORMAT, Format, Kind, encode
 from sbus.journal.segment import SegmentWriter
@@ -172,7 +181,7 @@ class _Repair:
     def _check(self, index: Index) -> list[Record]:
         """Return the records of the repaired index, without the last sync record."""
         path = self._segment.path(ARROWS)
-        with closing(pa.OSFile(path)) as file:
+        with closing(open_rows(self._segment, mapped=False)) as file:
             header = find_header(file, self._journal_id, index.header)
             if header is None or index.header is None:
                 raise JournalError(
@@ -254,7 +263,7 @@ class _Repair:
             disk.make_directories(home, stat.S_IMODE(os.stat(self._segment.directory).st_mode))
         for suffix in (INDEX, SUMMARY):
             if os.path.exists(path := self._segment.path(suffix)):
-                with open(path, "rb") as file:
+                with open_plain(path) as file:
                     self._copy(home, suffix, file.read())
         fd = os.open(self._segment.path(ARROWS), os.O_RDONLY | os.O_CLOEXEC)
         try:

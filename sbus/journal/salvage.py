@@ -20,8 +20,9 @@ import zlib
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbus.journal.index import BATCH, HEAD, SYNC, Index, Record, parse_records
-from sbus.journal.layout import ARROWS, INDEX, Segment
+from sbus.errors import JournalError
+from sbus.journal.index import BATCH, HEAD, SYNC, Index, Record, open_rows, parse_records
+from sbus.journal.layout import INDEX, Segment, open_plain
 from sbus.journal.schema import END_OF_STREAM, FORMATS, KINDS, Format, Kind, damaged_rows
 
 __all__ = ["find_header", "salvage_index"]
@@ -33,16 +34,17 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
     :returns: the index; its batches have no holes between them, but may end before the segment does.
     :raises FileNotFoundError: if there is no ``.arrows``.
     :raises OSError: if the segment cannot be read.
+    :raises JournalError: if its ``.arrows`` is no plain file.
     """
     try:
-        with open(segment.path(INDEX), "rb") as file:
+        with open_plain(segment.path(INDEX)) as file:
             records = parse_records(file.read())
-    except FileNotFoundError:
+    except (FileNotFoundError, JournalError):
         records = []
     if not segment.closed:
         while records and not ((last := records[-1]) and last.type == SYNC):
             records.pop()
-    with pa.OSFile(segment.path(ARROWS)) as arrows:
+    with open_rows(segment, mapped=False) as arrows:
         header = next((record for record in records if record and record.type == HEAD), None)
         found = find_header(arrows, journal_id, header)
         if found is None:

@@ -418,6 +418,6 @@ def damaged_rows(payload: bytes) -> int:
     """Return how many rows a row of the kind ``damaged`` stands for; 1 if it does not say."""
     try:
         rows = json.loads(payload)["rows"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return 1
     return min(rows, _MAX_DAMAGED) if isinstance(rows, int) and rows >= 1 else 1

@@ -18,7 +18,7 @@ from typing import NoReturn, TypeVar
 import pyarrow as pa
 
 from sbus.errors import JournalError
-from sbus.journal.index import REPAIR, Index, Record, read_index, read_record
+from sbus.journal.index import REPAIR, Index, Record, open_rows, read_index, read_record
 from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, read_identity
 from sbus.journal.salvage import find_header, salvage_index
 from sbus.journal.schema import FORMAT, FORMATS, Format, Kind, damaged_row, decode, read_header
@@ -98,7 +98,7 @@ def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | No
     if index is None:
         index = load(part.segment, read_index)
     try:
-        file = pa.memory_map(path)
+        file = open_rows(part.segment, mapped=True)
     except FileNotFoundError:
         raise_missing(part.segment)
     with file:
@@ -141,10 +141,10 @@ def _read_leniently(part: Slice, columns: Sequence[str] | None) -> Iterator[pa.R
 
     try:
         index = salvage_index(part.segment, part.journal_id)
-        file = pa.OSFile(path)
-    except OSError as e:
+        file = open_rows(part.segment, mapped=False)
+    except (OSError, JournalError) as e:
         read_identity(part.segment.directory)
-        yield from lost(part.end_seq, f"{path}: {e.strerror or e}")
+        yield from lost(part.end_seq, f"{path}: {e.strerror or e}" if isinstance(e, OSError) else e)
         return
     with file:
         header = find_header(file, part.journal_id, index.header)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sbus.errors import JournalError, UsageError
 from sbus.journal.keytext import as_text, from_text
-from sbus.journal.layout import SUMMARY, Segment, read_object
+from sbus.journal.layout import LATEST, SUMMARY, Segment, read_object
 
 __all__ = ["MAX_KEYS", "Summary", "key_range", "may_list", "read_summary"]
 
@@ -106,6 +106,8 @@ def read_summary(segment: Segment) -> Summary:
     fields = read_object(path)
     try:
         keys, least, greatest = fields["keys"], fields["min_key"], fields["max_key"]
+        if max(abs(int(fields["min_time"])), abs(int(fields["max_time"]))) > LATEST:
+            raise ValueError("no such time")
         return Summary(
             first_seq=int(fields["first_seq"]),
             rows=int(fields["rows"]),
@@ -117,5 +119,5 @@ def read_summary(segment: Segment) -> Summary:
             min_key=None if least is None else from_text(least),
             max_key=None if greatest is None else from_text(greatest),
         )
-    except (KeyError, TypeError, ValueError, UsageError) as e:
+    except (KeyError, TypeError, ValueError, OverflowError, UsageError) as e:
         raise JournalError(f"{path}: it is damaged ({type(e).__name__}: {e}): restore it from a copy") from None

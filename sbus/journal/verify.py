@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sbus.errors import JournalError
 from sbus.journal.consumers import consumers
 from sbus.journal.index import REPAIR, Index, read_index
-from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, read_identity
+from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, open_plain, read_identity
 from sbus.journal.reader import Slice, read
 from sbus.journal.schema import END_OF_STREAM, MESSAGES, Kind
 from sbus.journal.summary import Summary, key_range, may_list, read_summary
@@ -167,7 +167,7 @@ class _Check:
                 yield batch.column("key")
 
     def _check_end(self, end: int) -> None:
-        with open(self._segment.path(), "rb") as file:
+        with open_plain(self._segment.path()) as file:
             file.seek(end)
             if file.read(len(END_OF_STREAM) + 1) != END_OF_STREAM:
                 self._problem(ARROWS, "it does not end with the end-of-stream marker, right behind the last batch")

@@ -335,7 +335,7 @@ class JournalWriter:
         self._repair()
         try:
             step = from_seconds(json.loads(payloads[0])["step"])
-        except (ValueError, KeyError, TypeError, OverflowError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             step = 0  # not of this package: the times of the rows show what it was
         is_new = self.next_seq > 0 and abs(step) > EPOCH_STEP
         if is_new:

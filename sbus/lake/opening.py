@@ -26,10 +26,15 @@ def open_table(location: str, *, format: str | None = None, state: str | os.Path
     :param format: the format of a new lake; None: the one that the lake has, or ``parquet``; for a URL ``delta``.
     :param state: the directory of the lake's state, for a URL.
     :raises sbus.errors.LakeError: if the lake has another format, or object storage cannot have this one.
-    :raises sbus.errors.UsageError: if the extra of the format is not installed, or there is no such format.
+    :raises sbus.errors.UsageError: if the extra of the format is not installed, there is no such format, or the path is
+        not UTF-8.
     """
     if format is not None and format not in FORMATS:
         raise UsageError(f"there is no table format {format!r}: choose from {', '.join(FORMATS)}")
+    if "://" not in location:
+        location = os.path.abspath(location)
+    if any("\udc80" <= c <= "\udcff" for c in location):
+        raise UsageError(f"{location}: Arrow cannot open files in a path that is not UTF-8: name another directory")
     if "://" in location:
         if format == PARQUET:
             raise LakeError(
@@ -37,7 +42,7 @@ def open_table(location: str, *, format: str | None = None, state: str | os.Path
                 "mount it on all machines, and give its path, or use --format=delta"
             )
         return _delta(location, state)
-    directory = Path(os.path.abspath(location))
+    directory = Path(location)
     if state is not None:
         raise UsageError(f"{location}: the state of a lake in a directory is beside it: leave out --state")
     found = State(Place(directory)).fields().get("format")

@@ -139,6 +139,30 @@ def test_a_directory_for_all_says_nothing(tmp_path: Path) -> None:
 
 
 @as_root
+@pytest.mark.parametrize(
+    ("above", "mode", "owner", "kept"),
+    [
+        (0, 0o1777, 20000, False),
+        (USER, 0o1777, 20000, False),
+        (0, 0o777, 20000, False),
+        (0, 0o1777, 0, True),
+        (USER, 0o1777, USER, True),
+        (0, 0o775, 20000, True),
+    ],
+)
+def test_what_another_user_has_planted(above: int, mode: int, owner: int, kept: bool, tmp_path: Path) -> None:
+    """Where everyone may write, what root replaces neither goes to the user who was there first, nor is open to all."""
+    os.chown(tmp_path, above, above)
+    tmp_path.chmod(mode)
+    path = tmp_path / "page"
+    path.touch()
+    path.chmod(0o666)
+    os.chown(path, owner, owner)
+    write(path, 0o600)
+    assert (owner_of(path), mode_of(path)) == (((owner, owner), 0o666) if kept else ((0, 0), 0o600))
+
+
+@as_root
 def test_root_follows_no_link_of_another_user(tmp_path: Path) -> None:
     """A link that the owner of a directory has put there leads root to no other file."""
     (tmp_path / "mine").mkdir()
@@ -166,7 +190,8 @@ def test_root_follows_no_link_of_another_user(tmp_path: Path) -> None:
 def test_a_group_that_cannot_be_kept_leaves_no_rights_to_another() -> None:
     """If a user may not keep the group of a file, the user's own group does not get that group's permissions."""
     with tempfile.TemporaryDirectory() as home:  # not below a directory that is closed to that user
-        os.chmod(home, 0o777)
+        os.chown(home, 0, 20001)
+        os.chmod(home, 0o775)
         names = [Path(home, "closed"), Path(home, "open")]
         for path, mode in zip(names, (0o640, 0o664), strict=True):
             path.touch()

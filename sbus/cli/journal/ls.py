@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
+from sbus.cli.output import printable_text
 from sbus.cli.tables import format_table
 from sbus.distribution import needs
+from sbus.errors import JournalError
 from sbus.journal import clock
 
 if TYPE_CHECKING:
@@ -51,20 +53,32 @@ class _JournalInfo(TypedDict):
 @click.command(short_help="List segments and consumers.")
 @click.argument("directories", metavar="JOURNAL...", nargs=-1, required=True)
 @click.option("--json", "output_json", is_flag=True, help="Print one JSON object per journal.")
-def ls(directories: tuple[str, ...], output_json: bool) -> None:
+@click.pass_context
+def ls(ctx: click.Context, directories: tuple[str, ...], output_json: bool) -> None:
     """List the segments and consumers of journals.
 
     A JOURNAL is a directory, or a quoted pattern such as '/shared/*' for several. A segment is
     listed with its rows, bytes, times and gaps, and with "open" while the recorder writes to it.
+
+    A journal that is damaged is reported; the others are listed, and the exit status is 1.
     """
     with needs("recorder"):
         from sbus.journal.reader import find_journals
-    for number, directory in enumerate(find_journals(directories)):
-        journal = _describe(directory)
+    listed = damaged = 0
+    for directory in find_journals(directories):
+        try:
+            journal = _describe(directory)
+        except JournalError as e:
+            click.echo(printable_text(f"sbus: {e}"), err=True)
+            damaged += 1
+            continue
         if output_json:
             click.echo(json.dumps(journal))
         else:
-            click.echo(("\n" if number else "") + _format(journal))
+            click.echo(("\n" if listed else "") + _format(journal))
+        listed += 1
+    if damaged:
+        ctx.exit(1)
 
 
 def _format(journal: _JournalInfo) -> str:
@@ -84,9 +98,10 @@ def _format(journal: _JournalInfo) -> str:
                 "" if segment["closed"] else "open",
             ]
         )
-    lines = [f"{journal['directory']}: journal {journal['id']}, {rows}", *format_table(table, ">>><")]
+    directory = printable_text(journal["directory"])
+    lines = [f"{directory}: journal {journal['id']}, {rows}", *format_table(table, ">>><")]
     for name, position in journal["consumers"].items():
-        lines.append(f"consumer {name}: next row {position}, {max(0, end - position)} rows left")
+        lines.append(f"consumer {printable_text(name)}: next row {position}, {max(0, end - position)} rows left")
     return "\n".join(lines)
 
 

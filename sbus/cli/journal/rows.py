@@ -134,7 +134,7 @@ class Rows:
         step = _FIRST_STEP_ROWS
         while len(found) < count and end > first:
             start = max(first, end - step)
-            found[:0] = deque(self._chosen.rows(start, end), maxlen=count - len(found))
+            found[:0] = deque(self._chosen.rows(start, end), maxlen=min(count - len(found), step))
             end, step = start, min(2 * step, _MAX_STEP_ROWS)
         return found
 

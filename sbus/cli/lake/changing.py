@@ -11,7 +11,7 @@ import click
 from sbus.cli.lake.options import lake_argument, open_lake
 from sbus.cli.output import Progress, describe_os_error, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
-from sbus.cli.types import Duration
+from sbus.cli.types import Duration, Number
 from sbus.errors import StorageError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def compact(location: str, state: str | None) -> None:
 @lake_argument
 @click.option(
     "--keep-days",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     required=True,
     metavar="DAYS",
     help="Age in days from which on an hour is removed; fractions are allowed.",

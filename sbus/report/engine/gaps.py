@@ -185,7 +185,7 @@ def _field(payload: str, name: str) -> str | None:
     """Return a number or a text of a JSON object, as text."""
     try:
         details: Any = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     value = details.get(name) if isinstance(details, dict) else None
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
@@ -223,7 +223,7 @@ def _dropped(receipt: str | None) -> str:
 def _details(payload: str | None) -> dict[str, object]:
     try:
         details = json.loads(payload or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return details if isinstance(details, dict) else {}
 

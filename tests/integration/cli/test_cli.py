@@ -215,7 +215,7 @@ def test_pub_json_lines_with_lines_that_are_no_messages(shared: Bus, subscriber:
     assert errors.splitlines()[0] == f"sbus: line 5 of standard input is no message, but a loss: {LOSS}"
     for number, line in enumerate(errors.splitlines()[1:], 6):
         assert line.startswith(f"sbus: line {number} of standard input is no message, but a loss: ")
-    for line in ("[]", "null", "3", '{"key": "t/1"}', '{"lost": 3, "key": "t/1"}', "x"):
+    for line in ("[]", "null", "3", '{"key": "t/1"}', '{"lost": 3, "key": "t/1"}', "x", "[" * 200_000):
         assert "line 1 of standard input is no message" in failure(
             shared, "pub", "--json-lines", stdin=line.encode(), status=2
         )
@@ -266,6 +266,21 @@ def test_pub_limit(shared: Bus, subscriber: Client) -> None:
     # The command has failed without a confirmation, so the message may come after an answer to the subscriber.
     assert subscriber.recv() == b"MSG t/long\0good"
     assert subscriber.sync() == []
+
+
+def test_pub_json_lines_limit(shared: Bus, subscriber: Client) -> None:
+    """A message that fits into a packet fits into a line, too; a line that no message needs is not read to its end."""
+    room = 409_600 - len(b"MSG t/long\0")
+    line = json.dumps({"seq": 1, "key": "t/long", "payload": "\x01" * room}).encode()
+    sbus(shared, "pub", "--json-lines", stdin=line)
+    assert subscriber.recv() == b"MSG t/long\0" + b"\x01" * room
+    with Sbus(shared, "pub", "--json-lines", stdin=subprocess.PIPE) as running:
+        assert running.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            for _ in range(64):
+                running.process.stdin.write(bytes(1 << 20))
+        status, _, errors = running.end()
+    assert (status, "line 1 of standard input has more than 2523136 bytes" in errors) == (2, True)
 
 
 def test_pub_max_packet(shared: Bus) -> None:

@@ -90,6 +90,40 @@ class TestLs:
         assert [segment["closed"] for segment in info["segments"] + other["segments"]] == [True, True, False]
         assert (other["segments"][0]["rows"], other["end"]) == (1, 1)
 
+    def test_names_of_others(self, tmp_path):
+        """Names of directories and consumers, which other users choose, cannot harm the terminal; nor can errors."""
+        directory = tmp_path / "j\x1b[31m"
+        with JournalWriter.open(directory):
+            pass
+        (directory / "consumers").mkdir()
+        (directory / "consumers" / "c\x1b[32m.json").write_text('{"next": 3}')
+        first, _, consumer = sbus("ls", f"{tmp_path}/*").splitlines()
+        assert first.startswith(f"{tmp_path}/j\\x1b[31m: journal ")
+        assert consumer == "consumer c\\x1b[32m: next row 3, 0 rows left"
+        (directory / "journal.json").write_text("{}")
+        text = sbus("ls", f"{tmp_path}/*", status=1)
+        assert text.startswith(f"sbus: {tmp_path}/j\\x1b[31m/journal.json: ")
+
+    @pytest.mark.timeout(60)
+    @pytest.mark.parametrize("options", [[], ["--json"]])
+    def test_a_damaged_one(self, options, recorded, tmp_path):
+        """A journal that is damaged, whatever is wrong with it, hides no other one."""
+        shutil.copytree(recorded, tmp_path / "z")
+        whole = sbus("ls", *options, f"{tmp_path}/z").splitlines()
+        for name, key, value in (("a", "min_time", 10**30), ("b", "max_time", -(10**30)), ("c", "rows", "x")):
+            shutil.copytree(recorded, tmp_path / name)
+            path = list_segments(str(tmp_path / name))[0].path(".json")
+            with open(path, encoding="utf-8") as file:
+                fields = json.load(file)
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(fields | {key: value}, file)
+        (tmp_path / "d").mkdir()
+        os.mkfifo(tmp_path / "d" / "journal.json")
+        done = CliRunner().invoke(cli, ["journal", "ls", *options, f"{tmp_path}/*"])
+        assert done.exit_code == 1
+        assert done.stdout.splitlines() == whole
+        assert [line.split(": it is damaged")[0][-5:] for line in done.stderr.splitlines()] == [*[".json"] * 4]
+
     def test_empty(self, tmp_path):
         """A journal without rows can be listed, printed and verified."""
         JournalWriter.open(tmp_path).close()
@@ -269,6 +303,7 @@ class TestTail:
         assert sbus("tail", "--no-follow", "-n", 2, "--format=%n", recorded) == "7\n8\n"
         assert sbus("tail", "--no-follow", "--pattern=a/", "--format=%n", recorded) == "1\n3\n5\n7\n"
         assert sbus("tail", "--no-follow", "-n", 0, recorded) == ""
+        assert sbus("tail", "--no-follow", "-n", "9" * 30, "--format=%n", recorded).split()[-2:] == ["7", "8"]
 
     def test_follow(self, tmp_path):
         """New rows are printed as soon as they are synced, across segments; Ctrl-C ends it."""
@@ -318,6 +353,24 @@ def damage(path, at, data):
     with open(path, "r+b") as file:
         file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
         file.write(data)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["journal", "export", "--format=jsonl"],
+        ["journal", "export", "--format=jsonl", "-o/dev/stdout"],
+        ["report", "-o/dev/stdout", "--journal"],
+    ],
+)
+def test_an_output_without_a_reader(words, recorded):
+    """A command ends as a program does whose reader has gone, also if the pipe is named as a file."""
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    with open(ours, "wb") as output:
+        command = [*SBUS[:-1], *words, str(recorded)]
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, env=ENVIRONMENT, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 class TestVerify:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from sbus.cli.types import BYTES, COUNT, SECONDS, Duration, Size, Speed, Time
+from sbus.cli.types import BYTES, COUNT, RATE, SECONDS, Duration, Number, Size, Speed, Time
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("10", 10.0), ("1.5m", 90.0), ("1h", 3600.0)])
@@ -30,8 +30,9 @@ def test_long_durations() -> None:
 
 
 def test_counts() -> None:
-    """What is not a number is called so."""
+    """What is not a number is called so; there is never more to count than 64 bits have room for."""
     assert COUNT("7") == 7
+    assert COUNT("9" * 30) == 2**63 - 1
     with pytest.raises(click.BadParameter, match="is not a valid number"):
         COUNT("seven")
 
@@ -74,6 +75,14 @@ def test_impossible_times(text: str) -> None:
     """Text that is not a time, or not one of the years 1 to 9999, is refused."""
     with pytest.raises(click.BadParameter, match="is not a time"):
         Time().convert(text, None, None)
+
+
+def test_numbers() -> None:
+    """NaN is in no range: as an age, it would be neither too old nor too young."""
+    assert Number(min=0)("0.5") == 0.5
+    for type_ in (Number(min=0), RATE):
+        with pytest.raises(click.BadParameter, match="'nan' is not a number"):
+            type_("nan")
 
 
 @pytest.mark.parametrize(("text", "speed"), [("1", 1.0), ("0.5", 0.5), ("max", 0.0)])

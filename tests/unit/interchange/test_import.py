@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from mcap.writer import Writer
 
 from sbus.cli.main import cli
 from sbus.journal.schema import Kind
@@ -68,6 +69,49 @@ class TestPlace:
         sbus("import", one, tmp_path / "j")
         assert messages(tmp_path / "j") == [(b"a", b"1")]
         assert sorted(os.listdir(tmp_path)) == ["j", "one.jsonl"]
+
+    @pytest.mark.parametrize("names", [[], ["lock"]])
+    def test_an_import_that_was_killed_as_it_began(self, names, one, tmp_path):
+        """A directory that is not a journal yet is taken over, too."""
+        (tmp_path / ".j.importing").mkdir(0o700)
+        for name in names:
+            (tmp_path / ".j.importing" / name).touch(0o600)
+        sbus("import", one, tmp_path / "j")
+        assert messages(tmp_path / "j") == [(b"a", b"1")]
+        assert sorted(os.listdir(tmp_path)) == ["j", "one.jsonl"]
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    def test_the_directory_of_another_user(self, one, tmp_path):
+        """Where all may write, an import builds nothing in what another user has put there, and leaves it there."""
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        (shared / ".j.importing").mkdir(0o755)
+        os.chown(shared / ".j.importing", 4242, 4242)
+        text = sbus("import", one, shared / "j", status=1)
+        assert f"{shared}/.j.importing: this has the name of an unfinished import, but is not this user's" in text
+        assert os.listdir(shared / ".j.importing") == []
+        sbus("import", one, shared / "k")
+        assert {path.lstat().st_uid for path in (shared / "k", *(shared / "k").iterdir())} == {0}
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    def test_for_the_owner_of_the_directory(self, one, tmp_path):
+        """What root imports into a user's directory is that user's, after an import that was killed too."""
+        home = tmp_path / "home"
+        home.mkdir()
+        os.chown(home, 4242, 4242)
+        with JournalWriter.open(home / ".j.importing"):
+            pass
+        sbus("import", one, home / "j")
+        assert {path.lstat().st_uid for path in (home / "j", *(home / "j").iterdir())} == {4242}
+
+    def test_a_link(self, one, tmp_path):
+        """A link never leads the rows into another directory, whoever made it."""
+        with JournalWriter.open(tmp_path / "other") as other:
+            other.append([(b"k", b"v")])
+        os.symlink("other", tmp_path / ".j.importing")
+        assert "but is not this user's" in sbus("import", one, tmp_path / "j", status=1)
+        assert messages(tmp_path / "other") == [(b"k", b"v")]
 
     def test_a_full_disk(self, one, tmp_path):
         """Import and export name what they cannot write, with the remedy, and leave nothing."""
@@ -179,6 +223,9 @@ class TestRows:
         [
             ({"time": pa.array([0], pa.timestamp("us")), "key": ["a"]}, "no column 'payload'"),
             ({"time": [1.5], "key": ["a"], "payload": ["1"]}, "'time' is no timestamp"),
+            ({"time": pa.array([0], pa.timestamp("us")), "key": [7], "payload": ["1"]}, "'key' is neither text nor"),
+            ({"time": pa.array([0], pa.timestamp("us")), "key": [["a"]], "payload": ["1"]}, "'key' is neither text"),
+            ({"time": pa.array([0], pa.timestamp("us")), "key": [None], "payload": ["1"]}, "without time, key or"),
             ({"time": pa.array([None], pa.timestamp("us")), "key": ["a"], "payload": ["1"]}, "without time, key or"),
             (
                 {
@@ -195,6 +242,17 @@ class TestRows:
         """A Parquet file without rows of a journal is refused, and so is one with those of several."""
         pq.write_table(pa.table(columns), tmp_path / "p.parquet")
         assert complaint in sbus("import", tmp_path / "p.parquet", tmp_path / "j", status=2)
+
+    def test_topics_of_others(self, tmp_path):
+        """A topic that an error names cannot harm the terminal."""
+        with open(tmp_path / "m.mcap", "wb") as file:
+            writer = Writer(file)
+            writer.start("sbus", "")
+            channel = writer.register_channel("t\x1b[31m", "json", 0, {"kind": "strange"})
+            writer.add_message(channel, 1, b"{}", 1, 1)
+            writer.finish()
+        text = sbus("import", tmp_path / "m.mcap", tmp_path / "j", status=2)
+        assert "the topic t\\x1b[31m is of the kind 'strange'" in text
 
     def test_no_parquet(self, one, tmp_path):
         """A file of another format is refused by its name."""

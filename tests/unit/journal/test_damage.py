@@ -6,7 +6,10 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,9 @@ from sbus.errors import JournalError
 from sbus.journal.index import read_index
 from sbus.journal.layout import list_segments
 from sbus.journal.lock import locked
-from sbus.journal.reader import JournalReader, read
+from sbus.journal.reader import JournalReader, find_journals, read
 from sbus.journal.repair import repair
+from sbus.journal.summary import read_summary
 from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
 from tests.support.examples import examples
@@ -133,6 +137,65 @@ class TestSkip:
 
 def _rows(reader: JournalReader, start: int, end: int) -> list[dict[str, Any]]:
     return [row for part in reader.plan(start, end) for batch in read(part) for row in batch.to_pylist()]
+
+
+def plant_pipe(path: str) -> None:
+    os.mkfifo(path)
+
+
+def plant_socket(path: str) -> None:
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
+def plant_link(path: str) -> None:
+    os.symlink("/dev/zero", path)
+
+
+@pytest.mark.timeout(20)
+class TestPlanted:
+    """What another user has put in the place of a file is damage: nothing waits for it, or reads without end."""
+
+    @pytest.mark.parametrize("plant", [plant_pipe, plant_socket, plant_link])
+    def test_identity(self, journal: Path, plant: Callable[[str], None]) -> None:
+        path = str(journal / "journal.json")
+        os.unlink(path)
+        plant(path)
+        for read_it in (JournalReader, lambda directory: list(verify(directory, print)), find_one):
+            with pytest.raises(JournalError, match=r"journal\.json: it is damaged \(no plain file\): restore it"):
+                read_it(journal)
+
+    @pytest.mark.parametrize("text", [b"[" * 200_000, b'{"id": "%s"}' % (b"0" * (16 << 20))])
+    def test_object(self, journal: Path, text: bytes) -> None:
+        """JSON that is too deep or too long is no object of a journal."""
+        (journal / "journal.json").write_bytes(text)
+        with pytest.raises(JournalError, match=r"journal\.json: it is damaged \(no JSON object\)"):
+            JournalReader(journal)
+
+    def test_endless_number(self, journal: Path) -> None:
+        """A number that is not finite is damage, too."""
+        (segment, _) = list_segments(str(journal))
+        text = re.sub('"rows": [0-9]+', '"rows": Infinity', Path(segment.path(".json")).read_text())
+        Path(segment.path(".json")).write_text(text)
+        with pytest.raises(JournalError, match="it is damaged"):
+            read_summary(segment)
+
+    @pytest.mark.parametrize("number", [0, 1])
+    @pytest.mark.parametrize("suffix", [".arrows", ".idx", ".json"])
+    @pytest.mark.parametrize("plant", [plant_pipe, plant_socket, plant_link])
+    def test_segment(self, journal: Path, plant: Callable[[str], None], suffix: str, number: int) -> None:
+        segment = list_segments(str(journal))[number]
+        os.unlink(segment.path(suffix))
+        plant(segment.path(suffix))
+        with pytest.raises(JournalError, match=rf"{suffix}: it is damaged \(no plain file\)"):
+            all_rows(journal, skip_damaged=False, wanted=lambda summary: True)
+        problems = [problem for found in verify(journal, print) for problem in found.problems]
+        assert f"{segment.path(suffix)}: it is damaged (no plain file): restore it from a copy" in problems
+        if suffix != ".idx" or not number:  # of the newest segment, the index alone tells where it ends
+            assert covered(all_rows(journal, skip_damaged=True)) == list(range(ROWS))
+
+
+def find_one(directory: Path) -> list[str]:
+    return find_journals([str(directory)])
 
 
 class TestAnyDamage:

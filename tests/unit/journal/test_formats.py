@@ -153,6 +153,15 @@ class TestNewer:
             JournalReader(tmp_path)
 
 
+@pytest.mark.parametrize("wrong", [None, 7, "", ID[1:], ID.upper(), f"{ID}\n", f"\x1b{ID[1:]}"])
+def test_no_id(wrong: object, tmp_path: Path) -> None:
+    """An ID is 32 hexadecimal digits; all else is damage."""
+    JournalWriter.open(tmp_path).close()
+    (tmp_path / "journal.json").write_text(json.dumps({"format": FORMAT, "id": wrong}))
+    with pytest.raises(JournalError, match=r"it has no journal ID: restore it from a copy"):
+        JournalReader(tmp_path)
+
+
 def lift(batch: pa.RecordBatch) -> pa.RecordBatch:
     """From the format of the test to format 1: the column ``body`` is now ``payload``, and ``kind`` is new."""
     kinds = pa.DictionaryArray.from_arrays(pa.array([0] * batch.num_rows, pa.int8()), pa.array(KINDS, pa.utf8()))
@@ -263,6 +272,8 @@ def test_a_digest_that_states_no_length() -> None:
         {"rows": 1 << 31},
         {"start": 1 << 63, "end": (1 << 63) + 100},
         {"first_seq": (1 << 64) - 1},
+        {"min_time": -(1 << 62)},
+        {"max_time": 1 << 62},
     ],
 )
 def test_a_record_that_says_what_no_writer_does_is_damaged(wrong: dict[str, Any]) -> None:

@@ -57,6 +57,7 @@ def test_as_text_array(keys, start):
     ("text", "shown", "ascii_only"),
     [
         ("räume/küche", "räume/küche", r"r\xc3\xa4ume/k\xc3\xbcche"),
+        ("a\udcff\ud800", r"a\xff\xed\xa0\x80", r"a\xff\xed\xa0\x80"),
         ("a\nb\x1b[0m", r"a\x0ab\x1b[0m", r"a\x0ab\x1b[0m"),
         ("\u202egnp", r"\xe2\x80\xaegnp", r"\xe2\x80\xaegnp"),
         ("\ud800", r"\xed\xa0\x80", r"\xed\xa0\x80"),

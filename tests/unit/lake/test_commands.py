@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from sbus import ownership
 from sbus.cli.main import cli
+from sbus.journal.writer import JournalWriter
 from sbus.lake.plain import PlainTable
 from tests.support.disks import filled, mounted
 from tests.support.lakes import archive, row, rows_of
@@ -64,6 +65,24 @@ def test_forget_and_prune(lake):
     (lake.with_name("lake.sbus") / "checkpoint/commits/3").write_text("v1\n{}\n")
     assert "removed 1 message from 1 hour" in sbus("forget", "--key=people/", lake)
     assert "removed 2 hours with 30 rows" in sbus("prune", "--keep-days=0", lake)
+
+
+def test_an_age_that_is_no_number(lake):
+    """NaN is no age, of which every hour would be older."""
+    assert "'nan' is not a number" in sbus("prune", "--keep-days=nan", lake, status=2)
+    assert len(rows_of(PlainTable(lake))) == 30
+
+
+def test_a_path_that_is_not_utf_8(tmp_path):
+    """A lake in a directory whose name is not UTF-8 is refused before anything is made there."""
+    JournalWriter.open(tmp_path / "journal").close()
+    arguments = ["archive", "--once", f"--journal={tmp_path}/journal", f"--lake={tmp_path}/lake\udcff"]
+    done = CliRunner().invoke(cli, arguments)
+    assert (done.exit_code, "lake\\xff: Arrow cannot open files in a path that is not UTF-8" in done.output) == (
+        2,
+        True,
+    )
+    assert os.listdir(tmp_path) == ["journal"]
 
 
 def test_compaction_on_a_full_disk(tmp_path):

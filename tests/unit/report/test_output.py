@@ -12,6 +12,7 @@ from sbus.cli.main import cli
 from sbus.cli.report import check_writable, write
 from sbus.errors import StorageError
 from tests.support.disks import filled, mounted
+from tests.support.journals import NewJournal
 
 
 def test_a_report_on_a_full_disk(tmp_path: Path) -> None:
@@ -29,6 +30,17 @@ def test_a_report_on_a_full_disk(tmp_path: Path) -> None:
         assert Path(page).read_text() == "after"
     with pytest.raises(StorageError, match="No such file or directory: name another"):
         check_writable(str(tmp_path / "none" / "report.html"))
+
+
+def test_a_title_that_is_not_utf_8(new_journal: NewJournal, tmp_path: Path) -> None:
+    """A byte of a title that is not UTF-8 is shown as an escape."""
+    with new_journal() as journal:
+        journal.append([(b"k", b"v")])
+    page = tmp_path / "page.html"
+    arguments = [f"--journal={tmp_path / 'journal'}", f"--output={page}", "--title=a\udcff\u200d"]
+    result = CliRunner().invoke(cli, ["report", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "<title>a\\xff\u200d" in page.read_text()
 
 
 def test_the_former_name_says_what_took_its_place(new_journal, tmp_path: Path) -> None:
