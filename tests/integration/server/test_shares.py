@@ -182,7 +182,7 @@ def test_the_last_descriptors(bus, crowd):
     limit = len(started.descriptors()) + 300
     resource.prlimit(started.pid, resource.RLIMIT_NOFILE, (limit, limit))
     some = crowd(started, OTHER_USER[0], hold=400)
-    kept = limit // 4
+    kept = limit // 3
     assert 300 - kept - 2 <= some.served <= 300 - kept
     assert kept <= limit - len(started.descriptors()) <= kept + 2
     before = time.monotonic()
