@@ -2,14 +2,13 @@
 
 *Packets.* A server says its limit in the answer to ``bye/on``, if it is not the usual one. Up to that answer the usual
 one counts. Without a connection it is that of the last server, so a longer message may wait. The outbox keeps it back
-on the next connection until the answer; ``whoami`` behind the question shows that none comes.
+on the next connection until the answer; ``whoami`` after the question shows that none comes.
 
-*Sealed memory.*
-
-A client that wants payloads asks ``payload/on``, and ``whoami`` behind it. The answer to the first has the agreement;
-the answer to the second without one shows that the server takes no payloads. Up to that answer the connection is not
-*settled*. The agreement of the last connection still counts then, for messages that are made without a connection.
-On the first connection nothing is known yet: a call with a large payload waits for the answer (`Agreement.is_open`).
+*Sealed memory.* A client that wants payloads asks ``payload/on``, and ``whoami`` after it. The answer to the first has
+the agreement; the answer to the second without one shows that the server takes no payloads. Up to that answer the
+connection is not *settled*. The agreement of the last connection still counts then, for messages that are made without
+a connection. On the first connection nothing is known yet: a call with a large payload waits for the answer
+(`Agreement.is_open`).
 """
 
 from __future__ import annotations
