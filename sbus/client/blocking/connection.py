@@ -207,12 +207,12 @@ class BlockingConnection(ClientApi[Sub]):
                 return  # the rest waits for the server's word about payloads
             try:
                 sent = self._send(sock, taken)
+                if sock is not self._sock:
+                    return  # lost; the outbox now belongs to the next connection
+                self._outbox.ack(taken, sent)
             except PacketTooLong:
                 self._outbox.ack(taken, 1)
                 raise
-            if sock is not self._sock:
-                return  # lost; the outbox now belongs to the next connection
-            self._outbox.ack(taken, sent)
             if not sent:
                 self._wait_writable(sock, deadline)
 
@@ -366,6 +366,19 @@ class BlockingConnection(ClientApi[Sub]):
         :returns: the packets, or `_OTHER`; nothing if there were none.
         """
         self._callbacks.settle()
+        try:
+            packets = self._read_batch(deadline)
+        except Exception:
+            raise
+        except BaseException:
+            if not self._callbacks.was_interrupted:  # packets may be lost, and each later answer be mistaken
+                self._connection_lost("a signal handler's exception interrupted the client")
+            self._callbacks.was_interrupted = False
+            raise
+        self._callbacks.settle()
+        return packets
+
+    def _read_batch(self, deadline: float | None) -> list[bytes]:
         batch, packets = self._batch, _OTHER
         if batch is _DONE:
             sock = self._usable
@@ -395,7 +408,6 @@ class BlockingConnection(ClientApi[Sub]):
         self.core.process(batch)
         if self._batch is batch:
             self._batch = _DONE
-        self._callbacks.settle()
         return packets
 
     def _is_own(self, error: Exception) -> bool:

@@ -208,3 +208,60 @@ def test_question_after_an_error_that_interrupted_reconnecting(directory: Path) 
             client.receive(TIMEOUT)
         assert client.whoami(TIMEOUT) == b"!/cred/4/5/6"
         thread.join(TIMEOUT)
+
+
+class InterruptedReader:
+    """The reader of a client, interrupted by a signal's handler once it has taken packets from the socket."""
+
+    def __init__(self, client: blocking.Bus) -> None:
+        self._client = client
+        self._reader = client._reader
+        client._reader = self  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def read(self, sock: Any, *limit: int) -> tuple[list[bytes], bool]:
+        packets, _ = self._reader.read(sock, *limit)
+        if packets:
+            self._client._reader = self._reader
+            raise KeyboardInterrupt
+        return packets, False
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+def test_an_interrupted_read_ends_the_connection(shared: Bus, reconnect: bool) -> None:
+    """The answer that it may have lost would be taken from the next question, and from each one after it."""
+    with sbus.connect(str(shared.address), reconnect=reconnect) as client:
+        client.fence(TIMEOUT)
+        InterruptedReader(client)
+        with pytest.raises(KeyboardInterrupt):
+            client.fence(TIMEOUT)
+        if reconnect:
+            assert client.whoami(TIMEOUT).startswith(b"!/cred/")
+        else:
+            with pytest.raises(ConnectionLost, match="a signal handler's exception interrupted the client"):
+                client.fence(TIMEOUT)
+
+
+def test_an_interrupted_callback_does_no_harm(client: blocking.Bus, shared: Bus) -> None:
+    """The connection stays, also if the callback was called inside of another one."""
+    raised: list[bytes] = []
+
+    def interrupted(message: sbus.Message) -> None:
+        if message.payload == b"outer":
+            client.fence(TIMEOUT)
+        elif not raised:
+            raised.append(message.payload)
+            raise KeyboardInterrupt
+
+    client.subscribe("k", interrupted)
+    client.fence(TIMEOUT)
+    with sbus.connect(str(shared.address)) as publisher:
+        publisher.publish_many([("k", b"outer"), ("k", b"inner"), ("k", b"last")])
+        assert is_readable(client.socket, TIMEOUT)
+    with pytest.raises(KeyboardInterrupt):
+        client.fence(TIMEOUT)
+    assert raised == [b"inner"]
+    client.fence(TIMEOUT)
+    assert client.state == "connected"
