@@ -54,10 +54,12 @@ class Callbacks:
 
         If it raises, keep the error and continue.
         """
-        if self._depth < _DEEPEST_OF.get(type(callback), 0):
-            self._call(callback, args)
-        else:
+        depth = self._depth
+        if (self._waiting or depth >= DEEPEST) and depth >= _DEEPEST_OF.get(type(callback), 0):
             self._waiting.append((callback, args))
+        else:
+            self._call(callback, args)
+        if self._waiting:
             self._run()
 
     def _run(self) -> None:
@@ -65,7 +67,8 @@ class Callbacks:
             self._call(*self._waiting.popleft())
 
     def _call(self, callback: Callable[..., object], args: tuple[object, ...]) -> None:
-        self._depth += 1
+        depth = self._depth
+        self._depth = depth + 1
         try:
             callback(*args)
         except Exception as e:
@@ -74,7 +77,7 @@ class Callbacks:
             self.was_interrupted = True
             raise
         finally:
-            self._depth -= 1
+            self._depth = depth
 
     def call_now(self, callback: Callable[[*Args], object], *args: *Args) -> None:
         """Call a function; if it raises, so does this."""
