@@ -87,7 +87,7 @@ def test_a_bus_that_stops_for_a_while(bus: StartBus, directory: Path) -> None:
         for wanted in ("status", "clients", "talk"):
             assert next(value for name, value in coming if name == wanted)
         assert running.stop() == 0
-        gone = next(value for name, value in coming if name == "admin")
-        assert "no admin socket" in gone["detail"]
+        # A request that was under way ends without an answer first.
+        assert any("no admin socket" in value["detail"] for name, value in coming if name == "admin")
         assert process.stderr is not None
         assert not is_readable(process.stderr, 0)
