@@ -397,6 +397,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
             _fail_if_none(count, key, waiter)
 
         try:
+            self._check_time()
             packet = self.core.publish(key, b"%b%b%b\0%b" % (me, REPLY, token, payload))
             denials.expect(as_bytes(key), waiter)
             self.send([packet, *self.core.probe_request(key, CallingWaiter(handled))])
@@ -410,6 +411,9 @@ class ClientApi(QueueCalls, Generic[Sub]):
         if reply[:1] != b"+":
             raise RequestFailed(bytes(reply[1:]).decode(errors="replace"))
         return reply[1:]
+
+    def _check_time(self) -> None:
+        """Raise `TimedOut` if the time of the call under way is over, unless that ends the call by itself."""
 
     async def _enqueue(self, queue: str, key: bytes | str, payload: bytes, id: bytes | str | None, delay: float) -> int:
         check_payload(payload)

@@ -40,6 +40,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from inspect import iscoroutinefunction
 from typing import Any
 
 from sbus.client.agreement import Agreement, PacketLimit, is_limit
@@ -324,7 +325,8 @@ class ClientCore:
         :returns: the packets to send; without `last` and `sender`, none if another sink has the same pattern.
         :raises InvalidKey: if the protocol does not allow the pattern.
         :raises PacketTooLong: if the pattern does not fit a packet.
-        :raises UsageError: for `last` and `sender`, in a dialect without control messages.
+        :raises UsageError: for `last` and `sender`, in a dialect without control messages; for a coroutine function as
+            the callback.
         """
         pattern = as_bytes(pattern, "pattern")
         secret = self._check(pattern, "pattern")
@@ -332,6 +334,8 @@ class ClientCore:
         if last:
             self._control(LAST, pattern)
         packets = self._ask_senders() if sender else []
+        if iscoroutinefunction(sink.callback):
+            raise UsageError("a callback is an ordinary function: it may begin a task, but nobody awaits its coroutine")
         sink.pattern = pattern
         is_first = self._dispatcher.add(sink, secret, joins_later=last)
         if last:

@@ -103,6 +103,9 @@ class Sink(Protocol):
         If a sink of a route has a callback, every sink of that route gets its messages one at a time.
         """
 
+    def begin(self) -> None:
+        """Take messages from here on; earlier ones that others keep are older than this subscription."""
+
 
 class OwnCallback:
     """A callback of this library, which does not read: no callback of the application has to wait for it to return.
@@ -195,6 +198,11 @@ class Dispatcher:
             if not joins_later:
                 self.join(sink)
         return len(sinks) == 1
+
+    def begin(self, sink: Sink) -> None:
+        """Note that what comes from here on is for a sink, if it waits for `join`."""
+        if sink in self._joining:
+            sink.begin()
 
     def join(self, sink: Sink) -> None:
         """Deliver messages to a sink from now on, if it has waited for that."""

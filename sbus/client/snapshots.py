@@ -18,7 +18,7 @@ for the ``SUB``, and one for every ``last``. If the server refuses the pattern, 
 answer to ``whoami`` follows both.
 
 Under another order than ``order/queue`` the answer to ``bye/on`` overtakes waiting messages. One of them may count as a
-part of the snapshot. To lose none, the other subscriptions get the snapshot too, unmarked.
+part of the snapshot. To lose none, the other subscriptions get the snapshot too.
 
 After a reconnect the client asks for the snapshot again.
 """
@@ -44,10 +44,10 @@ _MESSAGE = MSG + b" "
 class LastValue(Message):
     """A message of a snapshot.
 
-    :ivar pattern: the pattern of the subscription that it is for.
+    :ivar pattern: the pattern of the subscription that it is for; None if it is for all whose patterns match.
     """
 
-    pattern: bytes
+    pattern: bytes | None
     sender: Sender | None = None
 
     @property
@@ -69,9 +69,18 @@ class _Snapshot:
         self._sinks = sorted(sinks, key=lambda sink: sink.callback is not None)
         self._dispatcher = dispatcher
         self._exclusive = exclusive
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Have the subscriptions get nothing that came before."""
+        self._has_begun = True
+        for sink in self._sinks:
+            self._dispatcher.begin(sink)
 
     def end(self) -> None:
         """Have the subscriptions get all messages from here on."""
+        if not self._has_begun:
+            self.begin()
         for sink in self._sinks:
             self._dispatcher.join(sink)
 
@@ -82,15 +91,16 @@ class _Snapshot:
         key, _, payload = packet[len(_MESSAGE) :].partition(b"\0")
         if not matches_open(self.pattern, key):
             return False
-        message = self._dispatcher.kind(key, payload)
         value = LastValue(key, payload)
-        value.pattern, value.sender = self.pattern, message.sender
+        value.pattern = self.pattern if self._exclusive else None
+        value.sender = self._dispatcher.kind(key, payload).sender
+        messages: list[Message] = [value]  # one list, by which sinks that share a queue know it
         for sink in self._sinks:
-            sink.deliver([value])
+            sink.deliver(messages)
         if not self._exclusive:
             for sink in self._dispatcher.sinks_for(key):
                 if sink not in self._sinks:
-                    sink.deliver([message])
+                    sink.deliver(messages)
         return True
 
 
@@ -164,6 +174,7 @@ class Snapshots:
     def _begin(self, snapshot: _Snapshot) -> None:
         self._current = snapshot
         self._dispatcher.intercept = snapshot.take
+        snapshot.begin()
 
     def _answered(self, snapshot: _Snapshot) -> None:
         self._unanswered -= Counter([snapshot.pattern])

@@ -103,6 +103,9 @@ class QueuedSubscription:
         if len(self._messages) >= HIGH_WATER:
             self._owner.pause_for(self)
 
+    def begin(self) -> None:
+        """See `sbus.client.core.Sink`: no message of others is in its queue."""
+
     def require_sender(self) -> None:
         """Take only messages whose sender is known, none from before the server began to name senders."""
         self.deliver = self._deliver_named  # type: ignore[method-assign]

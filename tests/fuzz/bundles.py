@@ -135,6 +135,9 @@ class _Sink:
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
+    def begin(self) -> None:
+        """Do nothing: no messages of others are kept."""
+
     def deliver(self, messages: list[Message]) -> None:
         self.messages += messages
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -267,6 +268,10 @@ class Bus(BlockingConnection[Subscription]):
 
     def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> bytes:
         return self._run(self._request(key, payload), timeout)
+
+    def _check_time(self) -> None:
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise TimedOut("not sent: the time was over before, as of a callback that read on")
 
     def enqueue(
         self,

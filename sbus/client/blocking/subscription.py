@@ -90,6 +90,10 @@ class Subscription:
         else:
             self._bus._deliver_shared(messages)
 
+    def begin(self) -> None:
+        """See `sbus.client.core.Sink`."""
+        self._since = self._bus._kept
+
     def require_sender(self) -> None:
         """Take only messages whose sender is known, none from before the server began to name senders."""
         self._requires_sender = True
@@ -102,9 +106,9 @@ class Subscription:
     def takes(self, message: Message) -> bool:
         """Return whether a message with a matching key is for this subscription.
 
-        A last value is for those that asked for it.
+        A last value is for those that asked for it, unless it may be no last value.
         """
-        if isinstance(message, LastValue) and message.pattern != self.pattern:
+        if isinstance(message, LastValue) and message.pattern not in (None, self.pattern):
             return False
         return message.sender is not None or not self._requires_sender
 

@@ -641,3 +641,48 @@ def test_all_that_is_here_is_read(directory: Path, timeout: float | None) -> Non
             assert [message.payload for message in sub.get_ready()] == [b"last"]
         else:
             assert sub.get(timeout).payload == b"last"
+
+
+@pytest.mark.parametrize("order", ["queue", "stack"])
+def test_last_values_beside_unread_messages(bus: StartBus, order: str) -> None:
+    """A subscription gets each last value once, and nothing older; the readers of the bus get what is theirs once."""
+    address = str(bus("--last-value=lv/").address)
+    with sbus.connect(address) as publisher, sbus.connect(address) as client:
+        client.flood_control(order=order)  # type: ignore[arg-type]
+        client.subscribe("")
+        client.fence(TIMEOUT)
+        publisher.publish_many([("lv/a", b"1"), ("lv/a", b"2"), ("lv/b", b"3")])
+        publisher.fence(TIMEOUT)
+        sub = client.subscribe("lv/", last=True)
+        client.fence(TIMEOUT)
+        last = sub.get_ready()
+        assert sorted(message.payload for message in last) == [b"2", b"3"]
+        assert all(message.is_last_value for message in last)
+        others = client.get_ready()
+        assert sorted(message.payload for message in others if not message.is_last_value) == [b"1", b"2", b"3"]
+        assert len(others) == (3 if order == "queue" else 5)
+        publisher.publish("lv/a", b"4")
+        assert (sub.get(TIMEOUT).payload, client.receive(TIMEOUT).payload) == (b"4", b"4")
+
+
+def test_a_request_whose_time_is_over_is_not_sent(bus: StartBus) -> None:
+    """If a callback takes all of its time while the client asks for its own name first, nobody gets the request."""
+    address = str(bus().address)
+    with sbus.connect(address) as client, sbus.connect(address) as server:
+        asked: list[bytes] = []
+        server.respond("ask", lambda request: asked.append(request.payload))
+        server.fence(TIMEOUT)
+
+        def slow(message: Message) -> None:
+            client.fence(TIMEOUT)
+            time.sleep(0.2)
+
+        client.subscribe("slow", slow)
+        client.fence(TIMEOUT)
+        server.publish("slow")
+        assert is_readable(client.socket, TIMEOUT)
+        with pytest.raises(TimedOut):
+            client.request("ask", b"late", timeout=0.1)
+        client.fence(TIMEOUT)
+        server.fence(TIMEOUT)
+        assert asked == []

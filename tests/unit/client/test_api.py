@@ -53,6 +53,9 @@ class Sub:
         self.messages: list[Message] = []
         self.callback = callback
 
+    def begin(self) -> None:
+        """Do nothing: no messages of others are kept."""
+
     def deliver(self, messages: list[Message]) -> None:
         for message in messages:
             (self.callback or self.messages.append)(message)

@@ -23,6 +23,9 @@ class Sink:
     pattern = b""
     callback: Callable[[Message], object] | None = None
 
+    def begin(self) -> None:
+        """Do nothing: no messages of others are kept."""
+
     def deliver(self, messages: list[Message]) -> None:
         """See `sbus.client.core.Sink`."""
 

@@ -40,6 +40,9 @@ class Sink:
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
+    def begin(self) -> None:
+        """Do nothing: no messages of others are kept."""
+
     def deliver(self, messages: list[Message]) -> None:
         self.messages += messages
 
@@ -50,6 +53,9 @@ class Calling(Sink):
     def __init__(self, callback: Callable[[Message], Any]) -> None:
         super().__init__()
         self.callback = callback
+
+    def begin(self) -> None:
+        """Do nothing: no messages of others are kept."""
 
     def deliver(self, messages: list[Message]) -> None:
         for message in messages:
@@ -283,6 +289,9 @@ def test_run_of_messages_comes_as_a_list() -> None:
     got: list[tuple[str, list[bytes]]] = []
 
     class Recording(Sink):
+        def begin(self) -> None:
+            """Do nothing: no messages of others are kept."""
+
         def deliver(self, messages: list[Message]) -> None:
             got.append((self.pattern.decode(), [message.payload for message in messages]))
 
@@ -558,3 +567,15 @@ def test_a_message_in_one_line() -> None:
     assert repr(sent) == "Message(key=b'k', payload=b'', sender=!/cred/1/2/3)"
     value = LastValue(b"k", b"")
     assert repr(value) == "LastValue(key=b'k', payload=b'', is_last_value=True)"
+
+
+def test_a_coroutine_function_is_no_callback() -> None:
+    """Nobody would await its coroutines; the error says so, and nothing is subscribed to."""
+    core = ClientCore()
+
+    async def callback(message: Message) -> None:
+        """Never run."""
+
+    with pytest.raises(UsageError, match="a callback is an ordinary function"):
+        core.subscribe("a", Calling(callback))
+    assert not list(core.sinks())

@@ -35,6 +35,9 @@ class Sink:
         self.messages: list[Message] = []
         self.error: NotAllowed | None = None
 
+    def begin(self) -> None:
+        """Do nothing: no messages of others are kept."""
+
     def deliver(self, messages: list[Message]) -> None:
         assert self.error is None
         self.messages += messages

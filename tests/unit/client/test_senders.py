@@ -46,6 +46,9 @@ class Sink:
         self.callback = callback
         self.got: list[tuple[bytes, str | None]] = []
 
+    def begin(self) -> None:
+        """Do nothing: no messages of others are kept."""
+
     def deliver(self, messages: list[Message]) -> None:
         for message in messages:
             self.got.append((message.payload, None if message.sender is None else str(message.sender)))
