@@ -319,7 +319,7 @@ class Bus(Session[Subscription]):
         self._sock = sock
         self.core.connected(max_sendable(sock))
         self._reader.connected()
-        self._set_reading(not self._above_high_water)
+        self._begin_reading()
         self._flush()
 
     def _make_room(self, size: int) -> None:
@@ -374,7 +374,7 @@ class Bus(Session[Subscription]):
         self._receive_packets(packets)
         if ended and self._sock is not None:
             self._disconnected(SERVER_CLOSED)
-        elif self._above_high_water and self._hangup is None:
+        elif not self._is_reading and self._hangup is None:
             self._set_reading(False)  # there was no descriptor for that before
 
     async def wait_drained(self) -> None:

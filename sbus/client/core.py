@@ -331,11 +331,11 @@ class ClientCore:
         pattern = as_bytes(pattern, "pattern")
         secret = self._check(pattern, "pattern")
         self._sized(build(UNSUB, pattern))  # longer than SUB by two bytes
+        if iscoroutinefunction(sink.callback):
+            raise UsageError("a callback is an ordinary function: it may begin a task, but nobody awaits its coroutine")
         if last:
             self._control(LAST, pattern)
         packets = self._ask_senders() if sender else []
-        if iscoroutinefunction(sink.callback):
-            raise UsageError("a callback is an ordinary function: it may begin a task, but nobody awaits its coroutine")
         sink.pattern = pattern
         is_first = self._dispatcher.add(sink, secret, joins_later=last)
         if last:

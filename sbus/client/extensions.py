@@ -170,8 +170,9 @@ class Extensions:
             self.questions.ask(WHOAMI, b"", CallingWaiter(lambda _: self._payloads.settle()))
         for key in choices.watched:
             self._ask_interest(key)
-        for pattern in choices.last:
-            self.snapshots.request(self.questions, pattern, exclusive=choices.keeps_order)
+        for pattern, _ in choices.patterns:  # as `Choices.packets` asks
+            if pattern in choices.last:
+                self.snapshots.request(self.questions, pattern, exclusive=choices.keeps_order)
 
     def connected(self, *, has_subscriptions: bool) -> None:
         """Note a new connection.

@@ -197,8 +197,8 @@ class Job:
     As a context manager it answers by itself: `ack` at the end of the block, `nack` if the block raises. An `Exception`
     means *failed*; any other `BaseException`, such as a cancellation, means *released*.
 
-    The queue ignores a second answer, and an answer that comes after another worker has got the job. So you can repeat
-    an answer that has failed, or was cancelled.
+    The first answer counts. If it has failed, or was cancelled, any further one sends it again. The queue ignores one
+    that it has had, or that comes after another worker has got the job.
 
     :ivar key: the key that it was published with.
     :ivar payload: its payload.
@@ -208,7 +208,7 @@ class Job:
     :ivar sender: its publisher.
     """
 
-    __slots__ = ("_renewed", "_work", "id", "key", "lease", "payload", "sender", "tries")
+    __slots__ = ("_answer", "_renewed", "_work", "id", "key", "lease", "payload", "sender", "tries")
 
     def __init__(
         self, work: WorkCore, key: bytes, payload: bytes, id: int, tries: int, lease: float, sender: Sender | None
@@ -221,10 +221,11 @@ class Job:
         self.lease = lease
         self.sender = sender
         self._renewed = time.monotonic()
+        self._answer: tuple[bytes, bytes] | None = None
 
     def ack(self) -> Any:
         """Report that the job is done: the queue forgets it."""
-        return self._work.publish(self._work.end_job(self, b"ack"))
+        return self._work.publish(self.answer(b"ack"))
 
     def nack(self, reason: Reason = "failed", why: str = "") -> Any:
         """Give the job back.
@@ -266,13 +267,22 @@ class Job:
         """Note that the lease begins anew."""
         self._renewed = time.monotonic()
 
-    def nack_words(self, reason: str, why: str = "") -> tuple[bytes, bytes]:
+    def answer(self, verb: bytes, rest: bytes = b"") -> tuple[bytes, bytes] | None:
+        """Return the first answer to this delivery, which may be this one; None if it must not be sent.
+
+        The same words would answer a later delivery to this worker, if this one was released.
+        """
+        if self.is_held:
+            self._answer = self._work.end_job(self, (verb, self.word + rest))
+        elif self.id in self._work.jobs:
+            return None
+        return self._answer
+
+    def nack_words(self, reason: str, why: str = "") -> tuple[bytes, bytes] | None:
         """Return what `nack` says."""
         if reason not in REASONS:
             raise UsageError(f"nack({reason!r}): use {', '.join(map(repr, REASONS))}")
-        return self._work.end_job(
-            self, b"nack", b" %b %b" % (reason.encode(), why.encode(errors="replace")[:LONGEST_WHY])
-        )
+        return self.answer(b"nack", b" %b %b" % (reason.encode(), why.encode(errors="replace")[:LONGEST_WHY]))
 
     def __enter__(self) -> Self:
         return self
@@ -283,7 +293,7 @@ class Job:
         if not self.is_held:
             return
         if error is None:
-            self._work.say(self._work.end_job(self, b"ack"))
+            self._work.say(self.answer(b"ack"))
         elif isinstance(error, Exception) and not isinstance(error, self._work.cancellations):
             self._work.say(self.nack_words("failed", f"{type(error).__name__}: {error}"))
         else:
@@ -454,20 +464,19 @@ class WorkCore:
                 self.say((b"renew", job.word))
             self._renew_at = min(self._renew_at, job.renew_at)
 
-    def say(self, words: tuple[bytes, bytes]) -> None:
+    def say(self, words: tuple[bytes, bytes] | None) -> None:
         """Say something to the service, without waiting for a connection: without one it sees that itself."""
-        with suppress(SbusError):
-            self._bus.send([self._bus.core.publish(*self._message(words))])
+        if words is not None:
+            with suppress(SbusError):
+                self._bus.send([self._bus.core.publish(*self._message(words))])
 
-    def end_job(self, job: Job, verb: bytes, rest: bytes = b"") -> tuple[bytes, bytes]:
-        """Return the answer to a job, which is not held from now on."""
-        answer = verb, job.word + rest
-        if job.is_held:
-            del self.jobs[job.id]
-            self._answers.pop(job.id, None)
-            self._answers[job.id] = answer
-            if len(self._answers) > self._credit:
-                del self._answers[next(iter(self._answers))]
+    def end_job(self, job: Job, answer: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """Hold a job no longer, and keep its answer; return that."""
+        del self.jobs[job.id]
+        self._answers.pop(job.id, None)
+        self._answers[job.id] = answer
+        if len(self._answers) > self._credit:
+            del self._answers[next(iter(self._answers))]
         return answer
 
     def publish(self, words: tuple[bytes, bytes] | None) -> Any:

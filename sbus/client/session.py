@@ -82,6 +82,7 @@ class Session(ClientApi[Sub]):
         self._deferred_bytes = 0  # bytes in them
         self._in_line = 0  # calls that wait for the server's limit, or for a call that does
         self._above_high_water: set[QueuedSubscription] = set()
+        self._is_reading = True
         self._to_wake: list[Readers] = []
         self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` has been called
         self._reconnecting = False
@@ -261,6 +262,7 @@ class Session(ClientApi[Sub]):
         """Send what has waited for the server's word, except for messages that it does not take."""
         if self.outbox.certain is not None and self.is_connected() and self.core.has_limit:
             self.outbox.certain = None
+            self._update_reading()
             for error in self.outbox.refuse(self.core.refusal):
                 self._warn(f"a message that waited for a connection was dropped, as the bus has another limit: {error}")
         self._flush()
@@ -294,6 +296,7 @@ class Session(ClientApi[Sub]):
         if not self._in_line and not self.core.may_learn_limit:
             build()
         self._in_line += 1
+        self._update_reading()
         loss: Disconnected | None = None
         try:
             try:
@@ -310,6 +313,7 @@ class Session(ClientApi[Sub]):
             return packets
         finally:
             self._in_line -= 1
+            self._update_reading()
 
     async def _sent(self, count: int) -> None:
         """Wait until the last `count` packets have been sent; take them back if the caller gives up before."""
@@ -382,16 +386,27 @@ class Session(ClientApi[Sub]):
 
     def pause_for(self, subscription: QueuedSubscription) -> None:
         """Stop reading: a subscription has reached its high-water mark, which the rest of the batch may exceed."""
-        if not self._above_high_water:
-            self._set_reading(False)
         self._above_high_water.add(subscription)
+        self._update_reading()
 
     def resume_for(self, subscription: QueuedSubscription) -> None:
         """Read again if this was the last subscription that reading was stopped for."""
         if subscription in self._above_high_water:
             self._above_high_water.discard(subscription)
-            if not self._above_high_water:
-                self._set_reading(True)
+            self._update_reading()
+
+    def _wants_reading(self) -> bool:
+        """Return whether to read: no subscription is full, or calls wait to learn what the server takes."""
+        return not self._above_high_water or self._in_line > 0 or self.outbox.certain is not None
+
+    def _update_reading(self) -> None:
+        if self._wants_reading() is not self._is_reading:
+            self._begin_reading()
+
+    def _begin_reading(self) -> None:
+        """Read the socket, which may be new, or not, as is wanted."""
+        self._is_reading = self._wants_reading()
+        self._set_reading(self._is_reading)
 
     # --- connecting and disconnecting --------------------------------------------------------
 

@@ -459,7 +459,7 @@ class QueueService(Service):
             raise RequestFailed("ask for ls, peek, retry or drain")
         (self.jobs.retry if verb == b"retry" else self.jobs.drain)(found)
         if not await self._turns.run():
-            raise RequestFailed("the service has stopped, and nothing was changed: ask again when it runs")
+            raise RequestFailed("the service stops: see what has changed when it runs again")
         return b"%d" % len(found)
 
     def _summary(self) -> dict[str, Any]:

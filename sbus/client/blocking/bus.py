@@ -334,12 +334,14 @@ class Bus(BlockingConnection[Subscription]):
             self._error = Closed("the connection to the bus was closed here")
         self._wake_and_detach()
         self._batch.take()  # callbacks get no more
+        self._callbacks.clear()
 
     def forked(self, error: Forked) -> None:
         """Give the connection up in a forked child; what was received is the parent's to read."""
         self._error = error
         self._detach()
         self._batch.take()
+        self._callbacks.clear()
         self._messages.refill(())
         for sink in self.core.sinks():
             if isinstance(sink, Subscription):

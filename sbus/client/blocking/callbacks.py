@@ -31,32 +31,42 @@ class Callbacks:
     """Calls the functions of the application in order, and distinguishes their errors from the client's own.
 
     :ivar errors: their exceptions that no call has raised yet.
-    :ivar raised: the last one that a call has raised.
-    :ivar was_interrupted: whether an exception other than an `Exception`, such as `KeyboardInterrupt`, left a callback.
     """
 
-    __slots__ = ("_depth", "_waiting", "errors", "raised", "was_interrupted")
+    __slots__ = ("_depth", "_raised", "_waiting", "errors")
 
     def __init__(self) -> None:
         self.errors: deque[Exception] = deque()
-        self.raised: Exception | None = None
-        self.was_interrupted = False
+        self._raised: BaseException | None = None
         self._depth = 0
         self._waiting: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no callback waits, and no exception either."""
-        return not self.errors and not self._waiting
+        """Whether no callback can be called now, and no exception waits to be raised."""
+        return not self.errors and (not self._waiting or self._depth >= DEEPEST)
 
-    def call(self, callback: Callable[[*Args], object], *args: *Args) -> None:
+    def deepest_of(self, callback: object) -> float:
+        """Return the depth below which a callback is called at once, whatever waits."""
+        return _DEEPEST_OF.get(type(callback), 0)
+
+    def call(
+        self,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        deepest: float = 0,
+        later: Callable[[*Args], object] | None = None,
+    ) -> None:
         """Call a function after those that wait: now, unless too many are called inside one another.
 
         If it raises, keep the error and continue.
+
+        :param deepest: see `deepest_of`.
+        :param later: the function to call instead, if it has to wait.
         """
         depth = self._depth
-        if (self._waiting or depth >= DEEPEST) and depth >= _DEEPEST_OF.get(type(callback), 0):
-            self._waiting.append((callback, args))
+        if (self._waiting or depth >= DEEPEST) and depth >= deepest:
+            self._waiting.append((later or callback, args))
         else:
             self._call(callback, args)
         if self._waiting:
@@ -73,8 +83,8 @@ class Callbacks:
             callback(*args)
         except Exception as e:
             self.errors.append(e)
-        except BaseException:
-            self.was_interrupted = True
+        except BaseException as e:
+            self._raised = e
             raise
         finally:
             self._depth = depth
@@ -83,14 +93,23 @@ class Callbacks:
         """Call a function; if it raises, so does this."""
         try:
             callback(*args)
-        except Exception as e:
-            self.raised = e
+        except BaseException as e:
+            self._raised = e
             raise
 
     def settle(self) -> None:
         """Call the functions that wait, as far as the depth permits, and raise the first error that is kept."""
+        self._raised = None  # which keeps all that its traceback has
         if self._waiting:
             self._run()
         if self.errors:
-            self.raised = self.errors.popleft()
-            raise self.raised
+            self._raised = self.errors.popleft()
+            raise self._raised
+
+    def has_raised(self, error: BaseException) -> bool:
+        """Return whether an exception that a call has raised comes from a callback."""
+        return error is self._raised
+
+    def clear(self) -> None:
+        """Call none of those that wait."""
+        self._waiting.clear()

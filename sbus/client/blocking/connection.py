@@ -57,7 +57,7 @@ from sbus.client.options import ConnectOptions
 from sbus.client.outbox import NO_ROOM, Outbox, send_limit, send_some
 from sbus.client.payload_outbox import PayloadOutbox, PayloadSender
 from sbus.client.payloads import Outgoing
-from sbus.errors import ConnectError, Disconnected, NotAllowed, PacketTooLong, TimedOut, UsageError
+from sbus.errors import ConnectError, Disconnected, NotAllowed, PacketTooLong, SbusError, TimedOut, UsageError
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
 from sbus.protocol.packets import CMSG, build
@@ -151,7 +151,7 @@ class BlockingConnection(ClientApi[Sub]):
         if self._error is not None:
             raise self._error
         self._outbox.extend(packets)
-        if self._loss_reason is None:
+        if self._loss_reason is None or self._reconnecting:
             self._drain(self._deadline)
 
     def _take_back(self, packet: bytes) -> None:
@@ -368,12 +368,10 @@ class BlockingConnection(ClientApi[Sub]):
         self._callbacks.settle()
         try:
             packets = self._read_batch(deadline)
-        except Exception:
-            raise
-        except BaseException:
-            if not self._callbacks.was_interrupted:  # packets may be lost, and each later answer be mistaken
+        except BaseException as e:
+            if not (isinstance(e, SbusError) or self._callbacks.has_raised(e)):
+                # Packets may be lost, and each later answer would be mistaken.
                 self._connection_lost("a signal handler's exception interrupted the client")
-            self._callbacks.was_interrupted = False
             raise
         self._callbacks.settle()
         return packets
@@ -412,7 +410,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _is_own(self, error: Exception) -> bool:
         """Return whether an error comes from this client: one of a callback reaches the caller, whatever it is."""
-        return error is not self._callbacks.raised or error is self._error
+        return not self._callbacks.has_raised(error) or error is self._error
 
     @abstractmethod
     def _keepers(self) -> list[LossKeeper]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol, Self, TypeVarTuple
 
+from sbus.client.blocking.callbacks import Callbacks
 from sbus.client.blocking.waiting import deadline_in
 from sbus.client.core import Batch, Message
 from sbus.client.losses import LossMark, Lost, MessageQueue
@@ -21,10 +22,8 @@ class Owner(Protocol):
     """What a subscription needs of its `sbus.client.blocking.Bus`."""
 
     _batch: Batch
+    _callbacks: Callbacks
     _kept: int
-
-    def _call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
-        """Call the application and keep what it raises."""
 
     def _read_until(self, condition: Callable[[], object], deadline: float | None) -> None:
         """Receive until a condition holds."""
@@ -72,6 +71,7 @@ class Subscription:
     def __init__(self, bus: Owner, callback: Callable[[Message], object] | None) -> None:
         self.pattern = b""
         self.callback = callback
+        self._deepest = bus._callbacks.deepest_of(callback)
         self._bus = bus
         self._since = bus._kept  # those kept before, and newer ones that have left the queue from its middle
         self._own: MessageQueue | None = None
@@ -83,12 +83,17 @@ class Subscription:
         if self._closed:
             return  # closed by another sink's callback for the same messages
         if self.callback is not None:
+            call = self._bus._callbacks.call
             for message in messages:
-                self._bus._call_user(self.callback, message)
+                call(self.callback, message, deepest=self._deepest, later=self._call_later)
         elif self._own is not None:
             self._own.extend(messages)
         else:
             self._bus._deliver_shared(messages)
+
+    def _call_later(self, message: Message) -> None:
+        if self.callback is not None and not self._closed:
+            self.callback(message)
 
     def begin(self) -> None:
         """See `sbus.client.core.Sink`."""

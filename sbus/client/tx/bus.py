@@ -315,7 +315,7 @@ class Bus(Session[Subscription]):
             sender = PayloadSender(self.core, self._payload_dropped)
             transport.send_by(partial(sender.send_all, sock))
         self.core.connected(max_sendable(sock))
-        self._set_reading(not self._above_high_water)
+        self._begin_reading()
 
     def packets_received(self, packets: list[bytes]) -> None:
         """See `sbus.client.tx.protocol.Session`."""

@@ -13,6 +13,7 @@ import pytest
 
 import sbus
 from sbus.client import blocking
+from sbus.client.blocking.callbacks import DEEPEST
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
 from sbus.errors import Closed, ConnectionLost, Disconnected, RequestFailed, SbusError, TimedOut
@@ -213,8 +214,9 @@ def test_question_after_an_error_that_interrupted_reconnecting(directory: Path) 
 class InterruptedReader:
     """The reader of a client, interrupted by a signal's handler once it has taken packets from the socket."""
 
-    def __init__(self, client: blocking.Bus) -> None:
+    def __init__(self, client: blocking.Bus, error: type[BaseException]) -> None:
         self._client = client
+        self._error = error
         self._reader = client._reader
         client._reader = self  # type: ignore[assignment]
 
@@ -225,17 +227,18 @@ class InterruptedReader:
         packets, _ = self._reader.read(sock, *limit)
         if packets:
             self._client._reader = self._reader
-            raise KeyboardInterrupt
+            raise self._error
         return packets, False
 
 
 @pytest.mark.parametrize("reconnect", [False, True])
-def test_an_interrupted_read_ends_the_connection(shared: Bus, reconnect: bool) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_interrupted_read_ends_the_connection(shared: Bus, reconnect: bool, error: type[BaseException]) -> None:
     """The answer that it may have lost would be taken from the next question, and from each one after it."""
     with sbus.connect(str(shared.address), reconnect=reconnect) as client:
         client.fence(TIMEOUT)
-        InterruptedReader(client)
-        with pytest.raises(KeyboardInterrupt):
+        InterruptedReader(client, error)
+        with pytest.raises(error):
             client.fence(TIMEOUT)
         if reconnect:
             assert client.whoami(TIMEOUT).startswith(b"!/cred/")
@@ -265,3 +268,43 @@ def test_an_interrupted_callback_does_no_harm(client: blocking.Bus, shared: Bus)
     assert raised == [b"inner"]
     client.fence(TIMEOUT)
     assert client.state == "connected"
+
+
+def test_a_closed_subscription_gets_no_callback_that_has_waited(client: blocking.Bus, shared: Bus) -> None:
+    """Also not if the callback had to wait for others to return."""
+    got: list[bytes] = []
+
+    def ask(message: sbus.Message) -> None:
+        got.append(message.payload)
+        client.fence(TIMEOUT)
+        sub.close()
+
+    sub = client.subscribe("many", ask)
+    client.fence(TIMEOUT)
+    with sbus.connect(str(shared.address)) as publisher:
+        publisher.publish_many([("many", b"%d" % number) for number in range(DEEPEST + 20)])
+        publisher.fence(TIMEOUT)
+    client.fence(TIMEOUT)
+    assert got == [b"%d" % number for number in range(DEEPEST)]
+
+
+def test_a_callback_may_ask_while_the_client_reconnects(bus: StartBus) -> None:
+    """Its question is sent at once, on the connection that is not ready yet."""
+    server = bus()
+    answers: list[bytes] = []
+    connection: blocking.Bus
+
+    def on_lost(lost: Lost) -> None:
+        answers.append(connection.whoami(TIMEOUT))
+
+    with sbus.connect(str(server.address), reconnect=Backoff(longest=0.05), on_lost=on_lost) as client:
+        connection = client
+        client.subscribe("k", lambda message: None)
+        client.fence(TIMEOUT)
+        server.kill(signal.SIGKILL)
+        server.wait()
+        with pytest.raises(Disconnected):
+            client.fence(TIMEOUT)
+        bus("--reuse")
+        client.fence(TIMEOUT)
+        assert len(answers) == 1

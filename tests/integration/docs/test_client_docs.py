@@ -70,7 +70,7 @@ def test_every_method_is_described(library: str, module: Any) -> None:
     text = page("clients/index.rst") + page(f"clients/{library}.rst")
     text += (EXAMPLES / "clients" / f"{library}_tour.py").read_text()
     internal = {"send", "waiter", "callback_failed", "pause_for", "resume_for", "unsubscribe", "deliver", "end"}
-    internal |= {"handler_failed", "has_unread", "keep", "report_lost", "run_handler", "unwatch"}
+    internal |= {"begin", "handler_failed", "has_unread", "keep", "report_lost", "run_handler", "unwatch"}
     internal |= {"call_user", "close_now", "is_connected", "schedule_wake", "wait_drained", "wake"}
     internal |= {"require_sender", "takes", "connection_made", "connection_lost", "packets_received"}
     offered = {name for kind in (module.Bus, module.Subscription) for name in dir(kind) if not name.startswith("_")}

@@ -57,8 +57,12 @@ def test_replies_and_requests_overtake_others() -> None:
             calls.call(nest, depth + 1)
             return
         calls.call(called.append, "message")
-        calls.call(OwnCallback(lambda _: called.append("reply")), Message(b"", b""))
-        calls.call(Responder(Mock(), lambda _: called.append("request")), Message(b"", b""))
+        reply, request = (
+            OwnCallback(lambda _: called.append("reply")),
+            Responder(Mock(), lambda _: called.append("request")),
+        )
+        calls.call(reply, Message(b"", b""), deepest=calls.deepest_of(reply))
+        calls.call(request, Message(b"", b""), deepest=calls.deepest_of(request))
         called.append("the callback returns")
 
     calls.call(nest, 1)
@@ -94,8 +98,38 @@ def test_an_interrupted_callback_leaves_the_others() -> None:
         raise KeyboardInterrupt
 
     first: Callable[[int], None] = nest
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as raised:
         calls.call(first, 1)
-    assert (called, calls.is_idle, calls.was_interrupted) == ([], False, True)
+    assert (called, calls.is_idle, calls.has_raised(raised.value)) == ([], False, True)
     calls.settle()
-    assert (called, calls.is_idle) == ([0, 1, 2], True)
+    assert (called, calls.is_idle, calls.has_raised(raised.value)) == ([0, 1, 2], True, False)
+
+
+def test_a_callback_at_the_greatest_depth_may_wait() -> None:
+    """It waits for packets, and not for callbacks that wait for it to return."""
+    calls, called = Callbacks(), list[str]()
+
+    def nest(depth: int) -> None:
+        if depth < DEEPEST:
+            calls.call(nest, depth + 1)
+            return
+        calls.call(called.append, "called", later=lambda _: called.append("called later"))
+        assert calls.is_idle
+
+    calls.call(nest, 1)
+    assert called == ["called later"]
+
+
+def test_cleared_callbacks_are_not_called() -> None:
+    """What waits when the connection is closed is not called."""
+    calls, called = Callbacks(), list[int]()
+
+    def nest(depth: int) -> None:
+        if depth < DEEPEST:
+            calls.call(nest, depth + 1)
+            return
+        calls.call(called.append, 1)
+        calls.clear()
+
+    calls.call(nest, 1)
+    assert called == []

@@ -577,5 +577,27 @@ def test_a_coroutine_function_is_no_callback() -> None:
         """Never run."""
 
     with pytest.raises(UsageError, match="a callback is an ordinary function"):
-        core.subscribe("a", Calling(callback))
+        core.subscribe("a", Calling(callback), sender=True)
     assert not list(core.sinks())
+    assert core.state() == ClientCore().state()
+
+
+def test_snapshots_are_expected_in_the_order_in_which_they_are_asked_for() -> None:
+    """Also after a reconnect, if a pattern was subscribed to without last values first."""
+    core = ClientCore()
+    plain, other, last = Sink(), Sink(), Sink()
+    core.subscribe("a/", plain)
+    core.subscribe("b/", other, last=True)
+    core.subscribe("a/", last, last=True)
+    core.disconnected()
+    asked = [packet for packet in core.resync_packets() if packet.startswith(b"CMSG last\0")]
+    core.connected(1 << 20)
+    name = b"CMSG !/cred/whoami\0!/cred/1/2/3"
+    for request in asked:
+        pattern = request.partition(b"\0")[2]
+        core.receive([b"CMSG bye/on\0", b"MSG %bx\0value" % pattern, b"CMSG last/done\0" + pattern, name])
+    assert [[(m.key, m.is_last_value) for m in sink.messages] for sink in (plain, other, last)] == [
+        [],
+        [(b"b/x", True)],
+        [(b"a/x", True)],
+    ]

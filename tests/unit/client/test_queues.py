@@ -198,7 +198,7 @@ def test_answers_are_repeated(bus: FakeBus) -> None:
 
 
 def test_an_answer_that_failed_can_be_repeated(bus: FakeBus) -> None:
-    """The job is held no longer, but an answer that was not sent is sent by the next call; a block sends no second."""
+    """The job is held no longer; the first answer is sent by the next call, and a block sends none."""
     work = started(bus)
     work._announce()
     deliver(bus, 1, 1)
@@ -210,8 +210,25 @@ def test_an_answer_that_failed_can_be_repeated(bus: FakeBus) -> None:
         bus.publish_many = publish  # type: ignore[method-assign]
         assert (job.is_held, bus.take()) == (False, [])
         job.ack()
-        job.nack("released")
-    assert bus.take() == [b"ack 1 1", b"nack 1 1 released "]
+        job.nack("poison")
+    assert bus.take() == [b"ack 1 1", b"ack 1 1"]
+
+
+def test_an_answer_is_not_repeated_to_a_later_delivery(bus: FakeBus) -> None:
+    """A released job that is here again has the same number and tries: the answer to the first one must not end it."""
+    work = started(bus)
+    work._announce()
+    deliver(bus, 1, 1)
+    first = next_job(work)
+    first.nack("released")
+    deliver(bus, 1, 1)
+    second = next_job(work)
+    bus.take()
+    first.ack()
+    assert bus.take() == []
+    assert second.is_held
+    second.ack()
+    assert bus.take() == [b"ack 1 1"]
 
 
 def test_work_that_is_closed_while_it_starts(bus: FakeBus) -> None:

@@ -236,6 +236,21 @@ def test_reading_resumes_for_the_last_subscription() -> None:
     assert callback.get_ready() == []
 
 
+def test_a_full_subscription_keeps_no_answer_from_a_publisher() -> None:
+    """While a call waits to learn what the server takes, the client reads on: its reader may be that call's."""
+    session = FakeSession()
+    sub = session.subscribe("a")
+    session.arrive(*[b"MSG a\0x"] * HIGH_WATER)
+    assert not session.reading
+    sent = Running(session._write_in_turn(lambda: [b"MSG b\0x"]))
+    assert session.reading
+    session.reply()
+    assert sent.is_done
+    assert not session.reading
+    sub.get_ready()
+    assert session.reading
+
+
 def test_several_may_wait_for_one_subscription() -> None:
     """Readers get messages in the order in which they wait; the end completes the others."""
     session = FakeSession()
