@@ -154,4 +154,4 @@ clean:
 	rm -rf .venv .run build dist docs/_build sbus/web/static web/node_modules *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage*
 	rm -f twisted/plugins/dropin.cache
 	find sbus \( -name '*.so' -o -name '*.c' \) -delete
-	find sbus twisted tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find sbus twisted tests benchmarks docs web tools -name __pycache__ -type d -prune -exec rm -rf {} +
