@@ -18,6 +18,7 @@ carries.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -87,7 +88,7 @@ class BusAddress:
         )
 
 
-class _Inflow:
+class _Inflow(ABC):
     """The messages of a pattern, which `_note` sees one by one.
 
     :param last: begin with the last values.
@@ -104,9 +105,9 @@ class _Inflow:
         if self._count == HIGH_WATER:
             self._bus.pause_for(self._subscription)
 
+    @abstractmethod
     def _note(self, message: Message) -> None:
         """Keep what is shown of a message, and no more."""
-        raise NotImplementedError
 
     def go_on(self) -> int:
         """Let the next messages come; return how many have come since the last call."""
