@@ -274,7 +274,7 @@ class Job:
         """
         if self.is_held:
             self._answer = self._work.end_job(self, (verb, self.word + rest))
-        elif self.id in self._work.jobs:
+        elif self.id in self._work.jobs or self._work.answers.get(self.id) is not self._answer:
             return None
         return self._answer
 
@@ -350,6 +350,7 @@ class WorkCore:
     :param queue: the queue's name.
     :param credit: the most jobs at once.
     :ivar jobs: those without an answer, by number.
+    :ivar answers: the last answer to each job, as many as the credit.
     :ivar cancellations: exceptions that release a job although they are an `Exception`.
     """
 
@@ -365,7 +366,7 @@ class WorkCore:
         self.jobs: dict[int, Job] = {}
         self._waiting: deque[Job] = deque()
         self._renew_at = math.inf  # none of them is to be renewed before
-        self._answers: dict[int, tuple[bytes, bytes]] = {}  # the last one of each job, as many as the credit
+        self.answers: dict[int, tuple[bytes, bytes]] = {}
         self._waiters: list[Waiter] = []
         self._subscriptions: list[Any] = []
         self._watch: Watch | None = None
@@ -397,7 +398,7 @@ class WorkCore:
     def _announce(self) -> None:
         if self._error is None:
             self._round += 1
-            for id, answer in tuple(self._answers.items()):
+            for id, answer in tuple(self.answers.items()):
                 if id not in self.jobs:  # else it is here again
                     self.say(answer)
             words = [b"%d %d" % (self._round, self._credit)]
@@ -473,10 +474,10 @@ class WorkCore:
     def end_job(self, job: Job, answer: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         """Hold a job no longer, and keep its answer; return that."""
         del self.jobs[job.id]
-        self._answers.pop(job.id, None)
-        self._answers[job.id] = answer
-        if len(self._answers) > self._credit:
-            del self._answers[next(iter(self._answers))]
+        self.answers.pop(job.id, None)
+        self.answers[job.id] = answer
+        if len(self.answers) > self._credit:
+            del self.answers[next(iter(self.answers))]
         return answer
 
     def publish(self, words: tuple[bytes, bytes] | None) -> Any:

@@ -262,9 +262,9 @@ class Session(ClientApi[Sub]):
         """Send what has waited for the server's word, except for messages that it does not take."""
         if self.outbox.certain is not None and self.is_connected() and self.core.has_limit:
             self.outbox.certain = None
-            self._update_reading()
             for error in self.outbox.refuse(self.core.refusal):
                 self._warn(f"a message that waited for a connection was dropped, as the bus has another limit: {error}")
+        self._update_reading()
         self._flush()
 
     def _take_back(self, packet: bytes) -> None:
@@ -397,7 +397,8 @@ class Session(ClientApi[Sub]):
 
     def _wants_reading(self) -> bool:
         """Return whether to read: no subscription is full, or calls wait to learn what the server takes."""
-        return not self._above_high_water or self._in_line > 0 or self.outbox.certain is not None
+        waits = self._in_line > 0 or self.outbox.certain is not None or not self.core.payloads.is_settled
+        return waits or not self._above_high_water
 
     def _update_reading(self) -> None:
         if self._wants_reading() is not self._is_reading:

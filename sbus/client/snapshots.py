@@ -95,12 +95,12 @@ class _Snapshot:
         value.pattern = self.pattern if self._exclusive else None
         value.sender = self._dispatcher.kind(key, payload).sender
         messages: list[Message] = [value]  # one list, by which sinks that share a queue know it
-        for sink in self._sinks:
-            sink.deliver(messages)
+        sinks = self._sinks
         if not self._exclusive:
-            for sink in self._dispatcher.sinks_for(key):
-                if sink not in self._sinks:
-                    sink.deliver(messages)
+            others = [sink for sink in self._dispatcher.sinks_for(key) if sink not in sinks]
+            sinks = sorted([*sinks, *others], key=lambda sink: sink.callback is not None)  # it may read on
+        for sink in sinks:
+            sink.deliver(messages)
         return True
 
 

@@ -92,7 +92,7 @@ class Subscription:
             self._bus._deliver_shared(messages)
 
     def _call_later(self, message: Message) -> None:
-        if self.callback is not None and not self._closed:
+        if self.callback is not None and (not self._closed or self._refusal is not None):
             self.callback(message)
 
     def begin(self) -> None:

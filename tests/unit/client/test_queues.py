@@ -228,6 +228,7 @@ def test_an_answer_is_not_repeated_to_a_later_delivery(bus: FakeBus) -> None:
     assert bus.take() == []
     assert second.is_held
     second.ack()
+    first.nack("released")
     assert bus.take() == [b"ack 1 1"]
 
 

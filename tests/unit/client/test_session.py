@@ -251,6 +251,17 @@ def test_a_full_subscription_keeps_no_answer_from_a_publisher() -> None:
     assert session.reading
 
 
+def test_a_full_subscription_keeps_no_word_about_payloads_from_the_outbox() -> None:
+    """The outbox keeps large messages back until it is known whether the server takes them, so the client reads on."""
+    session = FakeSession(payloads=True)
+    session.subscribe("a")
+    session.arrive(*[b"MSG a\0x"] * HIGH_WATER)
+    assert session.reading
+    session.reply()
+    session.turn()
+    assert not session.reading
+
+
 def test_several_may_wait_for_one_subscription() -> None:
     """Readers get messages in the order in which they wait; the end completes the others."""
     session = FakeSession()
