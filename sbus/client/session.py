@@ -44,8 +44,8 @@ from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
 from sbus.client.payload_outbox import PayloadOutbox
-from sbus.client.queues import Work
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
+from sbus.client.workers import Work
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, PacketTooLong, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import MSG

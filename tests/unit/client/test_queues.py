@@ -14,7 +14,8 @@ from twisted.internet.task import Clock
 
 from sbus.client.core import ClientCore, Message
 from sbus.client.denials import Denial
-from sbus.client.queues import HEAD_ROOM, Job, WorkCore, build_job, build_put, check_job, check_queue, parse_put
+from sbus.client.queues import HEAD_ROOM, build_job, build_put, check_job, check_queue, parse_put
+from sbus.client.workers import Job, WorkCore
 from sbus.errors import Closed, NotAllowed, PacketTooLong, RequestFailed, TimedOut, UsageError
 
 

@@ -11,9 +11,9 @@ import pytest
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.client.options import ConnectOptions
-from sbus.client.queues import WorkCore
 from sbus.client.session import Session
 from sbus.client.subscription import HIGH_WATER, QueuedSubscription
+from sbus.client.workers import WorkCore
 from sbus.errors import Closed, ConnectError, Disconnected
 from sbus.syscalls.batch import BATCH
 from tests.unit.client.fakes import WithoutCalls
