@@ -26,7 +26,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from types import TracebackType
@@ -51,7 +51,8 @@ class Job:
     means *failed*; any other `BaseException`, such as a cancellation, means *released*.
 
     The first answer counts. If it has failed, or was cancelled, any further one sends it again. The queue ignores one
-    that it has had, or that comes after another worker has got the job.
+    that it has had, or that comes after another worker has got the job. When the work has ended, the job is no longer
+    this worker's: `ack`, `nack` and `renew` of a job without an answer raise the error that has ended the work.
 
     :ivar key: the key that it was published with.
     :ivar payload: its payload.
@@ -78,7 +79,7 @@ class Job:
 
     def ack(self) -> Any:
         """Report that the job is done: the queue forgets it."""
-        return self._work.publish(self.answer(b"ack"))
+        return self._work.publish(self, self.answer(b"ack"))
 
     def nack(self, reason: Reason = "failed", why: str = "") -> Any:
         """Give the job back.
@@ -89,18 +90,23 @@ class Job:
         :param why: the cause, for people; the first 1,000 bytes are kept.
         :raises sbus.errors.UsageError: for any other reason.
         """
-        return self._work.publish(self.nack_words(reason, why))
+        return self._work.publish(self, self.nack_words(reason, why))
 
     def renew(self) -> Any:
         """Begin the lease of this job anew, and those of the jobs that wait behind it."""
         self._renewed = time.monotonic()
         self._work.renew_waiting()
-        return self._work.publish((b"renew", self.word) if self.is_held else None)
+        return self._work.publish(self, (b"renew", self.word) if self.is_held else None)
 
     @property
     def is_held(self) -> bool:
         """Whether the job has no answer yet."""
         return self._work.jobs.get(self.id) is self
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the application has answered the job."""
+        return self._answer is not None
 
     @property
     def word(self) -> bytes:
@@ -333,9 +339,16 @@ class WorkCore:
             del self.answers[next(iter(self.answers))]
         return answer
 
-    def publish(self, words: tuple[bytes, bytes] | None) -> Any:
-        """Say something to the service, in the library's own way; without words, only wait for earlier packets."""
-        return self._bus.publish_many([] if words is None else [self._message(words)])
+    def publish(self, job: Job, words: tuple[bytes, bytes] | None) -> Any:
+        """Say something about a job, in the library's own way; without words, only wait for earlier packets."""
+        return self._bus.publish_many(self._messages(job, words))
+
+    def _messages(self, job: Job, words: tuple[bytes, bytes] | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield what is to be said; an error is then raised as those of ``publish_many`` are."""
+        if self._error is not None and not job.is_answered:
+            raise self._error
+        if words is not None:
+            yield self._message(words)
 
     def _message(self, words: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         verb, text = words
@@ -343,7 +356,9 @@ class WorkCore:
 
     def close(self) -> None:
         """Release the jobs that have no answer, and take no more."""
-        self._stop(Closed("the work was closed here"))
+        self._stop(
+            Closed("the work was closed here: answer a job before that, else the queue gives it to another worker")
+        )
 
     def _stop(self, error: Exception) -> None:
         if self._error is not None:

@@ -539,6 +539,7 @@ class BlockingConnection(ClientApi[Sub]):
         error = self.core.extensions.connection_lost(why, self.address)
         if self._backoff is None:
             self._error = error
+            self._end_works(error)
         elif self._loss_reason is None:
             self._delays = self._backoff.delays()
             self._next_attempt = time.monotonic() + next(self._delays)
@@ -556,6 +557,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._error = error
         self._detach()
         self._batch.take()
+        self._end_works(error)
 
     def _reconnect_loop(self, deadline: float | None) -> None:
         """Connect until a fence returns on a connection, then call ``on_gap``."""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import sbus
-from sbus.errors import NobodyListens, PacketTooLong, RequestFailed, UsageError
+from sbus.errors import Disconnected, NobodyListens, PacketTooLong, RequestFailed, UsageError
 from tests.integration.clients.backends import BACKENDS, Backend, Client
 from tests.integration.queue.conftest import Queued
 from tests.support.disks import filled, mounted
@@ -97,6 +97,30 @@ async def test_life_of_a_job(backend: Backend, queued: Start) -> None:
         await worker.do(job.ack)
         await worker.do(job.nack, "failed")  # a second answer is ignored
         assert counts(server) == {"out": 1}
+    await until_counts(server, {"ready": 1})
+
+
+@pytest.mark.parametrize("end", ["work", "bus", "server"])
+async def test_answers_after_the_end(backend: Backend, queued: Start, end: str) -> None:
+    """A worker whose work or connection has ended learns that the queue keeps the job."""
+    server = queued()
+    client = await backend.connect(server.address)
+    await client.do(client.raw.enqueue, "jobs", "k")
+    async with working(client) as worker:
+        job = await worker.next()
+        if end == "work":
+            await client.do(job._work.close)
+        elif end == "bus":
+            await client.close()
+        else:
+            server.bus.stop()
+            with pytest.raises(Disconnected):
+                await client.fence()
+        for call in (job.ack, job.nack, job.renew):
+            with pytest.raises(Disconnected):
+                await client.do(call)
+        if end == "server":
+            return
     await until_counts(server, {"ready": 1})
 
 

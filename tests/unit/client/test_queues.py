@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,7 +17,7 @@ from sbus.client.core import ClientCore, Message
 from sbus.client.denials import Denial
 from sbus.client.queues import HEAD_ROOM, build_job, build_put, check_job, check_queue, parse_put
 from sbus.client.workers import Job, WorkCore
-from sbus.errors import Closed, NotAllowed, PacketTooLong, RequestFailed, TimedOut, UsageError
+from sbus.errors import Closed, ConnectionLost, NotAllowed, PacketTooLong, RequestFailed, TimedOut, UsageError
 
 
 class FakeBus:
@@ -231,6 +232,26 @@ def test_an_answer_is_not_repeated_to_a_later_delivery(bus: FakeBus) -> None:
     second.ack()
     first.nack("released")
     assert bus.take() == [b"ack 1 1"]
+
+
+@pytest.mark.parametrize("call", [Job.ack, Job.nack, Job.renew])
+@pytest.mark.parametrize("error", [Closed("closed"), ConnectionLost("lost"), NotAllowed(b"MSG", b"k", "r")])
+def test_answers_after_the_end(bus: FakeBus, call: Callable[[Job], Any], error: Exception) -> None:
+    """The queue gives a job without an answer to another worker: the call raises what has ended the work."""
+    work = started(bus)
+    work._announce()
+    for id in (1, 2):
+        deliver(bus, 1, id)
+    answered, job = next_job(work), next_job(work)
+    answered.ack()
+    work._stop(error)
+    bus.take()
+    with pytest.raises(type(error)):
+        call(job)
+    assert bus.take() == []
+    call(answered)  # it had its answer in time
+    with job:
+        pass  # the loop raises, not the block
 
 
 def test_work_that_is_closed_while_it_starts(bus: FakeBus) -> None:
