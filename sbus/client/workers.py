@@ -244,15 +244,37 @@ class WorkCore:
                     raise
         if self._subscriptions or self._error is not None:
             return  # another reader of the same work was faster, or has closed it
-        self._subscriptions = [
-            bus.subscribe(me + INBOX + self._token, OwnCallback(self._received)),
-            bus.subscribe(self._prefix + b"worker/" + self._token, OwnCallback(_ignore)),
-            bus.subscribe(self._prefix + b"up", OwnCallback(lambda _: self._announce())),
-        ]
+        try:
+            self._join(me)
+        except BaseException:
+            self._leave()
+            raise
+
+    def _join(self, me: bytes) -> None:
+        """Subscribe as the client with this name; without an error, the watch then begins to announce this worker."""
+        bus = self._bus
+        for key, callback in (
+            (me + INBOX + self._token, self._received),
+            (self._prefix + b"worker/" + self._token, _ignore),
+            (self._prefix + b"up", lambda _: self._announce()),
+        ):
+            self._subscriptions.append(bus.subscribe(key, OwnCallback(callback)))
         self._watch = _ServiceWatch(self._prefix + b"ready", self._announce)
         bus.core.extensions.denials.expect(self._watch.key, self._refusal)
         bus.send(bus.core.watch(self._watch))
         bus.works.append(self)
+
+    def _leave(self) -> None:
+        """Undo `_join`, or what it has done of it."""
+        bus = self._bus
+        watch, self._watch = self._watch, None
+        subscriptions, self._subscriptions = self._subscriptions, []
+        if watch is not None:
+            bus.core.extensions.denials.settle(self._refusal)
+            with suppress(SbusError):
+                bus.send(bus.core.extensions.unwatch(watch))
+        for subscription in subscriptions:
+            subscription.close()
 
     def _announce(self) -> None:
         if self._error is None:
@@ -363,22 +385,17 @@ class WorkCore:
     def _stop(self, error: Exception) -> None:
         if self._error is not None:
             return
-        if self._watch is not None:
-            if not isinstance(error, NotAllowed):
-                # A new round without jobs: those on their way are released, too.
-                self.say((b"ready", b"%d 0" % (self._round + 1)))
-            with suppress(SbusError):
-                self._bus.send(self._bus.core.extensions.unwatch(self._watch))
+        if self._watch is not None and not isinstance(error, NotAllowed):
+            # A new round without jobs: those on their way are released, too.
+            self.say((b"ready", b"%d 0" % (self._round + 1)))
         self.end(error)
-        for subscription in self._subscriptions:
-            subscription.close()
+        self._leave()
 
     def end(self, error: Exception) -> None:
         """Take no more jobs; waiting for one raises `error`."""
         if self._error is None:
             self._error = error
         self.jobs.clear()
-        self._bus.core.extensions.denials.settle(self._refusal)
         if self in self._bus.works:
             self._bus.works.remove(self)
         self._wake()

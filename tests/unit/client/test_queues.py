@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError
 from twisted.internet.task import Clock
 
+from sbus.client.blocking.waiting import PolledWaiter
 from sbus.client.core import ClientCore, Message
 from sbus.client.denials import Denial
 from sbus.client.queues import HEAD_ROOM, build_job, build_put, check_job, check_queue, parse_put
@@ -40,7 +41,10 @@ class FakeBus:
 
     def subscribe(self, pattern: bytes, callback: Any) -> Any:
         self.callbacks[pattern] = callback
-        return type("Subscription", (), {"close": lambda self: None})()
+        return type("Subscription", (), {"close": lambda _: self.callbacks.pop(pattern)})()
+
+    def waiter(self) -> PolledWaiter:
+        return PolledWaiter()
 
     def send(self, packets: list[bytes]) -> None:
         for packet in packets:
@@ -268,6 +272,32 @@ def test_work_that_is_closed_while_it_starts(bus: FakeBus) -> None:
     assert (bus.callbacks, bus.works) == ({}, [])
 
 
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_a_start_that_fails_leaves_nothing(bus: FakeBus, place: int) -> None:
+    """What a start has subscribed to before an error is undone, and the next reader starts anew."""
+    work = WorkCore(bus, "jobs", 2)
+    calls = 0
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == place:
+                raise TimedOut("not sent")
+            return call(*args)
+
+        return do
+
+    bus.subscribe, bus.core.watch = failing(bus.subscribe), failing(bus.core.watch)  # type: ignore[method-assign]
+    with pytest.raises(TimedOut):
+        next_job(work)
+    watches = bus.core.extensions.watches
+    assert (bus.callbacks, bus.works, watches.keys()) == ({}, [], ())
+    with pytest.raises(AssertionError, match="there is no job"):
+        next_job(work)
+    assert (len(bus.callbacks), bus.works, watches.keys()) == (3, [work], (b"queue/jobs/ready",))
+
+
 def test_only_the_last_answer_of_a_job_is_repeated(bus: FakeBus) -> None:
     """A job that an operator has revived does not die again because of the first answer."""
     work = started(bus)
@@ -353,9 +383,10 @@ def test_when_a_worker_announces_itself(bus: FakeBus) -> None:
     assert work._watch is not None
     work._watch.end(UsageError("the server does not say"))
     assert bus.take() == [b"ready 1 2"]
+    up = bus.callbacks[b"queue/jobs/up"]
     work.close()
     bus.take()
-    bus.callbacks[b"queue/jobs/up"](Message(b"queue/jobs/up", b""))
+    up(Message(b"queue/jobs/up", b""))
     assert bus.take() == []
 
 
