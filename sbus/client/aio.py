@@ -277,11 +277,17 @@ class Bus(Session[Subscription]):
         """See `sbus.client.session.Session`."""
         self._loop.call_exception_handler({"message": "an sbus callback failed", "exception": error})
 
-    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+    def run_handler(self, handler: Coroutine[Any, Any, None], ended: Callable[[], None]) -> bool:
         """Run the rest of a handler as a task, which the end of the connection cancels."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._handlers.discard(task)
+            ended()
+
         task = self._loop.create_task(handler)
         self._handlers.add(task)
-        task.add_done_callback(self._handlers.discard)
+        task.add_done_callback(done)
+        return True
 
     def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)

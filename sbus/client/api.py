@@ -495,8 +495,8 @@ class ClientApi(QueueCalls, Generic[Sub]):
 
         getLogger(LOGGER).error("a handler of requests failed", exc_info=error)
 
-    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
-        """Run the rest of a handler that is a coroutine.
+    def run_handler(self, handler: Coroutine[Any, Any, None], ended: Callable[[], None]) -> bool:
+        """Run the rest of a handler that is a coroutine; see `sbus.client.responding`.
 
         :raises sbus.errors.UsageError: in the blocking client, which has no event loop.
         """

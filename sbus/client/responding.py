@@ -20,7 +20,7 @@ from sbus.client.identity import Sender
 from sbus.errors import Disconnected, RequestFailed, UsageError, Violation
 from sbus.protocol.keys import Dialect
 
-__all__ = ["REPLY", "Handler", "Request", "Responder", "is_reply_key", "reply_key"]
+__all__ = ["MOST_HANDLERS", "REPLY", "Handler", "Request", "Responder", "is_reply_key", "reply_key"]
 
 
 class _Bus(Protocol):
@@ -35,12 +35,18 @@ class _Bus(Protocol):
     def handler_failed(self, error: Exception) -> None:
         """Log an exception that a handler has raised."""
 
-    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
-        """Run the rest of a handler in the background."""
+    def run_handler(self, handler: Coroutine[Any, Any, None], ended: Callable[[], None]) -> bool:
+        """Run the rest of a handler in the background.
+
+        :param ended: called once it has ended, unless that is so when this returns.
+        :returns: whether it is still under way.
+        """
 
 
 REPLY = b"/sbus/reply/"
 """What stands between a client's name and the rest of a key that replies to it are published to."""
+MOST_HANDLERS = 4096
+"""Handlers of one subscription that are under way at once."""
 _MAX_REPLY_KEY = 1024
 """Bytes in the longest key that a reply is published to."""
 
@@ -123,11 +129,19 @@ class Responder:
     """The callback of a subscription to requests.
 
     :param handler: the application's function.
+    :ivar on_room: called when a handler has ended, so that there is room for another one.
     """
 
     def __init__(self, bus: _Bus, handler: Handler) -> None:
         self._bus = bus
         self._handler = handler
+        self._under_way = 0
+        self.on_room: Callable[[], object] = lambda: None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another handler may begin."""
+        return self._under_way < MOST_HANDLERS
 
     def __call__(self, message: Message) -> None:
         request = Request.received(self._bus, message)
@@ -142,12 +156,16 @@ class Responder:
 
     def _run(self, rest: Coroutine[Any, Any, None], result: Awaitable[object]) -> None:
         try:
-            self._bus.run_handler(rest)
+            self._under_way += self._bus.run_handler(rest, self._ended)
         except UsageError:
             for unused in (rest, result):
                 if isinstance(unused, Coroutine):
                     unused.close()
             raise
+
+    def _ended(self) -> None:
+        self._under_way -= 1
+        self.on_room()
 
     async def _finish(self, request: Request, result: Awaitable[bytes | None]) -> None:
         try:

@@ -364,9 +364,18 @@ class Bus(Session[Subscription]):
         """See `sbus.client.api.ClientApi.handler_failed`."""
         self._log.failure("a handler of requests failed", failure=Failure(error))
 
-    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+    def run_handler(self, handler: Coroutine[Any, Any, None], ended: Callable[[], None]) -> bool:
         """Run the rest of a handler, to its end."""
-        defer.Deferred.fromCoroutine(handler)
+
+        def done(result: T) -> T:
+            self._call_soon(ended)  # not in the context of this handler
+            return result
+
+        deferred = defer.Deferred.fromCoroutine(handler)
+        if deferred.called:
+            return False
+        deferred.addBoth(done)
+        return True
 
     def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)

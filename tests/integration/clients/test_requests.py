@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 
+from sbus.client.responding import MOST_HANDLERS
 from sbus.errors import InvalidKey, NobodyListens, PacketTooLong, RequestFailed, TimedOut, UsageError
-from tests.integration.clients.backends import Backend, Client
+from tests.integration.clients.backends import Backend, Client, unread, wait_stuck
 from tests.support.harness import OTHER_USER, TIMEOUT, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
@@ -196,6 +198,36 @@ async def test_requests_of_many_keep_apart(looping: Backend, shared: Bus) -> Non
     await server.fence()
     answers = await asyncio.gather(*[bus.request(f"up/{i}", b"n%d" % i) for i in range(100)])
     assert answers == [b"N%d" % i for i in range(100)]
+
+
+async def test_flood_of_requests_whose_handlers_wait(looping: Backend, shared: Bus) -> None:
+    """A bounded number of handlers is under way, and of other requests unread; each is answered, in order."""
+    server, bus = await looping.connect(shared.address), await looping.connect(shared.address)
+    begun: list[int] = []
+    most = under_way = 0
+    hold: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def handler(request: Any) -> bytes:
+        nonlocal most, under_way
+        under_way += 1
+        most = max(most, under_way)
+        begun.append(int(request.payload))
+        await (Deferred.fromFuture(hold) if looping.name == "twisted" else hold)
+        under_way -= 1
+        return bytes(request.payload)
+
+    await server.flood_control(soft="block")
+    await server.respond("ask", handler)
+    await server.fence()
+    key, inbox = await bus.inbox("sbus/reply/x")
+    total = 3 * MOST_HANDLERS
+    publishing = asyncio.ensure_future(bus.publish_many([("ask", b"%b\0%d" % (key, i)) for i in range(total)]))
+    await wait_stuck(lambda: len(begun) + unread(server), await looping.connect(shared.address))
+    assert (len(begun), most) == (MOST_HANDLERS, MOST_HANDLERS)
+    hold.set_result(None)
+    assert [int(answer[1:]) for answer in await inbox.take(total)] == list(range(total))
+    assert begun == list(range(total))
+    await publishing
 
 
 async def test_message_that_is_no_request_gets_no_answer(backend: Backend, shared: Bus) -> None:
