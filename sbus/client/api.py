@@ -42,10 +42,10 @@ from sbus.client.identity import check_name
 from sbus.client.losses import PAYLOAD, Lost
 from sbus.client.payloads import Buffer
 from sbus.client.questions import CallingWaiter
-from sbus.client.queues import QueueCalls, build_put, check_job, no_service, queue_key
+from sbus.client.queues import build_put, check_job, no_service, queue_key
 from sbus.client.responding import REPLY, Handler, Request, Responder, is_reply_key, reply_key
 from sbus.client.watches import Watch
-from sbus.client.workers import WorkCore
+from sbus.client.workers import QueueCalls, WorkCore
 from sbus.errors import NobodyListens, NotAllowed, PacketTooLong, PatternWarning, RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
     ECHO_OFF,

@@ -1,4 +1,4 @@
-"""Queues, the clients' half: what publishers and workers say, and the calls of a connection.
+"""Queues, the clients' half: what publishers and workers say, and what the service sends them.
 
 The service is a client like this one (`sbus.queue`); its docstring has the table of the messages.
 """
@@ -6,14 +6,9 @@ The service is a client like this one (`sbus.queue`); its docstring has the tabl
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from sbus.client.dispatch import Result
 from sbus.errors import NobodyListens, PacketTooLong, UsageError
-
-if TYPE_CHECKING:
-    from sbus.client.workers import WorkCore
 
 __all__ = [
     "ALL_QUEUES",
@@ -21,7 +16,6 @@ __all__ = [
     "LONGEST_WHY",
     "MOST_CREDIT",
     "REASONS",
-    "QueueCalls",
     "Reason",
     "build_job",
     "build_put",
@@ -77,7 +71,7 @@ def no_service(name: str | None = None) -> NobodyListens:
 def build_put(payload: bytes, id: bytes | str | None = None, delay: float = 0.0) -> bytes:
     """Return the payload of a request that puts a job into a queue.
 
-    :param id: as for `QueueCalls.enqueue`.
+    :param id: as for `sbus.client.workers.QueueCalls.enqueue`.
     :param delay: likewise.
     :raises UsageError: if the ID is neither text nor bytes, is empty or too long, or has white space or a NUL in it.
     """
@@ -150,62 +144,3 @@ def build_job(round: int, id: int, tries: int, lease: bytes, sender: bytes, key:
     :param sender: the publisher, as in a notice of the bus.
     """
     return b"%d %d %d %b %b %b\0%b" % (round, id, tries, lease, sender, key, payload)
-
-
-# --- the calls of a connection -------------------------------------------------------------------
-
-
-class QueueCalls(ABC):
-    """The calls of a connection that are about queues.
-
-    :ivar works: the workers on this connection.
-    """
-
-    works: list[WorkCore]
-    _cancellations: tuple[type[Exception], ...] = ()
-    """Exceptions that stand for a cancellation although they are an `Exception`."""
-
-    @abstractmethod
-    def enqueue(
-        self,
-        queue: str,
-        key: bytes | str,
-        payload: bytes = b"",
-        *,
-        id: bytes | str | None = None,
-        delay: float = 0.0,
-        timeout: float | None = 10.0,
-    ) -> Result[int]:
-        """Put a job into a queue, and return its number once it is on the disk.
-
-        :param id: any name of the job. If this user has put a job with the same ID within a day, the result is the
-            number of that job, and no job is added: so you can repeat a call that failed.
-        :param delay: seconds until a worker may get it.
-        :raises sbus.errors.PacketTooLong: if the job does not fit a packet; it never goes into sealed memory.
-        :raises sbus.errors.UsageError: if no job can have such an `id` or `delay`.
-        :raises sbus.errors.NobodyListens: if no service (``twistd sbus-queue``) has this queue.
-        :raises sbus.errors.TimedOut: if the service has not confirmed within `timeout` seconds. The job may be in the
-            queue, or get there: repeat the call with the same `id`.
-        :raises: as `sbus.client.api.ClientApi.request`.
-        """
-
-    @abstractmethod
-    def work(self, queue: str, credit: int = 1) -> object:
-        """Return the jobs of a queue for this worker: loop over them.
-
-        :param credit: the most jobs that the worker has at once.
-        :raises sbus.errors.UsageError: if no queue has such a name, or without credit.
-        :raises sbus.errors.InvalidKey: from the loop, if the server cannot tell this process from others.
-        :raises sbus.errors.RequestFailed: from the loop, if the queue has no place for another worker.
-        :raises sbus.errors.NotAllowed: from the loop, if this client may not take jobs of the queue.
-        """
-
-    def _close_works(self) -> None:
-        """Release all jobs, while the connection is there."""
-        for work in list(self.works):
-            work.close()
-
-    def _end_works(self, error: Exception) -> None:
-        """Note the end of the connection."""
-        for work in list(self.works):
-            work.end(error)

@@ -1,4 +1,4 @@
-"""Workers: taking the jobs of a queue, and answering them.
+"""Workers: taking the jobs of a queue, and answering them; and the calls of a connection that are about queues.
 
 Theory of operation
 -------------------
@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -32,13 +33,13 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
 
-from sbus.client.dispatch import Message, OwnCallback, Waiter
+from sbus.client.dispatch import Message, OwnCallback, Result, Waiter
 from sbus.client.identity import Sender
 from sbus.client.queues import INBOX, LONGEST_WHY, MOST_CREDIT, REASONS, Reason, queue_key
 from sbus.client.watches import Watch
 from sbus.errors import Closed, ConnectionLost, NotAllowed, RequestFailed, SbusError, UsageError
 
-__all__ = ["Job", "Work", "WorkCore"]
+__all__ = ["Job", "QueueCalls", "Work", "WorkCore"]
 
 _RENEWALS = 3
 """Jobs that wait here are renewed when this part of their lease is over."""
@@ -423,3 +424,62 @@ class Work(WorkCore):
 
 def _ignore(message: Message) -> None:
     """Do nothing: the subscription itself is the message."""
+
+
+# --- the calls of a connection -------------------------------------------------------------------
+
+
+class QueueCalls(ABC):
+    """The calls of a connection that are about queues.
+
+    :ivar works: the workers on this connection.
+    """
+
+    works: list[WorkCore]
+    _cancellations: tuple[type[Exception], ...] = ()
+    """Exceptions that stand for a cancellation although they are an `Exception`."""
+
+    @abstractmethod
+    def enqueue(
+        self,
+        queue: str,
+        key: bytes | str,
+        payload: bytes = b"",
+        *,
+        id: bytes | str | None = None,
+        delay: float = 0.0,
+        timeout: float | None = 10.0,
+    ) -> Result[int]:
+        """Put a job into a queue, and return its number once it is on the disk.
+
+        :param id: any name of the job. If this user has put a job with the same ID within a day, the result is the
+            number of that job, and no job is added: so you can repeat a call that failed.
+        :param delay: seconds until a worker may get it.
+        :raises sbus.errors.PacketTooLong: if the job does not fit a packet; it never goes into sealed memory.
+        :raises sbus.errors.UsageError: if no job can have such an `id` or `delay`.
+        :raises sbus.errors.NobodyListens: if no service (``twistd sbus-queue``) has this queue.
+        :raises sbus.errors.TimedOut: if the service has not confirmed within `timeout` seconds. The job may be in the
+            queue, or get there: repeat the call with the same `id`.
+        :raises: as `sbus.client.api.ClientApi.request`.
+        """
+
+    @abstractmethod
+    def work(self, queue: str, credit: int = 1) -> object:
+        """Return the jobs of a queue for this worker: loop over them.
+
+        :param credit: the most jobs that the worker has at once.
+        :raises sbus.errors.UsageError: if no queue has such a name, or without credit.
+        :raises sbus.errors.InvalidKey: from the loop, if the server cannot tell this process from others.
+        :raises sbus.errors.RequestFailed: from the loop, if the queue has no place for another worker.
+        :raises sbus.errors.NotAllowed: from the loop, if this client may not take jobs of the queue.
+        """
+
+    def _close_works(self) -> None:
+        """Release all jobs, while the connection is there."""
+        for work in list(self.works):
+            work.close()
+
+    def _end_works(self, error: Exception) -> None:
+        """Note the end of the connection."""
+        for work in list(self.works):
+            work.end(error)
