@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from sbus.client.api import Inbox
+from sbus.client.arguments import as_bytes, check_seconds
 from sbus.client.connecting import (
     BACKLOG_RETRY,
     SERVER_CLOSED,
@@ -27,7 +28,7 @@ from sbus.client.connecting import (
     describe_loss,
     is_absent,
 )
-from sbus.client.core import Message, as_bytes
+from sbus.client.core import Message
 from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.outbox import NO_ROOM, send_limit, send_some
@@ -292,14 +293,17 @@ class Bus(Session[Subscription]):
     def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)
 
-    async def _run(self, call: Awaitable[T], timeout: float | None) -> T:
+    async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None) -> T:
         try:
-            async with asyncio.timeout(None if timeout is None else max(0.0, timeout)):  # nan has ended, too
+            seconds = None if timeout is None else max(0.0, check_seconds(timeout))  # nan has ended, too
+            async with asyncio.timeout(seconds):
                 return await call
         except TimeoutError as e:
             if isinstance(e, TimedOut):
                 raise
             raise TimedOut(f"no answer within {timeout} seconds") from None
+        finally:
+            call.close()
 
     async def _open_initially(self) -> None:
         """Connect for the first time; with ``reconnect``, wait for a server that is not there yet."""

@@ -34,8 +34,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
+from sbus.client.arguments import as_bytes, check_payload, check_text
 from sbus.client.batches import PayloadBatch
-from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes, check_payload
+from sbus.client.core import ClientCore, Message, Sink, Waiter
 from sbus.client.denials import Denial, DenialLog
 from sbus.client.dispatch import AwaitableWaiter, OwnCallback, Result
 from sbus.client.identity import check_name
@@ -455,6 +456,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         :param request: the message as received.
         :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
         """
+        check_payload(payload, "a reply")
         self._reply([(request, b"+" + payload)])
 
     def fail(self, request: Message, error: str) -> None:
@@ -462,6 +464,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
 
         :param error: its text, of which the first 1,000 characters are sent.
         """
+        check_text(error, "the text of an error")
         self._reply([(request, b"-" + error[:_MAX_ERROR].encode(errors="replace"))])
 
     def _reply(self, replies: list[tuple[Message, bytes]]) -> None:

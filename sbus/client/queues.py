@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
+from sbus.client.arguments import check_seconds, check_text
 from sbus.errors import NobodyListens, PacketTooLong, UsageError
 
 __all__ = [
@@ -47,6 +48,7 @@ def check_queue(name: str) -> str:
 
     :raises UsageError: if no queue can have it.
     """
+    check_text(name, "a queue's name")
     if not name or len(name) > 64 or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in name):
         raise UsageError(f"queue {name!r}: a queue's name is 1 to 64 of A-Z a-z 0-9 _ . -")
     return name
@@ -84,6 +86,7 @@ def build_put(payload: bytes, id: bytes | str | None = None, delay: float = 0.0)
         if len(name) > _LONGEST_ID or name.split() != [name] or b"\0" in name:
             raise UsageError(f"id={id!r:.80}: give 1 to {_LONGEST_ID} bytes without white space and NUL")
         words.append(b"id=" + name)
+    delay = check_seconds(delay, "delay")
     if delay:
         if not 0 < delay < float("inf"):
             raise UsageError(f"delay={delay}: give a number of seconds")

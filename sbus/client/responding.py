@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import lru_cache
 from typing import Any, Protocol, Self, TypeAlias
 
+from sbus.client.arguments import check_function, check_payload
 from sbus.client.dispatch import Message
 from sbus.client.identity import Sender
 from sbus.errors import Disconnected, RequestFailed, UsageError, Violation
@@ -97,8 +98,7 @@ class Request(Message):
         :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
-        if not isinstance(payload, (bytes, bytearray, memoryview)):
-            raise UsageError(f"a reply is bytes, not {type(payload).__name__}: encode it, for example as JSON")
+        check_payload(payload, "a reply")
         bus = self._requester()
         if not self._is_answered:
             bus.answer(self._message, bytes(payload))
@@ -133,6 +133,7 @@ class Responder:
     """
 
     def __init__(self, bus: _Bus, handler: Handler) -> None:
+        check_function(handler, "a handler")
         self._bus = bus
         self._handler = handler
         self._under_way = 0

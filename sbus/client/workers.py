@@ -33,6 +33,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
 
+from sbus.client.arguments import check_count, check_text
 from sbus.client.dispatch import Message, OwnCallback, Result, Waiter
 from sbus.client.identity import Sender
 from sbus.client.queues import INBOX, LONGEST_WHY, MOST_CREDIT, REASONS, Reason, queue_key
@@ -142,6 +143,7 @@ class Job:
         """Return what `nack` says."""
         if reason not in REASONS:
             raise UsageError(f"nack({reason!r}): use {', '.join(map(repr, REASONS))}")
+        check_text(why, "the cause of a nack")
         return self.answer(b"nack", b" %b %b" % (reason.encode(), why.encode(errors="replace")[:LONGEST_WHY]))
 
     def __enter__(self) -> Self:
@@ -216,8 +218,7 @@ class WorkCore:
 
     def __init__(self, bus: Any, queue: str, credit: int) -> None:
         self._prefix = queue_key(queue, b"")
-        if isinstance(credit, bool) or not isinstance(credit, int) or not 1 <= credit <= MOST_CREDIT:
-            raise UsageError(f"credit={credit!r}: give the number of jobs to take at once, 1 to {MOST_CREDIT}")
+        check_count(credit, "credit", f"give the number of jobs to take at once, 1 to {MOST_CREDIT}", most=MOST_CREDIT)
         self._bus = bus
         self.cancellations: tuple[type[Exception], ...] = bus._cancellations
         self._credit = credit

@@ -23,12 +23,13 @@ from contextlib import suppress
 from typing import Self, Unpack
 
 from sbus.client.api import Inbox
+from sbus.client.arguments import as_bytes
 from sbus.client.batches import BlockingPayloadBatch, PayloadBatch
 from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
 from sbus.client.blocking.watch import Watch
 from sbus.client.blocking.work import Work
-from sbus.client.core import Message, as_bytes
+from sbus.client.core import Message
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords

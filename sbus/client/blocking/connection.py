@@ -458,10 +458,10 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _run(self, call: Coroutine[PolledWaiter, None, T], timeout: float | None) -> T:
         """Run a coroutine of `ClientApi`: read the socket while it waits."""
-        outer, deadline = self._deadline, self._until(timeout)
-        self._deadline = deadline
+        outer = self._deadline
         error: Exception | None = None
         try:
+            self._deadline = deadline = self._until(timeout)
             while True:
                 try:
                     waiter = call.throw(error) if error is not None else call.send(None)

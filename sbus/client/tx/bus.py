@@ -23,9 +23,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.api import Inbox
+from sbus.client.arguments import as_bytes, check_seconds
 from sbus.client.batches import AsyncPayloadBatch
 from sbus.client.connecting import Backoff, backlog_full, describe_connect_error, find_address, is_absent
-from sbus.client.core import Message, as_bytes
+from sbus.client.core import Message
 from sbus.client.inlet import FIRST_READS
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payload_outbox import PayloadSender
@@ -381,15 +382,20 @@ class Bus(Session[Subscription]):
         return Subscription(self, callback)
 
     def _run(self, call: Coroutine[Any, Any, T], timeout: float | None) -> defer.Deferred[T]:
+        try:
+            seconds = None if timeout is None else max(0.0, check_seconds(timeout))  # nan has ended, too
+        except UsageError:
+            call.close()
+            return defer.fail()
         deferred = defer.Deferred.fromCoroutine(call)
-        if timeout is not None:
+        if seconds is not None:
 
             def timed_out(value: T | Failure, _: float) -> T | Failure:
                 if isinstance(value, Failure) and value.check(defer.CancelledError):
                     raise TimedOut(f"no answer within {timeout} seconds")
                 return value
 
-            deferred.addTimeout(max(0.0, timeout), self._reactor, timed_out)  # also for a deadline that is over, or nan
+            deferred.addTimeout(seconds, self._reactor, timed_out)
         return deferred
 
     async def _open_initially(self) -> None:

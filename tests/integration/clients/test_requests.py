@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 
+from sbus.client.core import Message
 from sbus.client.responding import MOST_HANDLERS
 from sbus.errors import InvalidKey, NobodyListens, PacketTooLong, RequestFailed, TimedOut, UsageError
-from tests.integration.clients.backends import Backend, Client, unread, wait_stuck
+from tests.integration.clients.backends import Backend, BlockingBackend, Client, unread, wait_stuck
 from tests.support.harness import OTHER_USER, TIMEOUT, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
@@ -348,6 +350,48 @@ async def test_deadline_that_is_over(backend: Backend, shared: Bus, timeout: flo
         assert not await bus.verify(me, timeout=timeout)
     await bus.fence()
     assert bus.raw._requests == {}
+
+
+WRONG: list[Callable[[Any], Any]] = [
+    lambda raw: raw.whoami(timeout="1"),
+    lambda raw: raw.fence(timeout=b"1"),
+    lambda raw: raw.has_subscribers("k", timeout="1"),
+    lambda raw: raw.request("nobody", timeout="1"),
+    lambda raw: raw.verify("!/cred/1/1/1", timeout=[1]),
+    lambda raw: raw.enqueue("jobs", "k", delay="1"),
+    lambda raw: raw.enqueue("jobs", "k", timeout="1"),
+    lambda raw: raw.enqueue(b"jobs", "k"),
+    lambda raw: raw.work(5),
+    lambda raw: raw.work("jobs", credit="3"),
+    lambda raw: raw.subscribe("a", "no function"),
+    lambda raw: raw.respond("a", None),
+    lambda raw: raw.control("echo/on", "text"),
+    lambda raw: raw.answer(Message(b"a", b""), "text"),
+    lambda raw: raw.fail(Message(b"a", b""), ValueError("why")),
+    lambda raw: raw.payloads().allocate("1"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+async def test_arguments_of_the_wrong_type(backend: Backend, shared: Bus, number: int) -> None:
+    """They raise what other wrong arguments raise, and nothing is sent or left."""
+    bus = await backend.connect(shared.address)
+    before = bus.raw.core.state()
+    with pytest.raises(UsageError):
+        await bus.do(WRONG[number], bus.raw)
+    assert (bus.raw._requests, bus.raw.core.state(), bus.raw.works) == ({}, before, [])
+    await bus.fence()
+
+
+async def test_times_of_the_wrong_type(waiting: BlockingBackend, shared: Bus) -> None:
+    """In the blocking library more calls take a time."""
+    bus = await waiting.connect(shared.address)
+    sub, watch = await bus.subscribe("a"), await bus.watch_subscribers("a")
+    await watch.get()
+    calls = (bus.raw.receive, bus.raw.get_many, sub.raw.get, sub.raw.get_many, watch.raw.get, bus.raw.work("q").get)
+    for call in (*calls, lambda timeout: bus.raw.publish("a", timeout=timeout), lambda x: bus.raw.limit(x).__enter__()):
+        with pytest.raises(UsageError, match=r"^timeout='1': give a number of seconds$"):
+            await bus.do(call, "1")
 
 
 async def test_waiting_in_vain_times_out(backend: Backend, shared: Bus) -> None:
