@@ -32,7 +32,7 @@ from sbus.client.core import Message
 from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.outbox import NO_ROOM, send_limit, send_some
-from sbus.client.payload_outbox import PayloadSender
+from sbus.client.payload_sender import PayloadSender
 from sbus.client.payloads import Buffer
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, WatchQueue
@@ -149,7 +149,7 @@ class Bus(Session[Subscription]):
         super().__init__(address, options)
         self._loop = asyncio.get_running_loop()
         self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
-        self._send_some = PayloadSender(self.core, self._payload_dropped).send if options.payloads else send_some
+        self._send_some = PayloadSender(self.core).send if options.payloads else send_some
         self._sock: socket.socket | None = None
         self._hangup: select.epoll | None = None
         self._writing = False

@@ -41,13 +41,14 @@ from sbus.client.denials import Denial, DenialLog
 from sbus.client.dispatch import AwaitableWaiter, OwnCallback, Result
 from sbus.client.identity import check_name
 from sbus.client.losses import PAYLOAD, Lost
+from sbus.client.outbox import Outbox
 from sbus.client.payloads import Buffer
 from sbus.client.questions import CallingWaiter
 from sbus.client.queues import build_put, check_job, no_service, queue_key
 from sbus.client.responding import REPLY, Handler, Request, Responder, is_reply_key, reply_key
 from sbus.client.watches import Watch
 from sbus.client.workers import QueueCalls, WorkCore
-from sbus.errors import NobodyListens, NotAllowed, PacketTooLong, PatternWarning, RequestFailed, UsageError, Violation
+from sbus.errors import NobodyListens, NotAllowed, PatternWarning, RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
     ECHO_OFF,
     ECHO_ON,
@@ -548,9 +549,12 @@ class ClientApi(QueueCalls, Generic[Sub]):
             self._warn(f"lost, {why}: packets: {self._unlogged}, the last one of {lost.bytes} bytes; {remedy}")
             self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
 
-    def _payload_dropped(self, error: PacketTooLong) -> None:
-        """Log a large message that has waited for a connection, and that the new server does not take."""
-        self._warn(f"a message that waited for a connection was dropped, as the bus now takes no payloads: {error}")
+    def _release(self, outbox: Outbox) -> None:
+        """Let go what has waited to learn what the server takes; what it does not take fails its call, or is logged."""
+        if outbox.certain is not None and self.core.is_settled:
+            outbox.certain = None
+            for error in outbox.refuse(self.core.refusal):
+                self._warn(f"a message that waited for a connection was dropped, as the bus has another limit: {error}")
 
     def _warn(self, text: str) -> None:
         """Log a warning for the operator of this program."""

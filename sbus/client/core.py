@@ -443,8 +443,20 @@ class ClientCore:
         self.longest_plain = self.max_packet if threshold is None else min(self.max_packet, threshold + 4)
 
     def _payloads_settled(self) -> None:
+        if not self.has_limit:
+            self.packet_limit.learn(b"")  # the server has ignored that question, which was the earlier one
         self._limit()
         self.on_settled()
+
+    @property
+    def certain(self) -> int | None:
+        """Bytes in the longest message that the next server takes for certain; None if it takes all that can wait."""
+        return self.packet_limit.usual if self.packet_limit.is_raised or self.payloads.is_wanted else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what this server takes."""
+        return self.has_limit and self.payloads.is_settled
 
     @property
     def asks_limit(self) -> bool:
@@ -497,11 +509,24 @@ class ClientCore:
         return choices.packets() + self.whoami(CallingWaiter(self._questions_handled))
 
     def refusal(self, packet: bytes) -> PacketTooLong | None:
-        """Return the error for a packet that has waited for a connection; None if the server takes it.
+        """Return the error for a packet that was made for an earlier connection; None if the server takes it."""
+        try:
+            if isinstance(packet, Outgoing) and self.payloads.least is not None:
+                self.check_size(packet.length)
+                packet = packet.packet
+            self._sized(packet)
+        except PacketTooLong as error:
+            return error
+        return None
 
-        Whether it takes a message in sealed memory is found out when that is sent.
+    def check_taken(self, packets: list[bytes]) -> None:
+        """Check packets that were made for an earlier connection.
+
+        :raises PacketTooLong: if this server does not take one of them.
         """
-        return self._too_long(len(packet)) if len(packet) > self.max_packet and type(packet) is bytes else None
+        for packet in packets:
+            if (error := self.refusal(packet)) is not None:
+                raise error
 
     def disconnected(self) -> list[Waiter]:
         """Forget the connection and the replies expected on it.

@@ -115,13 +115,13 @@ class Bus(BlockingConnection[Subscription]):
         if key is not last_key:
             head = self.core.publish(key, b"")
             self._last_in_place = key if isinstance(key, (bytes, str)) else _NO_KEY, head  # a bytearray may change
-        if len(head) + len(payload) > self.core.longest_plain:
-            return False
         while True:
             if self._outbox.packets:
                 self._drain(self._limit)
             sock = self._usable or self._connected(self._limit)
             if sock is None or (self._reconnecting and self._is_unsettled()):
+                return False
+            if len(head) + len(payload) > self.core.longest_plain:
                 return False
             try:
                 if send_split(sock, head, payload):

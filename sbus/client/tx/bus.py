@@ -29,7 +29,7 @@ from sbus.client.connecting import Backoff, backlog_full, describe_connect_error
 from sbus.client.core import Message
 from sbus.client.inlet import FIRST_READS
 from sbus.client.options import ConnectOptions, Keywords
-from sbus.client.payload_outbox import PayloadSender
+from sbus.client.payload_sender import PayloadSender
 from sbus.client.payloads import Buffer
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, WatchQueue
@@ -313,7 +313,7 @@ class Bus(Session[Subscription]):
         transport.limit_packets(LONGEST_PACKET)
         self._bundles_itself = self._options.payloads and transport.pass_payloads(True)
         if self._bundles_itself:
-            sender = PayloadSender(self.core, self._payload_dropped)
+            sender = PayloadSender(self.core)
             transport.send_by(partial(sender.send_all, sock))
         self.core.connected(max_sendable(sock))
         self._begin_reading()
