@@ -17,7 +17,8 @@ have lost more. So an interruption anywhere leaves each job with one worker, wit
 renews the jobs that wait, and releases a job whose lease has ended meanwhile: another worker may have it, and the
 service gives nothing to a worker whose lease has ended until it hears from it.
 
-*The end.* A loop that is left, a `close` and the end of the connection release all jobs that have no answer.
+*The end.* A loop that is left, a `close` and the end of the connection release all jobs that have no answer. From then on
+the error of the end says that no job is held (`Job.is_held`), so nothing has to be cleared in the midst of other calls.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ class Job:
 
     @property
     def is_held(self) -> bool:
-        """Whether the job has no answer yet."""
-        return self._work.jobs.get(self.id) is self
+        """Whether the job has no answer yet, and its work has not ended."""
+        return not self._work.has_ended and self._work.jobs.get(self.id) is self
 
     @property
     def is_answered(self) -> bool:
@@ -234,6 +235,11 @@ class WorkCore:
         self._refusal = _Refusal(self._stop)
         self._error: Exception | None = None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no job is this worker's any more."""
+        return self._error is not None
+
     async def _start(self) -> None:
         """Subscribe, and announce this worker."""
         bus = self._bus
@@ -352,7 +358,7 @@ class WorkCore:
         """Say something to the service, without waiting for a connection: without one it sees that itself."""
         if words is not None:
             with suppress(SbusError):
-                self._bus.send([self._bus.core.publish(*self._message(words))])
+                self._bus.send([self._packet(words)])
 
     def end_job(self, job: Job, answer: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         """Hold a job no longer, and keep its answer; return that."""
@@ -378,6 +384,23 @@ class WorkCore:
         verb, text = words
         return self._prefix + verb, b"%b %b" % (self._token, text)
 
+    def _packet(self, words: tuple[bytes, bytes]) -> bytes:
+        packet: bytes = self._bus.core.publish(*self._message(words))
+        return packet
+
+    def part(self, error: Exception) -> bytes | None:
+        """End, before the connection is closed; return the packet that releases all jobs, if there may be any.
+
+        A signal handler or another thread may call this in the midst of a call of this worker, so it changes no more.
+        """
+        has_joined = self._error is None and self._watch is not None
+        self._error = self._error or error
+        return self._packet(self._farewell()) if has_joined else None
+
+    def _farewell(self) -> tuple[bytes, bytes]:
+        """Return a new round without jobs: those on their way are released, too."""
+        return b"ready", b"%d 0" % (self._round + 1)
+
     def close(self) -> None:
         """Release the jobs that have no answer, and take no more."""
         self._stop(
@@ -388,8 +411,7 @@ class WorkCore:
         if self._error is not None:
             return
         if self._watch is not None and not isinstance(error, NotAllowed):
-            # A new round without jobs: those on their way are released, too.
-            self.say((b"ready", b"%d 0" % (self._round + 1)))
+            self.say(self._farewell())
         self.end(error)
         self._leave()
 
@@ -397,7 +419,6 @@ class WorkCore:
         """Take no more jobs; waiting for one raises `error`."""
         if self._error is None:
             self._error = error
-        self.jobs.clear()
         if self in self._bus.works:
             self._bus.works.remove(self)
         self._wake()

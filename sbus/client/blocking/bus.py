@@ -36,7 +36,7 @@ from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
 from sbus.syscalls.batch import send_split
-from sbus.syscalls.sockets import DONTWAIT, PEEK
+from sbus.syscalls.sockets import DONTWAIT, PEEK, SEND_NOW
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
 
@@ -328,11 +328,15 @@ class Bus(BlockingConnection[Subscription]):
 
         Another thread may call it, and a signal handler: a call that waits raises `sbus.errors.Closed` then.
         """
-        if self.works:
-            with self.limit(0.0):  # a full socket must not delay the end
-                self._close_works()
+        error = Closed("the connection to the bus was closed here")
+        # Past the outbox, which the call that is interrupted may be sending; a full socket must not delay the end.
+        sock = self._sock
+        for packet in [work.part(error) for work in tuple(self.works)]:
+            with suppress(OSError):
+                if packet is not None and sock is not None:
+                    sock.send(packet, SEND_NOW)
         if self._error is None:
-            self._error = Closed("the connection to the bus was closed here")
+            self._error = error
         self._wake_and_detach()
         self._batch.take()  # callbacks get no more
         self._callbacks.clear()

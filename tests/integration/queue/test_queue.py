@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 import sbus
+from sbus.client.outbox import Outbox
+from sbus.client.workers import WorkCore
 from sbus.errors import Disconnected, NobodyListens, PacketTooLong, RequestFailed, UsageError
 from tests.integration.clients.backends import BACKENDS, Backend, Client
 from tests.integration.queue.conftest import Queued
@@ -247,6 +249,33 @@ async def test_cancelled_worker_releases(looping: Backend, queued: Start, store:
     if store:  # they went back to JetStream, and behind one another
         jobs.sort(key=lambda job: job.id)
     assert [(job.id, job.tries) for job in jobs] == [(1, 1), (2, 1), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(Outbox, "take"), (Outbox, "ack"), (WorkCore, "end_job"), (WorkCore, "_wake")]
+)
+def test_worker_that_a_signal_handler_closes(
+    queued: Start, monkeypatch: pytest.MonkeyPatch, place: type, name: str
+) -> None:
+    """The loop ends and the jobs are released, uncounted, whatever the handler has interrupted."""
+    server = queued()
+    with sbus.connect(str(server.address)) as client, sbus.connect(str(server.address)) as other:
+        for _ in range(5):
+            client.enqueue("jobs", "k")
+        interrupted = getattr(place, name)
+
+        def interrupt(*args: Any) -> Any:
+            monkeypatch.setattr(place, name, interrupted)
+            client.close()
+            return interrupted(*args)
+
+        for job in client.work("jobs", credit=2):
+            with job:
+                monkeypatch.setattr(place, name, interrupt)
+        assert client.state == "closed"
+        for job in islice(other.work("jobs"), 3):
+            assert job.tries == 1
+            job.ack()
 
 
 @both
