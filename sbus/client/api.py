@@ -577,7 +577,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         subscription = cast(Sub, sink)
         is_read = self._refuse(subscription, error)
         if subscription not in self._replies:
-            return is_read
+            return self._end_work_with(subscription, error) or is_read
         self._replies.remove(subscription)
         self._replies_to = None
         for waiter in list(self._requests.values()):

@@ -39,6 +39,7 @@ from sbus.client.batches import AsyncPayloadBatch, PayloadBatch
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
 from sbus.client.denials import Denial
+from sbus.client.dispatch import is_of_application
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
@@ -354,10 +355,9 @@ class Session(ClientApi[Sub]):
         if self._options.on_lost is None:
             self._log_loss(lost)
             return
-        sinks = self.core.sinks()
         place_loss(
             lost,
-            [sink for sink in sinks if isinstance(sink, QueuedSubscription) and sink not in self._replies],
+            [sink for sink in self.core.sinks() if isinstance(sink, QueuedSubscription) and is_of_application(sink)],
             self.report_lost,
         )
 

@@ -17,8 +17,8 @@ have lost more. So an interruption anywhere leaves each job with one worker, wit
 renews the jobs that wait, and releases a job whose lease has ended meanwhile: another worker may have it, and the
 service gives nothing to a worker whose lease has ended until it hears from it.
 
-*The end.* A loop that is left, a `close` and the end of the connection release all jobs that have no answer. From then on
-the error of the end says that no job is held (`Job.is_held`), so nothing has to be cleared in the midst of other calls.
+*The end.* A loop that is left, a `close` and the end of the connection release all jobs that have no answer. From then
+on the error of the end says that no job is held (`Job.is_held`): nothing has to be cleared in the midst of other calls.
 """
 
 from __future__ import annotations
@@ -415,6 +415,13 @@ class WorkCore:
         self.end(error)
         self._leave()
 
+    def end_with(self, subscription: object, error: NotAllowed) -> bool:
+        """End if the server has refused one of this worker's subscriptions, without which no job comes."""
+        if subscription not in self._subscriptions:
+            return False
+        self._stop(error)
+        return True
+
     def end(self, error: Exception) -> None:
         """Take no more jobs; waiting for one raises `error`."""
         if self._error is None:
@@ -500,6 +507,10 @@ class QueueCalls(ABC):
         """Release all jobs, while the connection is there."""
         for work in list(self.works):
             work.close()
+
+    def _end_work_with(self, subscription: object, error: NotAllowed) -> bool:
+        """End the worker that has a refused subscription; return whether there is one."""
+        return any(work.end_with(subscription, error) for work in list(self.works))
 
     def _end_works(self, error: Exception) -> None:
         """Note the end of the connection."""

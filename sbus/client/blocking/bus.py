@@ -30,6 +30,7 @@ from sbus.client.blocking.subscription import Subscription
 from sbus.client.blocking.watch import Watch
 from sbus.client.blocking.work import Work
 from sbus.client.core import Message
+from sbus.client.dispatch import is_of_application
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
@@ -391,7 +392,7 @@ class Bus(BlockingConnection[Subscription]):
         return own[::-1]
 
     def _keepers(self) -> list[LossKeeper]:
-        return [s for s in self.core.sinks() if isinstance(s, Subscription) and s not in self._replies]
+        return [s for s in self.core.sinks() if isinstance(s, Subscription) and is_of_application(s)]
 
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus.

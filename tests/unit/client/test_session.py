@@ -14,8 +14,8 @@ from sbus.client.options import ConnectOptions
 from sbus.client.responding import MOST_HANDLERS, Request
 from sbus.client.session import Session
 from sbus.client.subscription import HIGH_WATER, QueuedSubscription
-from sbus.client.workers import WorkCore
-from sbus.errors import Closed, ConnectError, Disconnected
+from sbus.client.workers import Work, WorkCore
+from sbus.errors import Closed, ConnectError, Disconnected, NotAllowed
 from sbus.syscalls.batch import BATCH
 from tests.unit.client.fakes import WithoutCalls
 
@@ -394,6 +394,35 @@ def test_a_loss_among_requests_that_wait() -> None:
     hold.set_result(b"")
     session.turn()
     assert events[MOST_HANDLERS:] == [b"x", "discard", b"y"]
+
+
+def test_a_loss_beside_a_worker() -> None:
+    """The library's own subscriptions read nothing: a loss is reported when an application's reader reaches it."""
+    lost: list[object] = []
+    session = FakeSession(on_lost=lost.append)
+    starting = Running(Work(session, "jobs", 1)._start())
+    session.reply()
+    assert starting.is_done
+    sub = session.subscribe("a")
+    session.arrive(b"MSG a\0before", b"CMSG lost\0" + b"1 2 3 discard", b"MSG a\0after")
+    assert lost == []
+    assert [message.payload for message in sub.get_ready()] == [b"before"]
+    assert [message.payload for message in sub.get_ready()] == [b"after"]
+    assert len(lost) == 1
+
+
+@pytest.mark.parametrize("pattern", [b"queue/jobs/up", b"queue/jobs/worker/"])
+def test_a_worker_that_may_not_subscribe(pattern: bytes) -> None:
+    """The loop raises the refusal: without the subscription no job would ever come."""
+    denied: list[object] = []
+    session = FakeSession(on_denied=denied.append)
+    work = Work(session, "jobs", 1)
+    waiting = Running(work._next())
+    session.reply()
+    [refused] = [sub.pattern for sub in session.core.sinks() if sub.pattern.startswith(pattern)]
+    session.arrive(b"CMSG denied\0SUB " + refused + b" closed")
+    assert isinstance(waiting.result, NotAllowed)
+    assert (session.works, list(session.core.sinks()), denied) == ([], [], [])
 
 
 # --- sending ---------------------------------------------------------------------------------
