@@ -3,9 +3,8 @@
 Theory of operation
 -------------------
 
-The service is a client like this one (`sbus.queue`); its docstring has the table of the messages. A `WorkCore` owns
-three subscriptions: its inbox, a secret key with a random *token* in it; the key that shows the service that it lives;
-and the key on which the service reports that it is ready.
+`sbus.queue` has the table of the messages. A `WorkCore` owns three subscriptions: its inbox, a secret key with a random
+*token* in it; the key that shows the service that it lives; and the key on which the service reports that it is ready.
 
 *Announcing.* The worker announces itself when it begins, when the service says that it is ready, and when the server
 reports on the service's key, as it does after each reconnect. Each announcement begins a *round* and names the jobs
@@ -17,8 +16,7 @@ have lost more. So an interruption anywhere leaves each job with one worker, wit
 renews the jobs that wait, and releases a job whose lease has ended meanwhile: another worker may have it, and the
 service gives nothing to a worker whose lease has ended until it hears from it.
 
-*The end.* A loop that is left, a `close` and the end of the connection release all jobs that have no answer. From then
-on the error of the end says that no job is held (`Job.is_held`): nothing has to be cleared in the midst of other calls.
+*The end.* A loop that is left, a `close` and the end of the connection release all jobs that have no answer.
 """
 
 from __future__ import annotations
@@ -423,7 +421,10 @@ class WorkCore:
         return True
 
     def end(self, error: Exception) -> None:
-        """Take no more jobs; waiting for one raises `error`."""
+        """Take no more jobs; waiting for one raises `error`.
+
+        From then on no job is held (`Job.is_held`), so nothing is cleared in the midst of other calls.
+        """
         if self._error is None:
             self._error = error
         if self in self._bus.works:
