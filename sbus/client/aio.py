@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from sbus.client.api import Inbox
+from sbus.client.arguments import as_bytes, check_seconds
 from sbus.client.connecting import (
     BACKLOG_RETRY,
     SERVER_CLOSED,
@@ -27,11 +28,11 @@ from sbus.client.connecting import (
     describe_loss,
     is_absent,
 )
-from sbus.client.core import Message, as_bytes
+from sbus.client.core import Message
 from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.outbox import NO_ROOM, send_limit, send_some
-from sbus.client.payload_outbox import PayloadSender
+from sbus.client.payload_sender import PayloadSender
 from sbus.client.payloads import Buffer
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, WatchQueue
@@ -148,7 +149,7 @@ class Bus(Session[Subscription]):
         super().__init__(address, options)
         self._loop = asyncio.get_running_loop()
         self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
-        self._send_some = PayloadSender(self.core, self._payload_dropped).send if options.payloads else send_some
+        self._send_some = PayloadSender(self.core).send if options.payloads else send_some
         self._sock: socket.socket | None = None
         self._hangup: select.epoll | None = None
         self._writing = False
@@ -277,23 +278,32 @@ class Bus(Session[Subscription]):
         """See `sbus.client.session.Session`."""
         self._loop.call_exception_handler({"message": "an sbus callback failed", "exception": error})
 
-    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+    def run_handler(self, handler: Coroutine[Any, Any, None], ended: Callable[[], None]) -> bool:
         """Run the rest of a handler as a task, which the end of the connection cancels."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._handlers.discard(task)
+            ended()
+
         task = self._loop.create_task(handler)
         self._handlers.add(task)
-        task.add_done_callback(self._handlers.discard)
+        task.add_done_callback(done)
+        return True
 
     def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)
 
-    async def _run(self, call: Awaitable[T], timeout: float | None) -> T:
+    async def _run(self, call: Coroutine[Any, Any, T], timeout: float | None) -> T:
         try:
-            async with asyncio.timeout(None if timeout is None else max(0.0, timeout)):  # nan has ended, too
+            seconds = None if timeout is None else max(0.0, check_seconds(timeout))  # nan has ended, too
+            async with asyncio.timeout(seconds):
                 return await call
         except TimeoutError as e:
             if isinstance(e, TimedOut):
                 raise
             raise TimedOut(f"no answer within {timeout} seconds") from None
+        finally:
+            call.close()
 
     async def _open_initially(self) -> None:
         """Connect for the first time; with ``reconnect``, wait for a server that is not there yet."""

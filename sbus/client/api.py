@@ -34,18 +34,21 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
+from sbus.client.arguments import as_bytes, check_payload, check_text
 from sbus.client.batches import PayloadBatch
-from sbus.client.core import ClientCore, Message, Sink, Waiter, as_bytes, check_payload
+from sbus.client.core import ClientCore, Message, Sink, Waiter
 from sbus.client.denials import Denial, DenialLog
 from sbus.client.dispatch import AwaitableWaiter, OwnCallback, Result
 from sbus.client.identity import check_name
 from sbus.client.losses import PAYLOAD, Lost
+from sbus.client.outbox import Outbox
 from sbus.client.payloads import Buffer
 from sbus.client.questions import CallingWaiter
-from sbus.client.queues import QueueCalls, WorkCore, build_put, check_job, no_service, queue_key
+from sbus.client.queues import build_put, check_job, no_service, queue_key
 from sbus.client.responding import REPLY, Handler, Request, Responder, is_reply_key, reply_key
 from sbus.client.watches import Watch
-from sbus.errors import NobodyListens, NotAllowed, PacketTooLong, PatternWarning, RequestFailed, UsageError, Violation
+from sbus.client.workers import QueueCalls, WorkCore
+from sbus.errors import NobodyListens, NotAllowed, PatternWarning, RequestFailed, UsageError, Violation
 from sbus.protocol.controls import (
     ECHO_OFF,
     ECHO_ON,
@@ -454,6 +457,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         :param request: the message as received.
         :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
         """
+        check_payload(payload, "a reply")
         self._reply([(request, b"+" + payload)])
 
     def fail(self, request: Message, error: str) -> None:
@@ -461,6 +465,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
 
         :param error: its text, of which the first 1,000 characters are sent.
         """
+        check_text(error, "the text of an error")
         self._reply([(request, b"-" + error[:_MAX_ERROR].encode(errors="replace"))])
 
     def _reply(self, replies: list[tuple[Message, bytes]]) -> None:
@@ -494,8 +499,8 @@ class ClientApi(QueueCalls, Generic[Sub]):
 
         getLogger(LOGGER).error("a handler of requests failed", exc_info=error)
 
-    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
-        """Run the rest of a handler that is a coroutine.
+    def run_handler(self, handler: Coroutine[Any, Any, None], ended: Callable[[], None]) -> bool:
+        """Run the rest of a handler that is a coroutine; see `sbus.client.responding`.
 
         :raises sbus.errors.UsageError: in the blocking client, which has no event loop.
         """
@@ -544,9 +549,12 @@ class ClientApi(QueueCalls, Generic[Sub]):
             self._warn(f"lost, {why}: packets: {self._unlogged}, the last one of {lost.bytes} bytes; {remedy}")
             self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
 
-    def _payload_dropped(self, error: PacketTooLong) -> None:
-        """Log a large message that has waited for a connection, and that the new server does not take."""
-        self._warn(f"a message that waited for a connection was dropped, as the bus now takes no payloads: {error}")
+    def _release(self, outbox: Outbox) -> None:
+        """Let go what has waited to learn what the server takes; what it does not take fails its call, or is logged."""
+        if outbox.certain is not None and self.core.is_settled:
+            outbox.certain = None
+            for error in outbox.refuse(self.core.refusal):
+                self._warn(f"a message that waited for a connection was dropped, as the bus has another limit: {error}")
 
     def _warn(self, text: str) -> None:
         """Log a warning for the operator of this program."""
@@ -569,7 +577,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         subscription = cast(Sub, sink)
         is_read = self._refuse(subscription, error)
         if subscription not in self._replies:
-            return is_read
+            return self._end_work_with(subscription, error) or is_read
         self._replies.remove(subscription)
         self._replies_to = None
         for waiter in list(self._requests.values()):

@@ -11,6 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from sbus.client.arguments import check_count
 from sbus.client.core import ClientCore
 from sbus.client.payloads import Arena, Buffer, flat
 from sbus.errors import UsageError
@@ -43,8 +44,7 @@ class PayloadBatch(Generic[T]):
         :raises sbus.errors.UsageError: if `size` is not positive, or the batch has ended.
         """
         self._check_open()
-        if size < 1:
-            raise UsageError(f"allocate({size}): a view has at least 1 byte")
+        check_count(size, "size", "a view has at least 1 byte")
         if not self._core.payloads.is_open:
             self._core.check_size(size)
         return memoryview(bytearray(size))

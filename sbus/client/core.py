@@ -44,6 +44,7 @@ from inspect import iscoroutinefunction
 from typing import Any
 
 from sbus.client.agreement import Agreement, PacketLimit, is_limit
+from sbus.client.arguments import as_bytes, check_function, check_payload
 from sbus.client.choices import Choices
 from sbus.client.denials import Denial
 from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter
@@ -78,7 +79,7 @@ from sbus.routing.runs import build_messages
 from sbus.syscalls.memfd import Memfd
 from sbus.syscalls.sockets import LONGEST_PACKET
 
-__all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "as_bytes", "check_payload", "find_dialect"]
+__all__ = ["Batch", "ClientCore", "Message", "Sink", "Waiter", "find_dialect"]
 
 _OWN_CONTROLS = {
     BUNDLE: "connect with bundles=True, or bundles=False",
@@ -93,37 +94,9 @@ _OWN_CONTROLS = {
 """Control messages that the client sends itself, and what the application does instead."""
 
 
-def as_bytes(text: bytes | str, what: str = "key") -> bytes:
-    """Return bytes unchanged and text as UTF-8.
-
-    :param what: what the text is, for the error.
-    :raises InvalidKey: if it is neither, or text that UTF-8 cannot encode.
-    """
-    try:
-        return text.encode() if isinstance(text, str) else bytes(memoryview(text))
-    except TypeError:
-        raise InvalidKey(f"a {what} is str or bytes, not {type(text).__name__}") from None
-    except UnicodeEncodeError:
-        raise InvalidKey(f"the {what} {text!r} is text that UTF-8 cannot encode: give bytes (os.fsencode)") from None
-
-
 def _quoted(key: bytes) -> str:
     """Return a key in quotes, for readers who have not written it as Python's bytes."""
     return repr(key.decode("utf-8", "backslashreplace"))
-
-
-def check_payload(payload: object) -> None:
-    """Check that a payload is bytes, or has the buffer interface.
-
-    :raises UsageError: if it does not.
-    """
-    if not isinstance(payload, (bytes, bytearray, memoryview)):
-        try:
-            memoryview(payload)  # type: ignore[arg-type]
-        except TypeError:
-            raise UsageError(
-                f"a payload is bytes, not {type(payload).__name__}: encode it, for example text.encode() or as JSON"
-            ) from None
 
 
 def find_dialect(name: str) -> Dialect:
@@ -331,6 +304,8 @@ class ClientCore:
         pattern = as_bytes(pattern, "pattern")
         secret = self._check(pattern, "pattern")
         self._sized(build(UNSUB, pattern))  # longer than SUB by two bytes
+        if sink.callback is not None:
+            check_function(sink.callback, "a callback")
         if iscoroutinefunction(sink.callback):
             raise UsageError("a callback is an ordinary function: it may begin a task, but nobody awaits its coroutine")
         if last:
@@ -368,6 +343,8 @@ class ClientCore:
         key = as_bytes(key)
         if instead := _OWN_CONTROLS.get(key.partition(b"/")[0]):
             raise UsageError(f"the client sends {key.decode(errors='replace')} itself: {instead}")
+        if payload is not None:
+            check_payload(payload)
         packet = self._control(key, payload)
         self._choices = self._choices.with_control(key)
         if key == WHOAMI:
@@ -466,8 +443,20 @@ class ClientCore:
         self.longest_plain = self.max_packet if threshold is None else min(self.max_packet, threshold + 4)
 
     def _payloads_settled(self) -> None:
+        if not self.has_limit:
+            self.packet_limit.learn(b"")  # the server has ignored that question, which was the earlier one
         self._limit()
         self.on_settled()
+
+    @property
+    def certain(self) -> int | None:
+        """Bytes in the longest message that the next server takes for certain; None if it takes all that can wait."""
+        return self.packet_limit.usual if self.packet_limit.is_raised or self.payloads.is_wanted else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what this server takes."""
+        return self.has_limit and self.payloads.is_settled
 
     @property
     def asks_limit(self) -> bool:
@@ -520,11 +509,24 @@ class ClientCore:
         return choices.packets() + self.whoami(CallingWaiter(self._questions_handled))
 
     def refusal(self, packet: bytes) -> PacketTooLong | None:
-        """Return the error for a packet that has waited for a connection; None if the server takes it.
+        """Return the error for a packet that was made for an earlier connection; None if the server takes it."""
+        try:
+            if isinstance(packet, Outgoing) and self.payloads.least is not None:
+                self.check_size(packet.length)
+                packet = packet.packet
+            self._sized(packet)
+        except PacketTooLong as error:
+            return error
+        return None
 
-        Whether it takes a message in sealed memory is found out when that is sent.
+    def check_taken(self, packets: list[bytes]) -> None:
+        """Check packets that were made for an earlier connection.
+
+        :raises PacketTooLong: if this server does not take one of them.
         """
-        return self._too_long(len(packet)) if len(packet) > self.max_packet and type(packet) is bytes else None
+        for packet in packets:
+            if (error := self.refusal(packet)) is not None:
+                raise error
 
     def disconnected(self) -> list[Waiter]:
         """Forget the connection and the replies expected on it.

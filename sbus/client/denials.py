@@ -8,7 +8,7 @@ A denial does not name the packet. The server handles packets in order, so the c
 
 * ``MSG`` (``FMSG`` for a large one) fails the oldest request with this key that the server may not have handled yet. A
   request is followed by a question (`sbus.client.api`), and the answer shows that the server has
-  handled the request. An announcement of a worker (`sbus.client.queues`) counts as a request until the work ends.
+  handled the request. An announcement of a worker (`sbus.client.workers`) counts as a request until the work ends.
 * ``SUB`` ends every subscription with this pattern, whether the server refuses it or a new policy has revoked it. The
   client also unsubscribes: then both ends agree, even if the denial was about an earlier subscription that had ended
   here.

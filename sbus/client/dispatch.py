@@ -19,7 +19,18 @@ from sbus.routing.trie import PatternIndex
 if TYPE_CHECKING:
     from sbus.client.identity import Sender
 
-__all__ = ["LASTING", "AwaitableWaiter", "Batch", "Dispatcher", "Message", "OwnCallback", "Result", "Sink", "Waiter"]
+__all__ = [
+    "LASTING",
+    "AwaitableWaiter",
+    "Batch",
+    "Dispatcher",
+    "Message",
+    "OwnCallback",
+    "Result",
+    "Sink",
+    "Waiter",
+    "is_of_application",
+]
 
 T = TypeVar("T")
 Result: TypeAlias = T | Awaitable[T]
@@ -120,6 +131,11 @@ class OwnCallback:
 
     def __call__(self, message: Message) -> None:
         self._take(message)
+
+
+def is_of_application(sink: Sink) -> bool:
+    """Return whether a subscription is the application's, and not one of this library."""
+    return not isinstance(sink.callback, OwnCallback)
 
 
 class Batch:

@@ -65,6 +65,18 @@ class Inlet:
             return self._read_first(sock, most)
         return self._reader.read(sock, most)
 
+    def read_rest(self, sock: socket.socket) -> list[bytes]:
+        """Return what the server sent before it stopped reading."""
+        rest: list[bytes] = []
+        while True:
+            try:
+                packets, ended = self.read(sock)
+            except OSError:
+                return rest
+            rest += packets
+            if ended or not packets:
+                return rest
+
     def _read_first(self, sock: socket.socket, most: int) -> tuple[list[bytes], bool]:
         if self._core.has_limit:
             self._first, self._first_left = None, 0

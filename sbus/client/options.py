@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
+from sbus.client.arguments import check_count, check_function, check_seconds
 from sbus.client.connecting import Backoff
 from sbus.client.core import ClientCore, Sink, find_dialect
 from sbus.client.denials import Denial
@@ -68,8 +69,8 @@ class ConnectOptions:
     :ivar payloads: send and receive large messages in sealed memory, without copies (:doc:`/payloads`); the payload of
         a received one is a read-only `memoryview`. With a server that does not take them all messages are ordinary.
     :ivar on_control: called with (key, payload) of control messages that the client does not handle itself.
-    :raises sbus.errors.UsageError: if there is no such dialect, if `sender` is set and it has no senders, or if
-        `max_packet` or `reconnect_buffer` is not positive.
+    :raises sbus.errors.UsageError: if there is no such dialect, if `sender` is set and it has no senders, if
+        `max_packet` or `reconnect_buffer` is not positive, or if an option is of the wrong type.
     """
 
     dialect: str = "current"
@@ -89,10 +90,16 @@ class ConnectOptions:
         if self.sender and not find_dialect(self.dialect).control:
             raise UsageError("sender=True: the early dialect has no control messages, so it names no senders")
         find_dialect(self.dialect)
-        if self.max_packet < 1:
-            raise UsageError(f"max_packet={self.max_packet}: give the server's limit in bytes (409600 by default)")
-        if self.reconnect_buffer < 1:
-            raise UsageError(f"reconnect_buffer={self.reconnect_buffer}: give a number of bytes above 0")
+        limit = "give the server's limit in bytes (409600 by default)"
+        check_count(self.max_packet, "max_packet", limit)
+        check_count(self.reconnect_buffer, "reconnect_buffer", "give a number of bytes above 0")
+        if self.timeout is not None:
+            check_seconds(self.timeout)
+        if self.reconnect and not isinstance(self.reconnect, (bool, Backoff)):
+            raise UsageError(f"reconnect={self.reconnect!r:.80}: give True, False or a Backoff")
+        for name in ("on_gap", "on_lost", "on_denied", "on_control"):
+            if (function := getattr(self, name)) is not None:
+                check_function(function, name)
 
     @property
     def buffer_size(self) -> int:

@@ -61,8 +61,8 @@ class Outbox:
     A packet that is taken back leaves a hole, the empty packet, so that no position changes. The holes are removed
     before packets are taken to be sent, and when nothing else is left.
 
-    :ivar certain: bytes in the longest message that this server takes for certain; a longer one is kept back, and what
-        follows it. None if the server's limit is known.
+    :ivar certain: bytes in the longest message that this server takes for certain; a longer one, or one in sealed
+        memory, is kept back, and what follows it. None if it is known what the server takes.
     :ivar packets: the packets, and holes among them; empty if nothing waits, which costs less to ask than `len`.
     """
 
@@ -186,7 +186,7 @@ class Outbox:
         taken = list(packets if len(packets) <= count else islice(packets, count))
         if (certain := self.certain) is None:
             return taken
-        return list(takewhile(lambda packet: len(packet) <= certain or not packet.startswith(_MESSAGE), taken))
+        return list(takewhile(lambda packet: not packet.startswith(_MESSAGE) or _is_certain(packet, certain), taken))
 
     def refuse(self, refusal: Callable[[bytes], Exception | None]) -> list[Exception]:
         """Drop the messages that the server does not take, and fail the calls that wait for one of them.
@@ -227,14 +227,17 @@ class Outbox:
         self._sent += sent
         self._complete_waiters()
 
-    def restart(self, resync: list[bytes]) -> None:
+    def restart(self, resync: list[bytes], certain: int | None = None) -> None:
         """Prepare for a new connection: `resync` first, then the unsent messages.
+
+        :param certain: see the attribute.
 
         Other packets (subscriptions, settings, questions) were meant for the lost connection; `resync` contains what
         is still in force of them.
         """
         if self._holes:
             self._rebuild([], bytes)  # a call that waits for nothing else must not wait for `resync`
+        self.certain = certain
         self._rebuild(resync, lambda packet: packet.startswith(_MESSAGE))
 
     def _rebuild(self, first: list[bytes], is_kept: Callable[[bytes], object]) -> None:
@@ -281,6 +284,10 @@ class Outbox:
         for pending in waiters:
             pending.count = 0
             pending.waiter.set_exception(error)
+
+
+def _is_certain(message: bytes, longest: int) -> bool:
+    return len(message) <= longest and type(message) is bytes  # other types are in sealed memory
 
 
 def send_limit(bundle_limit: int) -> int:

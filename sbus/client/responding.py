@@ -15,12 +15,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import lru_cache
 from typing import Any, Protocol, Self, TypeAlias
 
+from sbus.client.arguments import check_function, check_payload
 from sbus.client.dispatch import Message
 from sbus.client.identity import Sender
 from sbus.errors import Disconnected, RequestFailed, UsageError, Violation
 from sbus.protocol.keys import Dialect
 
-__all__ = ["REPLY", "Handler", "Request", "Responder", "is_reply_key", "reply_key"]
+__all__ = ["MOST_HANDLERS", "REPLY", "Handler", "Request", "Responder", "is_reply_key", "reply_key"]
 
 
 class _Bus(Protocol):
@@ -35,12 +36,18 @@ class _Bus(Protocol):
     def handler_failed(self, error: Exception) -> None:
         """Log an exception that a handler has raised."""
 
-    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
-        """Run the rest of a handler in the background."""
+    def run_handler(self, handler: Coroutine[Any, Any, None], ended: Callable[[], None]) -> bool:
+        """Run the rest of a handler in the background.
+
+        :param ended: called once it has ended, unless that is so when this returns.
+        :returns: whether it is still under way.
+        """
 
 
 REPLY = b"/sbus/reply/"
 """What stands between a client's name and the rest of a key that replies to it are published to."""
+MOST_HANDLERS = 4096
+"""Handlers of one subscription that are under way at once."""
 _MAX_REPLY_KEY = 1024
 """Bytes in the longest key that a reply is published to."""
 
@@ -91,8 +98,7 @@ class Request(Message):
         :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
-        if not isinstance(payload, (bytes, bytearray, memoryview)):
-            raise UsageError(f"a reply is bytes, not {type(payload).__name__}: encode it, for example as JSON")
+        check_payload(payload, "a reply")
         bus = self._requester()
         if not self._is_answered:
             bus.answer(self._message, bytes(payload))
@@ -123,11 +129,20 @@ class Responder:
     """The callback of a subscription to requests.
 
     :param handler: the application's function.
+    :ivar on_room: called when a handler has ended, so that there is room for another one.
     """
 
     def __init__(self, bus: _Bus, handler: Handler) -> None:
+        check_function(handler, "a handler")
         self._bus = bus
         self._handler = handler
+        self._under_way = 0
+        self.on_room: Callable[[], object] = lambda: None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another handler may begin."""
+        return self._under_way < MOST_HANDLERS
 
     def __call__(self, message: Message) -> None:
         request = Request.received(self._bus, message)
@@ -142,12 +157,16 @@ class Responder:
 
     def _run(self, rest: Coroutine[Any, Any, None], result: Awaitable[object]) -> None:
         try:
-            self._bus.run_handler(rest)
+            self._under_way += self._bus.run_handler(rest, self._ended)
         except UsageError:
             for unused in (rest, result):
                 if isinstance(unused, Coroutine):
                     unused.close()
             raise
+
+    def _ended(self) -> None:
+        self._under_way -= 1
+        self.on_room()
 
     async def _finish(self, request: Request, result: Awaitable[bytes | None]) -> None:
         try:

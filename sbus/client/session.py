@@ -21,7 +21,7 @@ short. Packets that are written together leave together (`Session._write`).
 callers wait for its back-pressure.
 
 *Reconnecting.* When the connection is lost, the session rebuilds the outbox: first the packets that restore settings
-and subscriptions, then the unsent messages (large ones: `sbus.client.payload_outbox`). Only then do pending calls fail,
+and subscriptions, then the unsent messages (large ones: `sbus.client.payload_sender`). Only then do pending calls fail,
 because their callers may use the client at once. `Session._reconnect_loop` connects.
 
 *The end* is final: `Session._end` sets the error, which every later call raises, and all waiters fail.
@@ -39,13 +39,13 @@ from sbus.client.batches import AsyncPayloadBatch, PayloadBatch
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
 from sbus.client.denials import Denial
+from sbus.client.dispatch import is_of_application
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
-from sbus.client.payload_outbox import PayloadOutbox
-from sbus.client.queues import Work
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
+from sbus.client.workers import Work
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, PacketTooLong, UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import MSG
@@ -74,7 +74,7 @@ class Session(ClientApi[Sub]):
             self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
         self.core.on_settled = lambda: self._call_soon(self._settled)
-        self.outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
+        self.outbox = Outbox()
         self.outbox.extend(self.core.resync_packets())
         self._backoff = options.backoff
         self._immediate_writes = BATCH  # lone writes left to send at once, see `_write`
@@ -260,10 +260,8 @@ class Session(ClientApi[Sub]):
 
     def _settled(self) -> None:
         """Send what has waited for the server's word, except for messages that it does not take."""
-        if self.outbox.certain is not None and self.is_connected() and self.core.has_limit:
-            self.outbox.certain = None
-            for error in self.outbox.refuse(self.core.refusal):
-                self._warn(f"a message that waited for a connection was dropped, as the bus has another limit: {error}")
+        if self.is_connected():
+            self._release(self.outbox)
         self._update_reading()
         self._flush()
 
@@ -357,10 +355,9 @@ class Session(ClientApi[Sub]):
         if self._options.on_lost is None:
             self._log_loss(lost)
             return
-        sinks = self.core.sinks()
         place_loss(
             lost,
-            [sink for sink in sinks if isinstance(sink, QueuedSubscription) and sink not in self._replies],
+            [sink for sink in self.core.sinks() if isinstance(sink, QueuedSubscription) and is_of_application(sink)],
             self.report_lost,
         )
 
@@ -427,9 +424,7 @@ class Session(ClientApi[Sub]):
         else:
             self._detach()
             waiters = self._forget_connection()
-            self.outbox.restart(self.core.resync_packets())
-            if self.core.packet_limit.is_raised:
-                self.outbox.certain = self.core.packet_limit.usual
+            self.outbox.restart(self.core.resync_packets(), self.core.certain)
             self._loss_reason = self._loss_reason or error
             if not self._reconnecting:
                 self._reconnecting = True

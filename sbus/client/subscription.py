@@ -1,4 +1,9 @@
-"""Subscriptions with a queue, and watches, for the Twisted and the asyncio client."""
+"""Subscriptions with a queue, and watches, for the Twisted and the asyncio client.
+
+A subscription to requests whose handlers are coroutines is a reader of its own queue: it begins the next handler while
+fewer than `sbus.client.responding.MOST_HANDLERS` are under way. So a flood of requests stops the reading of the socket
+as unread messages do, and handlers begin in the order of their requests.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from typing import Protocol, Self
 
 from sbus.client.dispatch import AwaitableWaiter, Message
 from sbus.client.losses import LossMark, Lost, MessageQueue
+from sbus.client.responding import Responder
 from sbus.client.watches import Watch
 from sbus.errors import Closed, NotAllowed
 
@@ -89,19 +95,35 @@ class QueuedSubscription:
         self._messages = MessageQueue()
         self._readers = Readers(owner)
         self._error: Exception | None = None
+        self._responder = callback if isinstance(callback, Responder) else None
+        if self._responder is not None:
+            self._responder.on_room = self._serve
 
     def deliver(self, messages: list[Message]) -> None:
         """See `sbus.client.core.Sink`."""
         if self._error is not None:
             return  # closed by another sink's callback for the same messages
-        if self.callback is not None:
+        if self.callback is not None and self._responder is None:
             for message in messages:
                 self._owner.call_user(self.callback, message)
             return
         self._messages.extend(messages)
+        self._serve()
         self._readers.wake_soon()
         if len(self._messages) >= HIGH_WATER:
             self._owner.pause_for(self)
+
+    def _serve(self) -> None:
+        """Call the responder with the requests that are here, as far as it has room."""
+        responder, messages = self._responder, self._messages
+        while responder is not None and messages and responder.has_room:
+            if messages.marks:
+                self._settle()
+            if messages:
+                message = messages.popleft()
+                if len(messages) == LOW_WATER:
+                    self._owner.resume_for(self)
+                self._owner.call_user(responder, message)
 
     def begin(self) -> None:
         """See `sbus.client.core.Sink`: no message of others is in its queue."""
@@ -130,9 +152,11 @@ class QueuedSubscription:
         self._messages.refill(())
 
     def end(self, error: Exception) -> None:
-        """Take no more messages; reading the rest ends with `error`."""
+        """Take no more messages; reading the rest ends with `error`, and requests get no handler."""
         if self._error is None:
             self._error = error
+        if self._responder is not None:
+            self._messages.refill(())
         self._readers.wake()
 
     def refuse(self, error: NotAllowed) -> None:

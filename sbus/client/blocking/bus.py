@@ -23,19 +23,21 @@ from contextlib import suppress
 from typing import Self, Unpack
 
 from sbus.client.api import Inbox
+from sbus.client.arguments import as_bytes
 from sbus.client.batches import BlockingPayloadBatch, PayloadBatch
 from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
 from sbus.client.blocking.watch import Watch
 from sbus.client.blocking.work import Work
-from sbus.client.core import Message, as_bytes
+from sbus.client.core import Message
+from sbus.client.dispatch import is_of_application
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import LossKeeper, LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
 from sbus.syscalls.batch import send_split
-from sbus.syscalls.sockets import DONTWAIT, PEEK
+from sbus.syscalls.sockets import DONTWAIT, PEEK, SEND_NOW
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
 
@@ -114,13 +116,13 @@ class Bus(BlockingConnection[Subscription]):
         if key is not last_key:
             head = self.core.publish(key, b"")
             self._last_in_place = key if isinstance(key, (bytes, str)) else _NO_KEY, head  # a bytearray may change
-        if len(head) + len(payload) > self.core.longest_plain:
-            return False
         while True:
             if self._outbox.packets:
                 self._drain(self._limit)
             sock = self._usable or self._connected(self._limit)
             if sock is None or (self._reconnecting and self._is_unsettled()):
+                return False
+            if len(head) + len(payload) > self.core.longest_plain:
                 return False
             try:
                 if send_split(sock, head, payload):
@@ -327,11 +329,15 @@ class Bus(BlockingConnection[Subscription]):
 
         Another thread may call it, and a signal handler: a call that waits raises `sbus.errors.Closed` then.
         """
-        if self.works:
-            with self.limit(0.0):  # a full socket must not delay the end
-                self._close_works()
+        error = Closed("the connection to the bus was closed here")
+        # Past the outbox, which the call that is interrupted may be sending; a full socket must not delay the end.
+        sock = self._sock
+        for packet in [work.part(error) for work in tuple(self.works)]:
+            with suppress(OSError):
+                if packet is not None and sock is not None:
+                    sock.send(packet, SEND_NOW)
         if self._error is None:
-            self._error = Closed("the connection to the bus was closed here")
+            self._error = error
         self._wake_and_detach()
         self._batch.take()  # callbacks get no more
         self._callbacks.clear()
@@ -386,7 +392,7 @@ class Bus(BlockingConnection[Subscription]):
         return own[::-1]
 
     def _keepers(self) -> list[LossKeeper]:
-        return [s for s in self.core.sinks() if isinstance(s, Subscription) and s not in self._replies]
+        return [s for s in self.core.sinks() if isinstance(s, Subscription) and is_of_application(s)]
 
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus.

@@ -55,7 +55,7 @@ from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import NO_ROOM, Outbox, send_limit, send_some
-from sbus.client.payload_outbox import PayloadOutbox, PayloadSender
+from sbus.client.payload_sender import PayloadSender
 from sbus.client.payloads import Outgoing
 from sbus.errors import ConnectError, Disconnected, NotAllowed, PacketTooLong, SbusError, TimedOut, UsageError
 from sbus.protocol.bundles import unbundle
@@ -95,13 +95,14 @@ class BlockingConnection(ClientApi[Sub]):
             self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
         )
         self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
-        self._send_some = PayloadSender(self.core, self._payload_dropped).send if options.payloads else send_some
+        self._send_some = PayloadSender(self.core).send if options.payloads else send_some
         self._batch = _DONE  # what was received; a callback that reads on continues it
         self._callbacks = Callbacks()
         self._call_user = self._callbacks.call
         self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
         # What to send before any message:
-        self._outbox = PayloadOutbox(self.core.payloads) if options.payloads else Outbox()
+        self._outbox = Outbox()
+        self.core.on_settled = lambda: self._release(self._outbox)
         self._outbox.extend(self.core.resync_packets())
         self._deadline: float | None = None  # of the round trip under way
         self._limit: float | None = None  # of the block of `limit` under way
@@ -159,7 +160,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _send_all(self, packets: list[bytes]) -> None:
         """Send messages, however long it takes, or until the deadline of `limit`."""
-        position = 0
+        position, known = 0, self._usable
         while position < len(packets):
             if self._outbox.packets:
                 self._drain(self._limit)
@@ -167,6 +168,9 @@ class BlockingConnection(ClientApi[Sub]):
             if sock is None or (self._reconnecting and self._is_unsettled()):
                 self._outbox.extend_within(packets[position:], self._options.reconnect_buffer)
                 return
+            if sock is not known:
+                known = sock
+                self.core.check_taken(packets[position:])
             if self._expects_bundle_reply and len(packets) > 1:
                 self._read_bundle_reply(sock)
             size = send_limit(self.core.bundle_limit)
@@ -178,13 +182,16 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _send_one(self, packet: bytes, flags: int, timeout: float | None) -> None:
         """Send one message within a timeout, or leave it unsent."""
-        deadline = self._until(0.0 if flags & DONTWAIT else timeout)
+        deadline, known = self._until(0.0 if flags & DONTWAIT else timeout), self._usable
         try:
             while True:
                 self._drain(deadline)
                 sock = self._usable or self._connected(deadline)
                 if sock is None or self._is_unsettled():
                     raise Disconnected("not connected at present")
+                if sock is not known:
+                    known = sock
+                    self.core.check_taken([packet])
                 if self._send(sock, [packet], flags):
                     return
                 if sock is self._sock:
@@ -239,7 +246,7 @@ class BlockingConnection(ClientApi[Sub]):
         if self._error is not None:
             raise self._error from None  # closed in another thread
         if e.errno in (errno.EPIPE, errno.ECONNRESET):
-            self._connection_lost(describe_loss(e), self._read_rest(sock))
+            self._connection_lost(describe_loss(e), self._reader.read_rest(sock))
         elif e.errno in NO_ROOM:
             time.sleep(_MEMORY_RETRY)
         elif e.errno == errno.EMSGSIZE:
@@ -438,18 +445,6 @@ class BlockingConnection(ClientApi[Sub]):
         if self._options.on_control is not None:
             self._call_user(self._options.on_control, key, payload)
 
-    def _read_rest(self, sock: socket.socket) -> list[bytes]:
-        """Return what the server sent before it stopped reading."""
-        rest: list[bytes] = []
-        while True:
-            try:
-                packets, ended = self._reader.read(sock)
-            except OSError:
-                return rest
-            rest += packets
-            if ended or not packets:
-                return rest
-
     # --- round trips -------------------------------------------------------------------------
 
     def waiter(self) -> PolledWaiter:
@@ -458,10 +453,10 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _run(self, call: Coroutine[PolledWaiter, None, T], timeout: float | None) -> T:
         """Run a coroutine of `ClientApi`: read the socket while it waits."""
-        outer, deadline = self._deadline, self._until(timeout)
-        self._deadline = deadline
+        outer = self._deadline
         error: Exception | None = None
         try:
+            self._deadline = deadline = self._until(timeout)
             while True:
                 try:
                     waiter = call.throw(error) if error is not None else call.send(None)
@@ -488,11 +483,8 @@ class BlockingConnection(ClientApi[Sub]):
         self._drain(deadline)
 
     def _is_unsettled(self) -> bool:
-        """Return whether a callback runs before it is known if the new server takes payloads."""
-        return self._reconnecting and not self.core.payloads.is_settled
-
-    def _payload_dropped(self, error: PacketTooLong) -> None:
-        raise error
+        """Return whether a callback runs before it is known what the new server takes."""
+        return self._reconnecting and self._outbox.certain is not None
 
     def _make_room(self, size: int) -> None:
         self._reader.make_room(size)
@@ -539,6 +531,7 @@ class BlockingConnection(ClientApi[Sub]):
         error = self.core.extensions.connection_lost(why, self.address)
         if self._backoff is None:
             self._error = error
+            self._end_works(error)
         elif self._loss_reason is None:
             self._delays = self._backoff.delays()
             self._next_attempt = time.monotonic() + next(self._delays)
@@ -548,7 +541,7 @@ class BlockingConnection(ClientApi[Sub]):
         rest = self._batch.take() + self.core.extensions.mark_start(rest)
         self._batch = Batch([packet for packet in rest if packet.startswith(LASTING)])
         waiters = self._forget_connection()
-        self._outbox.restart(self.core.resync_packets())
+        self._outbox.restart(self.core.resync_packets(), self.core.certain)
         for waiter in waiters:
             waiter.set_exception(error)
 
@@ -556,6 +549,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._error = error
         self._detach()
         self._batch.take()
+        self._end_works(error)
 
     def _reconnect_loop(self, deadline: float | None) -> None:
         """Connect until a fence returns on a connection, then call ``on_gap``."""

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Generator
 
+from sbus.client.arguments import check_seconds
 from sbus.routing.runs import total_size
 from sbus.syscalls.polling import MAX_POLL_MS
 
@@ -53,8 +54,11 @@ class PolledWaiter:
 
 
 def deadline_in(timeout: float | None) -> float | None:
-    """Return the `time.monotonic` in `timeout` seconds; None for never."""
-    return None if timeout is None else time.monotonic() + timeout
+    """Return the `time.monotonic` in `timeout` seconds; None for never.
+
+    :raises sbus.errors.UsageError: if it is no number.
+    """
+    return None if timeout is None else time.monotonic() + check_seconds(timeout)
 
 
 def buffer_bytes(packets: list[bytes]) -> int:

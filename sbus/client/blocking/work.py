@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Self
 
-from sbus.client.queues import Job, WorkCore
+from sbus.client.workers import Job, WorkCore
 from sbus.errors import Closed
 
 __all__ = ["Work"]

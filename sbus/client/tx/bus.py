@@ -23,12 +23,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from sbus.client.api import Inbox
+from sbus.client.arguments import as_bytes, check_seconds
 from sbus.client.batches import AsyncPayloadBatch
 from sbus.client.connecting import Backoff, backlog_full, describe_connect_error, find_address, is_absent
-from sbus.client.core import Message, as_bytes
+from sbus.client.core import Message
 from sbus.client.inlet import FIRST_READS
 from sbus.client.options import ConnectOptions, Keywords
-from sbus.client.payload_outbox import PayloadSender
+from sbus.client.payload_sender import PayloadSender
 from sbus.client.payloads import Buffer
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, WatchQueue
@@ -312,7 +313,7 @@ class Bus(Session[Subscription]):
         transport.limit_packets(LONGEST_PACKET)
         self._bundles_itself = self._options.payloads and transport.pass_payloads(True)
         if self._bundles_itself:
-            sender = PayloadSender(self.core, self._payload_dropped)
+            sender = PayloadSender(self.core)
             transport.send_by(partial(sender.send_all, sock))
         self.core.connected(max_sendable(sock))
         self._begin_reading()
@@ -364,23 +365,37 @@ class Bus(Session[Subscription]):
         """See `sbus.client.api.ClientApi.handler_failed`."""
         self._log.failure("a handler of requests failed", failure=Failure(error))
 
-    def run_handler(self, handler: Coroutine[Any, Any, None]) -> None:
+    def run_handler(self, handler: Coroutine[Any, Any, None], ended: Callable[[], None]) -> bool:
         """Run the rest of a handler, to its end."""
-        defer.Deferred.fromCoroutine(handler)
+
+        def done(result: T) -> T:
+            self._call_soon(ended)  # not in the context of this handler
+            return result
+
+        deferred = defer.Deferred.fromCoroutine(handler)
+        if deferred.called:
+            return False
+        deferred.addBoth(done)
+        return True
 
     def _make_subscription(self, callback: Callable[[Message], object] | None) -> Subscription:
         return Subscription(self, callback)
 
     def _run(self, call: Coroutine[Any, Any, T], timeout: float | None) -> defer.Deferred[T]:
+        try:
+            seconds = None if timeout is None else max(0.0, check_seconds(timeout))  # nan has ended, too
+        except UsageError:
+            call.close()
+            return defer.fail()
         deferred = defer.Deferred.fromCoroutine(call)
-        if timeout is not None:
+        if seconds is not None:
 
             def timed_out(value: T | Failure, _: float) -> T | Failure:
                 if isinstance(value, Failure) and value.check(defer.CancelledError):
                     raise TimedOut(f"no answer within {timeout} seconds")
                 return value
 
-            deferred.addTimeout(max(0.0, timeout), self._reactor, timed_out)  # also for a deadline that is over, or nan
+            deferred.addTimeout(seconds, self._reactor, timed_out)
         return deferred
 
     async def _open_initially(self) -> None:

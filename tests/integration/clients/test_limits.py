@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,36 @@ async def test_long_messages_that_wait_for_a_bus(looping: Backend, bus: StartBus
     expected = [payload for many in taken for payload in many]
     assert await sub.take(len(expected)) == expected
     assert (client.raw.state, len(gaps)) == ("connected", 1)
+
+
+async def test_long_messages_for_a_bus_with_a_lower_limit(waiting: BlockingBackend, bus: StartBus) -> None:
+    """The call that reconnects raises if the new bus does not take its message; the bus sees none of it."""
+    server = bus(RAISED)
+    client = await waiting.connect(server.address, reconnect=True)
+    await client.fence()
+    calls = [
+        partial(client.publish, "k", LONG[:500_000]),
+        partial(client.publish, "k", LONG[:500_000], timeout=TIMEOUT),
+        partial(client.publish_many, [("k", b"1"), ("k", LONG[:500_000])]),
+    ]
+    for number, call in enumerate(calls):
+        server.kill(signal.SIGKILL)
+        server.wait()
+        with pytest.raises(Disconnected):
+            await client.fence()
+        server = bus("--reuse")
+        with pytest.raises(PacketTooLong, match="500006 bytes, and the limit is 409600"):
+            await call()
+        sub = await client.subscribe("k")
+        await client.publish("k", b"%d" % number)
+        assert await sub.take(1) == [b"%d" % number]
+        server.kill(signal.SIGKILL)
+        server.wait()
+        with pytest.raises(Disconnected):
+            await client.fence()
+        server = bus(RAISED, "--reuse")
+        await client.settle()
+        await sub.close()
 
 
 async def test_long_message_for_a_server_that_says_nothing(looping: Backend, directory: Path) -> None:

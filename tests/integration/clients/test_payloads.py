@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sbus.client.core import Message
 from sbus.client.payloads import Outgoing
 from sbus.errors import BufferFull, Disconnected, PacketTooLong, RequestFailed
 from sbus.protocol.bundles import unbundle
@@ -16,7 +17,6 @@ from sbus.protocol.packets import LEAST_PAYLOAD, build_range
 from sbus.syscalls.memfd import Attached, Memfd
 from tests.integration.clients.backends import (
     Backend,
-    BlockingBackend,
     Client,
     FakePeer,
     FakeServer,
@@ -227,8 +227,38 @@ async def test_what_waits_counts_for_the_reconnect_buffer(looping: Backend, dire
         assert not any(isinstance(packet, Outgoing) for packet in client.raw.outbox.packets)
 
 
-async def test_message_that_does_not_fit_the_next_server(backend: Backend, directory: Path) -> None:
-    """A large message that waits for a server which takes no payloads is dropped, and the loss is told."""
+@pytest.mark.parametrize(
+    ("answers", "error"), [((), "90006 bytes"), ((ON + b"\x001000 60000",), "90000 bytes of payload, .* 60000")]
+)
+async def test_message_that_does_not_fit_the_next_server(
+    backend: Backend, directory: Path, answers: tuple[bytes, ...], error: str
+) -> None:
+    """A large message that waits for a server which does not take it is not sent, and its call fails."""
+    with FakeServer(directory / "fake") as server:
+        client = await backend.connect(server.address, payloads=True, reconnect=QUICK, max_packet=70_000)
+        peer = await server.accept()
+        await settle(client, peer, ANSWER)
+        peer.close()
+        server.vanish()
+        with pytest.raises(Disconnected):
+            await client.fence()
+        publishing = asyncio.ensure_future(client.publish_many([("k", bytes(90_000)), ("k", b"with it")]))
+        await turn()
+        server.listen()
+        peer = await resume(server, *answers)
+        answering = asyncio.ensure_future(next_message(peer))
+        with pytest.raises(PacketTooLong, match=error):
+            await publishing
+        await client.publish("k", b"after")
+        assert await answering == b"MSG k\0after"
+
+
+@pytest.mark.parametrize("answers", [(), (ON + b"\x001000 60000",)])
+async def test_reply_that_does_not_fit_the_next_server(
+    backend: Backend, directory: Path, answers: tuple[bytes, ...]
+) -> None:
+    """Nobody waits for a reply to be sent, so the log tells of it; what waits behind it is sent."""
+    request = Message(b"k", b"!/cred/1/2/4/sbus/reply/x\0")
     with FakeServer(directory / "fake") as server:
         client = await backend.connect(server.address, payloads=True, reconnect=QUICK, max_packet=70_000)
         peer = await server.accept()
@@ -239,19 +269,16 @@ async def test_message_that_does_not_fit_the_next_server(backend: Backend, direc
             await client.fence()
         warnings: list[str] = []
         client.raw._warn = warnings.append
-        publishing = asyncio.ensure_future(client.publish("k", bytes(90_000)))
-        await turn()
+        await client.answer(request, bytes(90_000))
+        await client.answer(request, b"short")
         server.listen()
-        peer = await resume(server)
+        fencing = asyncio.ensure_future(client.settle())
+        peer = await resume(server, *answers)
+        assert await next_message(peer) == b"MSG !/cred/1/2/4/sbus/reply/x\0+short"
         answering = asyncio.ensure_future(next_message(peer))
-        if isinstance(backend, BlockingBackend):
-            with pytest.raises(PacketTooLong, match="90006 bytes"):
-                await publishing
-        else:
-            await publishing
-            await client.fence()
-            assert len(warnings) == 1
-            assert "90006 bytes" in warnings[0]
+        await fencing
+        assert len(warnings) == 1
+        assert "a message that waited for a connection was dropped" in warnings[0]
         await client.publish("k", b"after")
         assert await answering == b"MSG k\0after"
 

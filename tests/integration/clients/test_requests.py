@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 
+from sbus.client.core import Message
+from sbus.client.responding import MOST_HANDLERS
 from sbus.errors import InvalidKey, NobodyListens, PacketTooLong, RequestFailed, TimedOut, UsageError
-from tests.integration.clients.backends import Backend, Client
+from tests.integration.clients.backends import Backend, BlockingBackend, Client, unread, wait_stuck
 from tests.support.harness import OTHER_USER, TIMEOUT, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
@@ -198,6 +202,36 @@ async def test_requests_of_many_keep_apart(looping: Backend, shared: Bus) -> Non
     assert answers == [b"N%d" % i for i in range(100)]
 
 
+async def test_flood_of_requests_whose_handlers_wait(looping: Backend, shared: Bus) -> None:
+    """A bounded number of handlers is under way, and of other requests unread; each is answered, in order."""
+    server, bus = await looping.connect(shared.address), await looping.connect(shared.address)
+    begun: list[int] = []
+    most = under_way = 0
+    hold: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def handler(request: Any) -> bytes:
+        nonlocal most, under_way
+        under_way += 1
+        most = max(most, under_way)
+        begun.append(int(request.payload))
+        await (Deferred.fromFuture(hold) if looping.name == "twisted" else hold)
+        under_way -= 1
+        return bytes(request.payload)
+
+    await server.flood_control(soft="block")
+    await server.respond("ask", handler)
+    await server.fence()
+    key, inbox = await bus.inbox("sbus/reply/x")
+    total = 3 * MOST_HANDLERS
+    publishing = asyncio.ensure_future(bus.publish_many([("ask", b"%b\0%d" % (key, i)) for i in range(total)]))
+    await wait_stuck(lambda: len(begun) + unread(server), await looping.connect(shared.address))
+    assert (len(begun), most) == (MOST_HANDLERS, MOST_HANDLERS)
+    hold.set_result(None)
+    assert [int(answer[1:]) for answer in await inbox.take(total)] == list(range(total))
+    assert begun == list(range(total))
+    await publishing
+
+
 async def test_message_that_is_no_request_gets_no_answer(backend: Backend, shared: Bus) -> None:
     """A responder publishes to reply keys only, whatever a message contains."""
     server, bus = await backend.connect(shared.address), await backend.connect(shared.address)
@@ -316,6 +350,48 @@ async def test_deadline_that_is_over(backend: Backend, shared: Bus, timeout: flo
         assert not await bus.verify(me, timeout=timeout)
     await bus.fence()
     assert bus.raw._requests == {}
+
+
+WRONG: list[Callable[[Any], Any]] = [
+    lambda raw: raw.whoami(timeout="1"),
+    lambda raw: raw.fence(timeout=b"1"),
+    lambda raw: raw.has_subscribers("k", timeout="1"),
+    lambda raw: raw.request("nobody", timeout="1"),
+    lambda raw: raw.verify("!/cred/1/1/1", timeout=[1]),
+    lambda raw: raw.enqueue("jobs", "k", delay="1"),
+    lambda raw: raw.enqueue("jobs", "k", timeout="1"),
+    lambda raw: raw.enqueue(b"jobs", "k"),
+    lambda raw: raw.work(5),
+    lambda raw: raw.work("jobs", credit="3"),
+    lambda raw: raw.subscribe("a", "no function"),
+    lambda raw: raw.respond("a", None),
+    lambda raw: raw.control("echo/on", "text"),
+    lambda raw: raw.answer(Message(b"a", b""), "text"),
+    lambda raw: raw.fail(Message(b"a", b""), ValueError("why")),
+    lambda raw: raw.payloads().allocate("1"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+async def test_arguments_of_the_wrong_type(backend: Backend, shared: Bus, number: int) -> None:
+    """They raise what other wrong arguments raise, and nothing is sent or left."""
+    bus = await backend.connect(shared.address)
+    before = bus.raw.core.state()
+    with pytest.raises(UsageError):
+        await bus.do(WRONG[number], bus.raw)
+    assert (bus.raw._requests, bus.raw.core.state(), bus.raw.works) == ({}, before, [])
+    await bus.fence()
+
+
+async def test_times_of_the_wrong_type(waiting: BlockingBackend, shared: Bus) -> None:
+    """In the blocking library more calls take a time."""
+    bus = await waiting.connect(shared.address)
+    sub, watch = await bus.subscribe("a"), await bus.watch_subscribers("a")
+    await watch.get()
+    calls = (bus.raw.receive, bus.raw.get_many, sub.raw.get, sub.raw.get_many, watch.raw.get, bus.raw.work("q").get)
+    for call in (*calls, lambda timeout: bus.raw.publish("a", timeout=timeout), lambda x: bus.raw.limit(x).__enter__()):
+        with pytest.raises(UsageError, match=r"^timeout='1': give a number of seconds$"):
+            await bus.do(call, "1")
 
 
 async def test_waiting_in_vain_times_out(backend: Backend, shared: Bus) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 import sbus
-from sbus.errors import NobodyListens, PacketTooLong, RequestFailed, UsageError
+from sbus.client.outbox import Outbox
+from sbus.client.workers import WorkCore
+from sbus.errors import Disconnected, NobodyListens, PacketTooLong, RequestFailed, UsageError
 from tests.integration.clients.backends import BACKENDS, Backend, Client
 from tests.integration.queue.conftest import Queued
 from tests.support.disks import filled, mounted
@@ -97,6 +99,30 @@ async def test_life_of_a_job(backend: Backend, queued: Start) -> None:
         await worker.do(job.ack)
         await worker.do(job.nack, "failed")  # a second answer is ignored
         assert counts(server) == {"out": 1}
+    await until_counts(server, {"ready": 1})
+
+
+@pytest.mark.parametrize("end", ["work", "bus", "server"])
+async def test_answers_after_the_end(backend: Backend, queued: Start, end: str) -> None:
+    """A worker whose work or connection has ended learns that the queue keeps the job."""
+    server = queued()
+    client = await backend.connect(server.address)
+    await client.do(client.raw.enqueue, "jobs", "k")
+    async with working(client) as worker:
+        job = await worker.next()
+        if end == "work":
+            await client.do(job._work.close)
+        elif end == "bus":
+            await client.close()
+        else:
+            server.bus.stop()
+            with pytest.raises(Disconnected):
+                await client.fence()
+        for call in (job.ack, job.nack, job.renew):
+            with pytest.raises(Disconnected):
+                await client.do(call)
+        if end == "server":
+            return
     await until_counts(server, {"ready": 1})
 
 
@@ -223,6 +249,33 @@ async def test_cancelled_worker_releases(looping: Backend, queued: Start, store:
     if store:  # they went back to JetStream, and behind one another
         jobs.sort(key=lambda job: job.id)
     assert [(job.id, job.tries) for job in jobs] == [(1, 1), (2, 1), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [(Outbox, "take"), (Outbox, "ack"), (WorkCore, "end_job"), (WorkCore, "_wake")]
+)
+def test_worker_that_a_signal_handler_closes(
+    queued: Start, monkeypatch: pytest.MonkeyPatch, place: type, name: str
+) -> None:
+    """The loop ends and the jobs are released, uncounted, whatever the handler has interrupted."""
+    server = queued()
+    with sbus.connect(str(server.address)) as client, sbus.connect(str(server.address)) as other:
+        for _ in range(5):
+            client.enqueue("jobs", "k")
+        interrupted = getattr(place, name)
+
+        def interrupt(*args: Any) -> Any:
+            monkeypatch.setattr(place, name, interrupted)
+            client.close()
+            return interrupted(*args)
+
+        for job in client.work("jobs", credit=2):
+            with job:
+                monkeypatch.setattr(place, name, interrupt)
+        assert client.state == "closed"
+        for job in islice(other.work("jobs"), 3):
+            assert job.tries == 1
+            job.ack()
 
 
 @both

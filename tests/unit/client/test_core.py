@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbus.client import blocking
-from sbus.client.core import Batch, ClientCore, Message, as_bytes, find_dialect
+from sbus.client.arguments import as_bytes
+from sbus.client.core import Batch, ClientCore, Message, find_dialect
 from sbus.client.options import ConnectOptions
 from sbus.client.senders import kind_of
 from sbus.client.snapshots import LastValue

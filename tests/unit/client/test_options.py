@@ -39,7 +39,15 @@ def test_every_call_is_documented(bus: type) -> None:
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"dialect": "latest"}, "use 'current' or 'early'"), ({"max_packet": 0}, "give the server's limit in bytes")],
+    [
+        ({"dialect": "latest"}, "use 'current' or 'early'"),
+        ({"max_packet": 0}, "give the server's limit in bytes"),
+        ({"max_packet": "1"}, "give the server's limit in bytes"),
+        ({"reconnect_buffer": 1.5}, "give a number of bytes above 0"),
+        ({"timeout": "1"}, "give a number of seconds"),
+        ({"reconnect": 5}, "give True, False or a Backoff"),
+        ({"on_gap": "log"}, "on_gap is a function, not str"),
+    ],
 )
 def test_values_are_checked(options: dict, error: str) -> None:
     """A value that cannot work raises before anything is connected."""

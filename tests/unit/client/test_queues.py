@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError
 from twisted.internet.task import Clock
 
+from sbus.client.blocking.waiting import PolledWaiter
 from sbus.client.core import ClientCore, Message
 from sbus.client.denials import Denial
-from sbus.client.queues import HEAD_ROOM, Job, WorkCore, build_job, build_put, check_job, check_queue, parse_put
-from sbus.errors import Closed, NotAllowed, PacketTooLong, RequestFailed, TimedOut, UsageError
+from sbus.client.queues import HEAD_ROOM, build_job, build_put, check_job, check_queue, parse_put
+from sbus.client.workers import Job, WorkCore
+from sbus.errors import Closed, ConnectionLost, NotAllowed, PacketTooLong, RequestFailed, TimedOut, UsageError
 
 
 class FakeBus:
@@ -38,7 +41,10 @@ class FakeBus:
 
     def subscribe(self, pattern: bytes, callback: Any) -> Any:
         self.callbacks[pattern] = callback
-        return type("Subscription", (), {"close": lambda self: None})()
+        return type("Subscription", (), {"close": lambda _: self.callbacks.pop(pattern)})()
+
+    def waiter(self) -> PolledWaiter:
+        return PolledWaiter()
 
     def send(self, packets: list[bytes]) -> None:
         for packet in packets:
@@ -232,6 +238,26 @@ def test_an_answer_is_not_repeated_to_a_later_delivery(bus: FakeBus) -> None:
     assert bus.take() == [b"ack 1 1"]
 
 
+@pytest.mark.parametrize("call", [Job.ack, Job.nack, Job.renew])
+@pytest.mark.parametrize("error", [Closed("closed"), ConnectionLost("lost"), NotAllowed(b"MSG", b"k", "r")])
+def test_answers_after_the_end(bus: FakeBus, call: Callable[[Job], Any], error: Exception) -> None:
+    """The queue gives a job without an answer to another worker: the call raises what has ended the work."""
+    work = started(bus)
+    work._announce()
+    for id in (1, 2):
+        deliver(bus, 1, id)
+    answered, job = next_job(work), next_job(work)
+    answered.ack()
+    work._stop(error)
+    bus.take()
+    with pytest.raises(type(error)):
+        call(job)
+    assert bus.take() == []
+    call(answered)  # it had its answer in time
+    with job:
+        pass  # the loop raises, not the block
+
+
 def test_work_that_is_closed_while_it_starts(bus: FakeBus) -> None:
     """Nothing is subscribed to any more, and the reader learns why."""
     work = WorkCore(bus, "jobs", 2)
@@ -244,6 +270,32 @@ def test_work_that_is_closed_while_it_starts(bus: FakeBus) -> None:
     with pytest.raises(Closed):
         next_job(work)
     assert (bus.callbacks, bus.works) == ({}, [])
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 4])
+def test_a_start_that_fails_leaves_nothing(bus: FakeBus, place: int) -> None:
+    """What a start has subscribed to before an error is undone, and the next reader starts anew."""
+    work = WorkCore(bus, "jobs", 2)
+    calls = 0
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def do(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == place:
+                raise TimedOut("not sent")
+            return call(*args)
+
+        return do
+
+    bus.subscribe, bus.core.watch = failing(bus.subscribe), failing(bus.core.watch)  # type: ignore[method-assign]
+    with pytest.raises(TimedOut):
+        next_job(work)
+    watches = bus.core.extensions.watches
+    assert (bus.callbacks, bus.works, watches.keys()) == ({}, [], ())
+    with pytest.raises(AssertionError, match="there is no job"):
+        next_job(work)
+    assert (len(bus.callbacks), bus.works, watches.keys()) == (3, [work], (b"queue/jobs/ready",))
 
 
 def test_only_the_last_answer_of_a_job_is_repeated(bus: FakeBus) -> None:
@@ -331,9 +383,10 @@ def test_when_a_worker_announces_itself(bus: FakeBus) -> None:
     assert work._watch is not None
     work._watch.end(UsageError("the server does not say"))
     assert bus.take() == [b"ready 1 2"]
+    up = bus.callbacks[b"queue/jobs/up"]
     work.close()
     bus.take()
-    bus.callbacks[b"queue/jobs/up"](Message(b"queue/jobs/up", b""))
+    up(Message(b"queue/jobs/up", b""))
     assert bus.take() == []
 
 

@@ -11,10 +11,11 @@ import pytest
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.client.options import ConnectOptions
-from sbus.client.queues import WorkCore
+from sbus.client.responding import MOST_HANDLERS, Request
 from sbus.client.session import Session
 from sbus.client.subscription import HIGH_WATER, QueuedSubscription
-from sbus.errors import Closed, ConnectError, Disconnected
+from sbus.client.workers import Work, WorkCore
+from sbus.errors import Closed, ConnectError, Disconnected, NotAllowed
 from sbus.syscalls.batch import BATCH
 from tests.unit.client.fakes import WithoutCalls
 
@@ -127,6 +128,14 @@ class FakeSession(WithoutCalls[Sub], Session[Sub]):
 
     def callback_failed(self, error: BaseException) -> None:
         self.failures.append(error)
+
+    def run_handler(self, handler: Coroutine[Any, Any, None], ended: Callable[[], None]) -> bool:
+        async def run() -> None:
+            await handler
+            self.soon.append(ended)
+
+        Running(run())
+        return True
 
     def _make_subscription(self, callback: Callable[[Message], Any] | None) -> Sub:
         return Sub(self, callback)
@@ -309,6 +318,111 @@ def test_exceptions_of_the_application_go_to_its_log() -> None:
     session.arrive(b"MSG a\0", b"CMSG x\0", b"MSG a\0")
     assert [type(error) for error in session.failures] == [ZeroDivisionError] * 3
     assert len(sub.get_ready()) == 2
+
+
+def test_handlers_that_wait_are_bounded() -> None:
+    """Requests beyond the bound wait as unread messages, and get their handlers in order as others end."""
+    session = FakeSession()
+    begun: list[int] = []
+    holds: deque[Waiter] = deque()
+
+    async def handler(request: Request) -> None:
+        begun.append(int(request.payload))
+        holds.append(Waiter())
+        await holds[-1]
+
+    def end(count: int) -> None:
+        for _ in range(count):
+            holds.popleft().set_result(b"")
+        while session.soon:
+            session.turn()
+
+    session.respond("a", handler)
+    count = MOST_HANDLERS + HIGH_WATER - 1
+    session.arrive(*[b"MSG a\0%b\0%d" % (NAME, i) for i in range(count)])
+    assert (len(holds), session.reading) == (MOST_HANDLERS, True)
+    session.arrive(b"MSG a\0%b\0%d" % (NAME, count))
+    assert not session.reading
+    end(HIGH_WATER - HIGH_WATER // 4 - 1)
+    assert not session.reading
+    end(1)
+    assert (len(holds), session.reading) == (MOST_HANDLERS, True)
+    end(MOST_HANDLERS)
+    session.arrive(b"MSG a\0%b\0%d" % (NAME, count + 1))
+    assert begun == list(range(count + 2))
+    end(len(holds))
+
+
+@pytest.mark.parametrize("end", ["subscription", "bus"])
+def test_requests_that_wait_at_the_end(end: str) -> None:
+    """Nobody answers them after the end of the subscription, which stops no reading either."""
+    session = FakeSession()
+    holds: list[Waiter] = []
+
+    async def handler(request: Request) -> None:
+        holds.append(Waiter())
+        await holds[-1]
+
+    sub = session.respond("a", handler)
+    session.arrive(*[b"MSG a\0%b\0" % NAME] * (MOST_HANDLERS + HIGH_WATER))
+    assert not session.reading
+    if end == "bus":
+        session.close_now()
+    else:
+        sub.close()
+        assert session.reading
+    for hold in holds:
+        hold.set_result(b"")
+    session.turn()
+    assert len(holds) == MOST_HANDLERS
+
+
+def test_a_loss_among_requests_that_wait() -> None:
+    """It is reported between the handlers of the requests around it."""
+    events: list[object] = []
+    session = FakeSession(on_lost=lambda lost: events.append(lost.why))
+    hold = Waiter()
+
+    async def handler(request: Request) -> None:
+        events.append(request.payload)
+        await hold
+
+    session.respond("a", handler)
+    session.arrive(*[b"MSG a\0%b\0x" % NAME] * (MOST_HANDLERS + 1), b"CMSG lost\0" + b"1 2 3 discard")
+    session.arrive(b"MSG a\0%b\0y" % NAME)
+    assert events == [b"x"] * MOST_HANDLERS
+    hold.set_result(b"")
+    session.turn()
+    assert events[MOST_HANDLERS:] == [b"x", "discard", b"y"]
+
+
+def test_a_loss_beside_a_worker() -> None:
+    """The library's own subscriptions read nothing: a loss is reported when an application's reader reaches it."""
+    lost: list[object] = []
+    session = FakeSession(on_lost=lost.append)
+    starting = Running(Work(session, "jobs", 1)._start())
+    session.reply()
+    assert starting.is_done
+    sub = session.subscribe("a")
+    session.arrive(b"MSG a\0before", b"CMSG lost\0" + b"1 2 3 discard", b"MSG a\0after")
+    assert lost == []
+    assert [message.payload for message in sub.get_ready()] == [b"before"]
+    assert [message.payload for message in sub.get_ready()] == [b"after"]
+    assert len(lost) == 1
+
+
+@pytest.mark.parametrize("pattern", [b"queue/jobs/up", b"queue/jobs/worker/"])
+def test_a_worker_that_may_not_subscribe(pattern: bytes) -> None:
+    """The loop raises the refusal: without the subscription no job would ever come."""
+    denied: list[object] = []
+    session = FakeSession(on_denied=denied.append)
+    work = Work(session, "jobs", 1)
+    waiting = Running(work._next())
+    session.reply()
+    [refused] = [sub.pattern for sub in session.core.sinks() if sub.pattern.startswith(pattern)]
+    session.arrive(b"CMSG denied\0SUB " + refused + b" closed")
+    assert isinstance(waiting.result, NotAllowed)
+    assert (session.works, list(session.core.sinks()), denied) == ([], [], [])
 
 
 # --- sending ---------------------------------------------------------------------------------
