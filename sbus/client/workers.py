@@ -235,7 +235,7 @@ class WorkCore:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no job is this worker's any more."""
+        """Whether the worker no longer has any job."""
         return self._error is not None
 
     async def _start(self) -> None:
