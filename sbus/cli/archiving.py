@@ -15,7 +15,7 @@ from sbus.cli.job_metrics import ArchiveMetrics
 from sbus.cli.output import Progress, describe_os_error, pluralize, printable_text
 from sbus.cli.stopping import StopRequest, stop_on_signals
 from sbus.cli.types import COUNT, Duration, Mode, Size
-from sbus.errors import JournalMissing, SparkError, StorageError
+from sbus.errors import JournalError, JournalMissing, SparkError, StorageError
 
 if TYPE_CHECKING:
     from sbus.lake.job import ArchiveJob
@@ -175,6 +175,9 @@ def run(
             running.upkeep.run()
     metrics.update(running, is_up=False, now=True)
     click.echo(total.text(), err=True)
+    if running is not None and (damaged := running.damaged):
+        count = pluralize(len(damaged), "journal")
+        raise JournalError(f"{count} could not be archived beyond damage: {', '.join(damaged)}")
 
 
 def _with_remedy(error: Exception, room: str) -> str:

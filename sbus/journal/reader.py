@@ -48,7 +48,7 @@ def find_journals(patterns: Iterable[str]) -> list[str]:
     """Find the journals that paths and globs name.
 
     :returns: the real paths of their directories, sorted, each once.
-    :raises JournalMissing: if a path is no journal, or a glob finds none.
+    :raises JournalMissing: if a path is no journal, or a glob finds none; a damaged one is found, too.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -57,7 +57,12 @@ def find_journals(patterns: Iterable[str]) -> list[str]:
             if not matches:
                 raise JournalMissing(f"{pattern}: no journal is found there")
         else:
-            read_identity(pattern)
+            try:
+                read_identity(pattern)
+            except JournalMissing:
+                raise
+            except JournalError:
+                pass  # it is damaged: those who open it say so
             matches = [pattern]
         found.update(map(os.path.realpath, matches))
     return sorted(found)

@@ -23,7 +23,7 @@ from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, 
 from sbus.journal.salvage import find_header, salvage_index
 from sbus.journal.schema import FORMAT, FORMATS, Format, Kind, damaged_row, decode, read_header
 
-__all__ = ["Slice", "load", "raise_missing", "read"]
+__all__ = ["Slice", "load", "raise_missing", "read", "read_with_ends"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,17 @@ def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | No
     if part.skip_damaged:
         yield from _read_leniently(part, columns)
         return
+    for _, rows in read_with_ends(part, columns, index=index):
+        yield rows
+
+
+def read_with_ends(
+    part: Slice, columns: Sequence[str] | None = None, *, index: Index | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the same rows, each batch with the number behind its last row; damage is an error in any case.
+
+    :raises JournalError: as `read` does.
+    """
     path = part.segment.path(ARROWS)
     if index is None:
         index = load(part.segment, read_index)
@@ -111,7 +122,7 @@ def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | No
                 break
             next_seq = batch.next_seq
             if part.may_need(batch):
-                yield _rows_of(part, batch, path, file, columns, format_)
+                yield min(part.end_seq, batch.next_seq), _rows_of(part, batch, path, file, columns, format_)
     if next_seq < part.end_seq:
         raise JournalError(f"{path}: row {next_seq} is missing in it: {REPAIR}")
 
