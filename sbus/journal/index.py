@@ -20,13 +20,13 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from sbus.errors import JournalError
-from sbus.journal.layout import INDEX, LATEST, Segment, open_plain
+from sbus.journal.layout import INDEX, LATEST, Segment, open_plain, read_blocks
 from sbus.journal.schema import KINDS, Kind
 
 __all__ = [
@@ -37,13 +37,13 @@ __all__ = [
     "SYNC",
     "Index",
     "Record",
-    "count_synced",
     "ends_with_sync",
     "last_sync",
     "open_rows",
     "parse_records",
     "read_index",
     "read_record",
+    "scan",
     "unsynced_records",
 ]
 
@@ -118,6 +118,20 @@ def parse_records(data: bytes) -> list[Record | None]:
     return [_unpack(data, at) for at in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
 
 
+def scan(fd: int) -> Iterator[tuple[int, Record | None]]:
+    """Yield the records of an index, each with its offset; None for a damaged one, or for many that are zeros.
+
+    An incomplete record at the end is left out, and so are zeros there. Memory does not grow with the file.
+    """
+    end = 0
+    for start, data in read_blocks(fd):
+        if start > end:
+            yield end, None
+        end = start + len(data)
+        for number, record in enumerate(parse_records(data)):
+            yield start + number * RECORD_SIZE, record
+
+
 class Index(NamedTuple):
     """The part of an index that readers may use.
 
@@ -137,19 +151,22 @@ def read_index(segment: Segment) -> Index:
     :raises FileNotFoundError: if the segment is gone.
     :raises JournalError: if a record before the last sync record is damaged, or the end of a closed segment's index is.
     """
-    with open_plain(segment.path(INDEX)) as file:
-        data = file.read()
-    records = parse_records(data)
-    if segment.closed and (len(data) % RECORD_SIZE or not (records and (end := records[-1]) and end.type == SYNC)):
+    if segment.closed and not ends_with_sync(segment):
         # The records after the last whole sync record were synced too. Ignoring them would hide the loss.
         raise JournalError(f"{segment.path(INDEX)}: it does not end like the index of a closed segment: {REPAIR}")
-    while records and not ((last := records[-1]) and last.type == SYNC):
-        records.pop()
-    if not records:
+    whole: list[Record] = []
+    is_whole = True
+    with open_plain(segment.path(INDEX)) as file:
+        for _, record in scan(file.fileno()):
+            is_whole = is_whole and record is not None
+            if record is not None and is_whole:
+                whole.append(record)
+            elif segment.closed or (record and record.type == SYNC):
+                raise JournalError(f"{segment.path(INDEX)}: a record in it is damaged: {REPAIR}")
+    while whole and whole[-1].type != SYNC:
+        whole.pop()
+    if not whole:
         return Index(None, [], None)
-    if any(record is None for record in records):
-        raise JournalError(f"{segment.path(INDEX)}: a record in it is damaged: {REPAIR}")
-    whole = [record for record in records if record is not None]
     return Index(whole[0], [record for record in whole if record.type == BATCH], whole[-1])
 
 
@@ -165,19 +182,17 @@ def last_sync(segment: Segment) -> Record | None:
         length = _TAIL_BYTES
         while end > 0:
             start = max(0, end - length)
-            file.seek(start)
-            data = file.read(end - start)
-            for at in range(len(data) - RECORD_SIZE, -1, -RECORD_SIZE):
-                if data.startswith(SYNC, at) and (record := _unpack(data, at)):
-                    return record
+            found: Record | None = None
+            for _, data in read_blocks(file.fileno(), start, end):
+                for at in range(len(data) // RECORD_SIZE * RECORD_SIZE - RECORD_SIZE, -1, -RECORD_SIZE):
+                    if data.startswith(SYNC, at) and (record := _unpack(data, at)):
+                        found = record
+                        break
+            if found is not None:
+                return found
             end = start
             length *= 4
     return None
-
-
-def count_synced(records: Sequence[Record | None]) -> int:
-    """Return the number of records up to the last sync record."""
-    return max((at + 1 for at, record in enumerate(records) if record and record.type == SYNC), default=0)
 
 
 def unsynced_records(segment: Segment) -> list[Record]:
@@ -185,13 +200,16 @@ def unsynced_records(segment: Segment) -> list[Record]:
 
     :raises FileNotFoundError: if there is no index.
     """
-    with open_plain(segment.path(INDEX)) as file:
-        records = parse_records(file.read())
     found: list[Record] = []
-    for record in records[count_synced(records) :]:
-        if record is None:
-            break
-        found.append(record)
+    is_whole = True
+    with open_plain(segment.path(INDEX)) as file:
+        for _, record in scan(file.fileno()):
+            if record is not None and record.type == SYNC:
+                found, is_whole = [], True
+                continue
+            is_whole = is_whole and record is not None
+            if record is not None and is_whole:
+                found.append(record)
     return found
 
 

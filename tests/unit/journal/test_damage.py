@@ -7,9 +7,10 @@ import itertools
 import json
 import os
 import re
+import resource
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from sbus.errors import JournalError
 from sbus.journal.index import read_index
 from sbus.journal.layout import list_segments
 from sbus.journal.lock import locked
-from sbus.journal.reader import JournalReader, find_journals, read
+from sbus.journal.reader import JournalReader, read
 from sbus.journal.repair import repair
+from sbus.journal.snapshot import open_journals
 from sbus.journal.summary import read_summary
 from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
@@ -151,6 +153,15 @@ def plant_link(path: str) -> None:
     os.symlink("/dev/zero", path)
 
 
+_NO_FILE = "it is damaged (no plain file): restore it from a copy"
+NOT_PLAIN = {
+    plant_pipe: _NO_FILE,
+    plant_socket: _NO_FILE,
+    plant_link: "it is a symbolic link, which is not followed: put the journal's file itself in its place",
+}
+"""What is said of what is planted."""
+
+
 @pytest.mark.timeout(20)
 class TestPlanted:
     """What another user has put in the place of a file is damage: nothing waits for it, or reads without end."""
@@ -160,8 +171,8 @@ class TestPlanted:
         path = str(journal / "journal.json")
         os.unlink(path)
         plant(path)
-        for read_it in (JournalReader, lambda directory: list(verify(directory, print)), find_one):
-            with pytest.raises(JournalError, match=r"journal\.json: it is damaged \(no plain file\): restore it"):
+        for read_it in (JournalReader, lambda directory: list(verify(directory, print)), open_one):
+            with pytest.raises(JournalError, match=rf"journal\.json: {re.escape(NOT_PLAIN[plant])}"):
                 read_it(journal)
 
     @pytest.mark.parametrize("text", [b"[" * 200_000, b'{"id": "%s"}' % (b"0" * (16 << 20))])
@@ -186,16 +197,68 @@ class TestPlanted:
         segment = list_segments(str(journal))[number]
         os.unlink(segment.path(suffix))
         plant(segment.path(suffix))
-        with pytest.raises(JournalError, match=rf"{suffix}: it is damaged \(no plain file\)"):
+        with pytest.raises(JournalError, match=rf"{suffix}: {re.escape(NOT_PLAIN[plant])}"):
             all_rows(journal, skip_damaged=False, wanted=lambda summary: True)
         problems = [problem for found in verify(journal, print) for problem in found.problems]
-        assert f"{segment.path(suffix)}: it is damaged (no plain file): restore it from a copy" in problems
+        assert f"{segment.path(suffix)}: {NOT_PLAIN[plant]}" in problems
         if suffix != ".idx" or not number:  # of the newest segment, the index alone tells where it ends
             assert covered(all_rows(journal, skip_damaged=True)) == list(range(ROWS))
 
 
-def find_one(directory: Path) -> list[str]:
-    return find_journals([str(directory)])
+def open_one(directory: Path) -> object:
+    return open_journals([str(directory)])
+
+
+@pytest.mark.timeout(20)
+class TestSparse:
+    """An index of a terabyte, nearly all of it a hole, costs neither memory nor time."""
+
+    @pytest.fixture(autouse=True)
+    def _limited(self) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        (used,) = re.findall(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
+        resource.setrlimit(resource.RLIMIT_DATA, ((int(used) << 10) + (256 << 20), before[1]))
+        yield
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_closed(self, journal: Path, number: int) -> None:
+        """It is damaged; a repair loses no row."""
+        path = list_segments(str(journal))[number].path(".idx")
+        os.truncate(path, 1 << 40)
+        with pytest.raises(JournalError, match=r"\.idx: it does not end like the index of a closed segment"):
+            all_rows(journal, skip_damaged=False)
+        assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
+        (found,) = repair(journal)
+        assert found.lost == []
+        assert os.stat(found.kept[0]).st_size == 1 << 40
+        assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+
+    def test_open(self, journal: Path, tmp_path: Path) -> None:
+        """What follows the last sync record counts for nothing, as ever, and the next writer cuts it off."""
+        writer = JournalWriter.open(journal)
+        writer.append([(b"k/40", b"payload 40" * 20)])
+        writer.sync()
+        crashed = Path(shutil.copytree(journal, tmp_path / "crashed"))
+        writer.close()
+        segment = list_segments(str(crashed))[-1]
+        os.truncate(segment.path(".idx"), 1 << 40)
+        assert messages_of(all_rows(crashed, skip_damaged=False)) == set(range(ROWS + 1))
+        assert list(repair(crashed, dry_run=True)) == []
+        JournalWriter.open(crashed).close()
+        assert os.stat(segment.path(".idx")).st_size < 1 << 10
+        assert [found.problems for found in verify(crashed, print)] == [[]] * 3
+
+    def test_a_sync_record_behind_the_hole(self, journal: Path) -> None:
+        """Records are missing before it: the segment is damaged."""
+        path = list_segments(str(journal))[-1].path(".idx")
+        data = Path(path).read_bytes()
+        os.truncate(path, 128)
+        overwrite(path, 1 << 40, data[-64:])
+        assert JournalReader(journal).end() == ROWS
+        with pytest.raises(JournalError, match=r"\.idx: a record in it is damaged"):
+            all_rows(journal, skip_damaged=False)
+        assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
 
 
 class TestAnyDamage:
