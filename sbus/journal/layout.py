@@ -30,6 +30,7 @@ __all__ = [
     "Identity",
     "Segment",
     "is_journal",
+    "link_error",
     "list_segments",
     "open_plain",
     "read_blocks",
@@ -164,6 +165,13 @@ def read_identity(directory: str) -> Identity:
     return Identity(id_, format_, host if isinstance(host, str) and host else None, fields)
 
 
+def link_error(path: str) -> JournalError:
+    """Return the error for a link in the place of a file: in a journal, no link is followed."""
+    return JournalError(
+        f"{path}: it is a symbolic link, which is not followed: put the journal's file itself in its place"
+    )
+
+
 def open_plain(path: str) -> IO[bytes]:
     """Open a plain file to read it. A link is not followed, and a pipe is not waited for.
 
@@ -174,9 +182,7 @@ def open_plain(path: str) -> IO[bytes]:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
         if e.errno == errno.ELOOP:
-            raise JournalError(
-                f"{path}: it is a symbolic link, which is not followed: put the journal's file itself in its place"
-            ) from None
+            raise link_error(path) from None
         if e.errno != errno.ENXIO:  # a socket
             raise
     else:

@@ -25,6 +25,7 @@ One writer at a time holds the file ``lock`` with flock(2), which the process's 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -49,6 +50,7 @@ from sbus.journal.layout import (
     SUMMARY,
     Segment,
     is_journal,
+    link_error,
     list_segments,
     read_identity,
 )
@@ -158,8 +160,10 @@ class JournalWriter:
         )
         try:
             journal._recover()
-        except BaseException:
+        except BaseException as e:
             os.close(lock)
+            if isinstance(e, OSError) and e.errno == errno.ELOOP:
+                raise link_error(str(e.filename)) from None
             raise
         return journal
 

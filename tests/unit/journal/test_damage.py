@@ -154,7 +154,7 @@ def plant_link(path: str) -> None:
 
 
 _NO_FILE = "it is damaged (no plain file): restore it from a copy"
-NOT_PLAIN = {
+NOT_PLAIN: dict[Callable[[str], None], str] = {
     plant_pipe: _NO_FILE,
     plant_socket: _NO_FILE,
     plant_link: "it is a symbolic link, which is not followed: put the journal's file itself in its place",
@@ -203,6 +203,21 @@ class TestPlanted:
         assert f"{segment.path(suffix)}: {NOT_PLAIN[plant]}" in problems
         if suffix != ".idx" or not number:  # of the newest segment, the index alone tells where it ends
             assert covered(all_rows(journal, skip_damaged=True)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("name", ["lock", ".arrows", ".idx"])
+def test_a_writer_names_a_link(journal: Path, tmp_path: Path, name: str) -> None:
+    """A writer does not follow a link, either: it says which one it is, and what to do."""
+    writer = JournalWriter.open(journal)
+    writer.append([(b"k", b"")])
+    writer.sync()
+    crashed = Path(shutil.copytree(journal, tmp_path / "crashed"))
+    writer.close()
+    path = crashed / name if name == "lock" else Path(list_segments(str(crashed))[-1].path(name))
+    path.unlink()
+    path.symlink_to(journal / path.name)
+    with pytest.raises(JournalError, match=f"{re.escape(str(path))}: {NOT_PLAIN[plant_link]}"):
+        JournalWriter.open(crashed)
 
 
 def open_one(directory: Path) -> object:
