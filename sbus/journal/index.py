@@ -225,16 +225,17 @@ def ends_with_sync(segment: Segment) -> bool:
     return size % RECORD_SIZE == 0 and data.startswith(SYNC) and _unpack(data, 0) is not None
 
 
-def open_rows(segment: Segment, *, mapped: bool) -> pa.NativeFile:
-    """Open the rows of a segment.
+def open_rows(segment: Segment) -> pa.NativeFile:
+    """Open the rows of a segment, to be read with read(2).
 
-    :param mapped: as a memory map; else they are read with read(2).
+    A memory map would end the process with SIGBUS on a disk with a bad sector, or when the owner of the file cuts it.
+
     :raises FileNotFoundError: if the segment is gone.
     :raises JournalError: if they are no plain file.
     """
     with open_plain(segment.path()) as file:
         path = f"/proc/self/fd/{file.fileno()}"  # the name may mean another file by now
-        return pa.memory_map(path) if mapped else pa.OSFile(path)
+        return pa.OSFile(path)
 
 
 def read_record(path: str, file: pa.NativeFile, record: Record) -> pa.Buffer:
@@ -245,7 +246,11 @@ def read_record(path: str, file: pa.NativeFile, record: Record) -> pa.Buffer:
     if record.end > file.size():
         raise JournalError(f"{path}: it ends at byte {file.size()}, before the rows do: {REPAIR}")
     file.seek(record.start)
-    data = file.read_buffer(record.end - record.start)
+    try:
+        data = file.read_buffer(record.end - record.start)
+    except (OSError, MemoryError) as e:
+        what = getattr(e, "strerror", None) or e
+        raise JournalError(f"{path}: the bytes {record.start} to {record.end} cannot be read: {what}: {REPAIR}") from e
     if zlib.crc32(data) != record.crc:
         raise JournalError(
             f"{path}: the bytes {record.start} to {record.end} are damaged "

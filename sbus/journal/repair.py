@@ -191,7 +191,7 @@ class _Repair:
     def _check(self, index: Index) -> list[Record]:
         """Return the records of the repaired index, without the last sync record."""
         path = self._segment.path(ARROWS)
-        with closing(open_rows(self._segment, mapped=False)) as file:
+        with closing(open_rows(self._segment)) as file:
             header = find_header(file, self._journal_id, index.header)
             if header is None or index.header is None:
                 raise JournalError(

@@ -44,7 +44,7 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
     if not segment.closed:
         while records and records[-1].type != SYNC:
             records.pop()
-    with open_rows(segment, mapped=False) as arrows:
+    with open_rows(segment) as arrows:
         header = next((record for record in records if record.type == HEAD), None)
         found = find_header(arrows, journal_id, header)
         if found is None:

@@ -1,11 +1,13 @@
 """Slices of segments, and how their rows are read.
 
 A `Slice` is plain data: `sbus.journal.reader.JournalReader.plan` makes it, and `read` yields its rows in this process
-or in another. `read` maps the segment into memory, and checks the CRC-32 of each batch before it hands out the rows.
+or in another. `read` checks the CRC-32 of each batch before it hands out the rows.
 
 Damage is an error, unless the slice has `Slice.skip_damaged`: then one row of the kind ``damaged`` stands in place of
-each batch that cannot be read, and states how many of the slice's rows it had. Such a slice is read with read(2), not
-from a memory map: of a disk with a bad sector, the map would end the process with SIGBUS.
+each batch that cannot be read, and states how many of the slice's rows it had.
+
+Rejected: memory maps. They save a tenth of the time. But a bad sector of the disk, or the owner of a file who cuts it,
+ends a process with SIGBUS, and with it the archive of other journals.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def raise_missing(segment: Segment) -> NoReturn:
 
 
 def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a slice, batch by batch, from a memory map; only publishers are copied.
+    """Yield the rows of a slice, batch by batch; only publishers are copied.
 
     :param columns: the names of the columns to return, in this order; None: all (`sbus.journal.schema.COLUMNS`).
     :param index: the index of the segment, if the caller has it; it needs only the batches of this slice.
@@ -109,7 +111,7 @@ def read_with_ends(
     if index is None:
         index = load(part.segment, read_index)
     try:
-        file = open_rows(part.segment, mapped=True)
+        file = open_rows(part.segment)
     except FileNotFoundError:
         raise_missing(part.segment)
     with file:
@@ -152,7 +154,7 @@ def _read_leniently(part: Slice, columns: Sequence[str] | None) -> Iterator[pa.R
 
     try:
         index = salvage_index(part.segment, part.journal_id)
-        file = open_rows(part.segment, mapped=False)
+        file = open_rows(part.segment)
     except (OSError, JournalError) as e:
         read_identity(part.segment.directory)
         yield from lost(part.end_seq, f"{path}: {e.strerror or e}" if isinstance(e, OSError) else e)

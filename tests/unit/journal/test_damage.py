@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -10,6 +11,8 @@ import re
 import resource
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import JournalError
-from sbus.journal.index import read_index
+from sbus.journal.index import read_index, read_record
 from sbus.journal.layout import list_segments
 from sbus.journal.lock import locked
 from sbus.journal.reader import JournalReader, read
@@ -203,6 +206,48 @@ class TestPlanted:
         assert f"{segment.path(suffix)}: {NOT_PLAIN[plant]}" in problems
         if suffix != ".idx" or not number:  # of the newest segment, the index alone tells where it ends
             assert covered(all_rows(journal, skip_damaged=True)) == list(range(ROWS))
+
+
+def test_rows_that_are_cut_off_while_they_are_read(tmp_path: Path) -> None:
+    """The owner of a journal who cuts a file is damage for its readers, and not their end."""
+    program = f"""
+import os
+from sbus.errors import JournalError
+from sbus.journal import JournalReader, JournalWriter, read
+with JournalWriter.open({str(tmp_path / "journal")!r}) as journal:
+    for _ in range(3):
+        journal.append([(b"k", bytes(20_000))])
+reader = JournalReader(journal.directory)
+(part,) = reader.plan(0, 3)
+batches = read(part)
+next(batches)
+os.truncate(part.segment.path(), 30_000)
+try:
+    next(batches)
+except JournalError as e:
+    print(e)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "are damaged (1 rows from 1): restore it from a copy, or run 'sbus journal repair'" in done.stdout
+
+
+def test_a_bad_sector(journal: Path) -> None:
+    """Bytes that the disk cannot read are damage of their batch."""
+
+    class BadDisk:
+        def size(self) -> int:
+            return 1 << 30
+
+        def seek(self, at: int) -> None:
+            pass
+
+        def read_buffer(self, length: int) -> pa.Buffer:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    record = read_index(list_segments(str(journal))[0]).batches[1]
+    with pytest.raises(JournalError, match=r"^x: the bytes \d+ to \d+ cannot be read: Input/output error: restore it"):
+        read_record("x", BadDisk(), record)
 
 
 @pytest.mark.parametrize("name", ["lock", ".arrows", ".idx"])
