@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sbus.errors import JournalError, JournalMissing, UsageError
 from sbus.journal.clock import from_seconds, to_seconds
-from sbus.journal.keytext import from_text
+from sbus.journal.keytext import from_text, printable
 from sbus.journal.reader import Slice, read
 from sbus.journal.schema import MESSAGES, Kind
 from sbus.journal.snapshot import open_journals
@@ -220,7 +220,12 @@ class JournalRows:
                 lasts.append(times[-1] + clock.set_by)
         if self._damage:
             raise JournalError(
-                "\n".join([*sorted(map(str, self._damage)), "nothing is replayed: a part would be missing"])
+                "\n".join(
+                    [
+                        *(printable(text) for text in sorted(map(str, self._damage))),
+                        "nothing is replayed: a part would be missing",
+                    ]
+                )
             )
         return Total(messages, min(firsts), max(lasts)) if messages else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -135,6 +136,8 @@ def run(
     :param is_alive: whether another archive could run after a failure.
     :raises sbus.errors.SbusError: if it may not try again, or that would be of no use.
     """
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_PrintableFormatter())
     total = _Total()
     backoff = _Backoff()
     progress = Progress()
@@ -178,6 +181,13 @@ def run(
     if running is not None and (damaged := running.damaged):
         count = pluralize(len(damaged), "journal")
         raise JournalError(f"{count} could not be archived beyond damage: {', '.join(damaged)}")
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Makes the lines of the log safe to print: they name directories of other users."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_text(super().format(record))
 
 
 def _with_remedy(error: Exception, room: str) -> str:

@@ -27,7 +27,8 @@ from typing import Any
 from sbus import ownership
 from sbus.errors import LakeError
 from sbus.journal import disk
-from sbus.journal.layout import read_object
+from sbus.journal.clock import to_seconds
+from sbus.journal.layout import LATEST, read_object
 from sbus.lake.checkpoint import Checkpoint
 from sbus.lake.place import Place
 
@@ -228,15 +229,15 @@ class State:
             os.close(fd)
 
     def notes(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of the history; a torn one is left out."""
+        """Yield the lines of the history; one that is torn, or has no time, is left out."""
         try:
             lines = (self.directory / "history.jsonl").read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return
         for line in lines:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 found = json.loads(line)
-                if isinstance(found, dict):
+                if isinstance(found, dict) and 0 <= found["time"] <= to_seconds(LATEST):
                     yield found
 
 

@@ -344,6 +344,18 @@ def test_damaged_journals_do_not_hold_up_the_others(what: str, new_journal: NewJ
     )
 
 
+def test_the_log_shows_no_control_characters(new_journal: NewJournal, tmp_path: Path) -> None:
+    """It names directories of journals, which other users have named."""
+    name = "j\x1b[31m\n"
+    new_journal(name).close()
+    (tmp_path / name / "consumers").touch()
+    arguments = ["archive", f"--journal={tmp_path}/*", f"--lake={tmp_path}/lake", "--once"]
+    done = subprocess.run([sys.executable, "-m", "sbus", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    said, _ = done.stderr.splitlines()
+    assert said.startswith(f"{tmp_path}/j\\x1b[31m\\x0a: the progress of the consumer 'archive' cannot be written")
+
+
 def test_an_archive_that_follows_takes_what_was_repaired(
     new_journal: NewJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
