@@ -271,16 +271,17 @@ class _Repair:
         if not os.path.isdir(home):
             # Copies of rows are as open as the rows.
             disk.make_directories(home, stat.S_IMODE(os.stat(self._segment.directory).st_mode))
-        for suffix in (INDEX, SUMMARY):
-            if os.path.exists(path := self._segment.path(suffix)):
-                with open_plain(path) as file:
-                    fd = file.fileno()
-                    self._copy(home, suffix, read_blocks(fd), os.fstat(fd).st_size)
-        with open_plain(self._segment.path(ARROWS)) as file:
-            for start, end in self._asides:
-                parts = _read_what_can_be(file.fileno(), start, end)
-                self._copy(home, f"-{start}-{end}.bytes", parts, end - start)
-        disk.sync_directory(home)
+        with disk.inside(home) as found:
+            for suffix in (INDEX, SUMMARY):
+                if os.path.exists(path := self._segment.path(suffix)):
+                    with open_plain(path) as file:
+                        fd = file.fileno()
+                        self._copy(found, suffix, read_blocks(fd), os.fstat(fd).st_size)
+            with open_plain(self._segment.path(ARROWS)) as file:
+                for start, end in self._asides:
+                    parts = _read_what_can_be(file.fileno(), start, end)
+                    self._copy(found, f"-{start}-{end}.bytes", parts, end - start)
+            disk.sync_directory(found)
 
     def _copy(self, home: str, suffix: str, parts: Iterable[tuple[int, bytes]], size: int) -> None:
         """Make a file of parts, each with its offset; there are zeros between them."""
@@ -296,7 +297,7 @@ class _Repair:
             disk.sync(fd)
         finally:
             os.close(fd)
-        self.kept.append(path)
+        self.kept.append(os.path.join(self._segment.directory, DAMAGED, os.path.basename(path)))
 
 
 def _padded_row(record: Record, length: int, format_: Format) -> bytes | None:

@@ -14,13 +14,15 @@ import pyarrow as pa
 import pytest
 
 from sbus.errors import JournalError, JournalLocked
+from sbus.journal.consumers import advance, release
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, Slice, find_journals, read
+from sbus.journal.repair import repair
 from sbus.journal.schema import FORMAT, FORMATS, Kind
 from sbus.journal.summary import read_summary
 from sbus.journal.verify import problems_of
 from sbus.journal.writer import JournalWriter
-from tests.support.journals import Clock, messages, rows
+from tests.support.journals import Clock, damage, messages, rows
 
 SOME = [(b"a/b", b"1"), (b"a/c", b"2"), (b"\xff", b"\0\1")]
 
@@ -412,6 +414,29 @@ class TestLinks:
         with pytest.raises(JournalError, match="it is a symbolic link, which is not followed"):
             JournalWriter.open(tmp_path / "journal")
         assert precious.read_bytes() == b"of somebody else"
+
+    @pytest.mark.parametrize(
+        ("name", "do"),
+        [
+            ("consumers", lambda directory: advance(directory, "archive", 2)),
+            ("consumers", lambda directory: release(directory, "archive")),
+            ("damaged", lambda directory: list(repair(directory))),
+        ],
+    )
+    def test_links_to_directories(self, new_journal, tmp_path, name, do):
+        """Progress, and what was damaged, is not written elsewhere, and no consumer is forgotten there."""
+        precious = tmp_path / "precious"
+        precious.mkdir()
+        (precious / "archive.json").write_text('{"next": 1}')
+        journal = new_journal()
+        journal.append(SOME)
+        journal.append(SOME)
+        journal.close()
+        damage(journal.directory)
+        (tmp_path / "journal" / name).symlink_to(precious)
+        with pytest.raises(NotADirectoryError, match="a link to one, which is not followed"):
+            do(journal.directory)
+        assert [path.read_text() for path in precious.iterdir()] == ['{"next": 1}']
 
 
 class TestCopies:
