@@ -237,8 +237,9 @@ def _sweep(table: Table, matches: Matcher) -> int:
     staging = table.state.staging
     try:
         with table.state.locked("lock", "an archive is running"):
-            for staged in staging.iterdir() if staging.exists() else ():
-                shutil.rmtree(staged, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError), table.state.inside("staging") as found:
+                for staged in found.iterdir():
+                    shutil.rmtree(staged, ignore_errors=True)
             unnamed = table.sweep()
     except LakeError:
         unnamed = table.unnamed()

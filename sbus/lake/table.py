@@ -157,8 +157,9 @@ class Table(abc.ABC):
                 )
             state.settle(self.format, has_rows=has_rows)
             state.make_directories(state.staging)
-            for left in state.staging.iterdir():
-                shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
+            with state.inside("staging") as staging:
+                for left in staging.iterdir():
+                    shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
             state.apply_mode()
             state.make_checkpoint()
             yield
