@@ -17,6 +17,7 @@ pytest.importorskip("deltalake")
 from deltalake import DeltaTable
 
 from sbus.errors import LakeError
+from sbus.lake.archive import Archive
 from sbus.lake.cube import update
 from sbus.lake.maintenance import by_hour, compact, forget, prune
 from sbus.lake.opening import open_table
@@ -246,6 +247,20 @@ def test_a_link_in_the_state(name: str, tmp_path: Path) -> None:
             said.add(str(e).partition(": ")[2])
     assert said <= {f"{name} in it is no directory, or a link to one, which is not followed: make a directory there"}
     assert sorted(path.name for path in victim.rglob("*")) == ["file", "home", "top"]
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint/offsets", "checkpoint/commits", "batches"])
+def test_a_link_in_place_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    """An archive does not begin, so it removes no file that it takes for a torn one of its own."""
+    lake, victim = tmp_path / "lake", tmp_path / "victim"
+    table = new_lake(lake, "parquet")
+    table.state.make_checkpoint()
+    _planted(lake, victim, name)
+    (victim / "17").write_text("precious")
+    (victim / "offsets").mkdir()
+    with pytest.raises(LakeError, match=f"{name} in it is no directory, or a link"), Archive([], table):
+        pass
+    assert (victim / "17").read_text() == "precious"
 
 
 def test_a_link_in_a_delta_table(tmp_path: Path) -> None:
