@@ -14,7 +14,9 @@ for one whose disk has failed. Nothing that it keeps is safe before the next syn
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -160,6 +162,9 @@ class SegmentWriter:
 
     def _add(self, type_: bytes, kind: Kind, rows: int, data: pa.Buffer | bytes, min_time: int, max_time: int) -> None:
         end = self.size + len(data)
+        longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if longest != resource.RLIM_INFINITY and end + len(END_OF_STREAM) > longest:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))  # else the segment could not be closed
         record = Record(type_, kind, self.size, end, self.next_seq, rows, zlib.crc32(data), min_time, max_time)
         self._append(record, data)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import stat
 import struct
 import zlib
@@ -20,7 +21,7 @@ from sbus.journal.reader import JournalReader, Slice, find_journals, read
 from sbus.journal.repair import repair
 from sbus.journal.schema import FORMAT, FORMATS, Kind
 from sbus.journal.summary import read_summary
-from sbus.journal.verify import problems_of
+from sbus.journal.verify import problems_of, verify
 from sbus.journal.writer import JournalWriter
 from tests.support.journals import Clock, damage, messages, rows
 
@@ -437,6 +438,31 @@ class TestLinks:
         with pytest.raises(NotADirectoryError, match="a link to one, which is not followed"):
             do(journal.directory)
         assert [path.read_text() for path in precious.iterdir()] == ['{"next": 1}']
+
+
+@pytest.mark.parametrize("spare", [0, 7, 8, 9, 500])
+def test_files_that_may_not_grow(tmp_path, spare):
+    """At a limit to the size of files (RLIMIT_FSIZE), a segment is closed, and recording continues in the next one."""
+    with JournalWriter.open(tmp_path / "long") as journal:
+        for _ in range(3):
+            journal.append(SOME)
+        journal.sync()
+        (segment,) = list_segments(journal.directory)
+        longest = os.path.getsize(segment.path())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (longest + spare, before[1]))
+    try:
+        with JournalWriter.open(tmp_path / "journal") as journal:
+            for _ in range(10):
+                journal.append(SOME)
+            journal.sync()
+            with pytest.raises(OSError, match="File too large"):
+                journal.append([(b"k", bytes(longest))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    found = list(verify(tmp_path / "journal", print))
+    assert [each.problems for each in found] == [[]] * (4 if spare >= 8 else 5)
+    assert messages(tmp_path / "journal") == SOME * 10
 
 
 class TestCopies:
