@@ -237,6 +237,8 @@ class Follower:
 
     def _is_full(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]]) -> bool:
         """Return whether the rows that wait make a batch of the largest size."""
+        # Of a damaged journal any number of rows can wait, and none of them may be readable.
+        behind = {name: rows for name, rows in behind.items() if journals[name].directory not in self.damaged}
         rows, most = self.max_rows, self.max_bytes
         if rows is not None and sum(end - first for first, end in behind.values()) >= rows:
             return True

@@ -26,6 +26,7 @@ from click.testing import CliRunner
 from sbus.cli.main import cli
 from sbus.errors import JournalError, LakeError
 from sbus.journal.consumers import consumers
+from sbus.journal.following import Follower
 from sbus.journal.index import read_index
 from sbus.journal.layout import ARROWS, INDEX, SUMMARY, list_segments
 from sbus.journal.reader import JournalReader, read
@@ -342,6 +343,22 @@ def test_damaged_journals_do_not_hold_up_the_others(what: str, new_journal: NewJ
     assert sorted((row["journal"], row["seq"]) for row in archived(lake)) == sorted(
         (JournalReader(tmp_path / name).id, seq) for name in names for seq in range(30)
     )
+
+
+def test_rows_that_wait_for_a_repair_fill_no_batch(new_journal: NewJournal, tmp_path: Path) -> None:
+    """However many they are, the rows of other journals wait for the next batch as ever."""
+    for name in ("a", "b"):
+        with new_journal(name) as journal:
+            for _ in range(3):
+                journal.append(messages(10))
+    damage(tmp_path / "a")
+    follower = Follower([f"{tmp_path}/[ab]"], max_rows=15, max_delay=3600, leaves_damaged=True)
+    ends = {JournalReader(tmp_path / name).id: end for name, end in (("a", 10), ("b", 30))}
+    follower.next({})
+    assert (follower.next(ends), len(follower.damaged)) == (ends, 1)
+    with JournalWriter.open(tmp_path / "b") as journal:
+        journal.append(messages(1))
+    assert follower.next(ends) == ends
 
 
 def test_the_log_shows_no_control_characters(new_journal: NewJournal, tmp_path: Path) -> None:
