@@ -158,7 +158,7 @@ def read_index(segment: Segment) -> Index:
     is_whole = True
     with open_plain(segment.path(INDEX)) as file:
         for _, record in scan(file.fileno()):
-            is_whole = is_whole and record is not None
+            is_whole = is_whole and record is not None and _follows(record, whole, segment)
             if record is not None and is_whole:
                 whole.append(record)
             elif segment.closed or (record and record.type == SYNC):
@@ -168,6 +168,15 @@ def read_index(segment: Segment) -> Index:
     if not whole:
         return Index(None, [], None)
     return Index(whole[0], [record for record in whole if record.type == BATCH], whole[-1])
+
+
+def _follows(record: Record, before: list[Record], segment: Segment) -> bool:
+    """Return whether a record can stand behind others: the first is that of the header, and no row is left out."""
+    if not before:
+        return record.type == HEAD and record.start == 0
+    last = before[-1]
+    next_seq = segment.first_seq if last.type == HEAD else last.next_seq
+    return record.type != HEAD and record.start >= last.end and record.first_seq == next_seq
 
 
 def last_sync(segment: Segment) -> Record | None:

@@ -289,7 +289,10 @@ class SegmentWriter:
         for batch in batches:
             if batch.kind in MESSAGES:
                 body = self._read_body(batch)
-                yield body and decode(pa.py_buffer(body), self._journal_id, ["key"], format_).column(0)
+                try:
+                    yield body and decode(pa.py_buffer(body), self._journal_id, ["key"], format_).column(0)
+                except ValueError:
+                    yield None
 
     def _read_body(self, record: Record) -> bytes | None:
         """Return the bytes that a record stands for; None if they are missing or differ."""

@@ -137,7 +137,16 @@ def _rows_of(
     if batch.kind is Kind.DAMAGED:
         reason = "damaged on the disk"
         return damaged_row(part.journal_id, first, end - first, batch.min_time, reason, columns, part.host)
-    rows = decode(read_record(path, file, batch), part.journal_id, columns, format_, part.host)
+    data = read_record(path, file, batch)
+    try:
+        rows = decode(data, part.journal_id, columns, format_, part.host)
+        if rows.num_rows != batch.rows:
+            raise ValueError(f"{rows.num_rows} rows")
+    except ValueError as e:
+        raise JournalError(
+            f"{path}: the bytes {batch.start} to {batch.end} are not {batch.rows} rows from {batch.first_seq} ({e}): "
+            f"{REPAIR}"
+        ) from e
     return rows.slice(first - batch.first_seq, end - first)
 
 

@@ -11,8 +11,10 @@ import re
 import resource
 import shutil
 import stat
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import JournalError
-from sbus.journal.index import read_index, read_record
+from sbus.journal.index import RECORD_SIZE, read_index, read_record
 from sbus.journal.layout import list_segments
 from sbus.journal.lock import locked
 from sbus.journal.reader import JournalReader, read
@@ -230,6 +232,40 @@ except JournalError as e:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "are damaged (1 rows from 1): restore it from a copy, or run 'sbus journal repair'" in done.stdout
+
+
+def test_rows_that_lead_out_of_their_batch(journal: Path) -> None:
+    """Whoever owns a journal can give a batch wrong offsets and the right checksum: no reader leaves the batch."""
+    segment = list_segments(str(journal))[0]
+    batch = read_index(segment).batches[1]
+    with open(segment.path(), "rb") as file:
+        body = bytearray(file.read()[batch.start : batch.end])
+    offsets = struct.pack("<3i", 0, len(b"payload 5" * 20), 2 * len(b"payload 5" * 20))
+    at = body.index(offsets)
+    body[at + 4 : at + 8] = struct.pack("<i", 1 << 20)
+    overwrite(segment.path(), batch.start, bytes(body))
+    overwrite(segment.path(".idx"), 2 * RECORD_SIZE, batch._replace(crc=zlib.crc32(body)).pack())
+    with pytest.raises(JournalError, match=r"are not 5 rows from 5 \(.*out of bounds.*\): restore it from a copy"):
+        all_rows(journal, skip_damaged=False)
+    assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS)) - set(range(5, 10))
+    (found,) = repair(journal)
+    assert [(lost.first_seq, lost.rows) for lost in found.lost] == [(5, 5)]
+    assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS)) - set(range(5, 10))
+
+
+@pytest.mark.parametrize(("source", "target"), [(1, 0), (0, 1), (2, 1), (1, 3), (4, 2), (5, 1)])
+def test_a_record_in_the_place_of_another(journal: Path, source: int, target: int) -> None:
+    """Each record of an index is whole, but they do not follow one another: that is damage, and costs no row."""
+    segment = list_segments(str(journal))[0]
+    data = Path(segment.path(".idx")).read_bytes()
+    overwrite(segment.path(".idx"), target * RECORD_SIZE, data[source * RECORD_SIZE : (source + 1) * RECORD_SIZE])
+    with pytest.raises(JournalError, match=r"\.idx: a record in it is damaged"):
+        all_rows(journal, skip_damaged=False)
+    assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
+    (found,) = repair(journal)
+    assert found.lost == []
+    assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+    assert [found.problems for found in verify(journal, print)] == [[]] * 2
 
 
 def test_a_bad_sector(journal: Path) -> None:
