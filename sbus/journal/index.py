@@ -54,6 +54,9 @@ RECORD_SIZE = _FORMAT.size
 REPAIR = "restore it from a copy, or run 'sbus journal repair', which says what is lost"
 """The remedy for damage, as the end of an error."""
 
+_MOST_BYTES = 1 << 33
+"""More bytes than a batch has: its keys and its payloads have less than 2 GiB each."""
+
 HEAD, BATCH, SYNC = b"head", b"rows", b"sync"
 
 _TAIL_BYTES = (
@@ -105,7 +108,8 @@ def _unpack(data: bytes, at: int) -> Record | None:
         return None
     record = Record(fields[0], KINDS[fields[1]], *fields[2:9])
     length = record.end - record.start
-    has_room = record.rows <= length or record.kind is Kind.DAMAGED  # a row takes some bytes
+    # A row takes some bytes, and a reader takes the bytes of a batch into memory.
+    has_room = record.rows <= length <= _MOST_BYTES or record.kind is Kind.DAMAGED
     has_dates = max(abs(record.min_time), abs(record.max_time)) <= LATEST
     return record if has_room and has_dates and length >= 0 and max(record.end, record.next_seq) < 1 << 63 else None
 
