@@ -14,12 +14,14 @@ reported, and a stop is noticed, several times a second. The replay ends with a 
 has handled every message.
 
 Rows come in order. Those of a journal are (`JournalRows`): they are read twice, once to count the messages, and several
-journals are merged by their times. Steps of the recorder's clock are left out. Of a lake, Spark sorts the rows by time
-(`sbus.spark.jobs.replay`). Either way, memory is bounded, however much is replayed.
+journals are merged by their times. The first pass checks all rows. If a journal is damaged, nothing is published: who
+receives the replay could not tell a hole from silence. Steps of the recorder's clock are left out. Of a lake, Spark
+sorts the rows by time (`sbus.spark.jobs.replay`). Either way, memory is bounded, however much is replayed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import math
@@ -31,10 +33,10 @@ from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from sbus.errors import UsageError
+from sbus.errors import JournalError, JournalMissing, UsageError
 from sbus.journal.clock import from_seconds, to_seconds
-from sbus.journal.keytext import from_text
-from sbus.journal.reader import read
+from sbus.journal.keytext import from_text, printable
+from sbus.journal.reader import Slice, read
 from sbus.journal.schema import MESSAGES, Kind
 from sbus.journal.snapshot import open_journals
 
@@ -183,12 +185,14 @@ class JournalRows:
         """
         :raises JournalError: if a journal is missing.
         """
-        journals = open_journals(paths)
+        self._damage: list[JournalError] = []
+        journals = open_journals(paths, on_damage=lambda _, e: self._damage.append(e))
         # Both passes read the same rows of a journal that grows.
-        self._parts = [
-            reader.plan(reader.start(), reader.end(), min_time=since, max_time=None if until is None else until - 1)
-            for _, reader in sorted(journals.items())
-        ]
+        self._parts: list[list[Slice]] = []
+        for _, reader in sorted(journals.items()):
+            with self._noted_damage():
+                end_time = None if until is None else until - 1
+                self._parts.append(reader.plan(reader.start(), reader.end(), min_time=since, max_time=end_time))
         self._set_by: list[int] = []  # µs by which the clock of each journal was set in all, as `total` has found
         self._since: float = -math.inf if since is None else since
         self._until: float = math.inf if until is None else until
@@ -197,7 +201,7 @@ class JournalRows:
     def total(self) -> Total | None:
         """Count the messages; None if there are none.
 
-        :raises JournalError: if a journal is damaged, or retention has deleted rows of it.
+        :raises JournalError: if journals are damaged, or retention has deleted rows of them: the text names each.
         """
         messages = 0
         firsts, lasts = [], []
@@ -205,15 +209,34 @@ class JournalRows:
         for at in range(len(self._parts)):
             clock = _SteadyClock()
             times: list[int] = []  # of the first message and the last one
-            for us, kind, *_ in self._read(at, clock, with_payloads=False):
-                if kind == Kind.MESSAGE:
-                    messages += 1
-                    times[1:] = [us]
+            with self._noted_damage():
+                for us, kind, *_ in self._read(at, clock, with_payloads=False):
+                    if kind == Kind.MESSAGE:
+                        messages += 1
+                        times[1:] = [us]
             self._set_by.append(clock.set_by)
             if times:
                 firsts.append(times[0] + clock.set_by)
                 lasts.append(times[-1] + clock.set_by)
+        if self._damage:
+            raise JournalError(
+                "\n".join(
+                    [
+                        *(printable(text) for text in sorted(map(str, self._damage))),
+                        "nothing is replayed: a part would be missing",
+                    ]
+                )
+            )
         return Total(messages, min(firsts), max(lasts)) if messages else None
+
+    @contextlib.contextmanager
+    def _noted_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except JournalMissing:
+            raise
+        except JournalError as e:
+            self._damage.append(e)
 
     def __call__(self) -> Iterator[Row]:
         """Yield the rows, several journals as one sequence by time.

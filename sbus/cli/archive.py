@@ -64,6 +64,9 @@ def archive(
     If the storage fails, for example on a full disk, or a journal was moved away, the command says so,
     and tries again after 1 s, 2 s, and so on up to 5 minutes.
 
+    A journal that is damaged is archived up to the damage. The command says so, continues with the
+    others, and looks whether it was repaired; if it was not, the exit status is 1.
+
     Ctrl-C finishes the current batch and exits; a second Ctrl-C exits at once. Spark is not needed,
     only the extra "recorder", or "delta" for a Delta table: pip install 'sbusd[delta]'.
     """
@@ -80,6 +83,6 @@ def archive(
         def new_archive() -> Archive:
             table = open_table(location, format=choices.table_format, state=state)
             table.state.mode = choices.mode
-            return Archive(journals, table, **choices.settings())
+            return Archive(journals, table, leaves_damaged=True, **choices.settings())
 
         run(new_archive, choices, metrics, room=f"the lake ({location})")

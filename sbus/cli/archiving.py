@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from sbus.cli.job_metrics import ArchiveMetrics
 from sbus.cli.output import Progress, describe_os_error, pluralize, printable_text
 from sbus.cli.stopping import StopRequest, stop_on_signals
 from sbus.cli.types import COUNT, Duration, Mode, Size
-from sbus.errors import JournalMissing, SparkError, StorageError
+from sbus.errors import JournalError, JournalMissing, SparkError, StorageError
 
 if TYPE_CHECKING:
     from sbus.lake.job import ArchiveJob
@@ -135,6 +136,8 @@ def run(
     :param is_alive: whether another archive could run after a failure.
     :raises sbus.errors.SbusError: if it may not try again, or that would be of no use.
     """
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_PrintableFormatter())
     total = _Total()
     backoff = _Backoff()
     progress = Progress()
@@ -175,6 +178,16 @@ def run(
             running.upkeep.run()
     metrics.update(running, is_up=False, now=True)
     click.echo(total.text(), err=True)
+    if running is not None and (damaged := running.damaged):
+        count = pluralize(len(damaged), "journal")
+        raise JournalError(f"{count} could not be archived beyond damage: {', '.join(damaged)}")
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Makes the lines of the log safe to print: they name directories of other users."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_text(super().format(record))
 
 
 def _with_remedy(error: Exception, room: str) -> str:

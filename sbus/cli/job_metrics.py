@@ -96,8 +96,9 @@ class ArchiveMetrics:
         from sbus.daemon.metrics_file import counter, gauge
 
         lag = -1
-        rows = batches = lost = compactions = failures = 0
+        rows = batches = lost = compactions = failures = damaged = 0
         if archive is not None:
+            damaged = len(archive.damaged)
             rows, batches, lost = archive.rows, archive.batches, archive.lost
             if archive.upkeep is not None:
                 compactions, failures = archive.upkeep.done, archive.upkeep.failed
@@ -116,6 +117,11 @@ class ArchiveMetrics:
                 self._lost + lost,
             ),
             gauge("sbus_archive_lag_rows", "Rows in journals that are not in the lake; -1 if unknown.", lag),
+            gauge(
+                "sbus_archive_damaged_journals",
+                "Journals whose rows wait until damage is repaired; the log names them.",
+                damaged,
+            ),
             gauge("sbus_archive_last_batch_timestamp_seconds", "When the last batch was done.", self._last_batch),
             gauge(
                 "sbus_archive_checked_timestamp_seconds",

@@ -65,7 +65,9 @@ def describe_os_error(error: OSError) -> str:
     """Return what the kernel has refused, and why, in one line."""
     if not error.strerror:
         return str(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if not error.filename or isinstance(error.filename, int):
+        return error.strerror
+    return f"{printable_text(os.fsdecode(error.filename))}: {error.strerror}"
 
 
 @contextlib.contextmanager

@@ -93,6 +93,9 @@ def replay(
     when the bus has handled every message. Ctrl-C stops it cleanly; a second Ctrl-C exits at
     once.
 
+    All rows are checked before the first message is published. If a journal is damaged, each
+    damaged one is reported, and nothing is published.
+
     A recorder on that bus records the messages again: replay onto a separate bus, or with a
     --prefix that it does not record.
     """

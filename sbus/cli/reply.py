@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -112,6 +113,12 @@ def _runner(command: tuple[bytes, ...], timeout: float | None) -> Iterator[Answe
             )
         except subprocess.TimeoutExpired:
             raise RequestFailed(f"the command took longer than {timeout:g} seconds") from None
+        except OSError as e:
+            if e.errno == errno.E2BIG:
+                raise RequestFailed(
+                    f"a key of {len(request.key):,} bytes does not fit into the environment of the command"
+                ) from None
+            raise RequestFailed(f"the command cannot be started: {e.strerror}") from None
         if done.returncode:
             raise RequestFailed(f"the command failed with status {done.returncode}")
         return done.stdout

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from sbus.cli.alerts import Alert, AlertRule, run_alerts
+from sbus.cli.damage import Damage
 from sbus.cli.job_metrics import JobMetrics
 from sbus.cli.output import Progress, explained_writing, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
@@ -112,6 +113,9 @@ def report(
     It reads a lake (--lake) or journals (--journal), and needs the extras "recorder" and "report":
     pip install 'sbusd[recorder,report]'. Reports of a lake over six days or more use counts by the
     hour, which are kept beside it.
+
+    Where a journal is damaged, the page shows a gap. Each damaged journal is reported, and the exit
+    status is 1.
     """
     if since is not None and last is not None:
         raise UsageError("--since and --last exclude each other: each sets the start of the period")
@@ -131,8 +135,9 @@ def report(
             from sbus.report import JournalRows, LakeRows, measure, render
             from sbus.report.keys import key_filter
         progress = Progress()
+        damage = Damage(progress)
         figures = measure(
-            JournalRows(journal) if lake is None else LakeRows(open_existing(lake, state=state)),
+            JournalRows(journal, damage) if lake is None else LakeRows(open_existing(lake, state=state)),
             start=since,
             end=until,
             last=length,
@@ -147,12 +152,13 @@ def report(
         # The page first: an alert that fails must not cost it.
         heading = os.fsencode(title).decode(errors="backslashreplace")
         write(output, render(figures, source=source, title=heading, now=datetime.now(UTC)))
-    click.echo(
-        f"{output}: {pluralize(figures.totals.messages, 'message')} of {pluralize(figures.totals.keys, 'key')}, "
-        f"{pluralize(figures.silence_count, 'unusual silence')}, {time.monotonic() - begun:.0f} s",
-        err=True,
-    )
-    run_alerts(alerts, figures)
+        click.echo(
+            f"{output}: {pluralize(figures.totals.messages, 'message')} of {pluralize(figures.totals.keys, 'key')}, "
+            f"{pluralize(figures.silence_count, 'unusual silence')}, {time.monotonic() - begun:.0f} s",
+            err=True,
+        )
+        run_alerts(alerts, figures)
+        damage.check("the report is written")
 
 
 def _labels(journals: Sequence[str], lake: str | None) -> dict[str, str]:

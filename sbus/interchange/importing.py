@@ -72,7 +72,7 @@ def _begin(building: str) -> None:
     :raises JournalError: if something else has the name.
     """
     with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISDIR(os.lstat(building).st_mode) or ownership.is_planted(building):
+        if not stat.S_ISDIR(os.lstat(building).st_mode) or _is_planted(building):
             raise JournalError(
                 f"{building}: this has the name of an unfinished import, but is not this user's: remove it, or name "
                 "a journal in another directory"
@@ -86,6 +86,15 @@ def _begin(building: str) -> None:
         ownership.make_directory(building, 0o700)
     except FileExistsError:
         raise JournalLocked(f"{building}: another import has begun at the same time: try again") from None
+
+
+def _is_planted(building: str) -> bool:
+    """Return whether just any user may have put a directory there.
+
+    Where all may write, that is also the owner of the directory above, who could read what is imported.
+    """
+    is_open = bool(os.stat(os.path.dirname(building)).st_mode & stat.S_IWOTH)
+    return is_open and os.lstat(building).st_uid != os.geteuid()
 
 
 def append(writer: JournalWriter, rows: Iterable[Row], where: str) -> int:

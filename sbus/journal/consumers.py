@@ -65,12 +65,13 @@ def release(directory: str | os.PathLike[str], name: str) -> None:
     path = _path(directory, name)
     read_identity(os.fspath(directory))
     try:
-        os.unlink(path)
+        with disk.inside(os.path.dirname(path)) as home:
+            os.unlink(os.path.join(home, os.path.basename(path)))
+            disk.sync_directory(home)
     except FileNotFoundError:
         names = _names(directory)
         known = f"its consumers are {', '.join(names)}" if names else "it has no consumers"
         raise JournalError(f"{os.fspath(directory)}: there is no consumer {name!r}: {known}") from None
-    disk.sync_directory(os.path.dirname(path))
 
 
 def _read_next_seq(path: str) -> int:
@@ -149,12 +150,14 @@ def advance(directory: str | os.PathLike[str], name: str, next_seq: int, *, iden
     disk.make_directories(home, _DIRECTORY_MODE)
     tail = f', "identity": {json.dumps(identity)}' if identity else ""
     data = b'{"next": %*d%s}\n' % (_DIGITS, next_seq, tail.encode())
-    try:
-        disk.replace(path, data, _FILE_MODE)
-    except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not _has_length(path, len(data)):
-            raise
-        _overwrite(path, data)
+    with disk.inside(home) as found:
+        path = os.path.join(found, os.path.basename(path))
+        try:
+            disk.replace(path, data, _FILE_MODE)
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT) or not _has_length(path, len(data)):
+                raise
+            _overwrite(path, data)
 
 
 def _has_length(path: str, length: int) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 
 from sbus import ownership
 
 __all__ = [
     "create",
+    "inside",
     "make_directories",
     "open_existing",
     "remove",
@@ -51,6 +53,22 @@ def make_directories(path: str, mode: int) -> None:
     with contextlib.suppress(FileExistsError):  # made meanwhile
         ownership.make_directory(path, mode)
         sync_directory(parent)
+
+
+@contextlib.contextmanager
+def inside(directory: str) -> Iterator[str]:
+    """Yield a path that means this directory throughout the block, whatever takes its place meanwhile.
+
+    :raises NotADirectoryError: if it is a link, or anything else.
+    """
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError as e:
+        raise NotADirectoryError(e.errno, "no directory, or a link to one, which is not followed", directory) from None
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def write(fd: int, data: bytes | memoryview, at: int) -> None:

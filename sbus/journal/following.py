@@ -17,9 +17,9 @@ Invariants:
   back a row that was read.
 * *Loss is an error*, unless the program allows it. Then one warning names each loss, and a row of the kind ``damaged``
   stands in place of damaged ones.
+* *A damaged journal holds up no other one*, if the program asks for that: rows are checked before a batch is planned.
 
-With a limit, `share` divides rows among the journals that are behind: a journal with little to read gets all of it, and
-the others share the rest evenly, so one busy journal does not starve the others.
+With a limit, `share` divides rows among the journals that are behind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sbus.errors import JournalError
+from sbus.errors import JournalError, JournalMissing
+from sbus.journal.slices import read_with_ends
 from sbus.journal.snapshot import Snapshot, open_journals
 
 __all__ = ["Follower", "Offset", "share"]
@@ -68,7 +69,10 @@ class Follower:
     :ivar fail_on_data_loss: whether it is an error if rows are gone before they are read, or are damaged.
     :ivar start_of: returns where reading starts in a journal, and is told whether the journal joins later than the
         first ones.
+    :ivar leaves_damaged: whether a damaged journal waits in front of the damage while the others go on; else damage is
+        an error.
     :ivar target: the offset to read up to, and no further; None: follow the journals.
+    :ivar damaged: the directories of the journals that wait, and what is damaged.
     """
 
     paths: Sequence[str]
@@ -77,7 +81,9 @@ class Follower:
     max_delay: float | None = None
     fail_on_data_loss: bool = True
     start_of: Callable[[Snapshot, bool], int] = _from_the_first
+    leaves_damaged: bool = False
     target: Offset | None = None
+    damaged: dict[str, str] = field(default_factory=dict)
     _known: dict[str, Snapshot] = field(default_factory=dict)
     _next_at: float = -math.inf  # when a batch may start with fewer rows than it could have
     _reported: set[str] = field(default_factory=set)  # losses: every batch meets the same one again
@@ -87,12 +93,37 @@ class Follower:
 
         :raises sbus.errors.JournalError: if one is missing, or two directories have the same one.
         """
-        self._known = open_journals(self.paths, self._known, skip_damaged=not self.fail_on_data_loss)
+        closed: list[str] = []
+
+        def leave(directory: str, error: JournalError) -> None:
+            self._leave(directory, error)
+            closed.append(directory)
+
+        self._known = open_journals(self.paths, self._known, skip_damaged=not self.fail_on_data_loss, on_damage=leave)
+        present = {*closed, *(journal.directory for journal in self._known.values())}
+        self.damaged = {directory: what for directory, what in self.damaged.items() if directory in present}
         return self._known
 
     def ends(self) -> Offset:
-        """Return how far the journals can be read."""
-        return {journal_id: journal.end() for journal_id, journal in sorted(self.journals().items())}
+        """Return how far the journals can be read; one that waits at its end, as nobody knows it, is left out."""
+        ends: Offset = {}
+        for journal_id, journal in sorted(self.journals().items()):
+            try:
+                ends[journal_id] = journal.end()
+            except JournalError as e:
+                self._leave(journal.directory, e)
+        return ends
+
+    def _leave(self, directory: str, error: JournalError) -> None:
+        """Let a damaged journal wait, and warn once.
+
+        :raises sbus.errors.JournalError: if that is not to be, or the whole journal is gone.
+        """
+        if not self.leaves_damaged or isinstance(error, JournalMissing):
+            raise error
+        if self.damaged.get(directory) != str(error):
+            self.damaged[directory] = str(error)
+            _log.warning("%s; the rows of this journal from there on wait for that", error)
 
     def next(self, start: Offset, *, is_limited: bool = True) -> Offset:
         """Return the offset up to which to read now; `start`, if there is nothing to do.
@@ -105,7 +136,11 @@ class Follower:
         offset = dict(start)
         behind: dict[str, tuple[int, int]] = {}
         for journal_id, journal in journals.items():
-            end = journal.end()
+            try:
+                end = journal.end()
+            except JournalError as e:
+                self._leave(journal.directory, e)
+                continue
             if self.target is not None:
                 if journal_id not in self.target:
                     continue  # it appeared after this run began
@@ -119,15 +154,42 @@ class Follower:
             offset[journal_id] = first = self._without_loss(journal, start[journal_id])
             if first < end:
                 behind[journal_id] = (first, end)
-        for journal_id in start.keys() - journals.keys():
+            else:
+                self.damaged.pop(journal.directory, None)
+        # One that cannot be opened may be any of those that are missing.
+        for journal_id in start.keys() - journals.keys() if not self._closed() else ():
             self._report_loss(f"the journal {journal_id} is missing; it was read up to row {start[journal_id]}", _NAME)
         if behind and not self._is_due(journals, behind):
             behind = {}
         if is_limited:
-            offset.update(self._limited(journals, behind))
+            ends = self._limited(journals, behind)
         else:
-            offset.update({journal_id: end for journal_id, (_, end) in behind.items()})
+            ends = {journal_id: end for journal_id, (_, end) in behind.items()}
+        if self.leaves_damaged and self.fail_on_data_loss:
+            ends = {name: self._whole_end(journals[name], behind[name][0], end) for name, end in ends.items()}
+        offset.update(ends)
         return dict(sorted(offset.items()))
+
+    def _closed(self) -> list[str]:
+        """Return what is damaged in the journals that cannot be opened."""
+        opened = {journal.directory for journal in self._known.values()}
+        return [what for directory, what in self.damaged.items() if directory not in opened]
+
+    def _whole_end(self, journal: Snapshot, first: int, end: int) -> int:
+        """Return how far the rows of a range can be read: their end, or the first damaged row.
+
+        They are read before they are planned, because the plan of a batch never changes.
+        """
+        whole = first
+        try:
+            for part in journal.plan(first, end):
+                for read_to, _ in read_with_ends(part, ["seq"]):
+                    whole = read_to
+        except JournalError as e:
+            self._leave(journal.directory, e)
+            return whole
+        self.damaged.pop(journal.directory, None)
+        return end
 
     def ranges(self, start: Offset, end: Offset) -> Iterator[tuple[Snapshot, int, int]]:
         """Yield each journal with rows between two offsets, its first row, and the row after the last.
@@ -139,6 +201,8 @@ class Follower:
         journals = self.journals() if ranges else {}
         for journal_id, (first, last) in ranges.items():
             if journal_id not in journals:
+                if closed := self._closed():
+                    raise JournalError(closed[0])  # it may be that one, whose rows are not lost
                 self._report_loss(
                     f"the journal {journal_id} is missing; its rows {first} to {last - 1} were not read", _NAME
                 )
@@ -173,11 +237,13 @@ class Follower:
 
     def _is_full(self, journals: dict[str, Snapshot], behind: dict[str, tuple[int, int]]) -> bool:
         """Return whether the rows that wait make a batch of the largest size."""
+        # Of a damaged journal any number of rows can wait, and none of them may be readable.
+        behind = {name: rows for name, rows in behind.items() if journals[name].directory not in self.damaged}
         rows, most = self.max_rows, self.max_bytes
         if rows is not None and sum(end - first for first, end in behind.values()) >= rows:
             return True
         return most is not None and any(
-            journals[journal_id].limit(first, max_bytes=max(1, most // len(behind))) < end
+            self._limit(journals[journal_id], first, end, max(1, most // len(behind))) < end
             for journal_id, (first, end) in behind.items()
         )
 
@@ -195,8 +261,16 @@ class Follower:
             ends[journal_id] = min(end, first + count)
             if self.max_bytes is not None and count:
                 allowed = max(1, self.max_bytes // len(rows))
-                ends[journal_id] = min(ends[journal_id], journals[journal_id].limit(first, max_bytes=allowed))
+                ends[journal_id] = self._limit(journals[journal_id], first, ends[journal_id], allowed)
         return ends
+
+    def _limit(self, journal: Snapshot, first: int, end: int, max_bytes: int) -> int:
+        """Return how far a read of limited size reaches; `end`, if damage hides that."""
+        try:
+            return min(end, journal.limit(first, max_bytes=max_bytes))
+        except JournalError as e:
+            self._leave(journal.directory, e)
+            return end
 
 
 def share(total: int, wishes: dict[str, int]) -> dict[str, int]:

@@ -20,13 +20,13 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from sbus.errors import JournalError
-from sbus.journal.layout import INDEX, LATEST, Segment, open_plain
+from sbus.journal.layout import INDEX, LATEST, Segment, open_plain, read_blocks
 from sbus.journal.schema import KINDS, Kind
 
 __all__ = [
@@ -37,13 +37,13 @@ __all__ = [
     "SYNC",
     "Index",
     "Record",
-    "count_synced",
     "ends_with_sync",
     "last_sync",
     "open_rows",
     "parse_records",
     "read_index",
     "read_record",
+    "scan",
     "unsynced_records",
 ]
 
@@ -53,6 +53,9 @@ RECORD_SIZE = _FORMAT.size
 
 REPAIR = "restore it from a copy, or run 'sbus journal repair', which says what is lost"
 """The remedy for damage, as the end of an error."""
+
+_MOST_BYTES = 1 << 33
+"""More bytes than a batch has: its keys and its payloads have less than 2 GiB each."""
 
 HEAD, BATCH, SYNC = b"head", b"rows", b"sync"
 
@@ -105,7 +108,8 @@ def _unpack(data: bytes, at: int) -> Record | None:
         return None
     record = Record(fields[0], KINDS[fields[1]], *fields[2:9])
     length = record.end - record.start
-    has_room = record.rows <= length or record.kind is Kind.DAMAGED  # a row takes some bytes
+    # A row takes some bytes, and a reader takes the bytes of a batch into memory.
+    has_room = record.rows <= length <= _MOST_BYTES or record.kind is Kind.DAMAGED
     has_dates = max(abs(record.min_time), abs(record.max_time)) <= LATEST
     return record if has_room and has_dates and length >= 0 and max(record.end, record.next_seq) < 1 << 63 else None
 
@@ -116,6 +120,20 @@ def parse_records(data: bytes) -> list[Record | None]:
     :returns: the records; None for a damaged one. An incomplete record at the end is left out.
     """
     return [_unpack(data, at) for at in range(0, len(data) - RECORD_SIZE + 1, RECORD_SIZE)]
+
+
+def scan(fd: int) -> Iterator[tuple[int, Record | None]]:
+    """Yield the records of an index, each with its offset; None for a damaged one, or for many that are zeros.
+
+    An incomplete record at the end is left out, and so are zeros there. Memory does not grow with the file.
+    """
+    end = 0
+    for start, data in read_blocks(fd):
+        if start > end:
+            yield end, None
+        end = start + len(data)
+        for number, record in enumerate(parse_records(data)):
+            yield start + number * RECORD_SIZE, record
 
 
 class Index(NamedTuple):
@@ -137,20 +155,32 @@ def read_index(segment: Segment) -> Index:
     :raises FileNotFoundError: if the segment is gone.
     :raises JournalError: if a record before the last sync record is damaged, or the end of a closed segment's index is.
     """
-    with open_plain(segment.path(INDEX)) as file:
-        data = file.read()
-    records = parse_records(data)
-    if segment.closed and (len(data) % RECORD_SIZE or not (records and (end := records[-1]) and end.type == SYNC)):
+    if segment.closed and not ends_with_sync(segment):
         # The records after the last whole sync record were synced too. Ignoring them would hide the loss.
         raise JournalError(f"{segment.path(INDEX)}: it does not end like the index of a closed segment: {REPAIR}")
-    while records and not ((last := records[-1]) and last.type == SYNC):
-        records.pop()
-    if not records:
+    whole: list[Record] = []
+    is_whole = True
+    with open_plain(segment.path(INDEX)) as file:
+        for _, record in scan(file.fileno()):
+            is_whole = is_whole and record is not None and _follows(record, whole, segment)
+            if record is not None and is_whole:
+                whole.append(record)
+            elif segment.closed or (record and record.type == SYNC):
+                raise JournalError(f"{segment.path(INDEX)}: a record in it is damaged: {REPAIR}")
+    while whole and whole[-1].type != SYNC:
+        whole.pop()
+    if not whole:
         return Index(None, [], None)
-    if any(record is None for record in records):
-        raise JournalError(f"{segment.path(INDEX)}: a record in it is damaged: {REPAIR}")
-    whole = [record for record in records if record is not None]
     return Index(whole[0], [record for record in whole if record.type == BATCH], whole[-1])
+
+
+def _follows(record: Record, before: list[Record], segment: Segment) -> bool:
+    """Return whether a record can stand behind others: the first is that of the header, and no row is left out."""
+    if not before:
+        return record.type == HEAD and record.start == 0
+    last = before[-1]
+    next_seq = segment.first_seq if last.type == HEAD else last.next_seq
+    return record.type != HEAD and record.start >= last.end and record.first_seq == next_seq
 
 
 def last_sync(segment: Segment) -> Record | None:
@@ -165,19 +195,17 @@ def last_sync(segment: Segment) -> Record | None:
         length = _TAIL_BYTES
         while end > 0:
             start = max(0, end - length)
-            file.seek(start)
-            data = file.read(end - start)
-            for at in range(len(data) - RECORD_SIZE, -1, -RECORD_SIZE):
-                if data.startswith(SYNC, at) and (record := _unpack(data, at)):
-                    return record
+            found: Record | None = None
+            for _, data in read_blocks(file.fileno(), start, end):
+                for at in range(len(data) // RECORD_SIZE * RECORD_SIZE - RECORD_SIZE, -1, -RECORD_SIZE):
+                    if data.startswith(SYNC, at) and (record := _unpack(data, at)):
+                        found = record
+                        break
+            if found is not None:
+                return found
             end = start
             length *= 4
     return None
-
-
-def count_synced(records: Sequence[Record | None]) -> int:
-    """Return the number of records up to the last sync record."""
-    return max((at + 1 for at, record in enumerate(records) if record and record.type == SYNC), default=0)
 
 
 def unsynced_records(segment: Segment) -> list[Record]:
@@ -185,13 +213,16 @@ def unsynced_records(segment: Segment) -> list[Record]:
 
     :raises FileNotFoundError: if there is no index.
     """
-    with open_plain(segment.path(INDEX)) as file:
-        records = parse_records(file.read())
     found: list[Record] = []
-    for record in records[count_synced(records) :]:
-        if record is None:
-            break
-        found.append(record)
+    is_whole = True
+    with open_plain(segment.path(INDEX)) as file:
+        for _, record in scan(file.fileno()):
+            if record is not None and record.type == SYNC:
+                found, is_whole = [], True
+                continue
+            is_whole = is_whole and record is not None
+            if record is not None and is_whole:
+                found.append(record)
     return found
 
 
@@ -207,16 +238,17 @@ def ends_with_sync(segment: Segment) -> bool:
     return size % RECORD_SIZE == 0 and data.startswith(SYNC) and _unpack(data, 0) is not None
 
 
-def open_rows(segment: Segment, *, mapped: bool) -> pa.NativeFile:
-    """Open the rows of a segment.
+def open_rows(segment: Segment) -> pa.NativeFile:
+    """Open the rows of a segment, to be read with read(2).
 
-    :param mapped: as a memory map; else they are read with read(2).
+    A memory map would end the process with SIGBUS on a disk with a bad sector, or when the owner of the file cuts it.
+
     :raises FileNotFoundError: if the segment is gone.
     :raises JournalError: if they are no plain file.
     """
     with open_plain(segment.path()) as file:
         path = f"/proc/self/fd/{file.fileno()}"  # the name may mean another file by now
-        return pa.memory_map(path) if mapped else pa.OSFile(path)
+        return pa.OSFile(path)
 
 
 def read_record(path: str, file: pa.NativeFile, record: Record) -> pa.Buffer:
@@ -227,7 +259,11 @@ def read_record(path: str, file: pa.NativeFile, record: Record) -> pa.Buffer:
     if record.end > file.size():
         raise JournalError(f"{path}: it ends at byte {file.size()}, before the rows do: {REPAIR}")
     file.seek(record.start)
-    data = file.read_buffer(record.end - record.start)
+    try:
+        data = file.read_buffer(record.end - record.start)
+    except (OSError, MemoryError) as e:
+        what = getattr(e, "strerror", None) or e
+        raise JournalError(f"{path}: the bytes {record.start} to {record.end} cannot be read: {what}: {REPAIR}") from e
     if zlib.crc32(data) != record.crc:
         raise JournalError(
             f"{path}: the bytes {record.start} to {record.end} are damaged "

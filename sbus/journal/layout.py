@@ -14,6 +14,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
 from sbus.errors import JournalError, JournalMissing
@@ -29,8 +30,10 @@ __all__ = [
     "Identity",
     "Segment",
     "is_journal",
+    "link_error",
     "list_segments",
     "open_plain",
+    "read_blocks",
     "read_identity",
     "read_object",
 ]
@@ -47,6 +50,13 @@ LATEST = 10**16 - 1
 
 _LONGEST_OBJECT = 16 << 20
 """Bytes in the longest JSON file: a summary with many long keys, or the manifest of a batch with many files."""
+
+_BLOCK = 1 << 20
+"""Bytes of a file that are read at once."""
+_ALIGNED = 64
+"""Bytes that no block divides: those of a record of an index."""
+_MOST = 1 << 63
+"""Bytes that no file has."""
 
 _ID = re.compile("[0-9a-f]{32}")
 _BASE = re.compile(r"(\d{16})-(\d{16})(?:-(\d{4,16}))?")
@@ -155,6 +165,13 @@ def read_identity(directory: str) -> Identity:
     return Identity(id_, format_, host if isinstance(host, str) and host else None, fields)
 
 
+def link_error(path: str) -> JournalError:
+    """Return the error for a link in the place of a file: in a journal, no link is followed."""
+    return JournalError(
+        f"{path}: it is a symbolic link, which is not followed: put the journal's file itself in its place"
+    )
+
+
 def open_plain(path: str) -> IO[bytes]:
     """Open a plain file to read it. A link is not followed, and a pipe is not waited for.
 
@@ -164,13 +181,40 @@ def open_plain(path: str) -> IO[bytes]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
-        if e.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+        if e.errno == errno.ELOOP:
+            raise link_error(path) from None
+        if e.errno != errno.ENXIO:  # a socket
             raise
     else:
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return open(fd, "rb")
         os.close(fd)
     raise JournalError(f"{path}: it is damaged (no plain file): restore it from a copy")
+
+
+def read_blocks(fd: int, start: int = 0, end: int = _MOST) -> Iterator[tuple[int, bytes]]:
+    """Yield the content of a file, block by block, each with its offset.
+
+    Blocks of zeros are left out: a file of any size, which is a hole, takes neither memory nor time.
+
+    :param start: the offset to begin at; all blocks but the last one have a multiple of 64 bytes.
+    :param end: the offset to end at.
+    """
+    at = start
+    while at < end and (data := os.pread(fd, min(_BLOCK, end - at), at)):
+        if data.count(0) < len(data):
+            yield at, data
+            at += len(data)
+        else:
+            at = _next_data(fd, at + len(data), end)
+
+
+def _next_data(fd: int, at: int, end: int) -> int:
+    """Return the offset behind the hole in a file that may begin at another one."""
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA) // _ALIGNED * _ALIGNED
+    except OSError as e:
+        return end if e.errno == errno.ENXIO else at  # no data follow; or this file system does not know
 
 
 def read_object(path: str) -> dict[str, Any]:

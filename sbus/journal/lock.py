@@ -6,6 +6,7 @@ flock(2) holds the lock, so the kernel releases it however the process ends.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from sbus import ownership
 from sbus.errors import JournalLocked
 from sbus.journal import disk
-from sbus.journal.layout import LOCK, read_identity
+from sbus.journal.layout import LOCK, link_error, read_identity
 
 __all__ = ["locked", "make_directory", "take_lock"]
 
@@ -45,9 +46,15 @@ def take_lock(directory: str, mode: int) -> int:
 
     :returns: a descriptor that holds the lock until it is closed.
     :raises JournalLocked: if another process holds it.
+    :raises JournalError: if a link is in its place.
     """
     path = os.path.join(directory, LOCK)
-    fd = ownership.open_or_create(path, os.O_RDWR, mode)
+    try:
+        fd = ownership.open_or_create(path, os.O_RDWR, mode)
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise link_error(path) from None
+        raise
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         disk.write(fd, b"%-10d\n" % os.getpid(), 0)

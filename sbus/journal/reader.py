@@ -1,8 +1,8 @@
 """The reader of a journal: finds rows, and returns them as Arrow batches.
 
 Reading has two steps. `JournalReader.plan` chooses slices from names, and if asked from summaries; a `Slice` may be
-pickled and sent to another process. `read` then maps the segment of a slice into memory and yields its Arrow batches
-without copying.
+pickled and sent to another process. `read` then yields the Arrow batches of the segment of a slice, as they are in the
+file.
 
 Readers take no locks and change nothing. They may run beside the writer and beside retention, in any process that may
 read the files. Invariants:
@@ -14,8 +14,7 @@ read the files. Invariants:
 * Only the newest segment can be open. Everything in the segments before it was synced before it was begun.
 * Every batch is checked against its CRC-32 before its rows are handed out. A damaged batch is an error that names the
   rows, or, for a reader that asks for it, one row of the kind ``damaged`` in place of those rows.
-* A segment that retention deletes in the meantime is an error that says so, unless it was mapped already.
-
+* A segment that retention deletes in the meantime is an error that says so, unless it was opened already.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def find_journals(patterns: Iterable[str]) -> list[str]:
     """Find the journals that paths and globs name.
 
     :returns: the real paths of their directories, sorted, each once.
-    :raises JournalMissing: if a path is no journal, or a glob finds none.
+    :raises JournalMissing: if a path is no journal, or a glob finds none; a damaged one is found, too.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -57,7 +56,12 @@ def find_journals(patterns: Iterable[str]) -> list[str]:
             if not matches:
                 raise JournalMissing(f"{pattern}: no journal is found there")
         else:
-            read_identity(pattern)
+            try:
+                read_identity(pattern)
+            except JournalMissing:
+                raise
+            except JournalError:
+                pass  # it is damaged: those who open it say so
             matches = [pattern]
         found.update(map(os.path.realpath, matches))
     return sorted(found)

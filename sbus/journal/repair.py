@@ -26,7 +26,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from itertools import zip_longest
 from typing import NamedTuple
@@ -45,9 +45,19 @@ from sbus.journal.index import (
     read_record,
     unsynced_records,
 )
-from sbus.journal.layout import ARROWS, IDENTITY, INDEX, SUMMARY, Segment, list_segments, open_plain, read_identity
+from sbus.journal.layout import (
+    ARROWS,
+    IDENTITY,
+    INDEX,
+    SUMMARY,
+    Segment,
+    list_segments,
+    open_plain,
+    read_blocks,
+    read_identity,
+)
 from sbus.journal.salvage import find_header, salvage_index
-from sbus.journal.schema import END_OF_STREAM, FORMAT, Format, Kind, encode
+from sbus.journal.schema import END_OF_STREAM, FORMAT, Format, Kind, decode, encode
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.summary import read_summary
 from sbus.journal.verify import problems_of
@@ -181,7 +191,7 @@ class _Repair:
     def _check(self, index: Index) -> list[Record]:
         """Return the records of the repaired index, without the last sync record."""
         path = self._segment.path(ARROWS)
-        with closing(open_rows(self._segment, mapped=False)) as file:
+        with closing(open_rows(self._segment)) as file:
             header = find_header(file, self._journal_id, index.header)
             if header is None or index.header is None:
                 raise JournalError(
@@ -211,10 +221,10 @@ class _Repair:
         if record.kind is Kind.DAMAGED:
             return record  # an earlier repair
         try:
-            read_record(path, file, record)
-        except (JournalError, OSError):
+            rows = decode(read_record(path, file, record), self._journal_id, None, self._format)
+        except (JournalError, ValueError, OSError):
             return self._lose(record)
-        return record
+        return record if rows.num_rows == record.rows else self._lose(record)
 
     def _lose(self, record: Record) -> Record:
         """Note rows as lost, and return the record that stands for them."""
@@ -261,30 +271,33 @@ class _Repair:
         if not os.path.isdir(home):
             # Copies of rows are as open as the rows.
             disk.make_directories(home, stat.S_IMODE(os.stat(self._segment.directory).st_mode))
-        for suffix in (INDEX, SUMMARY):
-            if os.path.exists(path := self._segment.path(suffix)):
-                with open_plain(path) as file:
-                    self._copy(home, suffix, file.read())
-        fd = os.open(self._segment.path(ARROWS), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for start, end in self._asides:
-                self._copy(home, f"-{start}-{end}.bytes", _read_what_can_be(fd, start, end))
-        finally:
-            os.close(fd)
-        disk.sync_directory(home)
+        with disk.inside(home) as found:
+            for suffix in (INDEX, SUMMARY):
+                if os.path.exists(path := self._segment.path(suffix)):
+                    with open_plain(path) as file:
+                        fd = file.fileno()
+                        self._copy(found, suffix, read_blocks(fd), os.fstat(fd).st_size)
+            with open_plain(self._segment.path(ARROWS)) as file:
+                for start, end in self._asides:
+                    parts = _read_what_can_be(file.fileno(), start, end)
+                    self._copy(found, f"-{start}-{end}.bytes", parts, end - start)
+            disk.sync_directory(found)
 
-    def _copy(self, home: str, suffix: str, data: bytes) -> None:
+    def _copy(self, home: str, suffix: str, parts: Iterable[tuple[int, bytes]], size: int) -> None:
+        """Make a file of parts, each with its offset; there are zeros between them."""
         path, number = os.path.join(home, self._segment.name + suffix), 1
         while os.path.exists(path):  # of an earlier repair
             number += 1
             path = os.path.join(home, f"{self._segment.name}{suffix}.{number}")
         fd = disk.create(path, stat.S_IMODE(os.stat(self._segment.path(ARROWS)).st_mode))
         try:
-            disk.write(fd, data, 0)
+            for at, data in parts:
+                disk.write(fd, data, at)
+            disk.truncate(fd, size)
             disk.sync(fd)
         finally:
             os.close(fd)
-        self.kept.append(path)
+        self.kept.append(os.path.join(self._segment.directory, DAMAGED, os.path.basename(path)))
 
 
 def _padded_row(record: Record, length: int, format_: Format) -> bytes | None:
@@ -304,14 +317,10 @@ def _padded_row(record: Record, length: int, format_: Format) -> bytes | None:
     return data if len(data) == length else None
 
 
-def _read_what_can_be(fd: int, start: int, end: int) -> bytes:
-    """Return bytes of a file, with zeros in place of pages that cannot be read."""
-    pages = []
-    for at in range(start, end, _PAGE):
-        length = min(_PAGE, end - at)
+def _read_what_can_be(fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the pages of a range that can be read, each with its offset in the range."""
+    for at in range(start, min(end, os.fstat(fd).st_size), _PAGE):
         try:
-            page = os.pread(fd, length, at)
+            yield at - start, os.pread(fd, min(_PAGE, end - at), at)
         except OSError:
-            page = b""
-        pages.append(page.ljust(length, b"\0"))
-    return b"".join(pages)
+            pass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping
 
@@ -76,7 +75,7 @@ class Reports:
                         "rows; check its permissions and the free space",
                         journal.directory,
                         self._consumer,
-                        os.strerror(e.errno or 0),
+                        e.strerror,
                     )
             else:
                 self._reported[journal_id] = next_seq

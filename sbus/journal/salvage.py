@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbus.errors import JournalError
-from sbus.journal.index import BATCH, HEAD, SYNC, Index, Record, open_rows, parse_records
+from sbus.journal.index import BATCH, HEAD, SYNC, Index, Record, open_rows, scan
 from sbus.journal.layout import INDEX, Segment, open_plain
 from sbus.journal.schema import END_OF_STREAM, FORMATS, KINDS, Format, Kind, damaged_rows
 
@@ -38,21 +38,21 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
     """
     try:
         with open_plain(segment.path(INDEX)) as file:
-            records = parse_records(file.read())
+            records = [record for _, record in scan(file.fileno()) if record]
     except (FileNotFoundError, JournalError):
         records = []
     if not segment.closed:
-        while records and not ((last := records[-1]) and last.type == SYNC):
+        while records and records[-1].type != SYNC:
             records.pop()
-    with open_rows(segment, mapped=False) as arrows:
-        header = next((record for record in records if record and record.type == HEAD), None)
+    with open_rows(segment) as arrows:
+        header = next((record for record in records if record.type == HEAD), None)
         found = find_header(arrows, journal_id, header)
         if found is None:
             return Index(None, [], None)
         head, format_ = found
         finder = _Finder(arrows, format_, segment, head)
         for record in records:
-            if record is not None and record.type != HEAD:
+            if record.type != HEAD:
                 finder.add(record)
         if segment.closed:
             finder.search(arrows.size() - len(END_OF_STREAM), None)
@@ -130,16 +130,43 @@ class _Finder:
         """
         if end <= self._at or (end_seq is not None and end_seq <= self._seq):
             return
-        self._arrows.seek(self._at)
-        data = pa.py_buffer(self._arrows.read(end - self._at))
-        at = 0
-        while (found := _parse(data.slice(at), self._seq, self._format)) is not None:
-            length, kind, rows, least, greatest = found
-            if end_seq is not None and self._seq + rows > end_seq:
+        while self._at < end and (found := self._parse(end)) is not None:
+            if end_seq is not None and found.next_seq > end_seq:
                 break
-            crc = zlib.crc32(data.slice(at, length))
-            at += length
-            self._append(Record(BATCH, kind, self._at, self._at + length, self._seq, rows, crc, least, greatest))
+            self._append(found)
+
+    def _parse(self, end: int) -> Record | None:
+        """Return the record of the batch at the place of the next one; None if there is none with the next number.
+
+        :param end: the offset that it does not pass.
+        """
+        try:
+            self._arrows.seek(self._at)
+            message = pa.ipc.read_message(self._arrows)
+            length = self._arrows.tell() - self._at
+            rows = pa.ipc.read_record_batch(message, self._format.stored_schema)
+            rows.validate(full=True)
+            count = rows.num_rows
+            kinds = rows.column("kind").unique().to_pylist()
+            times = rows.column("time").cast(pa.int64())
+            if (
+                self._at + length > end
+                or not count
+                or not rows.column("seq").equals(pa.arange(self._seq, self._seq + count))
+                or len(kinds) != 1
+                or not 0 <= kinds[0] < len(KINDS)
+                or pc.any(pc.less(times[1:], times[:-1])).as_py()
+            ):
+                return None
+            self._arrows.seek(self._at)
+            crc = zlib.crc32(self._arrows.read_buffer(length))
+        except (pa.ArrowException, EOFError, OSError, ValueError):
+            return None
+        kind = KINDS[kinds[0]]
+        if kind is Kind.DAMAGED:  # one row, as `sbus.journal.repair` and `JournalWriter.append_copies` write it
+            count = damaged_rows(rows.column("payload")[0].as_py())
+        least, greatest = times[0].as_py(), times[-1].as_py()
+        return Record(BATCH, kind, self._at, self._at + length, self._seq, count, crc, least, greatest)
 
     def sync_record(self) -> Record | None:
         """Return the sync record that belongs behind the last batch; None if there is no batch."""
@@ -147,34 +174,3 @@ class _Finder:
             return None
         kind = self.batches[-1].kind
         return Record(SYNC, kind, self._at, self._at, self._seq, 0, 0, self._time, self._time)
-
-
-def _parse(data: pa.Buffer, first_seq: int, format_: Format) -> tuple[int, Kind, int, int, int] | None:
-    """Parse a batch at the beginning of some bytes.
-
-    :returns: its length in bytes, the kind of its rows, how many numbers they take, and their first and last time; None
-        if there is no batch whose rows begin with `first_seq`.
-    """
-    try:
-        with pa.BufferReader(data) as reader:
-            message = pa.ipc.read_message(reader)
-            length = reader.tell()
-        rows = pa.ipc.read_record_batch(message, format_.stored_schema)
-        rows.validate(full=True)
-        count = rows.num_rows
-        kinds = rows.column("kind").unique().to_pylist()
-        times = rows.column("time").cast(pa.int64())
-        if (
-            not count
-            or not rows.column("seq").equals(pa.arange(first_seq, first_seq + count))
-            or len(kinds) != 1
-            or not 0 <= kinds[0] < len(KINDS)
-            or pc.any(pc.less(times[1:], times[:-1])).as_py()
-        ):
-            return None
-    except (pa.ArrowException, EOFError, OSError, ValueError):
-        return None
-    kind = KINDS[kinds[0]]
-    if kind is Kind.DAMAGED:  # one row, as `sbus.journal.repair` and `JournalWriter.append_copies` write it
-        count = damaged_rows(rows.column("payload")[0].as_py())
-    return length, kind, count, times[0].as_py(), times[-1].as_py()

@@ -208,9 +208,17 @@ class Format:
     def decode(self, data: pa.Buffer, journal_id: str, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Decode the message of a batch; the rows keep this format. Nothing is copied.
 
+        Whoever wrote it can have put anything in it, with the right checksum: offsets that lead out of the batch, too.
+
         :param columns: the names of the columns to return, in this order; None: all.
+        :raises ValueError: if it has no such rows.
         """
-        return self._with_dictionaries(pa.ipc.read_record_batch(data, self.stored_schema), journal_id, columns)
+        try:
+            rows = self._with_dictionaries(pa.ipc.read_record_batch(data, self.stored_schema), journal_id, columns)
+            rows.validate(full=True)
+        except (pa.ArrowException, OSError, EOFError) as e:
+            raise ValueError(" ".join(str(e).split())) from e
+        return rows
 
     def _with_dictionaries(
         self, stored: pa.RecordBatch, journal_id: str, columns: Sequence[str] | None = None
@@ -293,7 +301,7 @@ def read_header(data: pa.Buffer | bytes, where: str) -> tuple[Format, pa.Schema]
     """
     try:
         stated = pa.ipc.open_stream(data).schema
-    except pa.ArrowInvalid as e:
+    except (pa.ArrowException, OSError) as e:
         raise JournalError(f"{where}: it does not begin with an Arrow schema ({e}): restore it from a copy") from None
     version = (stated.metadata or {}).get(b"sbus.format", b"")
     return find_format(int(version) if version.isdigit() else version.decode("ascii", "replace"), where), stated
@@ -364,6 +372,7 @@ def decode(
     :param columns: the names of the columns to return, in this order; None: all.
     :param format_: the format of the segment; None: the newest.
     :param host: the host of the journal; None: unknown.
+    :raises ValueError: if the message has no such rows.
     """
     wanted = schema(journal_id)
     if columns is not None:

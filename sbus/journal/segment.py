@@ -14,7 +14,9 @@ for one whose disk has failed. Nothing that it keeps is safe before the next syn
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -24,8 +26,8 @@ import pyarrow as pa
 from sbus import ownership
 from sbus.errors import JournalError
 from sbus.journal import disk
-from sbus.journal.index import BATCH, HEAD, RECORD_SIZE, SYNC, Record, count_synced, parse_records
-from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment
+from sbus.journal.index import BATCH, HEAD, RECORD_SIZE, SYNC, Record, scan
+from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, read_blocks
 from sbus.journal.schema import END_OF_STREAM, MESSAGES, Format, Kind, decode, header, read_header
 from sbus.journal.summary import Summary, key_range
 
@@ -113,18 +115,24 @@ class SegmentWriter:
         return writer
 
     def _recover(self) -> None:
-        records = self._read_index()
-        synced = count_synced(records)
         size = os.fstat(self._arrows).st_size
-        if synced and (sync := records[synced - 1]):
-            self._index_size = synced * RECORD_SIZE
+        sync: Record | None = None
+        unsynced: list[Record | None] = []
+        is_whole = True  # up to the sync record
+        for at, record in scan(self._index):
+            unsynced.append(record)
+            if record and record.type == SYNC:
+                sync, is_whole, self._index_size = record, is_whole and None not in unsynced, at + RECORD_SIZE
+                unsynced.clear()
+        if sync:
             self._advance_to(sync)
             # The last sync record itself was not synced, and a sync that failed may have dropped its page.
-            disk.write(self._index, os.pread(self._index, self._index_size, 0), 0)
+            for at, data in read_blocks(self._index, 0, self._index_size):
+                disk.write(self._index, data, at)
             self._synced_seq = sync.next_seq
             # What was synced is never cut off nor replaced: reading the rows in question reports the damage.
-            self.damaged = size < self.size or None in records[:synced]
-        for record in records[synced:]:
+            self.damaged = size < self.size or not is_whole
+        for record in unsynced:
             if not record or (record.start, record.first_seq) != (self.size, self.next_seq):
                 break
             body = self._read_body(record)
@@ -154,6 +162,9 @@ class SegmentWriter:
 
     def _add(self, type_: bytes, kind: Kind, rows: int, data: pa.Buffer | bytes, min_time: int, max_time: int) -> None:
         end = self.size + len(data)
+        longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if longest != resource.RLIM_INFINITY and end + len(END_OF_STREAM) > longest:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))  # else the segment could not be closed
         record = Record(type_, kind, self.size, end, self.next_seq, rows, zlib.crc32(data), min_time, max_time)
         self._append(record, data)
 
@@ -240,7 +251,7 @@ class SegmentWriter:
             pass  # without rows it is invisible to readers, and the next writer removes it
 
     def _summary(self) -> Summary:
-        records = [record for record in self._read_index() if record]
+        records = [record for _, record in scan(self._index) if record]
         batches = [record for record in records if record.type == BATCH]
         kinds: Counter[str] = Counter()
         for batch in batches:
@@ -278,15 +289,15 @@ class SegmentWriter:
         for batch in batches:
             if batch.kind in MESSAGES:
                 body = self._read_body(batch)
-                yield body and decode(pa.py_buffer(body), self._journal_id, ["key"], format_).column(0)
+                try:
+                    yield body and decode(pa.py_buffer(body), self._journal_id, ["key"], format_).column(0)
+                except ValueError:
+                    yield None
 
     def _read_body(self, record: Record) -> bytes | None:
         """Return the bytes that a record stands for; None if they are missing or differ."""
         body = os.pread(self._arrows, record.end - record.start, record.start)
         return body if len(body) == record.end - record.start and zlib.crc32(body) == record.crc else None
-
-    def _read_index(self) -> list[Record | None]:
-        return parse_records(os.pread(self._index, os.fstat(self._index).st_size, 0))
 
 
 def remove_segment(segment: Segment) -> None:

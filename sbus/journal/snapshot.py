@@ -22,13 +22,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from sbus.errors import JournalError
+from sbus.errors import JournalError, JournalMissing
 from sbus.journal.layout import Segment
 from sbus.journal.reader import JournalReader, find_journals
 
-__all__ = ["Snapshot", "open_journals"]
+__all__ = ["OnDamage", "Snapshot", "open_journals"]
+
+OnDamage = Callable[[str, JournalError], None]
+"""Is told the directory of a damaged journal, and the damage."""
 
 _SETTLE_NS = 1_000_000_000
 """Nanoseconds after a change of a directory from which on another change must show in its time stamp."""
@@ -64,18 +67,30 @@ class Snapshot(JournalReader):
 
 
 def open_journals(
-    paths: Iterable[str], before: Mapping[str, Snapshot] | None = None, *, skip_damaged: bool = False
+    paths: Iterable[str],
+    before: Mapping[str, Snapshot] | None = None,
+    *,
+    skip_damaged: bool = False,
+    on_damage: OnDamage | None = None,
 ) -> dict[str, Snapshot]:
     """Open the journals that paths and globs name, by their IDs.
 
     :param before: earlier snapshots, by ID.
     :param skip_damaged: whether a row of the kind ``damaged`` stands in place of rows that cannot be read.
+    :param on_damage: called for each journal that is damaged so that it cannot be opened, which is then left out;
+        None: that is an error.
     :raises sbus.errors.JournalError: if a journal is missing, or two directories have the same one.
     """
     earlier = {journal.directory: journal for journal in (before or {}).values()}
     found: dict[str, Snapshot] = {}
     for directory in find_journals(paths):
-        journal = Snapshot(directory, earlier.get(directory), skip_damaged=skip_damaged)
+        try:
+            journal = Snapshot(directory, earlier.get(directory), skip_damaged=skip_damaged)
+        except JournalError as e:
+            if on_damage is None or isinstance(e, JournalMissing):
+                raise
+            on_damage(directory, e)
+            continue
         other = found.setdefault(journal.id, journal)
         if other is not journal:
             raise JournalError(

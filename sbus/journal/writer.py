@@ -25,6 +25,7 @@ One writer at a time holds the file ``lock`` with flock(2), which the process's 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -49,6 +50,7 @@ from sbus.journal.layout import (
     SUMMARY,
     Segment,
     is_journal,
+    link_error,
     list_segments,
     read_identity,
 )
@@ -158,8 +160,10 @@ class JournalWriter:
         )
         try:
             journal._recover()
-        except BaseException:
+        except BaseException as e:
             os.close(lock)
+            if isinstance(e, OSError) and e.errno == errno.ELOOP:
+                raise link_error(str(e.filename)) from None
             raise
         return journal
 
@@ -421,15 +425,31 @@ class JournalWriter:
         data = encode(kind, self.next_seq, rising, keys, payloads, ends, senders)
         if self._segment and (self._segment.size + data.size > self._segment_bytes or self._is_too_old(first)):
             self.roll()
+        count = len(keys) if stands_for is None else stands_for
+        try:
+            self._segment_at(first, epoch).add(kind, count, data, first, last)
+        except OSError as e:
+            # No file may be longer (RLIMIT_FSIZE): the next segment has room, unless the rows alone are too long.
+            if e.errno != errno.EFBIG or not self._segment or self._segment.next_seq == self._segment.segment.first_seq:
+                raise
+            self.roll()
+            self._segment_at(first, epoch).add(kind, count, data, first, last)
+        assert self._segment is not None
+        self.next_seq = self._segment.next_seq
+        self._times.last = last
+        self.unsynced_rows += len(keys)
+
+    def _segment_at(self, first: int, epoch: int) -> SegmentWriter:
+        """Return the open segment; begin one, if there is none.
+
+        :param first: the time of its first row, in µs since the epoch.
+        """
         if not self._segment:
             self._place.check()
             segment = Segment(self.directory, self.next_seq, first, closed=False, epoch=epoch)
             self._segment = SegmentWriter.create(segment, self.id, self._file_mode)
             self._segment_started = monotonic()
-        self._segment.add(kind, len(keys) if stands_for is None else stands_for, data, first, last)
-        self.next_seq = self._segment.next_seq
-        self._times.last = last
-        self.unsynced_rows += len(keys)
+        return self._segment
 
     def _check_time(self, time: int) -> None:
         if not 0 <= time <= LATEST:

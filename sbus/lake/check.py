@@ -13,6 +13,7 @@ from operator import attrgetter
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbus.errors import LakeError
 from sbus.journal.clock import HOUR, from_datetime
 from sbus.journal.schema import Kind, damaged_rows
 from sbus.lake.merge import Limits, iter_rows
@@ -76,7 +77,9 @@ def _check_hour(
     for file in files:
         try:
             found.rows += _read(table, file, ranges, found.problems)
-        except (OSError, pa.ArrowException) as e:
+        except LakeError as e:
+            found.problems.append(str(e))
+        except OSError as e:
             if isinstance(e, FileNotFoundError):
                 now = table.files()
                 if now and file.name not in {each.name for each in now}:

@@ -81,8 +81,8 @@ def clean(table: Table, hours: dict[Hour, list[DataFile]]) -> None:
     if not directory.exists():
         return
     valid = {os.path.basename(_base(directory, hour, files)) for hour, files in hours.items()}
-    with table.state.locked(_LOCK):
-        for path in directory.iterdir():
+    with table.state.locked(_LOCK), table.state.inside("cube") as found:
+        for path in found.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name.split(".")[0] not in valid or path.suffix != ".parquet":

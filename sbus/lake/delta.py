@@ -305,6 +305,8 @@ class DeltaLake(Table):
         """Yield all files in the hours of the table, with their sizes."""
         if self._is_local:
             for path in Path(self.location).glob("date=*/hour=*/*"):
+                if path.parent.is_symlink() or path.parent.parent.is_symlink():
+                    continue  # what is unnamed here may have a name there
                 with contextlib.suppress(FileNotFoundError):
                     yield str(path.relative_to(self.location)), path.stat().st_size
             return

@@ -42,6 +42,8 @@ class ArchiveJob(abc.ABC):
     :param consumer: the name under which the job reports to the journals; each lake of a journal needs its own.
     :param fail_on_data_loss: whether the job fails if rows were deleted before they were archived, or are damaged.
         Otherwise it continues, and a row of the kind ``damaged`` replaces damaged ones.
+    :param leaves_damaged: whether a damaged journal waits in front of the damage while the others are archived; else
+        damage is an error.
     :param compacts: whether to compact closed hours as well (`sbus.lake.upkeep`).
     :ivar rows: rows archived since the start.
     :ivar batches: batches with rows since the start.
@@ -58,6 +60,7 @@ class ArchiveJob(abc.ABC):
         max_bytes: int | None = None,
         consumer: str = _CONSUMER,
         fail_on_data_loss: bool = True,
+        leaves_damaged: bool = False,
         compacts: bool = False,
     ) -> None:
         self.rows = 0
@@ -66,7 +69,12 @@ class ArchiveJob(abc.ABC):
         self.upkeep = Upkeep(table) if compacts else None
         self._table = table
         self._follower = Follower(
-            journals, max_rows=max_rows, max_bytes=max_bytes, max_delay=every, fail_on_data_loss=fail_on_data_loss
+            journals,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+            max_delay=every,
+            fail_on_data_loss=fail_on_data_loss,
+            leaves_damaged=leaves_damaged,
         )
         self._every = every
         self._consumer = consumer
@@ -127,10 +135,17 @@ class ArchiveJob(abc.ABC):
     @property
     def lag(self) -> int:
         """The number of rows in the journals that are not in the lake yet."""
-        journals = self._follower.journals()
+        journals, ends = self._follower.journals(), self._follower.ends()
         return sum(
-            max(0, journal.end() - self._offset.get(name, journal.start())) for name, journal in journals.items()
+            max(0, ends[name] - self._offset.get(name, journal.start()))
+            for name, journal in journals.items()
+            if name in ends
         )
+
+    @property
+    def damaged(self) -> list[str]:
+        """The directories of the journals that wait in front of damage, sorted."""
+        return sorted(self._follower.damaged)
 
     @property
     def done_at(self) -> float:

@@ -116,12 +116,14 @@ def compact(
 
     :param now: in seconds since the epoch; None: the clock.
     :param progress: called with the hour in hand.
-    :raises sbus.errors.LakeError: if another process maintains the lake, or a row is there twice.
+    :raises sbus.errors.LakeError: if another process maintains the lake; or, when all other hours are done, if a file
+        is damaged or a row is there twice.
     :raises OSError: if a file cannot be read or written; the lake is then as before, but for hours that are done.
     """
     now = time.time() if now is None else now
     limits = limits or Limits()
     outcome = Outcome()
+    problem: LakeError | None = None
     with _maintaining(table) as work:
         settled = table.state.settled()
         for hour, files in by_hour(table.files()):
@@ -129,10 +131,16 @@ def compact(
                 continue
             progress(hour.directory)
             small = _small(files, settled, limits)
-            merged = _merge(table, small, work, limits)
+            try:
+                merged = _merge(table, small, work, limits)
+            except LakeError as e:
+                problem = problem or e
+                continue
             note = f"{hour.directory}: {len(small)} files into {len(merged.paths)}, {merged.rows} rows"
             if table.replace(small, {hour: merged.paths}, "compact", note):
                 _count(outcome, small, merged)
+    if problem is not None:
+        raise problem
     return outcome
 
 
@@ -162,7 +170,10 @@ def prune(table: Table, keep_days: float, *, now: float | None = None) -> Outcom
                 due[hour] = done
         old = [file for files in due.values() for file in files]
         if old:
-            rows = sum(_rows(table, file) for file in old)
+            rows = 0
+            for file in old:
+                with contextlib.suppress(LakeError):  # a damaged one goes, too
+                    rows += _rows(table, file)
             note = f"{len(due)} hours up to {max(due).directory}, {len(old)} files, {rows} rows"
             if table.replace(old, dict.fromkeys(due, ()), "prune", note):
                 outcome.hours, outcome.before, outcome.dropped = len(due), len(old), rows
@@ -179,20 +190,32 @@ def forget(
 
     :param pattern: a pattern of the bus, which a key has to match.
     :raises sbus.errors.UsageError: if the pattern is empty, forbidden or secret.
-    :raises sbus.errors.LakeError: if another process maintains the lake.
+    :raises sbus.errors.LakeError: if another process maintains the lake; or, when all else is done, if a file is
+        damaged, which may have such messages.
     """
     matches = _matcher(pattern, dialect)
     outcome = Outcome()
+    problem: LakeError | None = None
     with _maintaining(table) as work:
         settled = table.state.settled()
         for hour, files in by_hour(table.files()):
             progress(hour.directory)
-            hit = [file for file in files if _has_match(table, file, matches)]
+            hit = []
+            for file in files:
+                try:
+                    if _has_match(table, file, matches):
+                        hit.append(file)
+                except LakeError as e:
+                    problem = problem or e
             done = [file for file in hit if _is_settled(file, settled)]
             outcome.left += len(hit) - len(done)
             if not done:
                 continue
-            merged = _merge(table, done, work, Limits(), lambda rows: pc.invert(matches(rows)))
+            try:
+                merged = _merge(table, done, work, Limits(), lambda rows: pc.invert(matches(rows)))
+            except LakeError as e:
+                problem = problem or e
+                continue
             # The history must not keep what is to be forgotten, so the key is not in it.
             note = f"{hour.directory}: {merged.dropped} of {merged.rows + merged.dropped} rows"
             if table.replace(done, {hour: merged.paths}, "forget", note):
@@ -200,6 +223,8 @@ def forget(
         # Also if nothing was found: a process may have been killed just before this.
         table.vacuum(0)
         outcome.left += _sweep(table, matches)
+    if problem is not None:
+        raise problem
     return outcome
 
 
@@ -212,8 +237,9 @@ def _sweep(table: Table, matches: Matcher) -> int:
     staging = table.state.staging
     try:
         with table.state.locked("lock", "an archive is running"):
-            for staged in staging.iterdir() if staging.exists() else ():
-                shutil.rmtree(staged, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError), table.state.inside("staging") as found:
+                for staged in found.iterdir():
+                    shutil.rmtree(staged, ignore_errors=True)
             unnamed = table.sweep()
     except LakeError:
         unnamed = table.unnamed()
@@ -226,7 +252,7 @@ def _may_match(table: Table, file: DataFile, matches: Matcher) -> bool:
         return _has_match(table, file, matches)
     except FileNotFoundError:
         return False  # its process has ended, and tidied up
-    except (OSError, pa.ArrowException):
+    except (OSError, LakeError):
         return True  # it is incomplete, and nobody knows what it has
 
 

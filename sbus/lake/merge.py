@@ -22,6 +22,7 @@ healthy lake do not overlap.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +38,7 @@ __all__ = ["Limits", "Merged", "iter_rows", "merge", "sorted_rows"]
 _MIB = 1 << 20
 _MAX_BATCH_ROWS = 1 << 16
 
-Opener = Callable[[], pq.ParquetFile]
+Opener = Callable[[], AbstractContextManager[pq.ParquetFile]]
 Keep = Callable[[pa.RecordBatch], pa.BooleanArray]
 """Says for each row whether it is kept."""
 
@@ -169,8 +170,7 @@ def sorted_rows(sources: Sequence[Opener], directory: Path, limits: Limits) -> I
 
 def _is_sorted(source: Opener, limits: Limits) -> bool:
     """Return whether the rows of a file with one journal are in order."""
-    file = source()
-    try:
+    with source() as file:
         if _extent(file.metadata) is None:
             return True  # it is sorted when it is spilled
         last = -1
@@ -179,8 +179,6 @@ def _is_sorted(source: Opener, limits: Limits) -> bool:
             if seqs[0].as_py() < last or pc.all(pc.greater_equal(seqs[1:], seqs[:-1])).as_py() is False:
                 return False
             last = seqs[-1].as_py()
-    finally:
-        file.close()
     return True
 
 
@@ -209,24 +207,18 @@ def iter_rows(file: pq.ParquetFile, limits: Limits, columns: Sequence[str] | Non
 
 
 def _find_runs(source: Opener, spill: Path, limits: Limits, spills: bool) -> list[_Run]:
-    file = source()
-    try:
+    with source() as file:
         if not file.metadata.num_rows:
             return []
         extent = None if spills else _extent(file.metadata)
         if extent is not None:
             return [_Run(*extent, lambda: _rows_of(source, limits))]
         return _spill(file, spill, limits)
-    finally:
-        file.close()
 
 
 def _rows_of(source: Opener, limits: Limits) -> Iterator[pa.RecordBatch]:
-    file = source()
-    try:
+    with source() as file:
         yield from iter_rows(file, limits)
-    finally:
-        file.close()
 
 
 def _extent(metadata: pq.FileMetaData) -> tuple[str, int] | None:

@@ -107,8 +107,12 @@ class Pins:
         :returns: how many living readers there are.
         """
         living = 0
-        with contextlib.suppress(FileNotFoundError), self._state.locked("commit.lock"):
-            for entry in sorted(self._readers.iterdir()):
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self._state.locked("commit.lock"),
+            self._state.inside("readers") as readers,
+        ):
+            for entry in sorted(readers.iterdir()):
                 if entry.suffix == ".lock":
                     continue
                 try:

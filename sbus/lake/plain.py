@@ -219,21 +219,26 @@ class PlainTable(Table):
         deleted = 0
         self._pins.remove_dead()
         now = time.time_ns()
-        for directory in sorted(self._retired.iterdir()) if self._retired.exists() else ():
-            age = (now - int(directory.name.partition("-")[0])) / 1e9
-            # A clock that was set back must not keep it for good.
-            if 0 <= age < max(grace, 0):
-                continue
-            paths = [path for path in directory.iterdir() if path.name != _TOMBSTONE]
-            if grace <= 0:
-                with contextlib.suppress(FileExistsError):
-                    os.close(create(directory / _TOMBSTONE, self.state.file_mode))
-            for path in paths:
-                disk.remove(str(path))
-            deleted += len(paths)
-            if grace > 0:
-                shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError), self.state.inside("retired") as retired:
+            for directory in sorted(retired.iterdir()):
+                age = (now - int(directory.name.partition("-")[0])) / 1e9
+                # A clock that was set back must not keep it for good.
+                if 0 <= age < max(grace, 0):
+                    continue
+                with contextlib.suppress(NotADirectoryError), disk.inside(str(directory)) as found:
+                    deleted += self._delete_in(Path(found), has_tombstone=grace <= 0)
+                if grace > 0:
+                    shutil.rmtree(directory, ignore_errors=True)
         return deleted
+
+    def _delete_in(self, directory: Path, *, has_tombstone: bool) -> int:
+        paths = [path for path in directory.iterdir() if path.name != _TOMBSTONE]
+        if has_tombstone:
+            with contextlib.suppress(FileExistsError):
+                os.close(create(directory / _TOMBSTONE, self.state.file_mode))
+        for path in paths:
+            disk.remove(str(path))
+        return len(paths)
 
     def unnamed(self) -> list[DataFile]:
         return []  # all files are the table

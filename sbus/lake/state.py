@@ -27,7 +27,8 @@ from typing import Any
 from sbus import ownership
 from sbus.errors import LakeError
 from sbus.journal import disk
-from sbus.journal.layout import read_object
+from sbus.journal.clock import to_seconds
+from sbus.journal.layout import LATEST, read_object
 from sbus.lake.checkpoint import Checkpoint
 from sbus.lake.place import Place
 
@@ -62,6 +63,27 @@ class State:
     def staging(self) -> Path:
         """Where the files of a batch are written before they are committed."""
         return self.directory / "staging"
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[Path]:
+        """Yield a path of a directory in the state, to delete in it; it leads to no other place throughout the block.
+
+        Root deletes here in directories of other users, who can put links there.
+
+        :raises FileNotFoundError: if there is no such directory.
+        :raises sbus.errors.LakeError: if a link is in its place.
+        """
+        state = str(self.directory)
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(state).st_uid in (0, os.geteuid()):
+                state = os.path.realpath(state)
+        with contextlib.ExitStack() as opened:
+            try:
+                above = opened.enter_context(disk.inside(state))
+                found = opened.enter_context(disk.inside(os.path.join(above, name)))
+            except NotADirectoryError as e:
+                raise LakeError(f"{self.directory}: {name} in it is {e.strerror}: make a directory there") from None
+            yield Path(found)
 
     def settle(self, format_: str, *, has_rows: bool) -> None:
         """Check that the state belongs to the lake, and mark the lake.
@@ -228,15 +250,15 @@ class State:
             os.close(fd)
 
     def notes(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of the history; a torn one is left out."""
+        """Yield the lines of the history; one that is torn, or has no time, is left out."""
         try:
             lines = (self.directory / "history.jsonl").read_text(errors="replace").splitlines()
         except FileNotFoundError:
             return
         for line in lines:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 found = json.loads(line)
-                if isinstance(found, dict):
+                if isinstance(found, dict) and 0 <= found["time"] <= to_seconds(LATEST):
                     yield found
 
 

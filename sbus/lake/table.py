@@ -45,6 +45,9 @@ from sbus.lake.state import State
 
 __all__ = ["GRACE", "DataFile", "Event", "Hour", "Table", "count_staged", "open_parquet", "staged_files"]
 
+_COLUMNS = frozenset({"journal", "seq", "time", "kind", "key", "payload"})
+"""The columns that files of a lake have had from the first version on."""
+
 GRACE = 3600.0
 """The least time in seconds for which a file that was replaced can still be read."""
 
@@ -154,10 +157,14 @@ class Table(abc.ABC):
                 )
             state.settle(self.format, has_rows=has_rows)
             state.make_directories(state.staging)
-            for left in state.staging.iterdir():
-                shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
+            with state.inside("staging") as staging:
+                for left in staging.iterdir():
+                    shutil.rmtree(left, ignore_errors=True)  # an executor may still be writing there
             state.apply_mode()
             state.make_checkpoint()
+            for name in ("checkpoint", "checkpoint/offsets", "checkpoint/commits", "batches"):
+                with contextlib.suppress(FileNotFoundError), state.inside(name):
+                    pass  # the archive removes files there, so it must be no link
             yield
 
     @abc.abstractmethod
@@ -237,6 +244,24 @@ def count_staged(staged: Path) -> int:
     return sum(pq.read_metadata(path).num_rows for _, paths in staged_files(staged) for path in paths)
 
 
-def open_parquet(table: Table, file: DataFile) -> pq.ParquetFile:
-    """Open a file of a table with bounded memory: pages are read as they are needed."""
-    return pq.ParquetFile(table.open(file.name), buffer_size=1 << 16, pre_buffer=False)
+@contextlib.contextmanager
+def open_parquet(table: Table, file: DataFile) -> Iterator[pq.ParquetFile]:
+    """Yield a file of a table with bounded memory: pages are read as they are needed.
+
+    :raises FileNotFoundError: if it is gone.
+    :raises sbus.errors.LakeError: if it is damaged, also where the block reads it, or is no file of a lake.
+    """
+    try:
+        with pq.ParquetFile(table.open(file.name), buffer_size=1 << 16, pre_buffer=False) as parquet:
+            if missing := _COLUMNS - set(parquet.schema_arrow.names):
+                raise LakeError(
+                    f"{table.location}/{file.name}: it is no file of a lake (it has no {', '.join(sorted(missing))}): "
+                    "move it away"
+                )
+            yield parquet
+    except (pa.ArrowInvalid, OSError) as e:
+        # Of damage, Arrow makes errors without a number; errors of object storage have none, either.
+        if isinstance(e, OSError) and (isinstance(e, FileNotFoundError) or e.errno or "://" in table.location):
+            raise
+        why = " ".join(str(e).split())
+        raise LakeError(f"{table.location}/{file.name}: it cannot be read ({why}): restore it from a copy") from e

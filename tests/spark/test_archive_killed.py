@@ -139,6 +139,7 @@ class NeverAtRest:
     """An archive with a batch for every two polls; the signal comes in the middle of the third."""
 
     rows = 0
+    damaged = ()
     is_busy = True
 
     def __init__(self) -> None:

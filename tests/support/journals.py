@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sbus.journal.index import RECORD_SIZE, read_index
+from sbus.journal.layout import IDENTITY, INDEX, list_segments
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.writer import JournalWriter
 
-__all__ = ["Clock", "NewJournal", "messages", "new_journal", "rows"]
+__all__ = ["DAMAGE", "Clock", "NewJournal", "damage", "messages", "new_journal", "rows"]
 
 NewJournal = Callable[..., JournalWriter]
+
+DAMAGE = ("rows", "index", "no index", "journal.json")
+"""What `damage` can do."""
 
 
 class Clock:
@@ -32,6 +38,26 @@ def rows(directory: Any, start_seq: int | None = None, end_seq: int | None = Non
     start_seq = reader.start() if start_seq is None else start_seq
     end_seq = reader.end() if end_seq is None else end_seq
     return [row for part in reader.plan(start_seq, end_seq, **how) for batch in read(part) for row in batch.to_pylist()]
+
+
+def damage(directory: Any, what: str = "rows") -> None:
+    """Damage a journal: the last bytes of its second batch, that batch's record, or a whole file.
+
+    :param what: one of `DAMAGE`.
+    """
+    (segment,) = list_segments(str(directory))
+    batch = read_index(segment).batches[1]
+    if what == "no index":
+        os.unlink(segment.path(INDEX))
+        return
+    path, at = {
+        "rows": (segment.path(), batch.end - 8),
+        "index": (segment.path(INDEX), 2 * RECORD_SIZE),
+        "journal.json": (os.path.join(directory, IDENTITY), 0),
+    }[what]
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(b"\xa5" * 8)
 
 
 def messages(directory: Any, *args: Any, **how: Any) -> list[tuple[bytes, bytes]]:

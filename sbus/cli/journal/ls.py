@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from sbus.cli.output import printable_text
+from sbus.cli.output import describe_os_error, printable_text
 from sbus.cli.tables import format_table
 from sbus.distribution import needs
 from sbus.errors import JournalError
@@ -60,7 +60,8 @@ def ls(ctx: click.Context, directories: tuple[str, ...], output_json: bool) -> N
     A JOURNAL is a directory, or a quoted pattern such as '/shared/*' for several. A segment is
     listed with its rows, bytes, times and gaps, and with "open" while the recorder writes to it.
 
-    A journal that is damaged is reported; the others are listed, and the exit status is 1.
+    A journal that is damaged, or that this user may not read, is reported; the others are listed,
+    and the exit status is 1.
     """
     with needs("recorder"):
         from sbus.journal.reader import find_journals
@@ -68,8 +69,9 @@ def ls(ctx: click.Context, directories: tuple[str, ...], output_json: bool) -> N
     for directory in find_journals(directories):
         try:
             journal = _describe(directory)
-        except JournalError as e:
-            click.echo(printable_text(f"sbus: {e}"), err=True)
+        except (JournalError, OSError) as e:
+            text = describe_os_error(e) if isinstance(e, OSError) else str(e)
+            click.echo(printable_text(f"sbus: {text}"), err=True)
             damaged += 1
             continue
         if output_json:

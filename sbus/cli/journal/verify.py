@@ -7,7 +7,7 @@ import json
 import click
 
 from sbus.cli.journal.options import journal_argument
-from sbus.cli.output import pluralize
+from sbus.cli.output import pluralize, printable_text
 from sbus.distribution import needs
 
 __all__ = ["verify"]
@@ -35,13 +35,13 @@ def verify(ctx: click.Context, directory: str, output_json: bool) -> None:
             click.echo(json.dumps({"segment": found.segment.name, "rows": found.rows, "problems": found.problems}))
         else:
             for problem in found.problems:
-                click.echo(problem)
+                click.echo(printable_text(problem))
     problems += len(general)
     if output_json:
         click.echo(json.dumps({"segments": segments, "rows": rows, "problems": general}))
     else:
         for problem in general:
-            click.echo(problem)
+            click.echo(printable_text(problem))
         outcome = pluralize(problems, "problem") if problems else "no problems"
         click.echo(f"{directory}: {pluralize(segments, 'segment')}, {pluralize(rows, 'row')}: {outcome}")
     if problems:

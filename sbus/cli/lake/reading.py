@@ -9,8 +9,9 @@ from typing import TypedDict
 import click
 
 from sbus.cli.lake.options import lake_argument, open_lake
-from sbus.cli.output import Progress, pluralize
+from sbus.cli.output import Progress, pluralize, printable_text
 from sbus.cli.tables import format_table
+from sbus.errors import LakeError
 from sbus.journal import clock
 
 __all__ = ["check", "history", "ls"]
@@ -29,11 +30,14 @@ class _Day(TypedDict):
 @click.command(short_help="List days with their files, rows and bytes.")
 @lake_argument
 @click.option("--json", "output_json", is_flag=True, help="Print one JSON object per day.")
-def ls(location: str, state: str | None, output_json: bool) -> None:
+@click.pass_context
+def ls(ctx: click.Context, location: str, state: str | None, output_json: bool) -> None:
     """List the days of a lake (UTC) with their hours, files, rows and bytes.
 
     An hour is compact if it is one file, or files of which at most one is small. Days that begin
     more than an hour from now are marked: the clock of a recorder was wrong, or this machine's is.
+
+    A file that is damaged is reported, without its rows, and the exit status is 1.
     """
     table = open_lake(location, state)
     from sbus.lake.maintenance import by_hour
@@ -41,7 +45,7 @@ def ls(location: str, state: str | None, output_json: bool) -> None:
     from sbus.lake.table import Hour, open_parquet
 
     cells = [["date", "hours", "compact", "files", "rows", "bytes"]]
-    total = ahead = 0
+    total = ahead = damaged = 0
     latest = Hour.of(clock.to_datetime(clock.now() + clock.HOUR))
     for date, group in itertools.groupby(by_hour(table.files()), lambda each: each[0].date):
         hours = [files for _, files in group]
@@ -53,6 +57,9 @@ def ls(location: str, state: str | None, output_json: bool) -> None:
                     rows_ahead += parquet.metadata.num_rows if file.hour > latest else 0
             except FileNotFoundError:
                 pass  # compaction has just replaced it
+            except LakeError as e:
+                click.echo(printable_text(f"sbus: {e}"), err=True)
+                damaged += 1
         day: _Day = {
             "date": date,
             "hours": len(hours),
@@ -78,6 +85,8 @@ def ls(location: str, state: str | None, output_json: bool) -> None:
                 f"{pluralize(ahead, 'row')} ahead of this machine's clock, by an hour or more: the clock of a recorder "
                 "was wrong, or this one is"
             )
+    if damaged:
+        ctx.exit(1)
 
 
 @click.command(short_help="Check that every row is there once.")
@@ -105,7 +114,7 @@ def check(ctx: click.Context, location: str, state: str | None, output_json: boo
         )
     else:
         for problem in found.problems:
-            click.echo(problem)
+            click.echo(printable_text(problem))
         for journal, missing in found.holes.items():
             holes = pluralize(missing, "row")
             click.echo(f"journal {journal}: {holes} missing between others, as after 'forget' or --allow-loss")
@@ -132,6 +141,5 @@ def history(location: str, state: str | None, output_json: bool) -> None:
             )
         else:
             version = "" if event.version is None else f"version {event.version}  "
-            click.echo(
-                f"{clock.format_utc(clock.from_seconds(event.time))}  {version}{event.what}  {event.note}".rstrip()
-            )
+            moment = clock.format_utc(clock.from_seconds(event.time))
+            click.echo(printable_text(f"{moment}  {version}{event.what}  {event.note}".rstrip()))

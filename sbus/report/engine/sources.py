@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbus.errors import JournalError
+from sbus.errors import JournalError, JournalMissing
 from sbus.journal.clock import as_utc, from_datetime, to_datetime
 from sbus.journal.keytext import as_text_array
-from sbus.journal.reader import JournalReader, find_journals, read
+from sbus.journal.reader import JournalReader
+from sbus.journal.slices import Slice, read, read_with_ends
+from sbus.journal.snapshot import OnDamage, open_journals
 from sbus.lake.hourly import Hourly, hourly
 from sbus.lake.maintenance import by_hour
 from sbus.lake.merge import Limits, iter_rows
@@ -65,29 +68,63 @@ class Source(Protocol):
 class JournalRows:
     """The rows of journals.
 
+    Where a journal is damaged, one row of the kind ``damaged`` stands in place of each batch that cannot be read. A
+    journal of which not even the end is known is left out.
+
     :param paths: directories, or patterns of them.
+    :param on_damage: called for each damage; None: damage is an error.
     """
 
-    def __init__(self, paths: Iterable[str]) -> None:
+    def __init__(self, paths: Iterable[str], on_damage: OnDamage | None = None) -> None:
         """
         :raises JournalError: if a journal is missing, or two directories have the same one.
         """
-        self._readers: dict[str, JournalReader] = {}
-        for directory in find_journals(paths):
-            reader = JournalReader(directory)
-            other = self._readers.setdefault(reader.id, reader)
-            if other is not reader:
-                raise JournalError(
-                    f"{other.directory} and {directory} are the same journal ({reader.id}): leave out the copy"
-                )
+        self._on_damage = on_damage
+        self._readers: list[JournalReader] = [*open_journals(paths, on_damage=on_damage).values()]
+
+    def _report(self, journal: JournalReader, damage: JournalError) -> None:
+        if self._on_damage is None or isinstance(damage, JournalMissing):
+            raise damage
+        self._on_damage(journal.directory, damage)
 
     def extent(self, latest: int) -> Extent:
-        return _joined(Extent(*reader.extent(latest)) for reader in self._readers.values())
+        """
+        :raises JournalError: if not even the end of a single journal is known.
+        """
+        found = [extent for reader in self._readers if (extent := self._extent(reader, latest)) is not None]
+        if not found:
+            raise JournalError("none of the journals can be read")
+        return _joined(found)
+
+    def _extent(self, reader: JournalReader, latest: int) -> Extent | None:
+        try:
+            return Extent(*reader.extent(latest))
+        except JournalError as e:
+            self._report(reader, e)
+        try:
+            return Extent(*JournalReader(reader.directory, skip_damaged=True).extent(latest))
+        except JournalError:
+            return None
 
     def rows(self, span: Span) -> Iterator[pa.RecordBatch]:
-        for reader in self._readers.values():
-            for part in reader.plan(reader.start(), reader.end(), min_time=span.start, max_time=span.end - 1):
-                yield from map(_as_in_lakes, _joined_batches(read(part, _COLUMNS)))
+        for reader in self._readers:
+            try:
+                parts = reader.plan(reader.start(), reader.end(), min_time=span.start, max_time=span.end - 1)
+            except JournalError as e:
+                self._report(reader, e)
+                continue
+            for part in parts:
+                yield from map(_as_in_lakes, _joined_batches(self._read(reader, part)))
+
+    def _read(self, reader: JournalReader, part: Slice) -> Iterator[pa.RecordBatch]:
+        next_seq = part.start_seq
+        try:
+            for end, rows in read_with_ends(part, _COLUMNS):
+                next_seq = end
+                yield rows
+        except JournalError as e:
+            self._report(reader, e)
+            yield from read(replace(part, start_seq=next_seq, skip_damaged=True), _COLUMNS)
 
     def counted(self, period: Span) -> AbstractContextManager[Hourly | None]:
         return nullcontext()

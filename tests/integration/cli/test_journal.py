@@ -124,6 +124,22 @@ class TestLs:
         assert done.stdout.splitlines() == whole
         assert [line.split(": it is damaged")[0][-5:] for line in done.stderr.splitlines()] == [*[".json"] * 4]
 
+    def test_one_that_cannot_be_listed(self, recorded, tmp_path):
+        """What hinders the listing of one journal is reported, without control characters; others are listed."""
+        shutil.copytree(recorded, tmp_path / "z")
+        shutil.copytree(recorded, tmp_path / "a\x1b[31m\nb")
+        shutil.rmtree(tmp_path / "a\x1b[31m\nb" / "consumers")
+        (tmp_path / "a\x1b[31m\nb" / "consumers").touch()
+        (tmp_path / "c").mkdir()
+        (tmp_path / "c" / "journal.json").touch()
+        whole = sbus("ls", tmp_path / "z")
+        for named in ([f"{tmp_path}/*"], sorted(map(str, tmp_path.iterdir()))):
+            done = CliRunner().invoke(cli, ["journal", "ls", *named])
+            assert (done.exit_code, done.stdout) == (1, whole)
+            first, second = done.stderr.splitlines()
+            assert first == f"sbus: {tmp_path}/a\\x1b[31m\\x0ab/consumers: Not a directory"
+            assert second.startswith(f"sbus: {tmp_path}/c/journal.json: it is damaged")
+
     def test_empty(self, tmp_path):
         """A journal without rows can be listed, printed and verified."""
         JournalWriter.open(tmp_path).close()
@@ -398,6 +414,12 @@ class TestVerify:
         assert re.search(r"\d problems?", output)
         found = [json.loads(line) for line in sbus("verify", "--json", tmp_path / "j", status=1).splitlines()]
         assert any(problem for info in found for problem in info["problems"])
+
+    def test_names_of_other_users(self, recorded, tmp_path):
+        """Problems show no control characters of names that other users have chosen."""
+        directory = shutil.copytree(recorded, tmp_path / "j")
+        (directory / "consumers" / "\x1b[31m\n.json").touch()
+        assert "consumers/\\x1b[31m\\x0a.json: it is damaged" in sbus("verify", directory, status=1)
 
     def test_missing_file(self, tmp_path):
         """A missing file of a segment is reported by its name, by every command that needs it."""

@@ -15,7 +15,7 @@ from sbus.errors import UsageError
 from sbus.journal.schema import Kind
 from sbus.replay import JournalRows, Replay, Total, publish
 from sbus.testing.servers import RunningBus, running_bus
-from tests.support.journals import Clock, NewJournal
+from tests.support.journals import DAMAGE, Clock, NewJournal, damage
 from tests.support.replays import check_ctrl_c, check_order, received
 
 
@@ -96,3 +96,27 @@ def test_nothing_to_replay_is_an_error(bus: RunningBus, new_journal: NewJournal,
 def test_ctrl_c_ends_the_command(bus: RunningBus, new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch) -> None:
     """While ``sbus replay`` waits for a message that is due in an hour, Ctrl-C ends it with a summary."""
     check_ctrl_c(bus, new_journal, monkeypatch, "replay")
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damaged_journals_are_found_first(bus: RunningBus, what: str, new_journal: NewJournal, tmp_path: Path) -> None:
+    """Each damaged journal is reported before the first message, which is then not published."""
+    for name in ("a", "b", "c"):
+        with new_journal(name) as journal:
+            for number in range(3):
+                journal.append([(b"damaged/%d" % number, b"")] * 10)
+    for name in ("b", "c"):
+        damage(tmp_path / name, what)
+    with bus.connect() as receiver:
+        receiver.subscribe("damaged/")
+        receiver.fence()
+        arguments = ["--socket", bus.address, "replay", f"--journal={tmp_path}/*", "--speed=max"]
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        receiver.publish("damaged/end", b"")
+        assert receiver.receive(timeout=10).key == b"damaged/end"
+    assert result.exit_code == 1
+    first, second, end = result.stderr.splitlines()
+    assert first.startswith(f"sbus: {tmp_path}/b/"), first
+    assert second.startswith(f"{tmp_path}/c/"), second
+    assert "restore it from a copy" in first
+    assert end == "nothing is replayed: a part would be missing"

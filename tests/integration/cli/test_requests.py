@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import sbus as package
+from sbus.errors import RequestFailed
 from tests.integration.cli.test_cli import Sbus, failure, misuse, sbus
 from tests.support.harness import TIMEOUT, Bus, Client
 
@@ -45,6 +46,24 @@ def test_replies_of_commands_that_fail(shared: Bus) -> None:
         assert failure(shared, "request", "job", "slow") == "sbus: the command took longer than 1 seconds"
         assert sbus(shared, "request", "job", "good") == (b"fine\n", "")
         assert running.end() == (0, b"", "trouble\n")
+
+
+def test_a_request_for_which_no_command_starts(shared: Bus, tmp_path: Path) -> None:
+    """The requester hears why, the responder writes no traceback, and goes on."""
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\ncat\n")
+    script.chmod(0o755)
+    with (
+        replying(shared, "start/", "--", str(script)) as running,
+        package.connect(shared.address) as client,
+    ):
+        with pytest.raises(RequestFailed, match="a key of 140,006 bytes does not fit into the environment"):
+            client.request(b"start/" + b"k" * 140_000, b"", timeout=TIMEOUT)
+        assert client.request("start/it", b"1", timeout=TIMEOUT) == b"1"
+        script.unlink()
+        with pytest.raises(RequestFailed, match="the command cannot be started: No such file or directory"):
+            client.request("start/it", b"", timeout=TIMEOUT)
+        assert running.end(signal.SIGINT) == (-signal.SIGINT, b"", "")
 
 
 def test_reply_by_lines(shared: Bus) -> None:

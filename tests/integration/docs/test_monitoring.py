@@ -80,7 +80,7 @@ def recorded() -> Samples:
     found |= samples("".join(map(text_of, families(cast(RecorderService, Recorder())))))
     queue = SimpleNamespace(settings=SimpleNamespace(name="jobs"), problem="", jobs=JobQueue(Settings()))
     found |= samples("".join(map(text_of, queue_families([cast(QueueService, queue)]))))
-    archive: Any = SimpleNamespace(rows=9, batches=1, lost=0, upkeep=None, lag=100, done_at=NOW - 30)
+    archive: Any = SimpleNamespace(rows=9, batches=1, lost=0, upkeep=None, lag=100, damaged=[], done_at=NOW - 30)
     found |= samples("".join(map(text_of, ArchiveMetrics(None, {}).figures(archive, is_up=True))))
     found["sbus_archive_checked_timestamp_seconds", frozenset()] = NOW - 10
     found |= samples("".join(map(text_of, JobMetrics("report", None, {}).figures(True, 1.0))))
@@ -162,6 +162,7 @@ CASES: dict[str, dict[tuple[str, str], float]] = {
     "SbusArchiveBehind": {("sbus_archive_last_batch_timestamp_seconds", ""): -1000},
     "SbusArchiveTooSlow": {("sbus_archive_lag_rows", ""): 10_000_000},
     "SbusArchiveLosesRows": {("sbus_archive_lost_rows_total", ""): 1},
+    "SbusArchiveWaitsForRepair": {("sbus_archive_damaged_journals", ""): 1},
     "SbusArchiveDoesNotCompact": {("sbus_archive_compaction_failures_total", ""): 1},
     "SbusJobFailed": {("sbus_job_success", "report"): -1},
 }

@@ -29,6 +29,7 @@ class FakeArchive:
     """
 
     rows = lost = 0
+    damaged = ()
     upkeep = None
     lag = 0
     done_at = 0.0

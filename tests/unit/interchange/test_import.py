@@ -81,10 +81,12 @@ class TestPlace:
         assert sorted(os.listdir(tmp_path)) == ["j", "one.jsonl"]
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-    def test_the_directory_of_another_user(self, one, tmp_path):
+    @pytest.mark.parametrize("owner", [0, 4242])
+    def test_the_directory_of_another_user(self, owner, one, tmp_path):
         """Where all may write, an import builds nothing in what another user has put there, and leaves it there."""
         shared = tmp_path / "shared"
         shared.mkdir()
+        os.chown(shared, owner, owner)
         shared.chmod(0o1777)
         (shared / ".j.importing").mkdir(0o755)
         os.chown(shared / ".j.importing", 4242, 4242)

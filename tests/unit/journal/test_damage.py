@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
 import re
+import resource
 import shutil
 import stat
-from collections.abc import Callable
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +25,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import JournalError
-from sbus.journal.index import read_index
+from sbus.journal.index import RECORD_SIZE, read_index, read_record
 from sbus.journal.layout import list_segments
 from sbus.journal.lock import locked
-from sbus.journal.reader import JournalReader, find_journals, read
+from sbus.journal.reader import JournalReader, read
 from sbus.journal.repair import repair
+from sbus.journal.snapshot import open_journals
 from sbus.journal.summary import read_summary
 from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
@@ -151,6 +158,15 @@ def plant_link(path: str) -> None:
     os.symlink("/dev/zero", path)
 
 
+_NO_FILE = "it is damaged (no plain file): restore it from a copy"
+NOT_PLAIN: dict[Callable[[str], None], str] = {
+    plant_pipe: _NO_FILE,
+    plant_socket: _NO_FILE,
+    plant_link: "it is a symbolic link, which is not followed: put the journal's file itself in its place",
+}
+"""What is said of what is planted."""
+
+
 @pytest.mark.timeout(20)
 class TestPlanted:
     """What another user has put in the place of a file is damage: nothing waits for it, or reads without end."""
@@ -160,8 +176,8 @@ class TestPlanted:
         path = str(journal / "journal.json")
         os.unlink(path)
         plant(path)
-        for read_it in (JournalReader, lambda directory: list(verify(directory, print)), find_one):
-            with pytest.raises(JournalError, match=r"journal\.json: it is damaged \(no plain file\): restore it"):
+        for read_it in (JournalReader, lambda directory: list(verify(directory, print)), open_one):
+            with pytest.raises(JournalError, match=rf"journal\.json: {re.escape(NOT_PLAIN[plant])}"):
                 read_it(journal)
 
     @pytest.mark.parametrize("text", [b"[" * 200_000, b'{"id": "%s"}' % (b"0" * (16 << 20))])
@@ -186,16 +202,159 @@ class TestPlanted:
         segment = list_segments(str(journal))[number]
         os.unlink(segment.path(suffix))
         plant(segment.path(suffix))
-        with pytest.raises(JournalError, match=rf"{suffix}: it is damaged \(no plain file\)"):
+        with pytest.raises(JournalError, match=rf"{suffix}: {re.escape(NOT_PLAIN[plant])}"):
             all_rows(journal, skip_damaged=False, wanted=lambda summary: True)
         problems = [problem for found in verify(journal, print) for problem in found.problems]
-        assert f"{segment.path(suffix)}: it is damaged (no plain file): restore it from a copy" in problems
+        assert f"{segment.path(suffix)}: {NOT_PLAIN[plant]}" in problems
         if suffix != ".idx" or not number:  # of the newest segment, the index alone tells where it ends
             assert covered(all_rows(journal, skip_damaged=True)) == list(range(ROWS))
 
 
-def find_one(directory: Path) -> list[str]:
-    return find_journals([str(directory)])
+def test_rows_that_are_cut_off_while_they_are_read(tmp_path: Path) -> None:
+    """The owner of a journal who cuts a file is damage for its readers, and not their end."""
+    program = f"""
+import os
+from sbus.errors import JournalError
+from sbus.journal import JournalReader, JournalWriter, read
+with JournalWriter.open({str(tmp_path / "journal")!r}) as journal:
+    for _ in range(3):
+        journal.append([(b"k", bytes(20_000))])
+reader = JournalReader(journal.directory)
+(part,) = reader.plan(0, 3)
+batches = read(part)
+next(batches)
+os.truncate(part.segment.path(), 30_000)
+try:
+    next(batches)
+except JournalError as e:
+    print(e)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "are damaged (1 rows from 1): restore it from a copy, or run 'sbus journal repair'" in done.stdout
+
+
+def test_rows_that_lead_out_of_their_batch(journal: Path) -> None:
+    """Whoever owns a journal can give a batch wrong offsets and the right checksum: no reader leaves the batch."""
+    segment = list_segments(str(journal))[0]
+    batch = read_index(segment).batches[1]
+    with open(segment.path(), "rb") as file:
+        body = bytearray(file.read()[batch.start : batch.end])
+    offsets = struct.pack("<3i", 0, len(b"payload 5" * 20), 2 * len(b"payload 5" * 20))
+    at = body.index(offsets)
+    body[at + 4 : at + 8] = struct.pack("<i", 1 << 20)
+    overwrite(segment.path(), batch.start, bytes(body))
+    overwrite(segment.path(".idx"), 2 * RECORD_SIZE, batch._replace(crc=zlib.crc32(body)).pack())
+    with pytest.raises(JournalError, match=r"are not 5 rows from 5 \(.*out of bounds.*\): restore it from a copy"):
+        all_rows(journal, skip_damaged=False)
+    assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS)) - set(range(5, 10))
+    (found,) = repair(journal)
+    assert [(lost.first_seq, lost.rows) for lost in found.lost] == [(5, 5)]
+    assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS)) - set(range(5, 10))
+
+
+@pytest.mark.parametrize(("source", "target"), [(1, 0), (0, 1), (2, 1), (1, 3), (4, 2), (5, 1)])
+def test_a_record_in_the_place_of_another(journal: Path, source: int, target: int) -> None:
+    """Each record of an index is whole, but they do not follow one another: that is damage, and costs no row."""
+    segment = list_segments(str(journal))[0]
+    data = Path(segment.path(".idx")).read_bytes()
+    overwrite(segment.path(".idx"), target * RECORD_SIZE, data[source * RECORD_SIZE : (source + 1) * RECORD_SIZE])
+    with pytest.raises(JournalError, match=r"\.idx: a record in it is damaged"):
+        all_rows(journal, skip_damaged=False)
+    assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
+    (found,) = repair(journal)
+    assert found.lost == []
+    assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+    assert [found.problems for found in verify(journal, print)] == [[]] * 2
+
+
+def test_a_bad_sector(journal: Path) -> None:
+    """Bytes that the disk cannot read are damage of their batch."""
+
+    class BadDisk:
+        def size(self) -> int:
+            return 1 << 30
+
+        def seek(self, at: int) -> None:
+            pass
+
+        def read_buffer(self, length: int) -> pa.Buffer:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    record = read_index(list_segments(str(journal))[0]).batches[1]
+    with pytest.raises(JournalError, match=r"^x: the bytes \d+ to \d+ cannot be read: Input/output error: restore it"):
+        read_record("x", BadDisk(), record)
+
+
+@pytest.mark.parametrize("name", ["lock", ".arrows", ".idx"])
+def test_a_writer_names_a_link(journal: Path, tmp_path: Path, name: str) -> None:
+    """A writer does not follow a link, either: it says which one it is, and what to do."""
+    writer = JournalWriter.open(journal)
+    writer.append([(b"k", b"")])
+    writer.sync()
+    crashed = Path(shutil.copytree(journal, tmp_path / "crashed"))
+    writer.close()
+    path = crashed / name if name == "lock" else Path(list_segments(str(crashed))[-1].path(name))
+    path.unlink()
+    path.symlink_to(journal / path.name)
+    with pytest.raises(JournalError, match=f"{re.escape(str(path))}: {NOT_PLAIN[plant_link]}"):
+        JournalWriter.open(crashed)
+
+
+def open_one(directory: Path) -> object:
+    return open_journals([str(directory)])
+
+
+@pytest.mark.timeout(20)
+class TestSparse:
+    """An index of a terabyte, nearly all of it a hole, costs neither memory nor time."""
+
+    @pytest.fixture(autouse=True)
+    def _limited(self) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        (used,) = re.findall(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
+        resource.setrlimit(resource.RLIMIT_DATA, ((int(used) << 10) + (256 << 20), before[1]))
+        yield
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_closed(self, journal: Path, number: int) -> None:
+        """It is damaged; a repair loses no row."""
+        path = list_segments(str(journal))[number].path(".idx")
+        os.truncate(path, 1 << 40)
+        with pytest.raises(JournalError, match=r"\.idx: it does not end like the index of a closed segment"):
+            all_rows(journal, skip_damaged=False)
+        assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
+        (found,) = repair(journal)
+        assert found.lost == []
+        assert os.stat(found.kept[0]).st_size == 1 << 40
+        assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+
+    def test_open(self, journal: Path, tmp_path: Path) -> None:
+        """What follows the last sync record counts for nothing, as ever, and the next writer cuts it off."""
+        writer = JournalWriter.open(journal)
+        writer.append([(b"k/40", b"payload 40" * 20)])
+        writer.sync()
+        crashed = Path(shutil.copytree(journal, tmp_path / "crashed"))
+        writer.close()
+        segment = list_segments(str(crashed))[-1]
+        os.truncate(segment.path(".idx"), 1 << 40)
+        assert messages_of(all_rows(crashed, skip_damaged=False)) == set(range(ROWS + 1))
+        assert list(repair(crashed, dry_run=True)) == []
+        JournalWriter.open(crashed).close()
+        assert os.stat(segment.path(".idx")).st_size < 1 << 10
+        assert [found.problems for found in verify(crashed, print)] == [[]] * 3
+
+    def test_a_sync_record_behind_the_hole(self, journal: Path) -> None:
+        """Records are missing before it: the segment is damaged."""
+        path = list_segments(str(journal))[-1].path(".idx")
+        data = Path(path).read_bytes()
+        os.truncate(path, 128)
+        overwrite(path, 1 << 40, data[-64:])
+        assert JournalReader(journal).end() == ROWS
+        with pytest.raises(JournalError, match=r"\.idx: a record in it is damaged"):
+            all_rows(journal, skip_damaged=False)
+        assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
 
 
 class TestAnyDamage:

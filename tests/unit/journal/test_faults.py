@@ -17,6 +17,7 @@ from sbus.journal.schema import Kind
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
+from tests.support.disks import filled, mounted
 from tests.support.faults import Crash, FaultyDisk, let_go
 from tests.support.journals import Clock, messages, rows
 
@@ -166,37 +167,31 @@ def test_lost_pages_again(tmp_path):
 
 def test_full_file_system(tmp_path):
     """On a full file system each append is done wholly or refused; recording continues when there is space."""
-    resource = pytest.importorskip("resource")
-    directory = tmp_path / "j"
     appended = []
-    child = os.fork()
-    if not child:
-        # Signal handlers and limits belong to a whole process, so a child has them here.
-        status = 1
-        try:
-            import signal
+    refused = []
 
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            journal = JournalWriter.open(directory, warn=lambda text: None)
-            before = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (10_001, before[1]))
-            refused = 0
-            for n in range(40):
-                batch = [(b"k", b"%d" % n * 100)] * 3
-                try:
-                    journal.append(batch)
-                    appended += batch
-                except OSError:
-                    refused += 1
-                if n == 30:
-                    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            journal.close()
-            assert refused > 5
-            assert messages(directory) == appended
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    def append(journal, n):
+        batch = [(b"k", b"%d" % n * 1000)] * 3
+        try:
+            journal.append(batch)
+        except OSError as e:
+            refused.append(e.errno)
+        else:
+            appended.extend(batch)
+
+    with mounted(tmp_path / "disk", "64k") as disk:
+        journal = JournalWriter.open(disk / "j", warn=lambda text: None)
+        append(journal, 0)
+        with filled(disk):
+            for n in range(1, 20):
+                append(journal, n)
+        for n in range(20, 25):
+            append(journal, n)
+        journal.close()
+        assert len(refused) > 5
+        assert set(refused) == {errno.ENOSPC}
+        assert messages(disk / "j") == appended
+        assert len(appended) >= 15
 
 
 def test_remains_of_a_refused_batch(tmp_path):

@@ -270,6 +270,7 @@ def test_a_digest_that_states_no_length() -> None:
     [
         {"start": 9, "end": 8},
         {"rows": 1 << 31},
+        {"end": 1 << 40},
         {"start": 1 << 63, "end": (1 << 63) + 100},
         {"first_seq": (1 << 64) - 1},
         {"min_time": -(1 << 62)},

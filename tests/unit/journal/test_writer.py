@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import stat
 import struct
 import zlib
@@ -14,13 +15,15 @@ import pyarrow as pa
 import pytest
 
 from sbus.errors import JournalError, JournalLocked
+from sbus.journal.consumers import advance, release
 from sbus.journal.layout import list_segments
 from sbus.journal.reader import JournalReader, Slice, find_journals, read
+from sbus.journal.repair import repair
 from sbus.journal.schema import FORMAT, FORMATS, Kind
 from sbus.journal.summary import read_summary
-from sbus.journal.verify import problems_of
+from sbus.journal.verify import problems_of, verify
 from sbus.journal.writer import JournalWriter
-from tests.support.journals import Clock, messages, rows
+from tests.support.journals import Clock, damage, messages, rows
 
 SOME = [(b"a/b", b"1"), (b"a/c", b"2"), (b"\xff", b"\0\1")]
 
@@ -409,9 +412,57 @@ class TestLinks:
         path = tmp_path / "journal" / name
         path.unlink(missing_ok=True)
         path.symlink_to(precious)
-        with pytest.raises(OSError, match="symbolic links"):
+        with pytest.raises(JournalError, match="it is a symbolic link, which is not followed"):
             JournalWriter.open(tmp_path / "journal")
         assert precious.read_bytes() == b"of somebody else"
+
+    @pytest.mark.parametrize(
+        ("name", "do"),
+        [
+            ("consumers", lambda directory: advance(directory, "archive", 2)),
+            ("consumers", lambda directory: release(directory, "archive")),
+            ("damaged", lambda directory: list(repair(directory))),
+        ],
+    )
+    def test_links_to_directories(self, new_journal, tmp_path, name, do):
+        """Progress, and what was damaged, is not written elsewhere, and no consumer is forgotten there."""
+        precious = tmp_path / "precious"
+        precious.mkdir()
+        (precious / "archive.json").write_text('{"next": 1}')
+        journal = new_journal()
+        journal.append(SOME)
+        journal.append(SOME)
+        journal.close()
+        damage(journal.directory)
+        (tmp_path / "journal" / name).symlink_to(precious)
+        with pytest.raises(NotADirectoryError, match="a link to one, which is not followed"):
+            do(journal.directory)
+        assert [path.read_text() for path in precious.iterdir()] == ['{"next": 1}']
+
+
+@pytest.mark.parametrize("spare", [0, 7, 8, 9, 500])
+def test_files_that_may_not_grow(tmp_path, spare):
+    """At a limit to the size of files (RLIMIT_FSIZE), a segment is closed, and recording continues in the next one."""
+    with JournalWriter.open(tmp_path / "long") as journal:
+        for _ in range(3):
+            journal.append(SOME)
+        journal.sync()
+        (segment,) = list_segments(journal.directory)
+        longest = os.path.getsize(segment.path())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (longest + spare, before[1]))
+    try:
+        with JournalWriter.open(tmp_path / "journal") as journal:
+            for _ in range(10):
+                journal.append(SOME)
+            journal.sync()
+            with pytest.raises(OSError, match="File too large"):
+                journal.append([(b"k", bytes(longest))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    found = list(verify(tmp_path / "journal", print))
+    assert [each.problems for each in found] == [[]] * (4 if spare >= 8 else 5)
+    assert messages(tmp_path / "journal") == SOME * 10
 
 
 class TestCopies:

@@ -21,9 +21,12 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from sbus.cli.main import cli
 from sbus.errors import JournalError, LakeError
 from sbus.journal.consumers import consumers
+from sbus.journal.following import Follower
 from sbus.journal.index import read_index
 from sbus.journal.layout import ARROWS, INDEX, SUMMARY, list_segments
 from sbus.journal.reader import JournalReader, read
@@ -40,7 +43,7 @@ from sbus.lake.opening import open_table
 from sbus.lake.staging import stage
 from sbus.lake.table import Hour, Table
 from tests.support.archived import archived, files, recorded
-from tests.support.journals import Clock, NewJournal
+from tests.support.journals import DAMAGE, Clock, NewJournal, damage
 from tests.support.waiting import wait_until
 
 MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
@@ -308,6 +311,97 @@ def test_a_damaged_batch_does_not_stop_the_archive(new_journal: NewJournal, tmp_
         assert [row["seq"] for row in rows] == [*range(11), *range(20, 30)]
         assert [json.loads(row["payload"])["rows"] for row in rows if row["kind"] == "damaged"] == [10]
     assert consumers(journal.directory) == {"archive": 30}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damaged_journals_do_not_hold_up_the_others(what: str, new_journal: NewJournal, tmp_path: Path) -> None:
+    """A damaged journal is archived up to the damage, and from there on once it is whole again; each is reported."""
+    names = ("a", "b", "c")
+    for name in names:
+        journal = new_journal(name, clock=Clock(MIDNIGHT))
+        for _ in range(3):
+            journal.append(messages(10))
+        journal.close()
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    for name in ("a", "b"):
+        damage(tmp_path / name, what)
+    lake = tmp_path / "lake"
+    arguments = ["archive", f"--journal={tmp_path}/[abc]", f"--lake={lake}", "--once", "--max-rows=12"]
+    kept = 10 if what == "rows" else 0
+    for _ in range(2):
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert result.exit_code == 1
+        assert result.stderr.endswith(
+            f"sbus: 2 journals could not be archived beyond damage: {tmp_path}/a, {tmp_path}/b\n"
+        )
+        assert len(archived(lake)) == 2 * kept + 30
+        assert consumers(str(tmp_path / "c")) == {"archive": 30}
+    for name in ("a", "b"):
+        shutil.copytree(tmp_path / "copy" / name, tmp_path / name, dirs_exist_ok=True)
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert sorted((row["journal"], row["seq"]) for row in archived(lake)) == sorted(
+        (JournalReader(tmp_path / name).id, seq) for name in names for seq in range(30)
+    )
+
+
+def test_rows_that_wait_for_a_repair_fill_no_batch(new_journal: NewJournal, tmp_path: Path) -> None:
+    """However many they are, the rows of other journals wait for the next batch as ever."""
+    for name in ("a", "b"):
+        with new_journal(name) as journal:
+            for _ in range(3):
+                journal.append(messages(10))
+    damage(tmp_path / "a")
+    follower = Follower([f"{tmp_path}/[ab]"], max_rows=15, max_delay=3600, leaves_damaged=True)
+    ends = {JournalReader(tmp_path / name).id: end for name, end in (("a", 10), ("b", 30))}
+    follower.next({})
+    assert (follower.next(ends), len(follower.damaged)) == (ends, 1)
+    with JournalWriter.open(tmp_path / "b") as journal:
+        journal.append(messages(1))
+    assert follower.next(ends) == ends
+
+
+def test_the_log_shows_no_control_characters(new_journal: NewJournal, tmp_path: Path) -> None:
+    """It names directories of journals, which other users have named."""
+    name = "j\x1b[31m\n"
+    new_journal(name).close()
+    (tmp_path / name / "consumers").touch()
+    arguments = ["archive", f"--journal={tmp_path}/*", f"--lake={tmp_path}/lake", "--once"]
+    done = subprocess.run([sys.executable, "-m", "sbus", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    said, _ = done.stderr.splitlines()
+    assert said.startswith(f"{tmp_path}/j\\x1b[31m\\x0a: the progress of the consumer 'archive' cannot be written")
+
+
+def test_an_archive_that_follows_takes_what_was_repaired(
+    new_journal: NewJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The damage is logged once, and the archive takes the rows behind it as soon as it is repaired."""
+    for name in ("a", "b"):
+        with new_journal(name, clock=Clock(MIDNIGHT)) as journal:
+            for _ in range(3):
+                journal.append(messages(10))
+    identity = (tmp_path / "a" / "journal.json").read_bytes()
+    with Archive([str(tmp_path / "[ab]")], open_table(str(tmp_path / "lake")), every=0.001, leaves_damaged=True) as job:
+
+        def works(rows: int, *damaged: Path) -> bool:
+            job.wait(0.001)
+            return (job.rows, job.lag, job.damaged) == (rows, 0, [*map(str, damaged)])
+
+        wait_until(lambda: works(60))
+        damage(tmp_path / "a", "journal.json")
+        with JournalWriter.open(tmp_path / "b", clock=Clock(MIDNIGHT)) as journal:
+            journal.append(messages(10))
+        wait_until(lambda: works(70, tmp_path / "a"))
+        (tmp_path / "a" / "journal.json").write_bytes(identity)
+        with JournalWriter.open(tmp_path / "a", clock=Clock(MIDNIGHT)) as journal:
+            journal.append(messages(10))
+        wait_until(lambda: works(80))
+    (said,) = caplog.messages
+    assert said == (
+        f"{tmp_path}/a/journal.json: it is damaged (no JSON object): restore it from a copy; "
+        "the rows of this journal from there on wait for that"
+    )
 
 
 def test_a_damaged_row_is_one_row_and_no_hole(new_journal: NewJournal, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -128,6 +130,41 @@ def test_check_finds_damage(lake):
     assert "hour=01/0000000001.parquet: it cannot be read" in problems
     assert "journal one: rows 3 to 3 are there twice" in problems
     assert found["missing"] == {"one": 5 + 10}
+
+
+def test_a_damaged_file_holds_up_no_other_hour(lake):
+    """Each command names it, and does the rest; what is too old goes, damaged or not."""
+    archive(PlainTable(lake), 3, [row("one", 30, 1, key="b")])
+    bad = lake / "date=2026-01-31/hour=00/0000000001.parquet"
+    bad.write_bytes(b"PAR1 damaged PAR1")
+    bad.with_name("foreign.parquet").write_bytes(b"")
+    pq.write_table(pa.table({"x": [1]}), bad.with_name("foreign.parquet"))
+    foreign = (
+        "foreign.parquet: it is no file of a lake (it has no journal, key, kind, payload, seq, time): move it away"
+    )
+    listed = sbus("ls", lake, status=1)
+    assert (f"sbus: {bad}: it cannot be read (" in listed, foreign in listed) == (True, True)
+    assert "2026-01-31      2        0      8    26" in listed
+    assert f"{bad}: it cannot be read (" in sbus("compact", lake, status=1)
+    assert [path.name for path in (lake / "date=2026-01-31/hour=01").iterdir()] != []
+    assert len(list((lake / "date=2026-01-31/hour=01").iterdir())) == 1
+    assert len(list((lake / "date=2026-01-31/hour=00").iterdir())) == 4
+    assert f"{bad}: it cannot be read (" in sbus("forget", "--key=b", lake, status=1)
+    assert "b" not in {each["key"] for each in pq.read_table(lake / "date=2026-01-31/hour=01").to_pylist()}
+    page = CliRunner().invoke(cli, ["report", f"--lake={lake}", f"--output={lake}.html"])
+    assert (page.exit_code, f"sbus: {bad}: it cannot be read (" in page.output) == (1, True)
+    assert "removed 2 hours with 25 rows" in sbus("prune", "--keep-days=1", lake)
+
+
+def test_names_and_notes_of_other_users(lake):
+    """They show no control characters, and a line without a time is left out."""
+    (lake / "date=2026-01-31/hour=00/a\x1b[31m\nb.parquet").write_bytes(b"")
+    assert "/a\\x1b[31m\\x0ab.parquet: it cannot be read" in sbus("check", lake, status=1)
+    with open(f"{lake}.sbus/history.jsonl", "w") as file:
+        for time in (1, "x", 1e30, None):
+            file.write(json.dumps({"time": time, "what": "\x1b[31m", "note": "a\nb"}) + "\n")
+        file.write("{}\n")
+    assert sbus("history", lake) == "1970-01-01T00:00:01.000Z  \\x1b[31m  a\\x0ab\n"
 
 
 def test_bad_usage(tmp_path, lake):

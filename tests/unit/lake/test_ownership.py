@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,8 @@ pytest.importorskip("deltalake")
 
 from deltalake import DeltaTable
 
+from sbus.errors import LakeError
+from sbus.lake.archive import Archive
 from sbus.lake.cube import update
 from sbus.lake.maintenance import by_hour, compact, forget, prune
 from sbus.lake.opening import open_table
@@ -207,3 +212,62 @@ def test_the_checkpoint_of_an_archive_by_root_belongs_to_the_owner(tmp_path: Pat
     state.adopt_checkpoint()
     for path in (state.directory, *state.directory.rglob("*")):
         assert (path.stat().st_uid, path.stat().st_gid) == (USER, GROUP), path
+
+
+def _planted(lake: Path, victim: Path, name: str) -> None:
+    """Make a directory of files, and a link to it in the state of a lake."""
+    (victim / "home").mkdir(parents=True)
+    (victim / "home" / "file").write_text("precious")
+    (victim / "top").write_text("precious")
+    place = lake.with_name("lake.sbus") / name
+    place.parent.mkdir(exist_ok=True)
+    if place.exists():
+        shutil.rmtree(place)
+    place.symlink_to(victim)
+
+
+@pytest.mark.parametrize("name", ["staging", "cube", "readers", "retired", "retired/00000000000000000001-aa"])
+def test_a_link_in_the_state(name: str, tmp_path: Path) -> None:
+    """Whoever owns a lake cannot make root delete anything elsewhere by what maintenance and archives tidy up."""
+    lake, victim = tmp_path / "lake", tmp_path / "victim"
+    table = new_lake(lake, "parquet")
+    table.state.make_checkpoint()
+    _planted(lake, victim, name)
+    said = set()
+    for work in (
+        lambda: compact(table, now=time.time()),
+        lambda: forget(table, b"plant/1"),
+        lambda: prune(table, 1),
+        lambda: table.vacuum(0),
+        lambda: contextlib.ExitStack().enter_context(table.writing()),
+    ):
+        try:
+            work()
+        except LakeError as e:
+            said.add(str(e).partition(": ")[2])
+    assert said <= {f"{name} in it is no directory, or a link to one, which is not followed: make a directory there"}
+    assert sorted(path.name for path in victim.rglob("*")) == ["file", "home", "top"]
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint/offsets", "checkpoint/commits", "batches"])
+def test_a_link_in_place_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    """An archive does not begin, so it removes no file that it takes for a torn one of its own."""
+    lake, victim = tmp_path / "lake", tmp_path / "victim"
+    table = new_lake(lake, "parquet")
+    table.state.make_checkpoint()
+    _planted(lake, victim, name)
+    (victim / "17").write_text("precious")
+    (victim / "offsets").mkdir()
+    with pytest.raises(LakeError, match=f"{name} in it is no directory, or a link"), Archive([], table):
+        pass
+    assert (victim / "17").read_text() == "precious"
+
+
+def test_a_link_in_a_delta_table(tmp_path: Path) -> None:
+    """Files that the log of one table does not name are not deleted in another one."""
+    table = fill(tmp_path / "lake", "delta")
+    other = fill(tmp_path / "other", "delta")
+    (tmp_path / "lake" / "date=2026-02-01").symlink_to(next((tmp_path / "other").glob("date=*")))
+    before = other.files()
+    assert table.sweep() == []
+    assert all((tmp_path / "other" / file.name).exists() for file in before)

@@ -12,7 +12,7 @@ from sbus.cli.main import cli
 from sbus.cli.report import check_writable, write
 from sbus.errors import StorageError
 from tests.support.disks import filled, mounted
-from tests.support.journals import NewJournal
+from tests.support.journals import DAMAGE, Clock, NewJournal, damage
 
 
 def test_a_report_on_a_full_disk(tmp_path: Path) -> None:
@@ -57,3 +57,43 @@ def test_the_former_name_says_what_took_its_place(new_journal, tmp_path: Path) -
     assert os.path.exists(page)
     result = CliRunner().invoke(cli, ["report", "--lake=x", f"--journal={tmp_path / 'journal'}"])
     assert (result.exit_code, "use either --lake=DIR or --journal=DIR" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damaged_journals_do_not_cost_the_report(what: str, new_journal: NewJournal, tmp_path: Path) -> None:
+    """The page has what can be read of all journals; each damaged one is reported, and the status is 1."""
+    for name in ("a", "b", "c"):
+        with new_journal(name, clock=Clock(1_700_000_000_000_000)) as journal:
+            for number in range(3):
+                journal.append([(b"%s/%d" % (name.encode(), number), b"")] * 10)
+    for name in ("a", "b"):
+        damage(tmp_path / name, what)
+    page, metrics = tmp_path / "page.html", tmp_path / "metrics"
+    arguments = ["report", f"--journal={tmp_path}/*", f"--output={page}", f"--metrics-file={metrics}"]
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 1, result.output
+    *said, counts, end = result.stderr.splitlines()
+    assert [line.startswith(f"sbus: {tmp_path}/{name}/") for line, name in zip(said, "ab", strict=True)] == [True] * 2
+    assert all("restore it from a copy" in line for line in said)
+    messages = {"rows": 70, "index": 90, "no index": 30, "journal.json": 30}[what]
+    assert f"{messages} messages" in counts
+    assert end == f"sbus: the report is written, but 2 journals are damaged: {tmp_path}/a, {tmp_path}/b"
+    text = page.read_text()
+    assert "c/2" in text
+    assert ("a part of the journal is damaged" in text) == (what == "rows")
+    (success,) = [line for line in metrics.read_text().splitlines() if line.startswith("sbus_job_success{")]
+    assert success.endswith("} 0.0")
+
+
+def test_no_journal_can_be_read(new_journal: NewJournal, tmp_path: Path) -> None:
+    """A report on nothing but damage is no report; a page from before stays."""
+    with new_journal() as journal:
+        journal.append([(b"k", b"")])
+        journal.append([(b"k", b"")])
+    damage(tmp_path / "journal", "journal.json")
+    page = tmp_path / "page.html"
+    page.write_text("before")
+    result = CliRunner().invoke(cli, ["report", f"--journal={tmp_path}/journal", f"--output={page}"])
+    assert (result.exit_code, page.read_text()) == (1, "before")
+    assert "journal.json: it is damaged (no JSON object): restore it from a copy\n" in result.stderr
+    assert result.stderr.endswith("sbus: none of the journals can be read\n")
