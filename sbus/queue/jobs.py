@@ -248,7 +248,7 @@ class JobQueue:
         self.events: Counter[str] = Counter()
         self.died: list[Job] = []
         self._next_id = next_id
-        self._new: dict[int, Job] = {}
+        self._new: list[Job] = []
         self._changed: dict[int, Job] = {}
         self._gone: list[int] = []
         self._batches: dict[int, Batch] = {}
@@ -260,12 +260,10 @@ class JobQueue:
         self._delayed: list[tuple[float, int]] = []
         self._aside: Counter[str] = Counter()  # jobs that are neither ready nor out, by state
         self._next_end = math.inf  # no lease ends before
-        stored = list(jobs)
-        for job in stored:
+        # What was out or has failed is under way, before earlier jobs that were delayed.
+        for job in sorted(jobs, key=lambda job: (not job.batch, not job.tries, job.id)):
             if job.due <= now:
                 job.due = 0.0  # its delay was over before: it comes before later jobs of its key
-        # What was out or has failed is under way, before earlier jobs that were delayed.
-        for job in sorted(stored, key=lambda job: (not job.batch, not job.tries, job.id)):
             self.add(job, now)
 
     def add(self, job: Job, now: float = 0.0) -> None:
@@ -292,7 +290,7 @@ class JobQueue:
             return False
         job.id = self._next_id
         self._next_id += 1
-        self._new[job.id] = job
+        self._new.append(job)
         self.add(job)
         return True
 
@@ -391,7 +389,7 @@ class JobQueue:
         for job in jobs:
             self._users[job.uid].size -= len(job.reason.encode())
             job.tries, job.reason = 0, ""
-            self._touch(job)
+            self._changed[job.id] = job
             self._place(job)
 
     def drain(self, jobs: list[Job]) -> None:
@@ -503,15 +501,10 @@ class JobQueue:
         batches, over = list(self._batches.values()), []
         if batches:  # else one page more would be synced; a batch whose jobs are all gone does no harm
             over, self._over = self._over, []
-        changes = Changes(list(self._new.values()), list(self._changed.values()), self._gone, batches, over)
-        self._new, self._changed, self._gone, self._batches = {}, {}, [], {}
+        changes = Changes(self._new, list(self._changed.values()), self._gone, batches, over)
+        self._new, self._changed, self._gone, self._batches = [], {}, [], {}
         self.events["put"] += len(changes.new)
         return changes
-
-    def _touch(self, job: Job) -> None:
-        """Note that what the store has of a job is no longer true."""
-        if job.id not in self._new:
-            self._changed[job.id] = job
 
     # --- transitions -------------------------------------------------------------------------
 
@@ -589,7 +582,7 @@ class JobQueue:
         if job.batch is not None:
             self._batches[job.batch.id] = job.batch
         self._take_back([job])
-        self._touch(job)
+        self._changed[job.id] = job
         job.due, job.reason = due, death
         self._users[job.uid].size += len(death.encode())
         self._place(job)
