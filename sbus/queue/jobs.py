@@ -7,7 +7,7 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 *waiting*    behind an earlier job of its key, which is under way (``ordered=key`` alone)
 *ready*      in a heap of its user; users take turns. A job goes to the worker that has the fewest
 *delayed*    by its publisher, or after it has failed
-*out*        at a worker, in the order in which leases end: all leases are equally long
+*out*        at a worker. Leases end in the order in which they began: all are equally long
 *dead*       kept for an operator
 ===========  ============================================================================================
 
@@ -25,7 +25,7 @@ that no other job is charged with the same death. If no worker is idle, the leas
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
@@ -88,7 +88,7 @@ class Job:
     :ivar tries: the deliveries that count.
     :ivar reason: why it is dead, or nothing.
     :ivar batch: the one that it is out with; else None.
-    :ivar until: the end of its lease; ``inf`` until it is sent.
+    :ivar until: the end of its lease, once it was sent.
     :ivar state: one of `STATES`.
     """
 
@@ -169,7 +169,7 @@ class Worker:
     :ivar round: the number of its last announcement; -1 before the first one.
     :ivar credit: the most jobs that it has at once.
     :ivar size: bytes of its jobs.
-    :ivar jobs: by number, in the order in which their leases end.
+    :ivar jobs: by number.
     :ivar is_alone: whether its job goes alone.
     :ivar is_silent: whether a lease has run out since it last said something. With the fewest jobs, it would get each
         next one.
@@ -188,9 +188,9 @@ class Worker:
         """Return whether another job may go to it."""
         return len(self.jobs) < self.credit and self.size < most_bytes and not self.is_alone and not self.is_silent
 
-    def take(self, job: Job, until: float = math.inf) -> None:
-        """Take a job; its lease ends at `until`, or begins when it is sent."""
-        job.state, job.until = "out", until
+    def take(self, job: Job) -> None:
+        """Take a job; its lease begins when it is sent."""
+        job.state = "out"
         self.jobs[job.id] = job
         self.size += job.size
         if job.tries >= _ALONE_FROM:
@@ -259,7 +259,7 @@ class JobQueue:
         self._lines: dict[bytes, deque[Job]] = {}  # of each key, the first one is under way
         self._delayed: list[tuple[float, int]] = []
         self._aside: Counter[str] = Counter()  # jobs that are neither ready nor out, by state
-        self._next_end = math.inf  # no lease ends before
+        self._leases: OrderedDict[int, Job] = OrderedDict()  # jobs that were sent, in the order in which leases end
         # What was out or has failed is under way, before earlier jobs that were delayed.
         for job in sorted(jobs, key=lambda job: (not job.batch, not job.tries, job.id)):
             if job.due <= now:
@@ -276,8 +276,8 @@ class JobQueue:
             if self.settings.is_ordered:
                 self._join_line(job)
             self._next_batch = max(self._next_batch, job.batch.id + 1)
-            self._next_end = min(self._next_end, now + self.settings.lease)
-            self.workers.setdefault(job.holder, Worker(job.holder)).take(job, now + self.settings.lease)
+            self.workers.setdefault(job.holder, Worker(job.holder)).take(job)
+            self.renew(job, now)
         else:
             self._place(job)
 
@@ -349,9 +349,9 @@ class JobQueue:
 
     def renew(self, job: Job, now: float) -> None:
         """Begin a lease anew."""
-        jobs = self.workers[job.holder].jobs
-        jobs[job.id] = jobs.pop(job.id)
         job.until = now + self.settings.lease
+        self._leases[job.id] = job
+        self._leases.move_to_end(job.id)
 
     def nack(self, job: Job, reason: str, why: str, now: float) -> None:
         """Take a job back.
@@ -415,36 +415,24 @@ class JobQueue:
             if job is not None and job.due == due:
                 job.due = 0.0
                 self._place(job)
-        if self._next_end <= now:
-            self._end_leases(now)
+        while self._leases and (late := next(iter(self._leases.values()))).until <= now:
+            self.events["expired"] += 1
+            self.workers[late.holder].is_silent = True
+            self._lose(late, "the lease ran out")
         handed = self._hand_out() if self._turns else []
         self.events["delivered"] += sum(len(batch.jobs) for batch in handed)
         return handed
 
     def sent(self, batches: list[Batch], now: float) -> None:
         """Begin the leases of the jobs that go to their workers now: the disk may have taken long."""
-        until = now + self.settings.lease
         for batch in batches:
-            if batch.jobs:
-                held = self.workers[batch.holder].jobs
-                for job in batch.jobs.values():
-                    job.until = until
-                    held[job.id] = held.pop(job.id)
-                self._next_end = min(self._next_end, until)
+            for job in batch.jobs.values():
+                self.renew(job, now)
 
     def next_time(self) -> float:
         """Return when `advance` is next needed; ``inf`` for never."""
-        return min(self._next_end, self._delayed[0][0]) if self._delayed else self._next_end
-
-    def _end_leases(self, now: float) -> None:
-        self._next_end = math.inf
-        for worker in list(self.workers.values()):
-            while worker.jobs and (job := next(iter(worker.jobs.values()))).until <= now:
-                self.events["expired"] += 1
-                worker.is_silent = True
-                self._lose(job, "the lease ran out")
-            if worker.jobs:
-                self._next_end = min(self._next_end, job.until)
+        lease_end = next(iter(self._leases.values())).until if self._leases else math.inf
+        return min(lease_end, self._delayed[0][0]) if self._delayed else lease_end
 
     def _hand_out(self) -> list[Batch]:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))
@@ -552,6 +540,7 @@ class JobQueue:
             assert batch is not None
             worker = self.workers[batch.holder]
             del worker.jobs[job.id], batch.jobs[job.id]
+            self._leases.pop(job.id, None)
             worker.size -= job.size
             job.batch = None
             if not batch.jobs:
@@ -572,7 +561,7 @@ class JobQueue:
 
     def _lose(self, job: Job, why: str) -> None:
         """Take back a job whose worker has not answered; one that was never sent is not charged with it."""
-        if job.until == math.inf:
+        if job.id not in self._leases:
             self._release(job)
         else:
             self._return(job, death=why if job.tries >= self.settings.deliveries else "")
