@@ -384,17 +384,9 @@ class _Jobs(JobQueue):
 
     def renewed(self, job: Job) -> None:
         """Take a job of the stream; what was known of it is out of date."""
-        self.forget([known for known in [self.jobs.get(job.id)] if known is not None])
+        if (known := self.jobs.get(job.id)) is not None:
+            self.forget([known])
         self.add(job)
-
-    def forget(self, jobs: list[Job]) -> None:
-        """Forget jobs, and leave their messages alone."""
-        gone = self._gone.copy()
-        self._take_back([job for job in jobs if job.batch is not None])
-        for job in jobs:
-            self._changed.pop(job.id, None)
-        self.drain(jobs)
-        self._gone = gone
 
     def take_changes(self) -> Changes:
         """Return what has changed for the stream: jobs that leave, dead ones, and those that are done."""

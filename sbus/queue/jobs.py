@@ -344,7 +344,6 @@ class JobQueue:
     def ack(self, jobs: list[Job]) -> None:
         """Note that jobs are done."""
         self.events["acked"] += len(jobs)
-        self._take_back(jobs)
         self.drain(jobs)
 
     def renew(self, job: Job, now: float) -> None:
@@ -393,8 +392,13 @@ class JobQueue:
             self._place(job)
 
     def drain(self, jobs: list[Job]) -> None:
-        """Delete jobs that are not out."""
+        """Delete jobs."""
         self._gone += [job.id for job in jobs]
+        self.forget(jobs)
+
+    def forget(self, jobs: list[Job]) -> None:
+        """Know nothing of jobs from now on; what changed before still goes to the store."""
+        self._take_back(jobs)
         for job in jobs:
             del self.jobs[job.id]
             user = self._users[job.uid]
@@ -447,17 +451,15 @@ class JobQueue:
         while loads and turns and left:
             load, number, worker = loads[0]
             user = turns.popleft()
-            heap = user.ready
-            if user.alone:
-                if load and not is_kept:
-                    heappop(loads)  # it is kept free until it is idle
-                    is_kept = True
-                    turns.appendleft(user)
-                    continue
-                if load and not heap:
-                    passed.append(user)  # its jobs wait for an idle worker
-                    continue
-                heap = heap if load else user.alone
+            if user.alone and load and not is_kept:
+                heappop(loads)  # it is kept free until it is idle
+                is_kept = True
+                turns.appendleft(user)
+                continue
+            heap = user.ready if load or not user.alone else user.alone
+            if not heap:
+                passed.append(user)  # its jobs wait for an idle worker
+                continue
             job = self.jobs.get(heappop(heap))
             if user.ready or user.alone:
                 turns.append(user)
@@ -467,7 +469,9 @@ class JobQueue:
             worker.take(job)
             batch = batches.get(worker.holder)
             if batch is None:
-                batch = batches[worker.holder] = self._new_batch(worker.holder)
+                batch = batches[worker.holder] = Batch(self._next_batch, worker.holder)
+                self._batches[batch.id] = batch
+                self._next_batch += 1
             batch.add(job)
             left -= 1
             if worker.has_room(most_bytes):
@@ -476,11 +480,6 @@ class JobQueue:
                 heappop(loads)
         turns.extendleft(reversed(passed))
         return list(batches.values())
-
-    def _new_batch(self, holder: bytes) -> Batch:
-        batch = self._batches[self._next_batch] = Batch(self._next_batch, holder)
-        self._next_batch += 1
-        return batch
 
     # --- changes -----------------------------------------------------------------------------
 
@@ -526,7 +525,7 @@ class JobQueue:
     def _leave_line(self, job: Job) -> None:
         line = self._lines.get(job.key)
         if line and line[0] is job:
-            while line and (line[0] is job or line[0].reason or line[0].id not in self.jobs):
+            while line and (line[0].reason or line[0].id not in self.jobs):
                 line.popleft()
             if line:
                 self._place(line[0])
@@ -534,10 +533,10 @@ class JobQueue:
                 del self._lines[job.key]
 
     def _take_back(self, jobs: Iterable[Job]) -> None:
-        """End leases."""
+        """Take jobs from their workers, if they are out."""
         for job in jobs:
-            batch = job.batch
-            assert batch is not None
+            if (batch := job.batch) is None:
+                continue
             worker = self.workers[batch.holder]
             del worker.jobs[job.id], batch.jobs[job.id]
             self._leases.pop(job.id, None)

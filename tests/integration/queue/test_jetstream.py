@@ -14,7 +14,7 @@ from nats.errors import TimeoutError as NatsTimeout
 
 import sbus
 from sbus.errors import QueueError, RequestFailed
-from sbus.queue.jetstream import JetStore
+from sbus.queue.jetstream import JetStore, _Jobs
 from sbus.queue.jobs import Changes, Job, Settings
 from tests.integration.clients.backends import Backend
 from tests.integration.queue.conftest import Queued
@@ -217,6 +217,22 @@ def test_no_id_of_a_user_is_that_of_a_move(stream: JetStore) -> None:
     assert everything == set(range(1, 17))
     stream.write(Changes(changed=list(take(stream, len(everything)).values())), 0.0)
     assert {job.id for job in stream.jobs()} == everything
+
+
+def test_a_job_that_dies_while_an_operator_looks(stream: JetStore) -> None:
+    """It is among the dead ones of the stream, though the operator's list, which was made before, does not have it."""
+    id = put(stream)
+    [job] = take(stream, 1).values()
+    job.reason = ""
+    jobs = _Jobs(Settings())
+    jobs.ready(b"w", 0, 1, 1, {})
+    jobs.renewed(job)
+    jobs.sent(jobs.advance(0.0), 0.0)
+    jobs.take_changes()
+    jobs.nack(job, "poison", "bad", 0.0)
+    jobs.forget([job])
+    stream.write(jobs.take_changes(), 0.0)
+    assert [each.id for each in stream.jobs()] == [id]
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["there", "deleted"])
