@@ -83,7 +83,7 @@ class JetStore(Store):
     """An open stream: the calls of `Store`, each of which waits for nats-server.
 
     :param settings: the store is ``nats://…`` or ``tls://…``, with ``?creds=FILE`` for a login that is not in the URL.
-    :ivar on_arrival: called, in a thread, when there is something to `take`.
+    :ivar on_arrival: called, in a thread, when there is something to `take`, or more to `want`.
     :ivar max_payload: bytes of the longest message.
     :raises QueueError: if nats-server does not answer, or the stream is another program's.
     """
@@ -97,12 +97,12 @@ class JetStore(Store):
         self._held: dict[int, _Held] = {}
         self._arrived: list[Job] = []
         self._late: list[Job] = []  # that the stream had no room for
-        self._pulled = self._wanted = 0
+        self._pulled = 0  # jobs that nats-server was asked for and that have not come
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sbus.queue.nats", daemon=True)
         self._thread.start()
         self._nats = Client()
-        self._keeper: asyncio.Future[None] | None = None
+        self._keeper = asyncio.run_coroutine_threadsafe(self._keep(), self._loop)
         try:
             self._do(self._connect(url))
         except BaseException:
@@ -121,7 +121,7 @@ class JetStore(Store):
 
         async def reconnected() -> None:
             self._pulled = 0
-            await self._pull()
+            self.on_arrival()
 
         creds = parse_qs(urlsplit(url).query).get("creds", [None])[0]
         async with asyncio.timeout(_TIMEOUT):
@@ -140,7 +140,6 @@ class JetStore(Store):
         await self._find_stream()
         self._inbox = self._nats.new_inbox()
         await self._nats.subscribe(self._inbox, cb=self._come)
-        self._keeper = asyncio.ensure_future(self._keep())
 
     async def _find_stream(self) -> None:
         """Find the stream of the queue, or make it, and its consumer.
@@ -172,14 +171,9 @@ class JetStore(Store):
 
     def close(self) -> None:
         """Disconnect."""
-
-        async def close() -> None:
-            if self._keeper is not None:
-                self._keeper.cancel()
-            await self._nats.close()
-
+        self._keeper.cancel()
         with suppress(QueueError):
-            self._do(close())
+            self._do(self._nats.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -190,9 +184,8 @@ class JetStore(Store):
         """Ask for jobs, in addition to those that have come."""
         asyncio.run_coroutine_threadsafe(self._pull(count), self._loop)
 
-    async def _pull(self, count: int | None = None) -> None:
-        self._wanted = self._wanted if count is None else count
-        batch = self._wanted - self._pulled
+    async def _pull(self, count: int) -> None:
+        batch = count - self._pulled
         if batch > 0 and self._nats.is_connected:
             self._pulled += batch
             request = json.dumps({"batch": batch, "expires": _PULL_TIME * 10**9}).encode()
@@ -203,10 +196,9 @@ class JetStore(Store):
     async def _come(self, message: Msg) -> None:
         if not message.reply:  # the end of a request, with the number of jobs that it has not brought
             self._pulled = max(0, self._pulled - int((message.headers or {}).get("Nats-Pending-Messages", 0)))
-            await self._pull()
+            self.on_arrival()
             return
         self._pulled -= 1
-        self._wanted -= 1
         seq, delivered = message.metadata.sequence.stream, message.metadata.num_delivered
         try:
             job, payload = _parse(seq, message.data)
@@ -367,13 +359,9 @@ class JetStore(Store):
 class _Jobs(JobQueue):
     """The jobs that a service has; those that leave it are new ones of the stream."""
 
-    def __init__(self, settings: Settings, jobs: Iterable[Job] = ()) -> None:
-        super().__init__(settings, jobs)
-        self._left: list[Job] = []
-
     def leave(self, jobs: list[Job]) -> None:
         """Let any service have jobs."""
-        self._left += jobs
+        self._new += jobs
         self.forget(jobs)
 
     def retry(self, jobs: Iterable[Job]) -> None:
@@ -390,9 +378,8 @@ class _Jobs(JobQueue):
 
     def take_changes(self) -> Changes:
         """Return what has changed for the stream: jobs that leave, dead ones, and those that are done."""
-        left, self._left = self._left, []
         changes = super().take_changes()
-        return Changes(left, [copy(job) for job in changes.changed if job.reason], changes.gone)
+        return Changes(changes.new, [copy(job) for job in changes.changed if job.reason], changes.gone)
 
 
 class JetQueueService(QueueService):
@@ -409,7 +396,7 @@ class JetQueueService(QueueService):
 
     def _load(self) -> None:
         self._puts: list[tuple[Message | None, Job]] = []
-        self._askers: list[Deferred[None]] = []
+        self._counting: Deferred[None] | None = None
         self._store = self.open_store(self.settings)
         self._store.on_arrival = lambda: self._reactor.callFromThread(self._turns.begin)
         self.jobs = _Jobs(self.settings, self._store.jobs())
@@ -457,25 +444,19 @@ class JetQueueService(QueueService):
             jobs.leave(idle)
         store.want(max(0, room - len(idle)))
 
-    async def _ask_stream(self) -> None:
-        """Count the jobs elsewhere, once for all that ask meanwhile; without an answer, what was known stands."""
-        asker: Deferred[None] = Deferred()
-        self._askers.append(asker)
-        if len(self._askers) > 1:
-            await asker
-            return
+    async def _count_elsewhere(self) -> None:
         try:
             self._elsewhere = await deferToThread(self._store.counts)
         except QueueError:
-            pass
+            pass  # what was known stands
         finally:
-            askers, self._askers = self._askers, []
-            for each in askers:
-                each.callback(None)
+            self._counting = None
 
     async def _asked(self, request: Request) -> bytes:
         if request.key.endswith(b"/ls"):
-            await self._ask_stream()
+            if self._counting is None:
+                self._counting = Deferred.fromCoroutine(self._count_elsewhere())
+            await self._counting  # one for all that ask meanwhile
             return await super()._asked(request)
         dead = {job.id: job for job in await self._look(self._store.jobs)}
         self.jobs.forget([job for job in self.jobs.find_all("dead") if job.id not in dead])

@@ -290,6 +290,7 @@ class JobQueue:
             return False
         job.id = self._next_id
         self._next_id += 1
+        self.events["put"] += 1
         self._new.append(job)
         self.add(job)
         return True
@@ -490,7 +491,6 @@ class JobQueue:
             over, self._over = self._over, []
         changes = Changes(self._new, list(self._changed.values()), self._gone, batches, over)
         self._new, self._changed, self._gone, self._batches = [], {}, [], {}
-        self.events["put"] += len(changes.new)
         return changes
 
     # --- transitions -------------------------------------------------------------------------
