@@ -409,23 +409,20 @@ class QueueService(Service):
 
     def _send(self, batches: list[Batch], died: list[Job]) -> None:
         packets: list[bytes] = []
-        too_long: list[Job] = []
         lease, longest = b"%.17g" % self.settings.lease, self._floor.core.max_packet
         for batch in batches:
             if batch.jobs:  # else they were given back while the store was away
                 round, place = self.jobs.workers[batch.holder].round, build(MSG, _inbox(batch.holder), b"")
-                for job in batch.jobs.values():
+                for job in list(batch.jobs.values()):
                     if job.payload is None:
                         continue  # another service has it, see `sbus.queue.jetstream`
                     packet = place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
                     if len(packet) <= longest:
                         packets.append(packet)
-                    else:
-                        too_long.append(job)
-        for job in too_long:
-            why = f"no packet of this bus holds it: raise --max-packet above {longest:,} bytes, then retry it"
-            self.jobs.nack(job, "poison", why, self._now())
-            self._turns.begin()
+                        continue
+                    why = f"no packet of this bus holds it: raise --max-packet above {longest:,} bytes, then retry it"
+                    self.jobs.nack(job, "poison", why, self._now())
+                    self._turns.begin()
         for job in died:
             self._log.warn("queue {name}: job {id} is dead: {why}", name=self.settings.name, id=job.id, why=job.reason)
             text = b"%d %d %b\0%b" % (job.id, job.tries, job.reason.encode(), job.payload or b"")
