@@ -36,10 +36,8 @@ from sbus.client.queues import REASONS
 
 __all__ = ["MOST_DELIVERIES", "STATES", "Batch", "Changes", "Job", "JobQueue", "Settings"]
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
-"""Seconds after a first failure, which double with each further one, and their limit."""
-_MOST_DOUBLINGS = 16
-"""Enough for the limit; a float ends at 1,023."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1, 300
+"""Seconds after a first failure, which double with each further one, and their limit; no floats, which end at 2¹⁰²³."""
 _ALONE_FROM = 3
 """The delivery from which on a job goes alone."""
 _MOST_BYTES_OUT, _MOST_BYTES_EACH = 64 << 20, 1 << 20
@@ -329,10 +327,9 @@ class JobQueue:
 
     def held(self, holder: bytes, deliveries: Iterable[tuple[int, int]]) -> list[Job]:
         """Return the jobs, ID and tries each, that a worker still holds, once each. It is no longer silent."""
-        worker = self.workers.get(holder)
-        jobs = {} if worker is None else worker.jobs
-        if worker is not None:
-            worker.is_silent = False
+        jobs: dict[int, Job] = {}
+        if (worker := self.workers.get(holder)) is not None:
+            jobs, worker.is_silent = worker.jobs, False
         found: dict[int, Job] = {}
         for id, tries in deliveries:
             job = jobs.get(id)
@@ -368,7 +365,7 @@ class JobQueue:
         elif reason == "poison" or job.tries >= self.settings.deliveries:
             self._return(job, death=f"{reason}: {why}")
         else:
-            pause = min(_FIRST_PAUSE * 2.0 ** min(job.tries - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE)
+            pause = min(_FIRST_PAUSE * 2 ** (job.tries - 1), _LONGEST_PAUSE)
             self._return(job, due=now + pause)
 
     # --- operators ---------------------------------------------------------------------------
