@@ -31,7 +31,6 @@ from nats.js.errors import APIError, NotFoundError
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
-from sbus.client.api import Request
 from sbus.client.dispatch import Message
 from sbus.client.queues import HEAD_ROOM, LONGEST_WHY
 from sbus.errors import QueueError
@@ -452,21 +451,18 @@ class JetQueueService(QueueService):
         finally:
             self._counting = None
 
-    async def _asked(self, request: Request) -> bytes:
-        if request.key.endswith(b"/ls"):
-            if self._counting is None:
-                self._counting = Deferred.fromCoroutine(self._count_elsewhere())
-            await self._counting  # one for all that ask meanwhile
-            return await super()._asked(request)
+    async def _find_dead(self) -> None:
         dead = {job.id: job for job in await self._look(self._store.jobs)}
         self.jobs.forget([job for job in self.jobs.find_all("dead") if job.id not in dead])
         for id, job in dead.items():
             if id not in self.jobs.jobs:
                 self.jobs.renewed(job)
-        return await super()._asked(request)
 
-    def _summary(self) -> dict[str, Any]:
-        summary = super()._summary()
+    async def _summary(self) -> dict[str, Any]:
+        if self._counting is None:
+            self._counting = Deferred.fromCoroutine(self._count_elsewhere())
+        await self._counting  # one for all that ask meanwhile
+        summary = await super()._summary()
         waiting, summary["jobs"]["dead"] = self._elsewhere
         summary["jobs"]["ready"] += waiting
         return summary

@@ -7,14 +7,17 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from nats.errors import TimeoutError as NatsTimeout
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
 import sbus
 from sbus.errors import QueueError, RequestFailed
-from sbus.queue.jetstream import JetStore, _Jobs
+from sbus.queue.jetstream import JetQueueService, JetStore, _Jobs
 from sbus.queue.jobs import Changes, Job, Settings
 from tests.integration.clients.backends import Backend
 from tests.integration.queue.conftest import Queued
@@ -265,6 +268,16 @@ def test_a_message_in_the_place_of_a_move(stream: JetStore) -> None:
         stream.write(Changes(changed=[jobs[id]]), 0.0)
     assert stream.payloads([id]) == {id: b"x"}
     assert stream._do(stream._js.stream_info(stream._stream)).state.messages == 2
+
+
+def test_a_stranger_who_asks_costs_nothing() -> None:
+    """Whoever may not look at jobs is refused before the service asks nats-server for the dead ones."""
+    service = JetQueueService(Clock(), "bus", Settings(name="jobs"), lambda: None, 100_000)
+    request: Any = SimpleNamespace(key=b"queue/jobs/admin/peek", payload=b"", sender=SimpleNamespace(uid=12_345))
+    answer: Any = Deferred.fromCoroutine(service._asked(request))
+    with pytest.raises(RequestFailed, match="only root"):
+        answer.result.raiseException()
+    answer.addErrback(lambda _: None)
 
 
 @pytest.mark.slow
