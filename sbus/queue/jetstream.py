@@ -75,7 +75,7 @@ def _parse(seq: int, data: bytes) -> tuple[Job, bytes]:
 
 def _is_full(error: BaseException) -> bool:
     """Return whether a stream has refused a message because of its limits."""
-    return isinstance(error, APIError) and "exceeded" in (error.description or "")
+    return isinstance(error, APIError) and "exceed" in (error.description or "")
 
 
 class JetStore(Store):
@@ -160,6 +160,8 @@ class JetStore(Store):
             config = (await self._js.add_stream(new)).config
         if config.retention != RetentionPolicy.WORK_QUEUE:
             raise QueueError(f"{self.path}: the stream {self._stream} is no work queue: rename or delete it")
+        if (longest := config.max_msg_size or 0) > 0:
+            self.max_payload = min(self.max_payload, longest)
         consumer = ConsumerConfig(
             durable_name=_CONSUMER,
             filter_subject=f"{self._stream}.job",
@@ -326,18 +328,23 @@ class JetStore(Store):
         return self._do(self._jobs())
 
     async def _jobs(self) -> list[Job]:
+        known = {id: held for id, held in self._held.items() if not held.reply}
         jobs: list[Job] = []
         seq = 1
         while True:
             try:
                 message = await self._js.get_msg(self._stream, seq, f"{self._stream}.dead", next=True)
             except NotFoundError:
-                return jobs
+                break
             seq = (message.seq or 0) + 1
             with suppress(ValueError):  # another program's
                 job, payload = _parse(seq - 1, message.data or b"")
                 jobs.append(job)
                 self._held[job.id] = _Held(seq - 1, "", payload)
+        for id, held in known.items():
+            if self._held.get(id) is held:  # else it was found again
+                del self._held[id]
+        return jobs
 
     def counts(self) -> tuple[int, int]:
         """Return how many jobs no service has, and how many are dead."""
@@ -374,6 +381,8 @@ class _Jobs(JobQueue):
         if (known := self.jobs.get(job.id)) is not None:
             self.forget([known])
         self.add(job)
+        if not job.reason and job.tries >= self.settings.deliveries:  # services that had it were killed
+            self._return(job, death="the lease ran out")
 
     def take_changes(self) -> Changes:
         """Return what has changed for the stream: jobs that leave, dead ones, and those that are done."""

@@ -424,6 +424,8 @@ class QueueService(Service):
                     self.jobs.nack(job, "poison", why, self._now())
                     self._turns.begin()
         for job in died:
+            if not job.reason:
+                continue  # an operator was faster: it lives again
             self._log.warn("queue {name}: job {id} is dead: {why}", name=self.settings.name, id=job.id, why=job.reason)
             text = b"%d %d %b\0%b" % (job.id, job.tries, job.reason.encode(), job.payload or b"")
             with suppress(SbusError):  # too long with the reason: it is in the store

@@ -270,6 +270,39 @@ def test_a_message_in_the_place_of_a_move(stream: JetStore) -> None:
     assert stream._do(stream._js.stream_info(stream._stream)).state.messages == 2
 
 
+def test_a_job_that_dies_with_its_hosts() -> None:
+    """A job that comes back from a host that was killed is dead if that was the last of its deliveries."""
+    jobs = _Jobs(Settings(deliveries=2))
+    for id, tries in ((1, 1), (2, 2)):
+        jobs.renewed(Job(id, b"k", b"1 2 3", 0, 2, tries=tries))
+    assert [(job.id, job.reason) for job in jobs.died] == [(2, "the lease ran out")]
+    assert [job.id for job in jobs.take_changes().changed] == [2]
+    assert jobs.counts() == {"waiting": 0, "ready": 1, "delayed": 0, "out": 0, "dead": 1}
+
+
+def test_dead_jobs_that_another_host_has_deleted(stream: JetStore, nats: NatsServer) -> None:
+    """A host forgets their payloads when it looks for the dead jobs again."""
+    id = put(stream)
+    stream.write(Changes(changed=[take(stream, 1)[id]]), 0.0)
+    other = JetStore(Settings(name="jobs", store=nats.url))
+    assert [job.id for job in other.jobs()] == [id]
+    stream.write(Changes(gone=[id]), 0.0)
+    assert (other.payloads([id]), other.jobs(), other.payloads([id])) == ({id: b"x"}, [], {})
+    other.close()
+
+
+def test_a_stream_with_a_limit_for_each_message(stream: JetStore, nats: NatsServer) -> None:
+    """Such a limit is one for jobs; one that was set meanwhile stops no other jobs."""
+    info = stream._do(stream._js.stream_info(stream._stream))
+    stream._do(stream._js.update_stream(info.config, max_msg_size=5_000))
+    numbers: dict[int, tuple[int, bool]] = {}
+    stream.put([Job(0, b"k", b"1 2 3", 0, 2, bytes(size)) for size in (6_000, 1)], numbers)
+    assert numbers == {0: (0, False), 1: (1, False)}
+    other = JetStore(Settings(name="jobs", store=nats.url))
+    assert other.max_payload == 5_000
+    other.close()
+
+
 def test_a_stranger_who_asks_costs_nothing() -> None:
     """Whoever may not look at jobs is refused before the service asks nats-server for the dead ones."""
     service = JetQueueService(Clock(), "bus", Settings(name="jobs"), lambda: None, 100_000)
