@@ -78,6 +78,16 @@ def _is_full(error: BaseException) -> bool:
     return isinstance(error, APIError) and "exceed" in (error.description or "")
 
 
+async def _finish_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Await calls, each to its end: one that is still under way could not be repeated.
+
+    :raises BaseException: what the first one has raised.
+    """
+    for problem in await asyncio.gather(*calls, return_exceptions=True):
+        if problem is not None:
+            raise problem
+
+
 class JetStore(Store):
     """An open stream: the calls of `Store`, each of which waits for nats-server.
 
@@ -247,13 +257,7 @@ class JetStore(Store):
                     raise
                 numbers[index] = 0, False  # waiting would keep workers from making room
 
-        async def put_all() -> None:
-            missing = [put(index, job) for index, job in enumerate(jobs) if index not in numbers]
-            for problem in await asyncio.gather(*missing, return_exceptions=True):
-                if problem is not None:
-                    raise problem
-
-        self._do(put_all())
+        self._do(_finish_all([put(index, job) for index, job in enumerate(jobs) if index not in numbers]))
 
     async def _publish(self, kind: str, id: str, text: bytes) -> tuple[int, bool]:
         answer = await self._js.publish(f"{self._stream}.{kind}", text, headers={"Nats-Msg-Id": id} if id else None)
@@ -302,12 +306,12 @@ class JetStore(Store):
         async def end(id: int) -> None:
             if (held := self._held.get(id)) is not None:
                 await self._end(held)
-                del self._held[id]
+                self._held.pop(id, None)
 
         late: list[Job] = []
-        await asyncio.gather(*map(end, changes.gone))
+        await _finish_all(map(end, changes.gone))
         moving = {job.id: job for job in (*self._late, *changes.new, *changes.changed)}  # the latest word counts
-        await asyncio.gather(*map(move, moving.values()))
+        await _finish_all(map(move, moving.values()))
         self._late = late
 
     async def _end(self, held: _Held) -> None:
@@ -343,7 +347,7 @@ class JetStore(Store):
                 self._held[job.id] = _Held(seq - 1, "", payload)
         for id, held in known.items():
             if self._held.get(id) is held:  # else it was found again
-                del self._held[id]
+                self._held.pop(id, None)
         return jobs
 
     def counts(self) -> tuple[int, int]:

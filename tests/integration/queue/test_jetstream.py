@@ -258,6 +258,24 @@ def test_a_move_that_is_repeated(stream: JetStore, monkeypatch: pytest.MonkeyPat
     assert stream._do(stream._js.stream_info(stream._stream)).state.messages == is_there
 
 
+def test_moves_that_fail_one_after_the_other(stream: JetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A move that fails while a later one has failed already is repeated, too."""
+    first, second = put(stream), put(stream)
+    dead = Changes(changed=list(take(stream, 2).values()))
+
+    async def fail(job: Job, kind: str, held: Any) -> int:
+        if job.id == first:
+            await asyncio.sleep(0.2)  # nats-server does not answer this one
+        raise NatsTimeout
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "_move", fail)
+        with pytest.raises(QueueError, match="is nats-server up"):
+            stream.write(dead, 0.0)
+    stream.write(dead, 0.0)
+    assert [job.id for job in stream.jobs()] == [first, second]
+
+
 def test_a_message_in_the_place_of_a_move(stream: JetStore) -> None:
     """If another program has taken the ID of a move, the job stays, and the error names the message."""
     id = put(stream)
