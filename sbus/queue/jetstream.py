@@ -374,11 +374,10 @@ class _Jobs(JobQueue):
         self._new += jobs
         self.forget(jobs)
 
-    def retry(self, jobs: Iterable[Job]) -> None:
+    def retry(self, jobs: list[Job]) -> None:
         """Make dead jobs new ones, for any service."""
-        chosen = list(jobs)
-        super().retry(chosen)
-        self.leave(chosen)
+        super().retry(jobs)
+        self.leave(jobs)
 
     def renewed(self, job: Job) -> None:
         """Take a job of the stream; what was known of it is out of date."""

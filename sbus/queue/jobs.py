@@ -318,8 +318,7 @@ class JobQueue:
 
     def gone(self, holder: bytes) -> None:
         """Note that a worker is gone: its jobs are available again."""
-        worker = self.workers.get(holder)
-        if worker is not None:
+        if (worker := self.workers.get(holder)) is not None:
             worker.credit = 0
             for job in list(worker.jobs.values()):
                 self._lose(job, "the worker was gone")
@@ -381,7 +380,7 @@ class JobQueue:
         """Return the jobs in some states, the oldest first."""
         return sorted((job for job in self.jobs.values() if job.state in states), key=attrgetter("id"))
 
-    def retry(self, jobs: Iterable[Job]) -> None:
+    def retry(self, jobs: list[Job]) -> None:
         """Make dead jobs new ones."""
         for job in jobs:
             self._users[job.uid].size -= len(job.reason.encode())
