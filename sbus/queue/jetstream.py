@@ -310,7 +310,7 @@ class JetStore(Store):
 
         late: list[Job] = []
         await _finish_all(map(end, changes.gone))
-        moving = {job.id: job for job in (*self._late, *changes.new, *changes.changed)}  # the latest word counts
+        moving = {job.id: job for job in (*self._late, *changes.changed)}  # the latest word counts
         await _finish_all(map(move, moving.values()))
         self._late = late
 
@@ -367,11 +367,11 @@ class JetStore(Store):
 
 
 class _Jobs(JobQueue):
-    """The jobs that a service has; those that leave it are new ones of the stream."""
+    """The jobs that a service has."""
 
     def leave(self, jobs: list[Job]) -> None:
         """Let any service have jobs."""
-        self._new += jobs
+        self._changed |= {job.id: job for job in jobs}
         self.forget(jobs)
 
     def retry(self, jobs: list[Job]) -> None:
@@ -390,7 +390,8 @@ class _Jobs(JobQueue):
     def take_changes(self) -> Changes:
         """Return what has changed for the stream: jobs that leave, dead ones, and those that are done."""
         changes = super().take_changes()
-        return Changes(changes.new, [copy(job) for job in changes.changed if job.reason], changes.gone)
+        moved = [copy(job) for job in changes.changed if job.reason or job.id not in self.jobs]
+        return Changes(changed=moved, gone=changes.gone)
 
 
 class JetQueueService(QueueService):

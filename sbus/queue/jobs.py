@@ -275,7 +275,7 @@ class JobQueue:
                 self._join_line(job)
             self._next_batch = max(self._next_batch, job.batch.id + 1)
             self.workers.setdefault(job.holder, Worker(job.holder)).take(job)
-            self.renew(job, now)
+            self._begin_leases([job], now)
         else:
             self._place(job)
 
@@ -288,7 +288,6 @@ class JobQueue:
             return False
         job.id = self._next_id
         self._next_id += 1
-        self.events["put"] += 1
         self._new.append(job)
         self.add(job)
         return True
@@ -344,10 +343,9 @@ class JobQueue:
         self.drain(jobs)
 
     def renew(self, job: Job, now: float) -> None:
-        """Begin a lease anew."""
-        job.until = now + self.settings.lease
-        self._leases[job.id] = job
-        self._leases.move_to_end(job.id)
+        """Begin a lease anew, if the job was sent."""
+        if self._leases.pop(job.id, None) is not None:
+            self._begin_leases([job], now)
 
     def nack(self, job: Job, reason: str, why: str, now: float) -> None:
         """Take a job back.
@@ -427,8 +425,13 @@ class JobQueue:
     def sent(self, batches: list[Batch], now: float) -> None:
         """Begin the leases of the jobs that go to their workers now: the disk may have taken long."""
         for batch in batches:
-            for job in batch.jobs.values():
-                self.renew(job, now)
+            self._begin_leases(batch.jobs.values(), now)
+
+    def _begin_leases(self, jobs: Iterable[Job], now: float) -> None:
+        until = now + self.settings.lease
+        for job in jobs:
+            job.until = until
+            self._leases[job.id] = job
 
     def next_time(self) -> float:
         """Return when `advance` is next needed; ``inf`` for never."""
@@ -485,6 +488,7 @@ class JobQueue:
         batches, over = list(self._batches.values()), []
         if batches:  # else one page more would be synced; a batch whose jobs are all gone does no harm
             over, self._over = self._over, []
+        self.events["put"] += len(self._new)
         changes = Changes(self._new, list(self._changed.values()), self._gone, batches, over)
         self._new, self._changed, self._gone, self._batches = [], {}, [], {}
         return changes
