@@ -254,7 +254,8 @@ class JobQueue:
         self._next_batch = 1
         self._users: defaultdict[int, User] = defaultdict(User)
         self._turns: deque[User] = deque()  # those that have jobs in their heaps
-        self._lines: dict[bytes, deque[Job]] = {}  # of each key, the first one is under way
+        self._first: dict[bytes, Job] = {}  # of each key, the job that is under way
+        self._behind: dict[bytes, deque[Job]] = {}  # those behind it; most keys have none
         self._delayed: list[tuple[float, int]] = []
         self._aside: Counter[str] = Counter()  # jobs that are neither ready nor out, by state
         self._leases: OrderedDict[int, Job] = OrderedDict()  # jobs that were sent, in the order in which leases end
@@ -401,7 +402,7 @@ class JobQueue:
             user.size -= job.size + len(job.reason.encode())
             if job.state in self._aside:
                 self._aside[job.state] -= 1
-            if self._lines:
+            if self._first:
                 self._leave_line(job)
 
     # --- time --------------------------------------------------------------------------------
@@ -516,21 +517,25 @@ class JobQueue:
         self._aside[job.state] += 1
 
     def _join_line(self, job: Job) -> bool:
-        """Put a job behind those of its key; return whether it is the first one."""
-        line = self._lines.setdefault(job.key, deque())
-        if not line or line[0] is not job:
-            line.append(job)
-        return line[0] is job
+        """Return whether a job is the first one of its key; put it behind the others if it is not."""
+        first = self._first.setdefault(job.key, job)
+        if first is not job:
+            self._behind.setdefault(job.key, deque()).append(job)
+        return first is job
 
     def _leave_line(self, job: Job) -> None:
-        line = self._lines.get(job.key)
-        if line and line[0] is job:
-            while line and (line[0].reason or line[0].id not in self.jobs):
-                line.popleft()
+        """Let the next job of the key be the first one, if this one was."""
+        if self._first.get(job.key) is job:
+            del self._first[job.key]
+            line = self._behind.pop(job.key, None)
+            while line and job.key not in self._first:
+                following = line.popleft()
+                if following.batch is not None:  # two were out at a start
+                    self._first[job.key] = following
+                elif following.id in self.jobs and not following.reason:
+                    self._place(following)
             if line:
-                self._place(line[0])
-            else:
-                del self._lines[job.key]
+                self._behind[job.key] = line
 
     def _take_back(self, jobs: Iterable[Job]) -> None:
         """Take jobs from their workers, if they are out."""
