@@ -46,6 +46,8 @@ _TIMEOUT = 5.0
 """Seconds in which nats-server answers, or the service asks again."""
 _PULL_TIME = 30
 """Seconds for which nats-server remembers that jobs are wanted."""
+_MOST_BYTES = 64 << 20
+"""Bytes of jobs that one request brings at most, and that may wait here for workers when there is another one."""
 _CONSUMER = "services"
 
 
@@ -199,10 +201,9 @@ class JetStore(Store):
         batch = count - self._pulled
         if batch > 0 and self._nats.is_connected:
             self._pulled += batch
-            request = json.dumps({"batch": batch, "expires": _PULL_TIME * 10**9}).encode()
-            await self._nats.publish(
-                f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{_CONSUMER}", request, reply=self._inbox
-            )
+            limits = {"batch": batch, "max_bytes": _MOST_BYTES, "expires": _PULL_TIME * 10**9}
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{_CONSUMER}"
+            await self._nats.publish(subject, json.dumps(limits).encode(), reply=self._inbox)
 
     async def _come(self, message: Msg) -> None:
         if not message.reply:  # the end of a request, with the number of jobs that it has not brought
@@ -454,7 +455,7 @@ class JetQueueService(QueueService):
         idle = [job for job in pending if not working or job.due <= self._now()]
         if idle and not room:
             jobs.leave(idle)
-        store.want(max(0, room - len(idle)))
+        store.want(max(0, room - len(idle)) if sum(job.size for job in idle) < _MOST_BYTES else 0)
 
     async def _count_elsewhere(self) -> None:
         try:

@@ -321,6 +321,32 @@ def test_a_stream_with_a_limit_for_each_message(stream: JetStore, nats: NatsServ
     other.close()
 
 
+def test_jobs_that_wait_here_have_bounded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much credit workers have, a service asks for no more jobs while long ones wait for them."""
+    monkeypatch.setattr("sbus.queue.jetstream._MOST_BYTES", 3_000)
+    wanted: list[int] = []
+    service = JetQueueService(Clock(), "bus", Settings(name="jobs"), lambda: None, 100_000)
+    service.running = True
+    service.jobs = _Jobs(Settings())
+    service.jobs.ready(b"w", 0, 1, 10, {})
+    for size in (1_000, 2_000):
+        come = [Job(size, b"k", b"1 2 3", 0, size)]
+        service._store = SimpleNamespace(take=lambda come=come: come, want=wanted.append)  # type: ignore[assignment]
+        service._share()
+    assert wanted == [9, 0]
+
+
+def test_a_request_for_jobs_has_bounded_bytes(stream: JetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of long jobs come fewer than were asked for, and the next request brings the others."""
+    monkeypatch.setattr("sbus.queue.jetstream._MOST_BYTES", 15_000)
+    stream.put([Job(0, b"k", b"1 2 3", 0, 2, bytes(10_000)) for _ in range(3)], {})
+    come: list[int] = []
+    stream.on_arrival = lambda: come.append(len(stream._held)) if not stream._pulled else None
+    for count in (1, 2):
+        stream.want(10)
+        wait_until(lambda: list(come), lambda found, count=count: found[-1:] == [count])  # type: ignore[misc]
+
+
 def test_a_stranger_who_asks_costs_nothing() -> None:
     """Whoever may not look at jobs is refused before the service asks nats-server for the dead ones."""
     service = JetQueueService(Clock(), "bus", Settings(name="jobs"), lambda: None, 100_000)
