@@ -307,9 +307,9 @@ class JobQueue:
                 self.events["refused"] += 1
                 return False
             worker = self.workers[holder] = Worker(holder)
-        is_new_round, worker.round = worker.round != round, round
         worker.uid, worker.credit, worker.is_silent = uid, credit, False
-        if is_new_round:
+        if worker.round != round:
+            worker.round = round
             for job in [job for job in worker.jobs.values() if held.get(job.id) != job.tries]:
                 self.events["returned"] += 1
                 self._release(job)
