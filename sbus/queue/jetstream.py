@@ -26,6 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
 from nats.js.api import ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 from twisted.internet.defer import Deferred
@@ -317,8 +318,9 @@ class JetStore(Store):
 
     async def _end(self, held: _Held) -> None:
         if held.reply:
-            await self._nats.request(held.reply, b"+ACK", timeout=_TIMEOUT)
-            return
+            with suppress(NatsTimeout):  # after a crash, nats-server does not know each delivery
+                await self._nats.request(held.reply, b"+ACK", timeout=_TIMEOUT)
+                return
         try:
             await self._js.delete_msg(self._stream, held.seq)
         except APIError:
