@@ -26,12 +26,12 @@ from urllib.parse import parse_qs, urlsplit
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeout
 from nats.js.api import ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
-from sbus.client.api import Request
 from sbus.client.dispatch import Message
 from sbus.client.queues import HEAD_ROOM, LONGEST_WHY
 from sbus.errors import QueueError
@@ -47,6 +47,8 @@ _TIMEOUT = 5.0
 """Seconds in which nats-server answers, or the service asks again."""
 _PULL_TIME = 30
 """Seconds for which nats-server remembers that jobs are wanted."""
+_MOST_BYTES = 64 << 20
+"""Bytes of jobs that one request brings at most, and that may wait here for workers when there is another one."""
 _CONSUMER = "services"
 
 
@@ -76,14 +78,24 @@ def _parse(seq: int, data: bytes) -> tuple[Job, bytes]:
 
 def _is_full(error: BaseException) -> bool:
     """Return whether a stream has refused a message because of its limits."""
-    return isinstance(error, APIError) and "exceeded" in (error.description or "")
+    return isinstance(error, APIError) and "exceed" in (error.description or "")
+
+
+async def _finish_all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Await calls, each to its end: one that is still under way could not be repeated.
+
+    :raises BaseException: what the first one has raised.
+    """
+    for problem in await asyncio.gather(*calls, return_exceptions=True):
+        if problem is not None:
+            raise problem
 
 
 class JetStore(Store):
     """An open stream: the calls of `Store`, each of which waits for nats-server.
 
     :param settings: the store is ``nats://…`` or ``tls://…``, with ``?creds=FILE`` for a login that is not in the URL.
-    :ivar on_arrival: called, in a thread, when there is something to `take`.
+    :ivar on_arrival: called, in a thread, when there is something to `take`, or more to `want`.
     :ivar max_payload: bytes of the longest message.
     :raises QueueError: if nats-server does not answer, or the stream is another program's.
     """
@@ -97,12 +109,12 @@ class JetStore(Store):
         self._held: dict[int, _Held] = {}
         self._arrived: list[Job] = []
         self._late: list[Job] = []  # that the stream had no room for
-        self._pulled = self._wanted = 0
+        self._pulled = 0  # jobs that nats-server was asked for and that have not come
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sbus.queue.nats", daemon=True)
         self._thread.start()
         self._nats = Client()
-        self._keeper: asyncio.Future[None] | None = None
+        self._keeper = asyncio.run_coroutine_threadsafe(self._keep(), self._loop)
         try:
             self._do(self._connect(url))
         except BaseException:
@@ -121,7 +133,7 @@ class JetStore(Store):
 
         async def reconnected() -> None:
             self._pulled = 0
-            await self._pull()
+            self.on_arrival()
 
         creds = parse_qs(urlsplit(url).query).get("creds", [None])[0]
         async with asyncio.timeout(_TIMEOUT):
@@ -140,7 +152,6 @@ class JetStore(Store):
         await self._find_stream()
         self._inbox = self._nats.new_inbox()
         await self._nats.subscribe(self._inbox, cb=self._come)
-        self._keeper = asyncio.ensure_future(self._keep())
 
     async def _find_stream(self) -> None:
         """Find the stream of the queue, or make it, and its consumer.
@@ -162,6 +173,8 @@ class JetStore(Store):
             config = (await self._js.add_stream(new)).config
         if config.retention != RetentionPolicy.WORK_QUEUE:
             raise QueueError(f"{self.path}: the stream {self._stream} is no work queue: rename or delete it")
+        if (longest := config.max_msg_size or 0) > 0:
+            self.max_payload = min(self.max_payload, longest)
         consumer = ConsumerConfig(
             durable_name=_CONSUMER,
             filter_subject=f"{self._stream}.job",
@@ -172,14 +185,9 @@ class JetStore(Store):
 
     def close(self) -> None:
         """Disconnect."""
-
-        async def close() -> None:
-            if self._keeper is not None:
-                self._keeper.cancel()
-            await self._nats.close()
-
+        self._keeper.cancel()
         with suppress(QueueError):
-            self._do(close())
+            self._do(self._nats.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -190,23 +198,20 @@ class JetStore(Store):
         """Ask for jobs, in addition to those that have come."""
         asyncio.run_coroutine_threadsafe(self._pull(count), self._loop)
 
-    async def _pull(self, count: int | None = None) -> None:
-        self._wanted = self._wanted if count is None else count
-        batch = self._wanted - self._pulled
+    async def _pull(self, count: int) -> None:
+        batch = count - self._pulled
         if batch > 0 and self._nats.is_connected:
             self._pulled += batch
-            request = json.dumps({"batch": batch, "expires": _PULL_TIME * 10**9}).encode()
-            await self._nats.publish(
-                f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{_CONSUMER}", request, reply=self._inbox
-            )
+            limits = {"batch": batch, "max_bytes": _MOST_BYTES, "expires": _PULL_TIME * 10**9}
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{_CONSUMER}"
+            await self._nats.publish(subject, json.dumps(limits).encode(), reply=self._inbox)
 
     async def _come(self, message: Msg) -> None:
         if not message.reply:  # the end of a request, with the number of jobs that it has not brought
             self._pulled = max(0, self._pulled - int((message.headers or {}).get("Nats-Pending-Messages", 0)))
-            await self._pull()
+            self.on_arrival()
             return
         self._pulled -= 1
-        self._wanted -= 1
         seq, delivered = message.metadata.sequence.stream, message.metadata.num_delivered
         try:
             job, payload = _parse(seq, message.data)
@@ -254,13 +259,7 @@ class JetStore(Store):
                     raise
                 numbers[index] = 0, False  # waiting would keep workers from making room
 
-        async def put_all() -> None:
-            missing = [put(index, job) for index, job in enumerate(jobs) if index not in numbers]
-            for problem in await asyncio.gather(*missing, return_exceptions=True):
-                if problem is not None:
-                    raise problem
-
-        self._do(put_all())
+        self._do(_finish_all([put(index, job) for index, job in enumerate(jobs) if index not in numbers]))
 
     async def _publish(self, kind: str, id: str, text: bytes) -> tuple[int, bool]:
         answer = await self._js.publish(f"{self._stream}.{kind}", text, headers={"Nats-Msg-Id": id} if id else None)
@@ -309,18 +308,19 @@ class JetStore(Store):
         async def end(id: int) -> None:
             if (held := self._held.get(id)) is not None:
                 await self._end(held)
-                del self._held[id]
+                self._held.pop(id, None)
 
         late: list[Job] = []
-        await asyncio.gather(*map(end, changes.gone))
-        moving = {job.id: job for job in (*self._late, *changes.new, *changes.changed)}  # the latest word counts
-        await asyncio.gather(*map(move, moving.values()))
+        await _finish_all(map(end, changes.gone))
+        moving = {job.id: job for job in (*self._late, *changes.changed)}  # the latest word counts
+        await _finish_all(map(move, moving.values()))
         self._late = late
 
     async def _end(self, held: _Held) -> None:
         if held.reply:
-            await self._nats.request(held.reply, b"+ACK", timeout=_TIMEOUT)
-            return
+            with suppress(NatsTimeout):  # after a crash, nats-server does not know each delivery
+                await self._nats.request(held.reply, b"+ACK", timeout=_TIMEOUT)
+                return
         try:
             await self._js.delete_msg(self._stream, held.seq)
         except APIError:
@@ -335,18 +335,23 @@ class JetStore(Store):
         return self._do(self._jobs())
 
     async def _jobs(self) -> list[Job]:
+        known = {id: held for id, held in self._held.items() if not held.reply}
         jobs: list[Job] = []
         seq = 1
         while True:
             try:
                 message = await self._js.get_msg(self._stream, seq, f"{self._stream}.dead", next=True)
             except NotFoundError:
-                return jobs
+                break
             seq = (message.seq or 0) + 1
             with suppress(ValueError):  # another program's
                 job, payload = _parse(seq - 1, message.data or b"")
                 jobs.append(job)
                 self._held[job.id] = _Held(seq - 1, "", payload)
+        for id, held in known.items():
+            if self._held.get(id) is held:  # else it was found again
+                self._held.pop(id, None)
+        return jobs
 
     def counts(self) -> tuple[int, int]:
         """Return how many jobs no service has, and how many are dead."""
@@ -365,42 +370,31 @@ class JetStore(Store):
 
 
 class _Jobs(JobQueue):
-    """The jobs that a service has; those that leave it are new ones of the stream."""
-
-    def __init__(self, settings: Settings, jobs: Iterable[Job] = ()) -> None:
-        super().__init__(settings, jobs)
-        self._left: list[Job] = []
+    """The jobs that a service has."""
 
     def leave(self, jobs: list[Job]) -> None:
         """Let any service have jobs."""
-        self._left += jobs
+        self._changed |= {job.id: job for job in jobs}
         self.forget(jobs)
 
-    def retry(self, jobs: Iterable[Job]) -> None:
+    def retry(self, jobs: list[Job]) -> None:
         """Make dead jobs new ones, for any service."""
-        chosen = list(jobs)
-        super().retry(chosen)
-        self.leave(chosen)
+        super().retry(jobs)
+        self.leave(jobs)
 
     def renewed(self, job: Job) -> None:
         """Take a job of the stream; what was known of it is out of date."""
-        self.forget([known for known in [self.jobs.get(job.id)] if known is not None])
+        if (known := self.jobs.get(job.id)) is not None:
+            self.forget([known])
         self.add(job)
-
-    def forget(self, jobs: list[Job]) -> None:
-        """Forget jobs, and leave their messages alone."""
-        gone = self._gone.copy()
-        self._take_back([job for job in jobs if job.batch is not None])
-        for job in jobs:
-            self._changed.pop(job.id, None)
-        self.drain(jobs)
-        self._gone = gone
+        if not job.reason and job.tries >= self.settings.deliveries:  # services that had it were killed
+            self._return(job, death="the lease ran out")
 
     def take_changes(self) -> Changes:
         """Return what has changed for the stream: jobs that leave, dead ones, and those that are done."""
-        left, self._left = self._left, []
         changes = super().take_changes()
-        return Changes(left, [copy(job) for job in changes.changed if job.reason], changes.gone)
+        moved = [copy(job) for job in changes.changed if job.reason or job.id not in self.jobs]
+        return Changes(changed=moved, gone=changes.gone)
 
 
 class JetQueueService(QueueService):
@@ -417,7 +411,7 @@ class JetQueueService(QueueService):
 
     def _load(self) -> None:
         self._puts: list[tuple[Message | None, Job]] = []
-        self._askers: list[Deferred[None]] = []
+        self._counting: Deferred[None] | None = None
         self._store = self.open_store(self.settings)
         self._store.on_arrival = lambda: self._reactor.callFromThread(self._turns.begin)
         self.jobs = _Jobs(self.settings, self._store.jobs())
@@ -463,37 +457,28 @@ class JetQueueService(QueueService):
         idle = [job for job in pending if not working or job.due <= self._now()]
         if idle and not room:
             jobs.leave(idle)
-        store.want(max(0, room - len(idle)))
+        store.want(max(0, room - len(idle)) if sum(job.size for job in idle) < _MOST_BYTES else 0)
 
-    async def _ask_stream(self) -> None:
-        """Count the jobs elsewhere, once for all that ask meanwhile; without an answer, what was known stands."""
-        asker: Deferred[None] = Deferred()
-        self._askers.append(asker)
-        if len(self._askers) > 1:
-            await asker
-            return
+    async def _count_elsewhere(self) -> None:
         try:
             self._elsewhere = await deferToThread(self._store.counts)
         except QueueError:
-            pass
+            pass  # what was known stands
         finally:
-            askers, self._askers = self._askers, []
-            for each in askers:
-                each.callback(None)
+            self._counting = None
 
-    async def _asked(self, request: Request) -> bytes:
-        if request.key.endswith(b"/ls"):
-            await self._ask_stream()
-            return await super()._asked(request)
+    async def _find_dead(self) -> None:
         dead = {job.id: job for job in await self._look(self._store.jobs)}
         self.jobs.forget([job for job in self.jobs.find_all("dead") if job.id not in dead])
         for id, job in dead.items():
             if id not in self.jobs.jobs:
                 self.jobs.renewed(job)
-        return await super()._asked(request)
 
-    def _summary(self) -> dict[str, Any]:
-        summary = super()._summary()
+    async def _summary(self) -> dict[str, Any]:
+        if self._counting is None:
+            self._counting = Deferred.fromCoroutine(self._count_elsewhere())
+        await self._counting  # one for all that ask meanwhile
+        summary = await super()._summary()
         waiting, summary["jobs"]["dead"] = self._elsewhere
         summary["jobs"]["ready"] += waiting
         return summary

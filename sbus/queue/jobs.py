@@ -7,7 +7,7 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 *waiting*    behind an earlier job of its key, which is under way (``ordered=key`` alone)
 *ready*      in a heap of its user; users take turns. A job goes to the worker that has the fewest
 *delayed*    by its publisher, or after it has failed
-*out*        at a worker, in the order in which leases end: all leases are equally long
+*out*        at a worker. Leases end in the order in which they began: all are equally long
 *dead*       kept for an operator
 ===========  ============================================================================================
 
@@ -25,7 +25,7 @@ that no other job is charged with the same death. If no worker is idle, the leas
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
@@ -36,10 +36,8 @@ from sbus.client.queues import REASONS
 
 __all__ = ["MOST_DELIVERIES", "STATES", "Batch", "Changes", "Job", "JobQueue", "Settings"]
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 300.0
-"""Seconds after a first failure, which double with each further one, and their limit."""
-_MOST_DOUBLINGS = 16
-"""Enough for the limit; a float ends at 1,023."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1, 300
+"""Seconds after a first failure, which double with each further one, and their limit; no floats, which end at 2¹⁰²³."""
 _ALONE_FROM = 3
 """The delivery from which on a job goes alone."""
 _MOST_BYTES_OUT, _MOST_BYTES_EACH = 64 << 20, 1 << 20
@@ -88,7 +86,7 @@ class Job:
     :ivar tries: the deliveries that count.
     :ivar reason: why it is dead, or nothing.
     :ivar batch: the one that it is out with; else None.
-    :ivar until: the end of its lease; ``inf`` until it is sent.
+    :ivar until: the end of its lease, once it was sent.
     :ivar state: one of `STATES`.
     """
 
@@ -169,7 +167,7 @@ class Worker:
     :ivar round: the number of its last announcement; -1 before the first one.
     :ivar credit: the most jobs that it has at once.
     :ivar size: bytes of its jobs.
-    :ivar jobs: by number, in the order in which their leases end.
+    :ivar jobs: by number.
     :ivar is_alone: whether its job goes alone.
     :ivar is_silent: whether a lease has run out since it last said something. With the fewest jobs, it would get each
         next one.
@@ -188,9 +186,9 @@ class Worker:
         """Return whether another job may go to it."""
         return len(self.jobs) < self.credit and self.size < most_bytes and not self.is_alone and not self.is_silent
 
-    def take(self, job: Job, until: float = math.inf) -> None:
-        """Take a job; its lease ends at `until`, or begins when it is sent."""
-        job.state, job.until = "out", until
+    def take(self, job: Job) -> None:
+        """Take a job; its lease begins when it is sent."""
+        job.state = "out"
         self.jobs[job.id] = job
         self.size += job.size
         if job.tries >= _ALONE_FROM:
@@ -248,7 +246,7 @@ class JobQueue:
         self.events: Counter[str] = Counter()
         self.died: list[Job] = []
         self._next_id = next_id
-        self._new: dict[int, Job] = {}
+        self._new: list[Job] = []
         self._changed: dict[int, Job] = {}
         self._gone: list[int] = []
         self._batches: dict[int, Batch] = {}
@@ -256,16 +254,15 @@ class JobQueue:
         self._next_batch = 1
         self._users: defaultdict[int, User] = defaultdict(User)
         self._turns: deque[User] = deque()  # those that have jobs in their heaps
-        self._lines: dict[bytes, deque[Job]] = {}  # of each key, the first one is under way
+        self._first: dict[bytes, Job] = {}  # of each key, the job that is under way
+        self._behind: dict[bytes, deque[Job]] = {}  # those behind it; most keys have none
         self._delayed: list[tuple[float, int]] = []
         self._aside: Counter[str] = Counter()  # jobs that are neither ready nor out, by state
-        self._next_end = math.inf  # no lease ends before
-        stored = list(jobs)
-        for job in stored:
+        self._leases: OrderedDict[int, Job] = OrderedDict()  # jobs that were sent, in the order in which leases end
+        # What was out or has failed is under way, before earlier jobs that were delayed.
+        for job in sorted(jobs, key=lambda job: (not job.batch, not job.tries, job.id)):
             if job.due <= now:
                 job.due = 0.0  # its delay was over before: it comes before later jobs of its key
-        # What was out or has failed is under way, before earlier jobs that were delayed.
-        for job in sorted(stored, key=lambda job: (not job.batch, not job.tries, job.id)):
             self.add(job, now)
 
     def add(self, job: Job, now: float = 0.0) -> None:
@@ -278,8 +275,8 @@ class JobQueue:
             if self.settings.is_ordered:
                 self._join_line(job)
             self._next_batch = max(self._next_batch, job.batch.id + 1)
-            self._next_end = min(self._next_end, now + self.settings.lease)
-            self.workers.setdefault(job.holder, Worker(job.holder)).take(job, now + self.settings.lease)
+            self.workers.setdefault(job.holder, Worker(job.holder)).take(job)
+            self._begin_leases([job], now)
         else:
             self._place(job)
 
@@ -292,7 +289,7 @@ class JobQueue:
             return False
         job.id = self._next_id
         self._next_id += 1
-        self._new[job.id] = job
+        self._new.append(job)
         self.add(job)
         return True
 
@@ -310,9 +307,9 @@ class JobQueue:
                 self.events["refused"] += 1
                 return False
             worker = self.workers[holder] = Worker(holder)
-        is_new_round, worker.round = worker.round != round, round
         worker.uid, worker.credit, worker.is_silent = uid, credit, False
-        if is_new_round:
+        if worker.round != round:
+            worker.round = round
             for job in [job for job in worker.jobs.values() if held.get(job.id) != job.tries]:
                 self.events["returned"] += 1
                 self._release(job)
@@ -321,8 +318,7 @@ class JobQueue:
 
     def gone(self, holder: bytes) -> None:
         """Note that a worker is gone: its jobs are available again."""
-        worker = self.workers.get(holder)
-        if worker is not None:
+        if (worker := self.workers.get(holder)) is not None:
             worker.credit = 0
             for job in list(worker.jobs.values()):
                 self._lose(job, "the worker was gone")
@@ -330,10 +326,9 @@ class JobQueue:
 
     def held(self, holder: bytes, deliveries: Iterable[tuple[int, int]]) -> list[Job]:
         """Return the jobs, ID and tries each, that a worker still holds, once each. It is no longer silent."""
-        worker = self.workers.get(holder)
-        jobs = {} if worker is None else worker.jobs
-        if worker is not None:
-            worker.is_silent = False
+        jobs: dict[int, Job] = {}
+        if (worker := self.workers.get(holder)) is not None:
+            jobs, worker.is_silent = worker.jobs, False
         found: dict[int, Job] = {}
         for id, tries in deliveries:
             job = jobs.get(id)
@@ -346,14 +341,12 @@ class JobQueue:
     def ack(self, jobs: list[Job]) -> None:
         """Note that jobs are done."""
         self.events["acked"] += len(jobs)
-        self._take_back(jobs)
         self.drain(jobs)
 
     def renew(self, job: Job, now: float) -> None:
-        """Begin a lease anew."""
-        jobs = self.workers[job.holder].jobs
-        jobs[job.id] = jobs.pop(job.id)
-        job.until = now + self.settings.lease
+        """Begin a lease anew, if the job was sent."""
+        if self._leases.pop(job.id, None) is not None:
+            self._begin_leases([job], now)
 
     def nack(self, job: Job, reason: str, why: str, now: float) -> None:
         """Take a job back.
@@ -370,7 +363,7 @@ class JobQueue:
         elif reason == "poison" or job.tries >= self.settings.deliveries:
             self._return(job, death=f"{reason}: {why}")
         else:
-            pause = min(_FIRST_PAUSE * 2.0 ** min(job.tries - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE)
+            pause = min(_FIRST_PAUSE * 2 ** (job.tries - 1), _LONGEST_PAUSE)
             self._return(job, due=now + pause)
 
     # --- operators ---------------------------------------------------------------------------
@@ -386,17 +379,22 @@ class JobQueue:
         """Return the jobs in some states, the oldest first."""
         return sorted((job for job in self.jobs.values() if job.state in states), key=attrgetter("id"))
 
-    def retry(self, jobs: Iterable[Job]) -> None:
+    def retry(self, jobs: list[Job]) -> None:
         """Make dead jobs new ones."""
         for job in jobs:
             self._users[job.uid].size -= len(job.reason.encode())
             job.tries, job.reason = 0, ""
-            self._touch(job)
+            self._changed[job.id] = job
             self._place(job)
 
     def drain(self, jobs: list[Job]) -> None:
-        """Delete jobs that are not out."""
+        """Delete jobs."""
         self._gone += [job.id for job in jobs]
+        self.forget(jobs)
+
+    def forget(self, jobs: list[Job]) -> None:
+        """Know nothing of jobs from now on; what changed before still goes to the store."""
+        self._take_back(jobs)
         for job in jobs:
             del self.jobs[job.id]
             user = self._users[job.uid]
@@ -404,7 +402,7 @@ class JobQueue:
             user.size -= job.size + len(job.reason.encode())
             if job.state in self._aside:
                 self._aside[job.state] -= 1
-            if self._lines:
+            if self._first:
                 self._leave_line(job)
 
     # --- time --------------------------------------------------------------------------------
@@ -417,36 +415,29 @@ class JobQueue:
             if job is not None and job.due == due:
                 job.due = 0.0
                 self._place(job)
-        if self._next_end <= now:
-            self._end_leases(now)
+        while self._leases and (late := next(iter(self._leases.values()))).until <= now:
+            self.events["expired"] += 1
+            self.workers[late.holder].is_silent = True
+            self._lose(late, "the lease ran out")
         handed = self._hand_out() if self._turns else []
         self.events["delivered"] += sum(len(batch.jobs) for batch in handed)
         return handed
 
     def sent(self, batches: list[Batch], now: float) -> None:
         """Begin the leases of the jobs that go to their workers now: the disk may have taken long."""
-        until = now + self.settings.lease
         for batch in batches:
-            if batch.jobs:
-                held = self.workers[batch.holder].jobs
-                for job in batch.jobs.values():
-                    job.until = until
-                    held[job.id] = held.pop(job.id)
-                self._next_end = min(self._next_end, until)
+            self._begin_leases(batch.jobs.values(), now)
+
+    def _begin_leases(self, jobs: Iterable[Job], now: float) -> None:
+        until = now + self.settings.lease
+        for job in jobs:
+            job.until = until
+            self._leases[job.id] = job
 
     def next_time(self) -> float:
         """Return when `advance` is next needed; ``inf`` for never."""
-        return min(self._next_end, self._delayed[0][0]) if self._delayed else self._next_end
-
-    def _end_leases(self, now: float) -> None:
-        self._next_end = math.inf
-        for worker in list(self.workers.values()):
-            while worker.jobs and (job := next(iter(worker.jobs.values()))).until <= now:
-                self.events["expired"] += 1
-                worker.is_silent = True
-                self._lose(job, "the lease ran out")
-            if worker.jobs:
-                self._next_end = min(self._next_end, job.until)
+        lease_end = next(iter(self._leases.values())).until if self._leases else math.inf
+        return min(lease_end, self._delayed[0][0]) if self._delayed else lease_end
 
     def _hand_out(self) -> list[Batch]:
         most_bytes = min(_MOST_BYTES_EACH, _MOST_BYTES_OUT // max(1, len(self.workers)))
@@ -461,17 +452,15 @@ class JobQueue:
         while loads and turns and left:
             load, number, worker = loads[0]
             user = turns.popleft()
-            heap = user.ready
-            if user.alone:
-                if load and not is_kept:
-                    heappop(loads)  # it is kept free until it is idle
-                    is_kept = True
-                    turns.appendleft(user)
-                    continue
-                if load and not heap:
-                    passed.append(user)  # its jobs wait for an idle worker
-                    continue
-                heap = heap if load else user.alone
+            if user.alone and load and not is_kept:
+                heappop(loads)  # it is kept free until it is idle
+                is_kept = True
+                turns.appendleft(user)
+                continue
+            heap = user.ready if load or not user.alone else user.alone
+            if not heap:
+                passed.append(user)  # its jobs wait for an idle worker
+                continue
             job = self.jobs.get(heappop(heap))
             if user.ready or user.alone:
                 turns.append(user)
@@ -481,7 +470,9 @@ class JobQueue:
             worker.take(job)
             batch = batches.get(worker.holder)
             if batch is None:
-                batch = batches[worker.holder] = self._new_batch(worker.holder)
+                batch = batches[worker.holder] = Batch(self._next_batch, worker.holder)
+                self._batches[batch.id] = batch
+                self._next_batch += 1
             batch.add(job)
             left -= 1
             if worker.has_room(most_bytes):
@@ -491,11 +482,6 @@ class JobQueue:
         turns.extendleft(reversed(passed))
         return list(batches.values())
 
-    def _new_batch(self, holder: bytes) -> Batch:
-        batch = self._batches[self._next_batch] = Batch(self._next_batch, holder)
-        self._next_batch += 1
-        return batch
-
     # --- changes -----------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:
@@ -503,15 +489,10 @@ class JobQueue:
         batches, over = list(self._batches.values()), []
         if batches:  # else one page more would be synced; a batch whose jobs are all gone does no harm
             over, self._over = self._over, []
-        changes = Changes(list(self._new.values()), list(self._changed.values()), self._gone, batches, over)
-        self._new, self._changed, self._gone, self._batches = {}, {}, [], {}
-        self.events["put"] += len(changes.new)
+        self.events["put"] += len(self._new)
+        changes = Changes(self._new, list(self._changed.values()), self._gone, batches, over)
+        self._new, self._changed, self._gone, self._batches = [], {}, [], {}
         return changes
-
-    def _touch(self, job: Job) -> None:
-        """Note that what the store has of a job is no longer true."""
-        if job.id not in self._new:
-            self._changed[job.id] = job
 
     # --- transitions -------------------------------------------------------------------------
 
@@ -536,29 +517,34 @@ class JobQueue:
         self._aside[job.state] += 1
 
     def _join_line(self, job: Job) -> bool:
-        """Put a job behind those of its key; return whether it is the first one."""
-        line = self._lines.setdefault(job.key, deque())
-        if not line or line[0] is not job:
-            line.append(job)
-        return line[0] is job
+        """Return whether a job is the first one of its key; put it behind the others if it is not."""
+        first = self._first.setdefault(job.key, job)
+        if first is not job:
+            self._behind.setdefault(job.key, deque()).append(job)
+        return first is job
 
     def _leave_line(self, job: Job) -> None:
-        line = self._lines.get(job.key)
-        if line and line[0] is job:
-            while line and (line[0] is job or line[0].reason or line[0].id not in self.jobs):
-                line.popleft()
+        """Let the next job of the key be the first one, if this one was."""
+        if self._first.get(job.key) is job:
+            del self._first[job.key]
+            line = self._behind.pop(job.key, None)
+            while line and job.key not in self._first:
+                following = line.popleft()
+                if following.batch is not None:  # two were out at a start
+                    self._first[job.key] = following
+                elif following.id in self.jobs and not following.reason:
+                    self._place(following)
             if line:
-                self._place(line[0])
-            else:
-                del self._lines[job.key]
+                self._behind[job.key] = line
 
     def _take_back(self, jobs: Iterable[Job]) -> None:
-        """End leases."""
+        """Take jobs from their workers, if they are out."""
         for job in jobs:
-            batch = job.batch
-            assert batch is not None
+            if (batch := job.batch) is None:
+                continue
             worker = self.workers[batch.holder]
             del worker.jobs[job.id], batch.jobs[job.id]
+            self._leases.pop(job.id, None)
             worker.size -= job.size
             job.batch = None
             if not batch.jobs:
@@ -579,7 +565,7 @@ class JobQueue:
 
     def _lose(self, job: Job, why: str) -> None:
         """Take back a job whose worker has not answered; one that was never sent is not charged with it."""
-        if job.until == math.inf:
+        if job.id not in self._leases:
             self._release(job)
         else:
             self._return(job, death=why if job.tries >= self.settings.deliveries else "")
@@ -589,7 +575,7 @@ class JobQueue:
         if job.batch is not None:
             self._batches[job.batch.id] = job.batch
         self._take_back([job])
-        self._touch(job)
+        self._changed[job.id] = job
         job.due, job.reason = due, death
         self._users[job.uid].size += len(death.encode())
         self._place(job)

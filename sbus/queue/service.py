@@ -409,24 +409,23 @@ class QueueService(Service):
 
     def _send(self, batches: list[Batch], died: list[Job]) -> None:
         packets: list[bytes] = []
-        too_long: list[Job] = []
         lease, longest = b"%.17g" % self.settings.lease, self._floor.core.max_packet
         for batch in batches:
             if batch.jobs:  # else they were given back while the store was away
                 round, place = self.jobs.workers[batch.holder].round, build(MSG, _inbox(batch.holder), b"")
-                for job in batch.jobs.values():
+                for job in list(batch.jobs.values()):
                     if job.payload is None:
                         continue  # another service has it, see `sbus.queue.jetstream`
                     packet = place + build_job(round, job.id, job.tries, lease, job.sender, job.key, job.payload)
                     if len(packet) <= longest:
                         packets.append(packet)
-                    else:
-                        too_long.append(job)
-        for job in too_long:
-            why = f"no packet of this bus holds it: raise --max-packet above {longest:,} bytes, then retry it"
-            self.jobs.nack(job, "poison", why, self._now())
-            self._turns.begin()
+                        continue
+                    why = f"no packet of this bus holds it: raise --max-packet above {longest:,} bytes, then retry it"
+                    self.jobs.nack(job, "poison", why, self._now())
+                    self._turns.begin()
         for job in died:
+            if not job.reason:
+                continue  # an operator was faster: it lives again
             self._log.warn("queue {name}: job {id} is dead: {why}", name=self.settings.name, id=job.id, why=job.reason)
             text = b"%d %d %b\0%b" % (job.id, job.tries, job.reason.encode(), job.payload or b"")
             with suppress(SbusError):  # too long with the reason: it is in the store
@@ -440,9 +439,10 @@ class QueueService(Service):
     async def _asked(self, request: Request) -> bytes:
         verb = request.key.rpartition(b"/")[2]
         if verb == b"ls":
-            return json.dumps(self._summary()).encode()
+            return json.dumps(await self._summary()).encode()
         if request.sender is None or request.sender.uid not in (0, os.geteuid()):
             raise RequestFailed("only root, and the user of the service, may look at jobs and change them")
+        await self._find_dead()
         try:
             asked: dict[str, Any] = json.loads(request.payload or b"{}")
             ids, limit = asked.get("ids"), min(int(asked.get("limit", _MOST_SHOWN)), _MOST_SHOWN)
@@ -462,7 +462,10 @@ class QueueService(Service):
             raise RequestFailed("the service stops: see what has changed when it runs again")
         return b"%d" % len(found)
 
-    def _summary(self) -> dict[str, Any]:
+    async def _find_dead(self) -> None:
+        """Find the dead jobs of other services of the queue: there are none."""
+
+    async def _summary(self) -> dict[str, Any]:
         jobs = self.jobs
         workers = [
             {"name": each.holder.partition(b" ")[2].decode(), "credit": each.credit, "jobs": len(each.jobs)}

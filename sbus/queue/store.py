@@ -108,14 +108,12 @@ class Store:
             if problem != "ok":
                 raise sqlite3.DatabaseError(problem.replace("\n", " "))
             jobs = {row[0]: Job.parse(*row) for row in run("SELECT id, head, length(payload) FROM job")}
-            over = []
+            batches = []
             for id, holder, text in run("SELECT id, holder, jobs FROM batch"):
-                batch = Batch(id, holder)
-                batch.add_stored(text, jobs)
-                if not batch.jobs:
-                    over.append((id,))
-            with suppress(sqlite3.OperationalError):  # the disk is full; they do no harm
-                self._db.executemany("DELETE FROM batch WHERE id=?", over)
+                batches.append(Batch(id, holder))
+                batches[-1].add_stored(text, jobs)
+            with suppress(sqlite3.OperationalError):  # the disk is full; empty batches do no harm
+                self.write(Changes(over=[batch.id for batch in batches if not batch.jobs]), 0.0)
             return list(jobs.values())
         except (sqlite3.Error, ValueError) as e:
             raise QueueError(f"{self.path}: {_explain(self.path, e)}") from None
@@ -131,37 +129,25 @@ class Store:
         :raises sqlite3.Error: if nothing was changed.
         """
         run, many, slots = self._db.execute, self._db.executemany, dict(self._slots)
-
-        def next_slot(uid: int) -> int:
-            slots[uid] = (slots.get(uid, -1) + 1) % self._most_slots
-            return slots[uid]
-
-        run("BEGIN IMMEDIATE")
-        try:
+        with self._db:  # takes all back if anything fails
+            run("BEGIN IMMEDIATE")
+            known = []
             for at in range(0, len(changes.new), _ROWS):
                 rows: list[Any] = []
                 for job in changes.new[at : at + _ROWS]:
                     rows += job.id, job.head(), job.payload
+                    if job.ident:
+                        slots[job.uid] = slot = (slots.get(job.uid, -1) + 1) % self._most_slots
+                        known.append((job.uid, slot, job.ident, job.id, now + KNOWN_SECONDS))
                 run(_INSERT[len(rows) // 3], rows)
             if changes.new:
                 run("UPDATE latest SET job=?", (changes.new[-1].id,))
+            many("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)", known)
             many("UPDATE job SET head=? WHERE id=?", [(job.head(), job.id) for job in changes.changed])
             many("DELETE FROM job WHERE id BETWEEN ? AND ?", _ranges(changes.gone))
-            many(
-                "INSERT OR REPLACE INTO batch VALUES (?, ?, ?)",
-                [(batch.id, batch.holder, batch.build()) for batch in changes.batches],
-            )
+            batches = [(batch.id, batch.holder, batch.build()) for batch in changes.batches]
+            many("INSERT OR REPLACE INTO batch VALUES (?, ?, ?)", batches)
             many("DELETE FROM batch WHERE id BETWEEN ? AND ?", _ranges(changes.over))
-            named = [job for job in changes.new if job.ident]
-            many(
-                "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?)",
-                [(job.uid, next_slot(job.uid), job.ident, job.id, now + KNOWN_SECONDS) for job in named],
-            )
-            run("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                run("ROLLBACK")
-            raise
         self._slots = slots
 
     def find_known(self, uid: int, ident: bytes, now: float) -> int | None:

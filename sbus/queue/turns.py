@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -32,7 +31,6 @@ class Turns:
         self._turn = turn
         self._lock = defer.DeferredLock()
         self._timer: IDelayedCall | None = None
-        self._due = math.inf  # the time of the timer
         self.expected = 0
         self._patience = 0.0
         self._is_over = False
@@ -53,14 +51,13 @@ class Turns:
 
     def begin(self, delay: float = 0.0) -> None:
         """Begin a turn within `delay` seconds."""
-        due = self._reactor.seconds() + delay
-        if due < self._due:
-            self.stop()
-            self._due = due
-            self._timer = self._reactor.callLater(max(0.0, min(delay, _LONGEST_TIMER)), self._begin)
+        delay = max(0.0, min(delay, _LONGEST_TIMER))
+        if self._timer is None or not self._timer.active():
+            self._timer = self._reactor.callLater(delay, self._begin)
+        elif self._reactor.seconds() + delay < self._timer.getTime():
+            self._timer.reset(delay)
 
     def _begin(self) -> None:
-        self._due = math.inf
         if not self._lock.waiting:
             self.run()
 

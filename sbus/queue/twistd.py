@@ -38,8 +38,8 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 """The options behind the pattern: each name with the field of `Settings`, and its parser."""
 _PACKET_SIZE = size("max-packet", HEAD_ROOM + 1)
 """A parser: no job fits a shorter packet."""
-_OPTION = re.compile(",[a-z]+=")
-"""An option, which is misspelt if it is still there: as part of the pattern, it would keep messages from the queue."""
+_BEFORE_OPTION = re.compile(",(?=[a-z]+=)")
+"""The comma before an option, also before a misspelt one: in the pattern, that would keep messages from the queue."""
 
 
 def parse_queue(text: str, directory: str | None) -> Settings:
@@ -48,14 +48,12 @@ def parse_queue(text: str, directory: str | None) -> Settings:
     :param directory: the directory for a store that is not named.
     :raises sbus.errors.UsageError: with the remedy.
     """
-    given: dict[str, str] = {}
-    rest = text
-    while (name := (split := rest.rpartition(","))[2].partition("=")[0]) in _PARSERS and split[1]:
-        given[name], rest = split[2].partition("=")[2], split[0]
-    if _OPTION.search(rest):
-        options = ", ".join(f"{option}=" for option in _PARSERS)
-        raise UsageError(f"--queue={text}: an option is unknown or malformed: behind the pattern, use {options}")
-    name, equals, pattern_text = rest.partition("=")
+    queue, *options = _BEFORE_OPTION.split(text)
+    given = dict(option.split("=", 1) for option in options)
+    if not given.keys() <= _PARSERS.keys() or any("," in value for value in given.values()):
+        known = ", ".join(f"{option}=" for option in _PARSERS)
+        raise UsageError(f"--queue={text}: an option is unknown or malformed: behind the pattern, use {known}")
+    name, equals, pattern_text = queue.partition("=")
     pattern = os.fsencode(pattern_text) if equals else None
     own = [queue_key(name, verb) for verb in (b"ready", b"put/key", b"worker/" + b"0" * 32)]
     if pattern is not None:

@@ -7,14 +7,17 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from nats.errors import TimeoutError as NatsTimeout
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
 import sbus
 from sbus.errors import QueueError, RequestFailed
-from sbus.queue.jetstream import JetStore
+from sbus.queue.jetstream import JetQueueService, JetStore, _Jobs
 from sbus.queue.jobs import Changes, Job, Settings
 from tests.integration.clients.backends import Backend
 from tests.integration.queue.conftest import Queued
@@ -219,6 +222,22 @@ def test_no_id_of_a_user_is_that_of_a_move(stream: JetStore) -> None:
     assert {job.id for job in stream.jobs()} == everything
 
 
+def test_a_job_that_dies_while_an_operator_looks(stream: JetStore) -> None:
+    """It is among the dead ones of the stream, though the operator's list, which was made before, does not have it."""
+    id = put(stream)
+    [job] = take(stream, 1).values()
+    job.reason = ""
+    jobs = _Jobs(Settings())
+    jobs.ready(b"w", 0, 1, 1, {})
+    jobs.renewed(job)
+    jobs.sent(jobs.advance(0.0), 0.0)
+    jobs.take_changes()
+    jobs.nack(job, "poison", "bad", 0.0)
+    jobs.forget([job])
+    stream.write(jobs.take_changes(), 0.0)
+    assert [each.id for each in stream.jobs()] == [id]
+
+
 @pytest.mark.parametrize("is_there", [True, False], ids=["there", "deleted"])
 def test_a_move_that_is_repeated(stream: JetStore, monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
     """A move whose second half failed is completed, also if the dead job was deleted meanwhile."""
@@ -239,6 +258,35 @@ def test_a_move_that_is_repeated(stream: JetStore, monkeypatch: pytest.MonkeyPat
     assert stream._do(stream._js.stream_info(stream._stream)).state.messages == is_there
 
 
+def test_a_delivery_that_nats_server_has_forgotten(stream: JetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is done, also if a crash has cost nats-server the deliveries of the consumer: it answers no ack then."""
+    monkeypatch.setattr("sbus.queue.jetstream._TIMEOUT", 0.3)
+    id = put(stream)
+    take(stream, 1)
+    stream._do(stream._js.delete_consumer(stream._stream, "services"))
+    stream._do(stream._find_stream())
+    stream.write(Changes(gone=[id]), 0.0)
+    assert stream._do(stream._js.stream_info(stream._stream)).state.messages == 0
+
+
+def test_moves_that_fail_one_after_the_other(stream: JetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A move that fails while a later one has failed already is repeated, too."""
+    first, second = put(stream), put(stream)
+    dead = Changes(changed=list(take(stream, 2).values()))
+
+    async def fail(job: Job, kind: str, held: Any) -> int:
+        if job.id == first:
+            await asyncio.sleep(0.2)  # nats-server does not answer this one
+        raise NatsTimeout
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "_move", fail)
+        with pytest.raises(QueueError, match="is nats-server up"):
+            stream.write(dead, 0.0)
+    stream.write(dead, 0.0)
+    assert [job.id for job in stream.jobs()] == [first, second]
+
+
 def test_a_message_in_the_place_of_a_move(stream: JetStore) -> None:
     """If another program has taken the ID of a move, the job stays, and the error names the message."""
     id = put(stream)
@@ -249,6 +297,75 @@ def test_a_message_in_the_place_of_a_move(stream: JetStore) -> None:
         stream.write(Changes(changed=[jobs[id]]), 0.0)
     assert stream.payloads([id]) == {id: b"x"}
     assert stream._do(stream._js.stream_info(stream._stream)).state.messages == 2
+
+
+def test_a_job_that_dies_with_its_hosts() -> None:
+    """A job that comes back from a host that was killed is dead if that was the last of its deliveries."""
+    jobs = _Jobs(Settings(deliveries=2))
+    for id, tries in ((1, 1), (2, 2)):
+        jobs.renewed(Job(id, b"k", b"1 2 3", 0, 2, tries=tries))
+    assert [(job.id, job.reason) for job in jobs.died] == [(2, "the lease ran out")]
+    assert [job.id for job in jobs.take_changes().changed] == [2]
+    assert jobs.counts() == {"waiting": 0, "ready": 1, "delayed": 0, "out": 0, "dead": 1}
+
+
+def test_dead_jobs_that_another_host_has_deleted(stream: JetStore, nats: NatsServer) -> None:
+    """A host forgets their payloads when it looks for the dead jobs again."""
+    id = put(stream)
+    stream.write(Changes(changed=[take(stream, 1)[id]]), 0.0)
+    other = JetStore(Settings(name="jobs", store=nats.url))
+    assert [job.id for job in other.jobs()] == [id]
+    stream.write(Changes(gone=[id]), 0.0)
+    assert (other.payloads([id]), other.jobs(), other.payloads([id])) == ({id: b"x"}, [], {})
+    other.close()
+
+
+def test_a_stream_with_a_limit_for_each_message(stream: JetStore, nats: NatsServer) -> None:
+    """Such a limit is one for jobs; one that was set meanwhile stops no other jobs."""
+    info = stream._do(stream._js.stream_info(stream._stream))
+    stream._do(stream._js.update_stream(info.config, max_msg_size=5_000))
+    numbers: dict[int, tuple[int, bool]] = {}
+    stream.put([Job(0, b"k", b"1 2 3", 0, 2, bytes(size)) for size in (6_000, 1)], numbers)
+    assert numbers == {0: (0, False), 1: (1, False)}
+    other = JetStore(Settings(name="jobs", store=nats.url))
+    assert other.max_payload == 5_000
+    other.close()
+
+
+def test_jobs_that_wait_here_have_bounded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much credit workers have, a service asks for no more jobs while long ones wait for them."""
+    monkeypatch.setattr("sbus.queue.jetstream._MOST_BYTES", 3_000)
+    wanted: list[int] = []
+    service = JetQueueService(Clock(), "bus", Settings(name="jobs"), lambda: None, 100_000)
+    service.running = True
+    service.jobs = _Jobs(Settings())
+    service.jobs.ready(b"w", 0, 1, 10, {})
+    for size in (1_000, 2_000):
+        come = [Job(size, b"k", b"1 2 3", 0, size)]
+        service._store = SimpleNamespace(take=lambda come=come: come, want=wanted.append)  # type: ignore[assignment]
+        service._share()
+    assert wanted == [9, 0]
+
+
+def test_a_request_for_jobs_has_bounded_bytes(stream: JetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of long jobs come fewer than were asked for, and the next request brings the others."""
+    monkeypatch.setattr("sbus.queue.jetstream._MOST_BYTES", 15_000)
+    stream.put([Job(0, b"k", b"1 2 3", 0, 2, bytes(10_000)) for _ in range(3)], {})
+    come: list[int] = []
+    stream.on_arrival = lambda: come.append(len(stream._held)) if not stream._pulled else None
+    for count in (1, 2):
+        stream.want(10)
+        wait_until(lambda: list(come), lambda found, count=count: found[-1:] == [count])  # type: ignore[misc]
+
+
+def test_a_stranger_who_asks_costs_nothing() -> None:
+    """Whoever may not look at jobs is refused before the service asks nats-server for the dead ones."""
+    service = JetQueueService(Clock(), "bus", Settings(name="jobs"), lambda: None, 100_000)
+    request: Any = SimpleNamespace(key=b"queue/jobs/admin/peek", payload=b"", sender=SimpleNamespace(uid=12_345))
+    answer: Any = Deferred.fromCoroutine(service._asked(request))
+    with pytest.raises(RequestFailed, match="only root"):
+        answer.result.raiseException()
+    answer.addErrback(lambda _: None)
 
 
 @pytest.mark.slow

@@ -387,6 +387,19 @@ def test_a_dead_job_holds_up_no_others_of_its_key() -> None:
     assert [job.state for job in jobs[1:]] == ["dead", "ready"]
 
 
+def test_a_job_that_is_out_is_not_given_to_a_second_worker() -> None:
+    """Nor when a job of its key that was out with it, before a start with ordered=key, is done."""
+    jobs = [Job(id, b"k", b"0 -", 1, 1, tries=id < 3) for id in (1, 2, 3)]
+    for job in jobs[:2]:
+        Batch(job.id, b"%d" % job.id).add(job)
+    queue = JobQueue(Settings(is_ordered=True), jobs, 4)
+    queue.ready(b"w", 0, 1, 10, {})
+    queue.ack(jobs[:1])
+    assert (advance(queue, 0.0), jobs[1].holder) == ([], b"2")
+    queue.ack(jobs[1:2])
+    assert advance(queue, 0.0) == jobs[2:]
+
+
 def test_reasons_count_as_bytes_of_the_user() -> None:
     """What workers say about dead jobs fills their publisher's part, until the jobs are new again, or deleted."""
     queue = queue_with(2, most_bytes=120)

@@ -356,6 +356,18 @@ def test_a_job_that_no_packet_holds(served: Served) -> None:
     assert packet.partition(b"\0")[2].startswith(b"1 2 1 ")
 
 
+def test_a_job_that_lives_again_has_no_dead_letter(served: Served) -> None:
+    """A job that an operator retries before the disk has its death is not reported as dead, without a reason."""
+    served.say(b"ready", b"1 1")
+    served.put(1)
+    served.clock.advance(0)
+    served.say(b"nack", b"1 1 poison bad")
+    asked(served, b"retry")
+    served.clock.advance(1)
+    assert not [packet for packet in served.take() if b"queue/jobs/dead/" in packet]
+    assert served.service.jobs.counts()["out"] == 1
+
+
 def test_an_answer_fits_a_packet(served: Served) -> None:
     """Operators see as many jobs as fit, however many bytes JSON takes for them."""
     served.service._put(b"", [Sent(b"\x01" * 200, b"\x01" * 200)] * 100)
