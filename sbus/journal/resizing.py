@@ -40,9 +40,7 @@ def resized(
         more = batch.nbytes
         journals |= _journals(batch)
         if rows and (
-            rows + batch.num_rows > 4 * min_rows
-            or size + more > max_bytes
-            or len(journals) > _MAX_BATCH_JOURNALS
+            rows + batch.num_rows > 4 * min_rows or size + more > max_bytes or len(journals) > _MAX_BATCH_JOURNALS
         ):
             yield pa.concat_batches(waiting)
             waiting, journals, rows, size = [], _journals(batch), 0, 0

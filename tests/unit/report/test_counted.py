@@ -69,6 +69,7 @@ def test_silences_do_not_depend_on_the_parts(lake):
 
     def silences(**how):
         with LakeRows(lake).counted(windows.period) as counts, opened() as database:
+            assert counts is not None
             load_counts(database, counts, windows)
             select_keys(database, None)
             return find_silences(database, windows, {}, {"one": windows.period.end}, 12, 1000, **how)
