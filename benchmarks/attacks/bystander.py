@@ -143,11 +143,18 @@ def _payloads(sock: socket.socket, key: bytes, run: bytes) -> Iterator[bytes]:
 
 
 def trips(
-    stop: Stop, first: socket.socket, second: socket.socket, rate: float, seconds: float, size: int = 0
+    stop: Stop,
+    first: socket.socket,
+    second: socket.socket,
+    rate: float,
+    seconds: float,
+    size: int = 0,
+    grace: float = GRACE,
 ) -> Result:
     """Send a message at each scheduled time; the second client sends a short one back to the first.
 
     :param size: bytes in the payload of the first client's messages, at least.
+    :param grace: seconds after the last message to wait for answers.
 
     A message has the time of this measurement and its own number, which gives its scheduled time. While the socket
     takes nothing, messages wait here.
@@ -169,11 +176,11 @@ def trips(
             unsent.append(b"MSG " + _PING + b"\0" + payload.ljust(size, b"\0"))
             waiting.add(due)
             due += 1
-        if now >= end and (not waiting or now >= end + GRACE):
+        if now >= end and (not waiting or now >= end + grace):
             break
         _send_waiting(first, unsent)
         _send_waiting(second, replies)
-        next_time = start + due / rate if now < end else end + GRACE
+        next_time = start + due / rate if now < end else end + grace
         poll = select.poll()
         for sock, packets in ((first, unsent), (second, replies)):
             poll.register(sock, select.POLLIN | (select.POLLOUT if packets else 0))
@@ -257,12 +264,13 @@ def _own_key(number: int) -> bytes:
     return b"by/%d" % number
 
 
-def rounds(stop: Stop | None, socks: Sequence[socket.socket], seconds: float) -> Result:
+def rounds(stop: Stop | None, socks: Sequence[socket.socket], seconds: float, grace: float = GRACE) -> Result:
     """Have each client send itself one message after the other, for `seconds` or until the stop, if one is given.
 
-    A message without an answer for `GRACE` seconds counts with this time, and the next one follows. So does one under
+    A message without an answer for `grace` seconds counts with this time, and the next one follows. So does one under
     way at the end.
     """
+    pause = grace / 4  # between two looks for such messages
     start = time.monotonic()
     end = start + seconds
     run = struct.pack("<d", start)
@@ -296,21 +304,21 @@ def rounds(stop: Stop | None, socks: Sequence[socket.socket], seconds: float) ->
             send(number)
         looked_at = start
         while (now := time.monotonic()) < end:
-            for number in receive(min(_SILENCE, end - now)):
+            for number in receive(min(pause, end - now)):
                 send(number)
-            if now - looked_at > _SILENCE:
+            if now - looked_at > pause:
                 looked_at = now
                 if stop is not None and stop.wait(0):
                     break
                 for number in range(len(socks)):
-                    if now - sent_at[number] > GRACE:
+                    if now - sent_at[number] > grace:
                         times.append(now - sent_at[number])
                         unanswered += 1
                         send(number)
         now = time.monotonic()
         passed, answered = now - start, len(times) - unanswered
         waiting = set(range(len(socks)))
-        while waiting and (left := now + GRACE - time.monotonic()) > 0:
+        while waiting and (left := now + grace - time.monotonic()) > 0:
             waiting.difference_update(receive(left))
     times += (time.monotonic() - sent_at[number] for number in waiting)
     unanswered += len(waiting)

@@ -18,10 +18,20 @@ _MAX_BATCH_JOURNALS = 127
 """Journals in a batch: the index of a row's journal is one byte (see `sbus.journal.schema`)."""
 
 
-def resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def resized(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    min_rows: int = _MIN_BATCH_ROWS,
+    min_bytes: int = _MIN_BATCH_BYTES,
+    max_bytes: int = _MAX_BATCH_BYTES,
+) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of a good size.
 
     Small batches are joined, and large ones cut.
+
+    :param min_rows: rows below which a batch is joined to the next one.
+    :param min_bytes: bytes from which a batch is large enough, however few rows it has.
+    :param max_bytes: bytes above which a batch is cut.
     """
     waiting: list[pa.RecordBatch] = []
     journals: set[str] = set()
@@ -30,21 +40,19 @@ def resized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         more = batch.nbytes
         journals |= _journals(batch)
         if rows and (
-            rows + batch.num_rows > 4 * _MIN_BATCH_ROWS
-            or size + more > _MAX_BATCH_BYTES
-            or len(journals) > _MAX_BATCH_JOURNALS
+            rows + batch.num_rows > 4 * min_rows or size + more > max_bytes or len(journals) > _MAX_BATCH_JOURNALS
         ):
             yield pa.concat_batches(waiting)
             waiting, journals, rows, size = [], _journals(batch), 0, 0
-        if not rows and (batch.num_rows >= _MIN_BATCH_ROWS or more >= _MIN_BATCH_BYTES):
-            step = -(-batch.num_rows // -(-more // _MAX_BATCH_BYTES))
+        if not rows and (batch.num_rows >= min_rows or more >= min_bytes):
+            step = -(-batch.num_rows // -(-more // max_bytes))
             for start in range(0, batch.num_rows, step):
                 yield batch.slice(start, step)
             continue
         waiting.append(batch)
         rows += batch.num_rows
         size += more
-        if rows >= _MIN_BATCH_ROWS or size >= _MIN_BATCH_BYTES:
+        if rows >= min_rows or size >= min_bytes:
             yield pa.concat_batches(waiting)
             waiting, journals, rows, size = [], set(), 0, 0
     if rows:

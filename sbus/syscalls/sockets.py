@@ -65,7 +65,6 @@ LONGEST_PACKET = LARGEST_SEND_BUFFER - OVERHEAD
 _SMALL_PACKET = 4096
 """Bytes that the kernel charges for a packet of some hundred bytes, at most."""
 
-_KERNEL = "/proc/sys/kernel"
 _SO_SNDBUFFORCE = 32
 _SO_PEERGROUPS = 59
 _MOST_BYTES = 1024
@@ -278,15 +277,17 @@ def send_with(sock: socket.socket, packet: bytes, fd: int) -> bool:
     return True
 
 
-def overflow_ids() -> tuple[int, int]:
+def overflow_ids(directory: str = "/proc/sys/kernel") -> tuple[int, int]:
     """Return the overflow UID and GID.
 
     They replace IDs without a mapping in the user namespace (user_namespaces(7)).
+
+    :param directory: where the kernel publishes them.
     """
     ids = []
     for name in ("overflowuid", "overflowgid"):
         try:
-            with open(f"{_KERNEL}/{name}") as file:
+            with open(f"{directory}/{name}") as file:
                 ids.append(int(file.read()))
         except (OSError, ValueError):
             ids.append(65534)

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pyarrow.parquet as pq
@@ -226,7 +227,8 @@ def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_jo
 
     The report is repeated until it succeeds, even without new rows.
     """
-    monkeypatch.setattr("sbus.journal.reports._RETRY_INTERVAL", 0.0)
+    now = [0.0]
+    monkeypatch.setattr("sbus.journal.reports.time", SimpleNamespace(monotonic=lambda: now[0]))
     journal = new_journal()
     journal.append(messages(10))
     journal.sync()
@@ -237,6 +239,9 @@ def test_a_journal_that_cannot_be_written_is_archived_all_the_same(spark, new_jo
         assert archived(tmp_path / "lake") == recorded(journal.directory)
         assert caplog.text.count("so retention keeps the rows") == 1
         (Path(journal.directory) / "consumers").unlink()
+        archive.wait(0.05)
+        assert consumers(journal.directory) == {}
+        now[0] += 10
         archive.wait(0.05)
         assert consumers(journal.directory) == {"archive": 10}
 

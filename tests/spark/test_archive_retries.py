@@ -9,13 +9,13 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
-from sbus.cli import job_metrics as metrics
 from sbus.cli.main import cli
 from sbus.journal.consumers import consumers
 from sbus.spark.jobs.archive import Archive
@@ -38,6 +38,11 @@ def figures(path: Path) -> dict[str, float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def fast_clock(times: float) -> SimpleNamespace:
+    """The module `time` as a job sees it whose seconds pass so many times as fast; the time of day is the right one."""
+    return SimpleNamespace(monotonic=lambda: time.monotonic() * times, time=time.time)
 
 
 class Operator(threading.Thread):
@@ -67,7 +72,7 @@ def test_it_goes_on_when_the_lake_is_back(spark, new_journal, tmp_path, monkeypa
     waits.
     """
     monkeypatch.setattr(type(spark), "stop", lambda self: None)  # it is everybody's
-    monkeypatch.setattr(metrics, "_WRITE_INTERVAL", 0.05)
+    monkeypatch.setattr("sbus.cli.job_metrics.time", fast_clock(200))  # 10 s between two files
     journal = new_journal(clock=Clock(MIDNIGHT))
     lake, away, file = tmp_path / "lake", tmp_path / "away", tmp_path / "sbus.prom"
 
@@ -114,7 +119,7 @@ def test_closed_hours_are_compacted_meanwhile(spark, new_journal, tmp_path, monk
     """A running archive merges the files of a closed hour by itself. If it cannot, because another process maintains
     the lake, one line says so, the archive goes on, and compaction is tried again.
     """
-    monkeypatch.setattr("sbus.lake.upkeep._LOOK_INTERVAL", 0.1)
+    monkeypatch.setattr("sbus.lake.upkeep.time", fast_clock(3000))  # five minutes between two looks
     journal = new_journal(clock=Clock(MIDNIGHT))
     lake = tmp_path / "lake"
 

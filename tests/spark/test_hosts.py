@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("nats", reason="no nats-py: pip install 'sbusd[nats]'")
 
 from tests.integration.docs.test_docs import page
-from tests.spark import test_tutorial
 from tests.spark.test_tutorial import Shell, has_rows, until
 from tests.support.archived import archived
 from tests.support.nats import free_ports, nats_server
@@ -53,7 +52,6 @@ def logged(path: Path, pattern: str) -> bool:
 def test_all_commands(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command does what the page says, and the lake has every message once."""
     monkeypatch.setenv("PATH", f"{Path(nats_server()).parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(test_tutorial, "TIMEOUT", 400)  # three Java machines on two cores
     shell, ports = Shell(tmp_path), dict(zip(("4222", "7077"), map(str, free_ports(2)), strict=True))
 
     def run(text: str) -> str:

@@ -17,8 +17,8 @@ from sbus.journal.reader import JournalReader
 from tests.integration.docs.test_docs import page
 from tests.support.waiting import wait_until
 
-TIMEOUT = 300
-"""Seconds for a command on a busy machine."""
+TIMEOUT = 400
+"""Seconds for a command on a busy machine, such as one that starts three Java machines on two cores."""
 MESSAGES = 40
 """Messages that the tutorial publishes."""
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 from typing import Protocol as TypingProtocol
+from unittest import mock
 
 from twisted.internet import asyncioreactor, interfaces
 from twisted.internet.defer import Deferred
@@ -37,6 +39,7 @@ __all__ = [
     "HandTurnedReactor",
     "PacketReactorBuilder",
     "Recorder",
+    "hurried",
     "in_reactor",
     "received",
     "socket_pair",
@@ -50,6 +53,14 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return two connected, non-blocking SEQPACKET sockets."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     return one, other
+
+
+@contextmanager
+def hurried(reactor: Any, times: float) -> Iterator[None]:
+    """Have a reactor make each call so many times earlier, so that a test need not wait for what takes seconds."""
+    later = reactor.callLater
+    with mock.patch.object(reactor, "callLater", lambda delay, *call, **how: later(delay / times, *call, **how)):
+        yield
 
 
 class _Peer(TypingProtocol):

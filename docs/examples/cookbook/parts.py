@@ -35,7 +35,8 @@ def send_parts(bus: sbus.Bus, key: str, payload: bytes) -> None:
 class Parts:
     """Puts the parts of several senders together."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.most_bytes = most_bytes
         self.broken = 0  # messages of which a part was missing, or that were dropped
         self._unfinished: dict[bytes, list[bytes]] = {}  # the oldest first
         self._bytes = 0
@@ -58,7 +59,7 @@ class Parts:
         if number + 1 == count:
             self._forget(name)
             return b"".join(one[HEADER.size :] for one in parts)
-        while self._bytes > MOST_BYTES or len(self._unfinished) > MOST_MESSAGES:
+        while self._bytes > self.most_bytes or len(self._unfinished) > MOST_MESSAGES:
             self._drop(next(iter(self._unfinished)))
         return None
 

@@ -48,17 +48,19 @@ class Numbering:
     """The numbers of the messages of one origin.
 
     :param run: the first run: larger than all runs of this origin before, such as the time in ns.
+    :param most: keys that it numbers at a time.
     """
 
-    def __init__(self, run: int) -> None:
+    def __init__(self, run: int, most: int = MAX_KEYS) -> None:
         self.run = run
+        self._most = most
         self._counts: dict[bytes, int] = {}
 
     def next(self, key: bytes) -> str:
         """Return the value of ``Sbus-Seq`` for the next message with this key."""
         counts, key = self._counts, _short(key)
         number = counts.get(key, 0) + 1
-        if number == 1 and len(counts) >= MAX_KEYS:
+        if number == 1 and len(counts) >= self._most:
             counts.clear()
             self.run += 1
         counts[key] = number
@@ -72,9 +74,13 @@ class Numbering:
 
 
 class Ledger:
-    """The last numbers of the keys of all origins."""
+    """The last numbers of the keys of all origins.
 
-    def __init__(self) -> None:
+    :param most: pairs of origin and key that it remembers.
+    """
+
+    def __init__(self, most: int = MAX_ENTRIES) -> None:
+        self._most = most
         self._last: dict[tuple[bytes, bytes], tuple[int, int, int]] = {}
         self._given_up: deque[bytes] = deque()
         self._given_up_bytes = 0
@@ -97,7 +103,7 @@ class Ledger:
         last = self._last.get(entry)
         missed = 0
         if last is None:
-            if len(self._last) >= MAX_ENTRIES:
+            if len(self._last) >= self._most:
                 self._last.clear()
         elif run == last[0]:
             missed = number - last[1] - 1

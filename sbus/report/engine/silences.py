@@ -183,12 +183,14 @@ def find_silences(
     heard: Mapping[str, int],
     top: int,
     intervals: int,
+    max_part: int = _MAX_PART,
 ) -> tuple[list[Silence], int]:
     """Return the silences of the period, and their number.
 
     :param missing: for each journal, the time in which messages may be missing.
     :param heard: for each journal, the end of its rows in the period (µs).
     :param intervals: the number of intervals between messages that are looked at, of all keys together.
+    :param max_part: counts of keys and prefixes to look at together, about.
     """
     add_missing(database, missing)
     database.execute("CREATE TABLE heard (journal BIGINT, until BIGINT)")
@@ -198,7 +200,7 @@ def find_silences(
     database.execute(_SCOPE_NAMES)
     database.execute(_SCOPES_OF)
     [(rows,)] = database.execute("SELECT count(*) FROM cube JOIN scopes_of USING (id)").fetchall()
-    parts = 1 + rows // _MAX_PART
+    parts = 1 + rows // max_part
     rhythm: dict[str, float] = {
         "width": windows.width,
         "period": windows.period.start,

@@ -72,11 +72,11 @@ class Router:
             pass
 
 
-def measured(measurement: Any, stall: float, *arguments: Any) -> dict[str, Any]:
+def measured(measurement: Any, stall: float, *arguments: Any, **more: Any) -> dict[str, Any]:
     """A measurement of the bystander's, on a router in this process."""
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs, Router(stall) as router:
-        found: dict[str, Any] = measurement(bystander.Stop(theirs), router.first, router.second, *arguments)
+        found: dict[str, Any] = measurement(bystander.Stop(theirs), router.first, router.second, *arguments, **more)
         return found
 
 
@@ -88,10 +88,9 @@ def test_trips_count_what_was_not_asked() -> None:
     assert found["p50_ms"] >= 90
 
 
-def test_trips_without_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trips_without_answer() -> None:
     """A message without an answer counts with the time that it has waited."""
-    monkeypatch.setattr(bystander, "GRACE", 0.1)
-    found = measured(bystander.trips, 0.5, 100, 0.1)
+    found = measured(bystander.trips, 0.5, 100, 0.1, grace=0.1)
     assert (found["count"], found["unanswered"]) == (10, 10)
     assert 190 <= found["max_ms"] < 500
 
@@ -140,13 +139,11 @@ def test_rounds() -> None:
         assert bystander.rounds(bystander.Stop(theirs), clients, 60.0)["seconds"] < 2
 
 
-def test_rounds_without_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_without_answer() -> None:
     """A client whose message stays without an answer sends another one, and the time counts."""
-    monkeypatch.setattr(bystander, "GRACE", 0.1)
-    monkeypatch.setattr(bystander, "_SILENCE", 0.05)
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs, mirrors(3, silent=1) as clients:
-        found = bystander.rounds(bystander.Stop(theirs), clients, 0.5)
+        found = bystander.rounds(bystander.Stop(theirs), clients, 0.5, grace=0.1)
     assert 2 <= found["unanswered"] <= 6
     assert found["max_ms"] >= 100
     assert found["per_second"] > 100

@@ -37,6 +37,7 @@ from tests.integration.clients.backends import (
     wait_stuck,
 )
 from tests.support.harness import TIMEOUT, Bus
+from tests.support.reactors import hurried
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
 
@@ -599,11 +600,8 @@ async def test_attempt_that_fails_for_want_of_descriptors_is_not_the_last(
         await done(bus.close())
 
 
-async def test_service_stops_beside_a_server_that_stands_still(
-    twisted: TwistedBackend, bus: StartBus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_service_stops_beside_a_server_that_stands_still(twisted: TwistedBackend, bus: StartBus) -> None:
     """A service beside a paused server stops after its timeout, with packets unsent."""
-    monkeypatch.setattr("sbus.client.tx.service._STOP_TIMEOUT", 0.05)
     server = bus()
     service = BusClientService(twisted.reactor, str(server.address))
     service.startService()
@@ -612,7 +610,8 @@ async def test_service_stops_beside_a_server_that_stands_still(
         while len(connected.outbox) < 10:
             connected.publish("k", bytes(50_000)).addErrback(lambda failure: failure.trap(Closed))
             await turn()
-        await done(service.stopService())
+        with hurried(twisted.reactor, 200):
+            await done(service.stopService())
     with pytest.raises(Closed):
         await done(connected.publish("k"))
 

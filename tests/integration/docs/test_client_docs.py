@@ -445,7 +445,6 @@ def test_parts_of_several_senders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of two senders may alternate; a message with a missing part is dropped alone, and what waits is bounded."""
     monkeypatch.syspath_prepend(str(COOKBOOK))
     example = importlib.import_module("parts")
-    monkeypatch.setattr(example, "PART", 4)
 
     class Recorder:
         def __init__(self) -> None:
@@ -459,19 +458,21 @@ def test_parts_of_several_senders(monkeypatch: pytest.MonkeyPatch) -> None:
         example.send_parts(recorder, "key", payload)
         return recorder.parts
 
-    one, other = split(b"first half"), split(b"second one")
+    first, second = b"f" * 600_000, b"s" * 700_000
+    one, other = split(first), split(second)
     parts = example.Parts()
     received = [parts.add(part) for pair in zip(one, other, strict=True) for part in pair]
-    assert received == [None] * 4 + [b"first half", b"second one"]
-    assert [parts.add(part) for part in (one[0], other[0], one[2], *other[1:])][-1] == b"second one"
+    assert received == [None] * 4 + [first, second]
+    assert [parts.add(part) for part in (one[0], other[0], one[2], *other[1:])][-1] == second
     assert parts.broken == 1
     assert [parts.add(part) for part in (b"", b"no header", bytes(24), *one[1:])] == [None] * 5
     for _ in range(example.MOST_MESSAGES + 1):
-        parts.add(split(b"unfinished")[0])
+        parts.add(split(first)[0])
     assert parts.broken == 2
-    monkeypatch.setattr(example, "MOST_BYTES", 0)
-    assert parts.add(split(b"unfinished")[0]) is None
-    assert parts.broken == 2 + example.MOST_MESSAGES + 1
+    parts = example.Parts(most_bytes=2 * len(one[0]))
+    assert [parts.add(part) for part in (*one[:2], other[0])] == [None] * 3
+    assert parts.broken == 1
+    assert [parts.add(part) for part in (one[2], *other[1:])] == [None, None, second]
 
 
 def writer_of(fifo: Path) -> int:

@@ -194,7 +194,6 @@ class TestOlder:
             return pa.RecordBatch.from_arrays(columns, schema=OLD.stored_schema).serialize()
 
         with monkeypatch.context() as patch:
-            patch.setattr("sbus.journal.writer.FORMAT", 0)
             patch.setattr("sbus.journal.writer.encode", encode)
             patch.setattr("sbus.journal.segment.header", OLD.header)
             journal = JournalWriter.open(tmp_path / "journal", clock=lambda: SECOND * 1_000_000)
@@ -203,6 +202,8 @@ class TestOlder:
             journal.append([(b"c", b"3"), (b"d", b"4")])
             journal.sync()
             let_go(journal.directory)
+        identity = tmp_path / "journal" / "journal.json"
+        identity.write_text(json.dumps({**json.loads(identity.read_text()), "format": 0}))
         return tmp_path / "journal"
 
     def test_rows(self, directory: Path) -> None:

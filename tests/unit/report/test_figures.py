@@ -21,7 +21,8 @@ from sbus.cli.report import report
 from sbus.errors import UsageError
 from sbus.lake.plain import PlainTable
 from sbus.report import LakeRows, measure, render
-from sbus.report.engine import gaps
+from sbus.report.engine.gaps import MAX_GAPS, find_gaps, find_losses
+from sbus.report.engine.store import opened
 from sbus.report.figures import ClockStep, Loss, Report
 from sbus.report.page.highlights import highlights
 from sbus.report.spans import Span, length, merged
@@ -34,8 +35,7 @@ _HOUR = 60 * _MINUTE
 _START = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) * _SECOND
 _EVIL = "</script><img src=x onerror=alert(1)>&\"'\x1b\u202e"
 _JOURNAL = "ab" * 16
-_MAX_GAPS = 20
-_RECEIPTS = _MAX_GAPS + 5
+_RECEIPTS = 25
 _LOST = _START + 90 * _MINUTE
 
 
@@ -120,7 +120,6 @@ def made(lake: Path, tmp_path_factory: pytest.TempPathFactory) -> _Made:
     path = tmp_path_factory.mktemp("page") / "report.html"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_package, "measure", remember)
-        patch.setattr(gaps, "MAX_GAPS", _MAX_GAPS)
         arguments = ["--lake", str(lake), "--since=2026-03-01T12:00", "--until=2026-03-01T14:00", "--output", str(path)]
         result = CliRunner().invoke(report, arguments, catch_exceptions=False)
     assert result.exit_code == 0
@@ -253,16 +252,28 @@ def test_an_empty_period_is_an_error_that_says_so(lake: Path) -> None:
 
 
 def test_losses_are_counted_by_cause(figures: Report) -> None:
-    """The report counts what the rows of the period say was lost, by the bus's reasons, also of more rows than gaps are
-    listed, which displace no interruption; and it has the steps of the clock.
-    """
+    """The report counts what the rows of the period say was lost, by the bus's reasons, and has the clock's steps."""
     assert figures.losses == [
         Loss("lost", "queue-full", 2 * _RECEIPTS, _RECEIPTS, 0, _LOST, _LOST + _RECEIPTS - 1),
         Loss("damaged", "", 5, 1, 0, _START + _HOUR, _START + _HOUR),
         Loss("lost", "several", 0, 1, 1, _LOST + _SECOND, _LOST + _SECOND),
     ]
-    assert len(figures.gaps) <= _MAX_GAPS + 2
     assert figures.steps == [ClockStep(_JOURNAL, _START + _HOUR, -_HOUR)]
+
+
+def test_more_losses_than_gaps_are_listed() -> None:
+    """All losses are counted; the oldest ones are not listed as gaps, and displace no interruption."""
+    count, at, span = MAX_GAPS + 10, 5, Span(0, _HOUR)
+    with opened() as database:
+        database.execute(
+            "CREATE TABLE rows AS SELECT ? AS journal, i AS seq, i * ? AS us, "
+            "if(i = ?, 'reconnect', 'lost') AS kind, '1 2 3 queue-full'::BLOB AS payload FROM range(?) AS numbers(i)",
+            [_JOURNAL, _SECOND, at, count],
+        )
+        listed = [gap.end // _SECOND for gap in find_gaps(database, {}, span, _HOUR)]
+        [loss] = find_losses(database, span)
+    assert listed == [at, *range(count - MAX_GAPS + 1, count)]
+    assert (loss.number, loss.times) == (count - 1, count - 1)
 
 
 # --- the page --------------------------------------------------------------------------------------

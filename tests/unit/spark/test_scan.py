@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, LongType, StructType
 
-from sbus.journal import resizing
+from sbus.journal.layout import Segment, list_segments
 from sbus.journal.resizing import resized
 from sbus.journal.schema import decode, encode
 from sbus.journal.senders import split
 from sbus.journal.snapshot import Snapshot
 from sbus.journal.writer import JournalWriter
-from sbus.spark.datasource import scan
 from sbus.spark.datasource.options import ReadOptions, StreamOptions
 from sbus.spark.datasource.reader import SbusReader
 from sbus.spark.datasource.scan import JournalPartition, Scan, schema
@@ -26,12 +26,6 @@ from sbus.spark.datasource.stream import SbusStreamReader
 from tests.support.journals import NewJournal
 
 MIB = 1 << 20
-
-
-def sizes(monkeypatch: pytest.MonkeyPatch, **values: int) -> None:
-    for name, value in values.items():
-        module = resizing if "batch" in name else scan
-        monkeypatch.setattr(module, f"_{name.upper()}", value)
 
 
 def rows_of(lengths: list[int], first_seq: int, journal: str = "j") -> pa.RecordBatch:
@@ -43,12 +37,10 @@ def rows_of(lengths: list[int], first_seq: int, journal: str = "j") -> pa.Record
 @given(st.lists(st.lists(st.integers(0, 300), min_size=1, max_size=30), max_size=12))
 def test_sizes_of_batches(lengths: list[list[int]]):
     """All rows come in order; no batch is large unless it has a single row, and hardly any is small."""
-    with pytest.MonkeyPatch.context() as patch:
-        sizes(patch, min_batch_rows=10, min_batch_bytes=1000, max_batch_bytes=2000)
-        batches: list[pa.RecordBatch] = []
-        for one in lengths:
-            batches.append(rows_of(one, sum(batch.num_rows for batch in batches)))
-        found = list(resized(batches))
+    batches: list[pa.RecordBatch] = []
+    for one in lengths:
+        batches.append(rows_of(one, sum(batch.num_rows for batch in batches)))
+    found = list(resized(batches, min_rows=10, min_bytes=1000, max_bytes=2000))
     assert [seq for batch in found for seq in batch.column("seq").to_pylist()] == list(range(sum(map(len, lengths))))
     assert all(batch.num_rows <= 40 for batch in found)
     # A batch is cut evenly by rows, so with rows of uneven length its parts may be up to some times as large.
@@ -74,6 +66,10 @@ def planned(journal: JournalWriter, **options: Any) -> list[JournalPartition]:
     )
 
 
+def size_of(segment: Segment) -> int:
+    return os.stat(segment.path()).st_size
+
+
 def ranges(partitions: list[JournalPartition]) -> list[tuple[int, int]]:
     """The first seq of each task and the one after its last; tasks and their slices are contiguous."""
     slices = [piece for partition in partitions for piece in partition.slices]
@@ -92,12 +88,27 @@ def test_sizes_of_tasks(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch
     found = ranges(planned(journal, partition_bytes=500_000))
     assert 4 <= len(found) <= 8
     assert (found[0][0], found[-1][1]) == (0, 2500)
-    # By default, each core gets some tasks if there is enough to do.
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    sizes(monkeypatch, min_task_bytes=1000)
+    # By default, the size of a task follows from that of all segments.
+    totals: list[int] = []
+
+    def eighth(self: Scan, total: int) -> int:
+        totals.append(total)
+        return total // 8
+
+    monkeypatch.setattr(Scan, "_task_bytes", eighth)
     assert 6 <= len(ranges(planned(journal))) <= 12
-    assert 1 <= len(ranges(planned(journal, parallelism=1))) <= 6
-    assert 14 <= len(ranges(planned(journal, parallelism=4))) <= 24
+    assert totals == [sum(size_of(segment) for segment in list_segments(journal.directory))]
+
+
+def test_bytes_of_a_task(monkeypatch: pytest.MonkeyPatch):
+    """By default, each core gets four tasks if there is enough to do, and no task is tiny or huge."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+
+    def task_bytes(total: int, **options: Any) -> int:
+        return Scan(ReadOptions(("j",), **options), schema(raw_keys=False))._task_bytes(total)
+
+    assert [task_bytes(400 * MIB, parallelism=cores) // MIB for cores in (None, 1, 4)] == [50, 100, 25]
+    assert [task_bytes(total * MIB) // MIB for total in (0, 64, 72, 1024, 10_000)] == [8, 8, 9, 128, 128]
 
 
 def test_segments_of_usual_size_are_not_opened_to_plan(new_journal: NewJournal, monkeypatch: pytest.MonkeyPatch):
@@ -106,7 +117,7 @@ def test_segments_of_usual_size_are_not_opened_to_plan(new_journal: NewJournal, 
     for _ in range(20):
         journal.append([(b"k", b"p" * 1000)])
         journal.roll()
-    sizes(monkeypatch, min_task_bytes=1000, max_task_bytes=3000)
+    largest = max(size_of(segment) for segment in list_segments(journal.directory))
 
     def refuse(_: object) -> None:
         raise AssertionError("an index was read")
@@ -114,7 +125,7 @@ def test_segments_of_usual_size_are_not_opened_to_plan(new_journal: NewJournal, 
     # The newest segment says how far the journal may be read; that is looked at.
     monkeypatch.setattr("sbus.journal.reader.read_index", refuse)
     monkeypatch.setattr("sbus.journal.reader.read_summary", refuse)
-    assert ranges(planned(journal)) == [(i, i + 1) for i in range(20)]
+    assert ranges(planned(journal, partition_bytes=largest)) == [(i, i + 1) for i in range(20)]
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["table", "stream"])

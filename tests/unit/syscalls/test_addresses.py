@@ -551,12 +551,22 @@ def test_a_lock_that_is_given_back(directory, path, monkeypatch):
 
 def test_a_lock_that_is_not_given_back(directory, path, monkeypatch):
     """A process that never gives back the directory's lock does not keep a server from listening."""
-    monkeypatch.setattr(listening, "_LOCK_TIMEOUT", 0.01)
+    now = 0.0
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+
     fd = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        with on(path) as bound:
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "monotonic", lambda: now)
+            patch.setattr(time, "sleep", sleep)
+            bound = listen(parse(str(path)))
+        with contextlib.closing(bound):
             assert talk(bound.address)
+        assert 1 <= now < 1.1
     finally:
         os.close(fd)
 

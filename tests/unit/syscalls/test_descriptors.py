@@ -33,8 +33,15 @@ def test_older_kernels(monkeypatch):
 
 def test_without_proc(monkeypatch):
     """Without /proc nothing is counted."""
-    monkeypatch.setattr(descriptors, "_DIRECTORY", "/nowhere")
-    assert descriptors.open_descriptors() == 0
+
+    def nothing(path):
+        raise FileNotFoundError(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", nothing)
+        patch.setattr(os, "listdir", nothing)
+        count = descriptors.open_descriptors()
+    assert count == 0
 
 
 @pytest.mark.parametrize(("soft", "limit"), [(1000, 1000), (resource.RLIM_INFINITY, sys.maxsize)])

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.packets import DEFAULT_MAX_PACKET, Split
 from sbus.syscalls import batch as chosen
-from sbus.syscalls import sockets
 from sbus.syscalls.batch import BATCH
 from sbus.syscalls.sockets import (
     LARGEST_SEND_BUFFER,
@@ -1042,17 +1041,16 @@ def test_groups_of_a_peer_are_the_kernels(count):
         assert peer_groups(ours) == (frozenset(range(100, 100 + count)) if count <= 1_024 else TOO_MANY_GROUPS)
 
 
-def test_overflow_ids(monkeypatch, tmp_path):
+def test_overflow_ids(tmp_path):
     """The overflow IDs are the system's, or the usual ones if the system does not publish them."""
     for i, name in enumerate(("overflowuid", "overflowgid")):
         with open(f"/proc/sys/kernel/{name}") as file:
             assert overflow_ids()[i] == int(file.read())
     (tmp_path / "overflowuid").write_text("1234\n")
     (tmp_path / "overflowgid").write_text("none\n")
-    monkeypatch.setattr(sockets, "_KERNEL", str(tmp_path))
-    assert overflow_ids() == (1234, 65534)
+    assert overflow_ids(str(tmp_path)) == (1234, 65534)
     (tmp_path / "overflowuid").unlink()
-    assert overflow_ids() == (65534, 65534)
+    assert overflow_ids(str(tmp_path)) == (65534, 65534)
 
 
 def test_unread_bytes():

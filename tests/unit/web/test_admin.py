@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from twisted.internet import defer
 from twisted.internet.task import Clock
 
-from sbus.web import admin
-from sbus.web.admin import AdminError, EventParser
+from sbus.web.admin import MOST_EVENT, AdminError, EventParser
 from sbus.web.overview import CLIENTS_POLL, HISTORY, POLL, RETRY, ClientsView, Overview, View
 
 EVENTS = st.lists(
@@ -46,12 +45,17 @@ def test_data_of_several_lines_is_one_event() -> None:
     assert found == [("message", {"a": 1})]
 
 
-@pytest.mark.parametrize("data", [b"data: {\n\n", b"data: " + b"x" * 100])
-def test_a_broken_stream_ends(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event that is no JSON, or too long, is an error."""
-    monkeypatch.setattr(admin, "MOST_EVENT", 64)
-    with pytest.raises(AdminError):
-        EventParser(lambda *_: None).feed(data)
+def test_a_broken_stream_ends() -> None:
+    """An event that is no JSON, or too long, is an error, whether its line has ended or not."""
+    longest = b"data: " + b"x" * (MOST_EVENT - len(b"data: "))
+    for data, error in (
+        (b"data: {\n\n", "not JSON"),
+        (longest + b"x", "longer than 8,388,608 bytes"),
+        (longest + b"\ndata: xxxxxxx\n", "longer than 8,388,608 bytes"),
+    ):
+        with pytest.raises(AdminError, match=error):
+            EventParser(lambda *_: None).feed(data)
+    EventParser(lambda *_: None).feed(longest)
 
 
 class FakeAdmin:
