@@ -44,11 +44,9 @@ __all__ = ["JetQueueService", "JetStore"]
 T = TypeVar("T")
 
 _TIMEOUT = 5.0
-"""Seconds in which nats-server answers, or the service asks again."""
 _PULL_TIME = 30
 """Seconds for which nats-server remembers that jobs are wanted."""
 _MOST_BYTES = 64 << 20
-"""Bytes of jobs that one request brings at most, and that may wait here for workers when there is another one."""
 _CONSUMER = "services"
 
 
@@ -95,13 +93,18 @@ class JetStore(Store):
     """An open stream: the calls of `Store`, each of which waits for nats-server.
 
     :param settings: the store is ``nats://…`` or ``tls://…``, with ``?creds=FILE`` for a login that is not in the URL.
+    :param timeout: seconds in which nats-server answers, or the service asks again.
+    :ivar most_bytes: bytes of jobs that one request brings at most, and that may wait in the service for workers when
+        it makes another one.
     :ivar on_arrival: called, in a thread, when there is something to `take`, or more to `want`.
     :ivar max_payload: bytes of the longest message.
     :raises QueueError: if nats-server does not answer, or the stream is another program's.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, timeout: float = _TIMEOUT, most_bytes: int = _MOST_BYTES) -> None:
         url = settings.store
+        self.most_bytes = most_bytes
+        self._timeout = timeout
         self.path = urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition("@")[2]).geturl()
         self._stream = "sbus-queue-" + settings.name.replace(".", "=2E")
         self._settings = settings
@@ -136,7 +139,7 @@ class JetStore(Store):
             self.on_arrival()
 
         creds = parse_qs(urlsplit(url).query).get("creds", [None])[0]
-        async with asyncio.timeout(_TIMEOUT):
+        async with asyncio.timeout(self._timeout):
             await self._nats.connect(
                 [urlsplit(url)._replace(query="").geturl()],
                 name=self._stream,
@@ -148,7 +151,7 @@ class JetStore(Store):
                 user_credentials=creds,
             )
         self.max_payload = self._nats.max_payload
-        self._js = self._nats.jetstream(timeout=_TIMEOUT)
+        self._js = self._nats.jetstream(timeout=self._timeout)
         await self._find_stream()
         self._inbox = self._nats.new_inbox()
         await self._nats.subscribe(self._inbox, cb=self._come)
@@ -202,7 +205,7 @@ class JetStore(Store):
         batch = count - self._pulled
         if batch > 0 and self._nats.is_connected:
             self._pulled += batch
-            limits = {"batch": batch, "max_bytes": _MOST_BYTES, "expires": _PULL_TIME * 10**9}
+            limits = {"batch": batch, "max_bytes": self.most_bytes, "expires": _PULL_TIME * 10**9}
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{_CONSUMER}"
             await self._nats.publish(subject, json.dumps(limits).encode(), reply=self._inbox)
 
@@ -319,7 +322,7 @@ class JetStore(Store):
     async def _end(self, held: _Held) -> None:
         if held.reply:
             with suppress(NatsTimeout):  # after a crash, nats-server does not know each delivery
-                await self._nats.request(held.reply, b"+ACK", timeout=_TIMEOUT)
+                await self._nats.request(held.reply, b"+ACK", timeout=self._timeout)
                 return
         try:
             await self._js.delete_msg(self._stream, held.seq)
@@ -457,7 +460,7 @@ class JetQueueService(QueueService):
         idle = [job for job in pending if not working or job.due <= self._now()]
         if idle and not room:
             jobs.leave(idle)
-        store.want(max(0, room - len(idle)) if sum(job.size for job in idle) < _MOST_BYTES else 0)
+        store.want(max(0, room - len(idle)) if sum(job.size for job in idle) < store.most_bytes else 0)
 
     async def _count_elsewhere(self) -> None:
         try:

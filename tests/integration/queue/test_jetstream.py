@@ -258,25 +258,29 @@ def test_a_move_that_is_repeated(stream: JetStore, monkeypatch: pytest.MonkeyPat
     assert stream._do(stream._js.stream_info(stream._stream)).state.messages == is_there
 
 
-def test_a_delivery_that_nats_server_has_forgotten(stream: JetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delivery_that_nats_server_has_forgotten(nats: NatsServer) -> None:
     """A job is done, also if a crash has cost nats-server the deliveries of the consumer: it answers no ack then."""
-    monkeypatch.setattr("sbus.queue.jetstream._TIMEOUT", 0.3)
+    stream = JetStore(Settings(name="jobs", store=nats.url), timeout=0.3)
     id = put(stream)
     take(stream, 1)
     stream._do(stream._js.delete_consumer(stream._stream, "services"))
     stream._do(stream._find_stream())
     stream.write(Changes(gone=[id]), 0.0)
     assert stream._do(stream._js.stream_info(stream._stream)).state.messages == 0
+    stream.close()
 
 
 def test_moves_that_fail_one_after_the_other(stream: JetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A move that fails while a later one has failed already is repeated, too."""
     first, second = put(stream), put(stream)
     dead = Changes(changed=list(take(stream, 2).values()))
+    second_failed = asyncio.Event()
 
     async def fail(job: Job, kind: str, held: Any) -> int:
         if job.id == first:
-            await asyncio.sleep(0.2)  # nats-server does not answer this one
+            await second_failed.wait()
+        else:
+            second_failed.set()
         raise NatsTimeout
 
     with monkeypatch.context() as patch:
@@ -332,9 +336,8 @@ def test_a_stream_with_a_limit_for_each_message(stream: JetStore, nats: NatsServ
     other.close()
 
 
-def test_jobs_that_wait_here_have_bounded_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_wait_here_have_bounded_bytes() -> None:
     """However much credit workers have, a service asks for no more jobs while long ones wait for them."""
-    monkeypatch.setattr("sbus.queue.jetstream._MOST_BYTES", 3_000)
     wanted: list[int] = []
     service = JetQueueService(Clock(), "bus", Settings(name="jobs"), lambda: None, 100_000)
     service.running = True
@@ -342,20 +345,22 @@ def test_jobs_that_wait_here_have_bounded_bytes(monkeypatch: pytest.MonkeyPatch)
     service.jobs.ready(b"w", 0, 1, 10, {})
     for size in (1_000, 2_000):
         come = [Job(size, b"k", b"1 2 3", 0, size)]
-        service._store = SimpleNamespace(take=lambda come=come: come, want=wanted.append)  # type: ignore[assignment]
+        store: Any = SimpleNamespace(take=lambda come=come: come, want=wanted.append, most_bytes=3_000)
+        service._store = store
         service._share()
     assert wanted == [9, 0]
 
 
-def test_a_request_for_jobs_has_bounded_bytes(stream: JetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_for_jobs_has_bounded_bytes(nats: NatsServer) -> None:
     """Of long jobs come fewer than were asked for, and the next request brings the others."""
-    monkeypatch.setattr("sbus.queue.jetstream._MOST_BYTES", 15_000)
+    stream = JetStore(Settings(name="jobs", store=nats.url), most_bytes=15_000)
     stream.put([Job(0, b"k", b"1 2 3", 0, 2, bytes(10_000)) for _ in range(3)], {})
     come: list[int] = []
     stream.on_arrival = lambda: come.append(len(stream._held)) if not stream._pulled else None
     for count in (1, 2):
         stream.want(10)
         wait_until(lambda: list(come), lambda found, count=count: found[-1:] == [count])  # type: ignore[misc]
+    stream.close()
 
 
 def test_a_stranger_who_asks_costs_nothing() -> None:
