@@ -25,7 +25,7 @@ Invariants:
   gets fewer does not ask again by itself. So the end of the snapshot is found with its last packet; the generator must
   not pause between the two.
 * A packet of the snapshot is sent once, unless the connection ends or the socket can never take it; then its receipt
-  takes its place. It is no message: flood control does not count or drop it.
+  takes its place. It is no message: flood control does not drop it.
 
 Rejected: putting the snapshot into the queue as replies. They would be copied at once, and under another order the
 messages that waited before would come after it.
