@@ -24,8 +24,8 @@ Invariants:
 * `take` returns fewer packets than requested only if there are no more, or if the generator pauses: a transport that
   gets fewer does not ask again by itself. So the end of the snapshot is found with its last packet; the generator must
   not pause between the two.
-* A packet of the snapshot is sent once, unless the connection ends or the socket can never take it. It is no message:
-  flood control does not count or drop it.
+* A packet of the snapshot is sent once, unless the connection ends or the socket can never take it; then its receipt
+  takes its place. It is no message: flood control does not drop it.
 
 Rejected: putting the snapshot into the queue as replies. They would be copied at once, and under another order the
 messages that waited before would come after it.
@@ -41,7 +41,7 @@ from sbus.flood.interfaces import IPacketQueue, Loss
 from sbus.flood.naming import Mark
 from sbus.flood.outgoing import QueueOwner
 from sbus.flood.send_queue import SendQueue
-from sbus.protocol.notices import LossReason
+from sbus.protocol.notices import LossReason, lost
 
 __all__ = ["Front"]
 
@@ -97,6 +97,7 @@ class Front:
             taken = taken + self._pulled[: count - first]
         second = len(taken) - first
         if len(taken) < count and self._packets is None:
+            self._live.follow(self._front)
             taken = taken + self._live.take(count - len(taken))
         self._taken = first, second
         return taken
@@ -131,15 +132,28 @@ class Front:
     def reject_oversized(self, taken: list[bytes], at: int) -> bool:
         """See `IPacketQueue`."""
         first, second = self._taken
-        if at < first:
-            return self._front.reject_oversized(taken, at)
-        if at < first + second:
-            self._owner.on_lost((Loss(LossReason.TOO_LARGE, 1, len(taken[at])),))
-            return True
-        behind = taken[first + second :]
-        may_go_on = self._live.reject_oversized(behind, at - first - second)
-        taken[first + second :] = behind
+        behind = first + second
+        live = taken[behind:]
+        if at >= behind:
+            may_go_on = self._live.reject_oversized(live, at - behind)
+        elif at < first:
+            may_go_on = self._front.reject_oversized(taken, at)
+        else:
+            may_go_on = True
+            self._reject_value(taken, at)
+        self._live.follow(self._front)
+        self._live.stamp(live)
+        taken[behind:] = live
         return may_go_on
+
+    def _reject_value(self, taken: list[bytes], at: int) -> None:
+        """Drop a packet of the snapshot that the socket can never take; its receipt takes its place."""
+        size = len(taken[at])
+        self._front.lost += 1
+        if self._live.settings.receipts:
+            receipt = lost(1, size, self._front.lost, LossReason.TOO_LARGE)
+            taken[at] = self._pulled[at - self._taken[0]] = receipt
+        self._owner.on_lost((Loss(LossReason.TOO_LARGE, 1, size),))
 
     def discard_all(self, taken: Sequence[bytes] = ()) -> None:
         """See `IPacketQueue`."""

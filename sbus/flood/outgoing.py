@@ -160,16 +160,24 @@ class OutgoingQueue:
         :param before: the queue in front of this one; this one continues its counts of losses.
         """
         self.lost, self.conflated = before.lost, before.conflated
-        self._lost_before = before.lost  # which the receipts that wait there count from
+        self._lost_before = before.lost
         before.conflated = 0
         self._congest(_HELD)
+
+    def follow(self, before: OutgoingQueue) -> None:
+        """Count the losses in front of this queue since the last call; they come before all of its own.
+
+        :param before: as for `hold`.
+        """
+        self.lost += before.lost - self._lost_before
+        self._lost_before = before.lost
 
     def release(self, before: OutgoingQueue) -> None:
         """End a `hold`: all packets in front of this queue are gone.
 
         :param before: as for `hold`; its losses since then become this one's.
         """
-        self.lost += before.lost - self._lost_before
+        self.follow(before)
         self.conflated += before.conflated
         if before.head is not None:
             self._untold += before.head.messages
@@ -323,8 +331,8 @@ class OutgoingQueue:
                 self._put_first(receipt)
             self._forget_keys()
 
-    def _stamp(self, taken: list[bytes]) -> None:
-        """Make the packets of the receipts among those taken."""
+    def stamp(self, taken: list[bytes]) -> None:
+        """Make the packets of the receipts among those taken, with the sums of losses as they are now."""
         total = self.lost - self._untold
         for at, receipt in self._stamped:
             total += receipt.messages
@@ -376,7 +384,7 @@ class OutgoingQueue:
         if self.head is not None:
             taken.insert(0, b"")
         self._stamped = stamped
-        self._stamp(taken)
+        self.stamp(taken)
         return taken
 
     def put_back(self, taken: list[bytes], kept: int) -> None:
@@ -454,7 +462,7 @@ class OutgoingQueue:
             self.lost += 1
             if self._backlog is not None:
                 self._count(-1, -size)
-            self._stamp(taken)
+            self.stamp(taken)
         else:
             self._oversized = (*self._oversized, packet)
             self.lost += 1

@@ -131,6 +131,7 @@ class Departure:
 
     def _deafen(self) -> None:
         self._client.is_write_closed = True
+        self._client.user.blockers.pop(self._client, None)
         self.drop()
         self._client.queue.discard_all()  # packets that came after the transport discarded the others
 

@@ -40,7 +40,7 @@ from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
 from sbus.server.core.interfaces import Publisher, Receiver
 
-__all__ = ["GAP_GROUPS", "JOINED", "LOOK", "LOOK_BYTES", "Gap", "Letter", "Mail", "Post", "drop"]
+__all__ = ["ENTRY_MEMORY", "GAP_GROUPS", "JOINED", "LOOK", "LOOK_BYTES", "Gap", "Letter", "Mail", "Post", "drop"]
 
 JOINED = 1_024
 """Messages of one entry, and copies between two looks at the clock, at most: less than a millisecond (row
@@ -53,7 +53,7 @@ GAP_GROUPS = 16
 """Groups in one gap; beyond, the oldest one's losses are counted by receiver. With 256, a gap that began while 3,900
 readers connected took their user 8 s, and the server as long to stop (row ``eager-most``)."""
 _NEVER = 1 << 62
-_ENTRY_MEMORY = 400
+ENTRY_MEMORY = 400
 """Bytes of memory that an entry takes beside its packets."""
 
 _log = Logger(namespace="sbus.bus")
@@ -155,7 +155,7 @@ class Mail:
         self._shares: list[tuple[Hashable, int, int, int, Signature]] = []
         lines: Lines = group.user.lines
         lines.expect(group)
-        group.user.charge_memory(_ENTRY_MEMORY)
+        group.user.charge_memory(ENTRY_MEMORY)
 
     def takes(self, group: Group[Receiver], skip: Receiver | None, messages: int) -> bool:
         """Return whether more messages can join."""
@@ -244,7 +244,7 @@ class Mail:
             charges[account] = of_work + work, of_bytes + size, times + 1
         for account, charge in charges.items():
             lines.remove(account, *charge)
-        user.charge_memory(-self._size - _ENTRY_MEMORY)
+        user.charge_memory(-self._size - ENTRY_MEMORY)
         if self.waiter is not None:
             self.waiter.mail_delivered()
 

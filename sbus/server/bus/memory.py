@@ -12,6 +12,7 @@ what                                            charged
 ==============================================  ======================================================================
 packets and replies that wait                   by their queue (`sbus.flood.send_queue`)
 mail                                            to the receivers' user: its packets once (`sbus.server.bus.mail`)
+replies in the mail, or held back               to the client that gets them
 patterns, connections                           `pattern_memory`, `CLIENT_MEMORY`. A segment is priced between a shared
                                                 and an unshared one: the client that made a trie node is not known.
 packets that were read and cannot be handled    to the publisher's user
@@ -90,6 +91,11 @@ def pattern_memory(pattern: bytes, separator: bytes, secret: SecretKey | None) -
     return memory
 
 
+def _is_leaving(client: Holder) -> bool:
+    """Return whether a client is being closed; one that has shut down writing stays as long as it reads."""
+    return client.reason is not None and client.reason is not CloseReason.PEER_CLOSED
+
+
 class _Leaving(Protocol):
     @property
     def user(self) -> User: ...
@@ -164,7 +170,7 @@ class MemoryGuard:
             self._has_sampled = False
         some, self._to_sample = self._to_sample[:_SAMPLES], self._to_sample[_SAMPLES:]
         for client in some:
-            if self._is_tight(client.user) and client.reason is None:
+            if self._is_tight(client.user) and not _is_leaving(client):
                 client.sample_kernel()
                 self._has_sampled = True
         self._is_sampling = True
@@ -206,7 +212,7 @@ class MemoryGuard:
                 there[user] = []
                 for client in user.clients:
                     size = client.memory()
-                    if client.reason is None:
+                    if not _is_leaving(client):
                         there[user].append((size, client.number, client))
                     else:
                         memory[user] -= size

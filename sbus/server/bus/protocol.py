@@ -129,11 +129,12 @@ class BusProtocol(ReceivingHalf):
         self._departure = None
 
     def close(self, reason: CloseReason, detail: str = "") -> None:
-        """Disconnect this client; the first reason given stands.
+        """Disconnect this client; the first reason given stands, unless that is that the client has shut down writing.
 
         :param detail: more about the reason, for the client itself.
         """
-        self.reason = self.reason or reason
+        if self.reason is None or (self.reason is CloseReason.PEER_CLOSED and self.transport is not None):
+            self.reason = reason
         self._fast_path = False
         if self.transport is not None:
             self._depart().begin(reason, detail)

@@ -30,7 +30,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from sbus.errors import CloseReason
 from sbus.flood import (
@@ -47,11 +46,13 @@ from sbus.flood import (
     State,
     Verdict,
 )
-from sbus.flood.backlogs import PRICE, SHARED
+from sbus.flood.backlogs import PRICE, REPLY, SHARED
 from sbus.policy.rules import Identity
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, build
 from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.bus.drain import Drain
+from sbus.server.bus.mail import ENTRY_MEMORY
 from sbus.server.bus.memory import CLIENT_MEMORY
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.credentials import is_proven
@@ -61,7 +62,7 @@ from sbus.server.core.listeners import Listener
 from sbus.server.core.permissions import FREE
 from sbus.server.core.users import User
 
-__all__ = ["ARRANGED_AT_ONCE", "Drain", "ReceivingHalf"]
+__all__ = ["ARRANGED_AT_ONCE", "ReceivingHalf"]
 
 ARRANGED_AT_ONCE = 2_048
 """Messages that are put in order at a time: about 2 ms."""
@@ -78,23 +79,6 @@ class _Nobody:
 
 
 _NOBODY = _Nobody()
-
-
-class Drain:
-    """Packets that wait for a socket that has room again, to be sent: a chore of the receiver's user."""
-
-    __slots__ = ("_client",)
-
-    def __init__(self, client: ReceivingHalf) -> None:
-        self._client = client
-
-    def run(self, until: int) -> bool:
-        """See `sbus.fair.Entry`."""
-        return self._client.drain(until)
-
-    def describe(self) -> dict[str, Any]:
-        """See `sbus.fair.Entry`."""
-        return {"client": self._client.number}
 
 
 class _Hot:
@@ -150,6 +134,7 @@ class ReceivingHalf(_Hot, ABC):
         "_kept",
         "_letters",
         "_scheduler",
+        "_unsent",
         "connected_at",
         "front",
         "has_echo",
@@ -209,6 +194,7 @@ class ReceivingHalf(_Hot, ABC):
         self._buffer = 0
         self._in_kernel = 0
         self._kept = 0  # packets that were read, and wait to be handled
+        self._unsent = 0  # replies in the mail, and replies that are held back
 
     # --- the other half ----------------------------------------------------------------------
 
@@ -256,7 +242,7 @@ class ReceivingHalf(_Hot, ABC):
         """See `sbus.server.core.interfaces.Client`."""
         if self.transport is None:
             return
-        before, memory = self.user, CLIENT_MEMORY + self._kept + self._in_kernel
+        before, memory = self.user, CLIENT_MEMORY + self._kept + self._in_kernel + self._unsent
         before.blockers.pop(self, None)
         if before.askers.pop(self, self) is None:
             user.askers[self] = None
@@ -269,7 +255,7 @@ class ReceivingHalf(_Hot, ABC):
 
     def memory(self) -> int:
         """See `sbus.server.core.interfaces.Holder`."""
-        return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel
+        return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel + self._unsent
 
     def sample_kernel(self) -> None:
         """See `sbus.server.core.interfaces.Holder`."""
@@ -287,6 +273,8 @@ class ReceivingHalf(_Hot, ABC):
 
     def detach(self) -> None:
         """Let the queue refer to this object no longer: only the garbage collector would free such a cycle."""
+        self.user.charge_memory(-self._unsent)
+        self._unsent = 0
         self.queue.owner = _NOBODY
 
     def _may_grow(self, size: int) -> bool:
@@ -355,12 +343,13 @@ class ReceivingHalf(_Hot, ABC):
 
     def reply(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.core.interfaces.Client`."""
-        if self._held:
-            self._held.append(build(CMSG, key, payload))
-            if self._has_replies():
-                self.pause()
+        packet = build(CMSG, key, payload)
+        if not self._held:
+            self._write(packet, self.registry.touch)
             return
-        self._write(build(CMSG, key, payload), self.registry.touch)
+        self.answer(packet)
+        if self._has_replies():
+            self.pause()
 
     def hold_replies(self) -> None:
         """See `sbus.server.core.interfaces.Client`."""
@@ -370,11 +359,19 @@ class ReceivingHalf(_Hot, ABC):
 
     def release_reply(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.core.interfaces.Client`."""
-        self._held[0] = build(CMSG, key, payload)
+        del self._held[0]
+        self._write(build(CMSG, key, payload), self.registry.touch_also)
         while self._held and (packet := self._held[0]) is not None:
             del self._held[0]
+            self._charge_reply(packet, -1)
             self._write(packet, self.registry.touch_also)
         self._maybe_resume()
+
+    def _charge_reply(self, packet: bytes, sign: int = 1) -> None:
+        """Charge the memory of a reply that is not in the queue yet, or give it back (-1)."""
+        size = sign * (len(packet) + PRICE + REPLY + ENTRY_MEMORY)
+        self._unsent += size
+        self.user.charge_memory(size)
 
     def notify(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.core.interfaces.Client`."""
@@ -385,6 +382,7 @@ class ReceivingHalf(_Hot, ABC):
             return
         if self.user.lines.mail and self._delivery.post(self, "reply", partial(self._write_letter, packet)):
             self._letters += 1
+            self._charge_reply(packet)
             if self._has_replies():
                 self.pause()
             return
@@ -394,6 +392,7 @@ class ReceivingHalf(_Hot, ABC):
         """Put a reply into the queue, or after the replies that are held back: its place in the stream has come."""
         if self._held:
             self._held.append(packet)
+            self._charge_reply(packet)
         else:
             self._put(packet, self.registry.touch_also)
 
@@ -410,6 +409,7 @@ class ReceivingHalf(_Hot, ABC):
 
     def _write_letter(self, packet: bytes) -> None:
         self._letters -= 1
+        self._charge_reply(packet, -1)
         if not self.is_write_closed:
             self._put(packet, self.registry.touch_also)
         self._maybe_resume()
@@ -419,8 +419,8 @@ class ReceivingHalf(_Hot, ABC):
 
     def _has_replies(self) -> bool:
         """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
-        replies = self.queue.replies + self._letters
-        return replies + len(self._held) > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
+        replies = self.queue.replies + self._letters + len(self._held)
+        return replies > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
 
     # --- snapshots ---------------------------------------------------------------------------
 

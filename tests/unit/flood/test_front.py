@@ -11,6 +11,7 @@ from zope.interface.verify import verifyObject
 from sbus.flood import QueueLimits, Run, SendQueue, SharedBudget, UserShare
 from sbus.flood.front import Front
 from sbus.interfaces import IPacketQueue
+from sbus.protocol.notices import LossReason
 from tests.unit.flood.test_send_queue import SOFT, Connection
 
 LONGEST = 60
@@ -99,13 +100,46 @@ def test_packets_that_no_socket_takes() -> None:
     assert reader.connection.lost == [3, 3 * len(LARGE)]
 
 
-def test_receipts_behind_a_snapshot() -> None:
-    """With receipts, the place of a message that is too large for the socket has one, in the order of the queue."""
-    reader = Reader(snapshot=packets(b"one"))
-    reader.live.configure(replace(reader.live.settings, receipts=True))
+def too_large(total: int) -> bytes:
+    """Return the receipt of a packet that no socket takes."""
+    return b"CMSG lost\0001 %d %d too-large" % (len(LARGE), total)
+
+
+def test_receipts_around_a_snapshot() -> None:
+    """With receipts, each packet that is too large for the socket has one in its place, with the sum of all so far."""
+    reader = Reader(b"front", LARGE, snapshot=packets(b"one", LARGE, LARGE, b"two"))
+    for queue in reader.connection.queue, reader.live:
+        queue.configure(replace(queue.settings, receipts=True))
     reader.connection.act(reader.live.admit(Run([LARGE, b"last"]), True))
+    reader.connection.act(reader.live.lose(5, 50, LossReason.SHARE))
     reader.flush(times=4)
-    assert reader.wire == [b"one", b"CMSG lost\0001 %d 1 too-large" % len(LARGE), b"last"]
+    values = [b"one", too_large(2), too_large(3), b"two"]
+    assert reader.wire == [b"front", too_large(1), *values, too_large(4), b"last", b"CMSG lost\0005 50 9 share"]
+    assert reader.live.lost == reader.connection.lost[0] == 9
+
+
+def test_losses_before_a_snapshot_count_in_receipts_behind_it() -> None:
+    """A receipt behind a snapshot has the sum of all losses, also of those that came after the snapshot had begun."""
+    reader = Reader(b"a", b"b", b"c", snapshot=packets(b"one"))
+    for queue in reader.connection.queue, reader.live:
+        queue.configure(replace(queue.settings, receipts=True))
+    reader.connection.queue.configure(replace(reader.connection.queue.settings, soft=SOFT["discard"]))
+    reader.connection.act(reader.live.lose(5, 50, LossReason.SHARE))
+    reader.queue.ack(reader.queue.take(2), 1)
+    reader.flush(times=4)
+    assert reader.wire == [b"CMSG lost\0002 2 2 discard", b"one", b"CMSG lost\0005 50 7 share"]
+
+
+def test_the_end_among_receipts() -> None:
+    """The connection ends while a receipt is on its way: it may do so at any place around the snapshot."""
+    reader = Reader(b"front", snapshot=packets(b"one"))
+    for queue in reader.connection.queue, reader.live:
+        queue.configure(replace(queue.settings, receipts=True))
+    reader.connection.act(reader.live.lose(5, 50, LossReason.SHARE))
+    taken = reader.queue.take(64)
+    assert taken == [b"front", b"one", b"CMSG lost\0005 50 5 share"]
+    reader.queue.discard_all(taken)
+    assert reader.live.last_receipt() == b"CMSG lost\0006 55 6 disconnect"
 
 
 def test_the_end_of_the_connection() -> None:

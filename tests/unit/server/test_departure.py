@@ -16,6 +16,7 @@ from sbus.protocol.keys import CURRENT, PeerCredentials, SecretKey
 from sbus.server.asks.last_values import LastValueRule
 from sbus.server.bus.posting import OF_OTHERS
 from sbus.server.bus.protocol import BusProtocol
+from sbus.server.core.credentials import AccessSettings
 from sbus.server.core.limits import Limits
 from sbus.server.core.observers import Observer
 from sbus.server.ops.tap import Tap
@@ -260,6 +261,24 @@ def test_a_half_closed_client_gets_its_mail():
     assert peers[0].take() == [b"MSG k\x001"]
     assert [peer.take() for peer in peers[1:]] == [[b"MSG k\x001", b"MSG k\x002"]] * OF_OTHERS
     assert bus.registry.counters.dropped == 0
+
+
+def test_a_client_that_shuts_down_reading_blocks_nobody():
+    """It gets no message, so publishers of mail for other clients of its user need not wait for it."""
+    bus = HandTurnedBus(tick=TICK, access=AccessSettings(block_across_users=True))
+    deaf, publisher = bus.connect(uid=LEAVER), bus.connect(uid=OTHER)
+    readers = [bus.connect(uid=LEAVER) for _ in range(OF_OTHERS + 1)]
+    for reader in [deaf, *readers]:
+        reader.send(b"SUB k")
+    deaf.send(b"CMSG blocking/soft/block")
+    bus.finish()
+    for is_paused in (True, False):
+        contend(bus, publisher)
+        publisher.send(b"MSG k\0")
+        assert publisher.transport.is_paused == is_paused
+        deaf.transport.breakDown()
+        bus.finish()
+    assert [len(reader.take()) for reader in readers] == [2] * len(readers)
 
 
 def test_a_client_that_shuts_down_reading_gets_no_mail():

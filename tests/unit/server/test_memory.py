@@ -23,7 +23,7 @@ from sbus.server.core.limits import MAX_REPLIES, Limits, cgroup_limits, default_
 from sbus.server.core.users import User
 from sbus.server.run import sbusd
 from sbus.server.run.command_line import Options
-from tests.support.buses import Bus, Peer
+from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
 
 UID = 1000
@@ -32,7 +32,8 @@ LARGE = 1 << 40
 
 
 def bus_with(max_memory: int = LARGE, user_memory: int = LARGE, **others: Any) -> Bus:
-    return Bus(limits=Limits(max_memory=max_memory, user_memory=user_memory, **others))
+    given = {name: others.pop(name) for name in ("secrets_go_up",) if name in others}
+    return Bus(limits=Limits(max_memory=max_memory, user_memory=user_memory, **others), **given)
 
 
 def price(pattern: bytes) -> int:
@@ -204,6 +205,54 @@ def test_replies_past_the_limit_of_the_user():
     assert len(peer.take()) == 3
 
 
+def test_replies_in_the_mail_are_charged():
+    """Replies that wait for mail are memory of their client, and past the limit of its user, it is not read from."""
+    bus = HandTurnedBus(limits=Limits(max_memory=LARGE, user_memory=1 << 20))
+    publisher, readers = bus.connect(uid=UID), [bus.connect(uid=7) for _ in range(3)]
+    for reader in readers:
+        reader.send(b"SUB k")
+    bus.finish()
+    user, asking = bus.registry.users[7], readers[0]
+    before = user.memory
+    bus.use_up(asking, 10_000)
+    bus.use_up(publisher, -1_000)
+    publisher.send(b"MSG k\0")
+    user.lines.deficit = 1_000_000_000
+    with_mail = user.memory
+    for _ in range(20):
+        asking.send(b"CMSG probe\0" + b"x" * 100_000)
+    charged = user.memory - with_mail - asking.protocol._kept
+    assert asking.protocol.waiting_replies == 11
+    assert 1_100_000 < charged < 1_100_000 + 11 * 1_000
+    assert asking.protocol.memory() == CLIENT_MEMORY + price(b"k") + charged + asking.protocol._kept
+    assert asking.transport.is_paused
+    bus.finish()
+    assert len(asking.take()) == 21
+    assert user.memory == before
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_replies_that_are_held_back_are_charged(is_lost):
+    """Replies that wait for the name of the bus at its master are memory of their client, until they have gone."""
+    bus = bus_with(user_memory=1 << 20, secrets_go_up=True)
+    link, peer = bus.connect(uid=0), bus.connect(uid=UID)
+    peer.send(WHOAMI)
+    for _ in range(20):
+        peer.send(b"CMSG probe\0" + b"x" * 100_000)
+    user, kept = peer.protocol.user, peer.protocol._kept
+    assert peer.transport.is_paused
+    assert 1_100_000 < user.memory - kept - CLIENT_MEMORY < 1_100_000 + 11 * 1_000
+    assert user.memory == peer.protocol.memory()
+    if is_lost:
+        peer.transport.abortConnection()
+    link.send(b"CMSG link/path\0" + b"f" * 32 + b" above", b"CMSG link/up\0!/cred/1/2/3")
+    bus.settle()
+    if not is_lost:
+        assert len(peer.take()) == 21
+        assert user.memory == peer.protocol.memory() == CLIENT_MEMORY
+    assert bus.registry.users.budget.memory.held == sum(each.memory() for each in bus.registry.clients.values())
+
+
 def test_a_send_buffer_grows_within_the_limit():
     """A buffer grows while it, and all buffers of the user full, are within the limit; what it has is given back."""
     bus = bus_with(user_memory=3 * START + 1000)
@@ -264,6 +313,26 @@ def test_no_more_than_needed_is_shed():
     assert len(gone) in (2, 3)
     assert all(peer.protocol.peer.uid == 1 for peer in gone)
     assert account.held == (13 - len(gone)) * each <= 300_000
+
+
+def test_a_client_that_has_shut_down_writing_is_shed_too():
+    """It holds its queue as long as it reads, so its memory is not about to be free."""
+    bus = bus_with(max_memory=16 * 200_000)
+    reader, publisher = bus.connect(uid=1), bus.connect(uid=1)
+    reader.send(b"SUB k")
+    reader.stall()
+    publisher.send(*[message(b"k", 10_000)] * 200)
+    reader.transport.end()
+    bus.settle()
+    assert reader.is_connected
+    other, second = bus.connect(uid=2), bus.connect(uid=2)
+    other.send(b"SUB j")
+    other.stall()
+    second.send(*[message(b"j", 10_000)] * 120)
+    assert (reader.is_connected, other.is_connected) == (False, True)
+    assert reader.protocol.reason is CloseReason.OUT_OF_MEMORY
+    assert other.protocol.lost == 0
+    assert bus.registry.users.budget.memory.held < 3_000_000
 
 
 class Counted(BusProtocol):

@@ -96,7 +96,7 @@ NOT_STATE = {
     "_held",  # released at the end of the server
     "_letters", "_mail",  # counts of entries of the mail, which is described by itself
     "_drain", "_is_blocked", "_is_waiting", "is_paused",  # found out again
-    "_buffer", "_in_kernel", "_kept",  # figures of the account, which a new connection makes anew
+    "_buffer", "_in_kernel", "_kept", "_unsent",  # figures of the account, which a new connection makes anew
 }  # fmt: skip
 
 
