@@ -325,14 +325,17 @@ class Upstream:
             self._tell_path()
 
     def _tell_path(self) -> None:
-        self._path_timer = None
         for client, knows in self._watchers.items():
             if not knows and client.waiting_replies < MAX_REPLIES:
                 self._watchers[client] = True
                 client.notify(controls.LINK_PATH, self.path)
         if not all(self._watchers.values()) and self._path_timer is None:
-            self._path_timer = self._clock.callLater(_RETRY, self._tell_path)
+            self._path_timer = self._clock.callLater(_RETRY, self._tell_path_again)
         self._flush()
+
+    def _tell_path_again(self) -> None:
+        self._path_timer = None
+        self._tell_path()
 
     def observe_name(self, client: Client, wants: bool) -> None:
         """Send a client its name whenever it changes, or stop doing so."""
