@@ -133,6 +133,7 @@ class Departure:
         self._client.is_write_closed = True
         self.drop()
         self._client.queue.discard_all()  # packets that came after the transport discarded the others
+        self._client.forget_replies()
 
     def lose(self) -> None:
         """Free the place of the client, whose connection is lost; the last steps follow at its place in the mail."""

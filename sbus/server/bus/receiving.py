@@ -98,10 +98,7 @@ class Drain:
 
 
 class _Hot:
-    """The fields that loops over thousands of receivers read, together at the front of the object.
-
-    Elsewhere, they took three cache lines, and row ``flip`` had a third of its throughput.
-    """
+    """The fields that loops over thousands of receivers read, in front; before, row ``flip`` had a third as much."""
 
     __slots__ = ("direct", "queue", "transport", "user")
 
@@ -374,6 +371,11 @@ class ReceivingHalf(_Hot, ABC):
         while self._held and (packet := self._held[0]) is not None:
             del self._held[0]
             self._write(packet, self.registry.touch_also)
+        self._maybe_resume()
+
+    def forget_replies(self) -> None:
+        """Drop the replies that are held back: nothing can be sent to the client any longer."""
+        self._held.clear()
         self._maybe_resume()
 
     def notify(self, key: bytes, payload: bytes) -> None:

@@ -164,6 +164,20 @@ def test_waiting_replies_are_bounded():
     assert other.take() == [b"MSG a\0"]
 
 
+def test_replies_that_wait_are_none_of_a_client_that_has_stopped_reading():
+    """A client that shuts down reading while many of its replies wait is read on, and leaves."""
+    bus = Bus(secrets_go_up=True)
+    client, other = bus.connect(uid=7), bus.connect()
+    other.send(b"SUB a")
+    client.send(*[WHOAMI] * 70, b"MSG a\0", *[WHOAMI] * 70, b"MSG a\0")
+    client.transport.breakDown()
+    bus.settle()
+    assert other.take() == [b"MSG a\0"] * 2
+    client.transport.end()
+    bus.settle()
+    assert list(bus.registry.clients.values()) == [other.protocol]
+
+
 def test_whoami_is_a_fence_through_the_tree():
     """The reply waits for the link's word about the client's own subscriptions; other clients' replies do not wait."""
     bus = Bus()
@@ -346,6 +360,23 @@ def test_path_is_told_and_told_again():
     link.transport.hang_up()
     bus.settle()
     assert client.take() == [b"CMSG link/path\0" + own]
+
+
+def test_one_timer_reminds_of_a_path():
+    """However often the path changes, a client that does not read costs one look a second; it gets the last path."""
+    bus = Bus(name="leaf")
+    client, link = bus.connect(uid=12345), link_to(bus)
+    client.stall()
+    client.send(b"CMSG link/path", *[WHOAMI] * 70)
+    before = len(bus.clock.getDelayedCalls())
+    for change in range(20):
+        link.send(b"CMSG link/path\0%032x above" % change)
+    assert len(bus.clock.getDelayedCalls()) == before + 1
+    client.drain()
+    bus.clock.advance(1)
+    bus.settle()
+    assert client.take()[-1].endswith(b"\n%032x above" % 19)
+    assert len(bus.clock.getDelayedCalls()) == before
 
 
 def test_chain_tells_a_new_name():
