@@ -209,6 +209,12 @@ class Upstream:
         self._set_timer()
         self._flush()
 
+    def stop_waiting(self, client: Client) -> None:
+        """Send a client its replies now, as its subscriptions end; without P there is no answer to send."""
+        if not self._must_wait(client, 0):
+            for _ in self._holding.pop(client, ()):
+                client.release_reply(controls.WHOAMI, self.name_of(client.peer))
+
     def _set_timer(self) -> None:
         if self._timer is None and self._holding and not (self.secrets_go_up and self._prefix is None):
             first = min(holds[0][1] for holds in self._holding.values())

@@ -114,6 +114,7 @@ class Departure:
 
     def _send_rest(self) -> None:
         client = self._client
+        client.registry.upstream.stop_waiting(client)
         self.drop()
         if client.transport is not None:
             if len(client.queue):

@@ -215,6 +215,20 @@ def test_fence_ends_after_a_second_or_with_the_link():
     assert len(client.take()) == 1
 
 
+def test_a_client_that_half_closes_waits_for_no_fence():
+    """A client that shuts down writing gets the replies that wait for the link, and then the end."""
+    bus = Bus()
+    link = link_to(bus)
+    client = bus.connect(pid=7)
+    client.send(b"SUB a", WHOAMI, b"CMSG probe\0a")
+    assert client.take() == []
+    client.transport.end()
+    bus.settle()
+    assert client.take() == [WHOAMI + b"\0" + P + b"/" + OWN, b"CMSG probe\0001 a"]
+    assert not client.is_connected
+    assert link.is_connected
+
+
 def test_subscription_taken_back_needs_no_fence():
     """A pattern that the client has unsubscribed from holds no reply back."""
     bus = Bus()
