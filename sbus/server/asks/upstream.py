@@ -153,10 +153,14 @@ class Upstream:
             return look_up(local)
         if not self.secrets_go_up or self._prefix == b"":
             return None
-        if not self.is_up or self.link is None:
-            self.dropped_secrets += 1
+        if not self.is_up or self.link is None or (self._prefix and key.startswith(self._prefix + b"/")):
             return ()
-        return () if self._prefix and key.startswith(self._prefix + b"/") else (self.link,)
+        return (self.link,)
+
+    def count_secret(self, key: bytes) -> None:
+        """Count a secret message that has no receivers: it is dropped if it is for the link, and there is none."""
+        if not (self.is_up and self.link is not None) and self.local(key) is key:
+            self.dropped_secrets += 1
 
     # --- replies that wait -------------------------------------------------------------------
 

@@ -522,7 +522,7 @@ class SubscriptionRegistry(Service):
             packet = build(MSG, key, payload)
         except TypeError as e:
             raise UsageError(f"a key and a payload are bytes, for example b'state/on' and text.encode(): {e}") from None
-        self.route(key)  # checks it, too
+        self.dialect.check(key)
         if self._events.is_notifying:
             self._clock.callLater(0, self._publish, packet, key)  # when the batch, or the entry of mail, is over
         else:

@@ -123,6 +123,14 @@ def test_secrets_have_one_destination():
     assert bus.registry.upstream.dropped_secrets == 2
 
 
+def test_a_secret_of_the_program_is_dropped_once():
+    """A secret message of the program around the bus counts once if there is no link."""
+    bus = Bus(secrets_go_up=True)
+    bus.registry.publish(OWN + b"/x", b"")
+    bus.settle()
+    assert bus.registry.upstream.dropped_secrets == 1
+
+
 def test_cached_routes_are_forgotten_with_p():
     """A route that was cached before P was known is not used afterwards."""
     bus = Bus()
