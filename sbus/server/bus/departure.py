@@ -75,6 +75,7 @@ class Departure:
         :param detail: more about the reason.
         """
         client = self._client
+        client.is_ending = True
         client.pause()
         client.user.lines.leave(client)
         client.user.blockers.pop(client, None)

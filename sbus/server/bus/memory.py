@@ -164,7 +164,7 @@ class MemoryGuard:
             self._has_sampled = False
         some, self._to_sample = self._to_sample[:_SAMPLES], self._to_sample[_SAMPLES:]
         for client in some:
-            if self._is_tight(client.user) and client.reason is None:
+            if self._is_tight(client.user) and not client.is_ending:
                 client.sample_kernel()
                 self._has_sampled = True
         self._is_sampling = True
@@ -206,7 +206,7 @@ class MemoryGuard:
                 there[user] = []
                 for client in user.clients:
                     size = client.memory()
-                    if client.reason is None:
+                    if not client.is_ending:
                         there[user].append((size, client.number, client))
                     else:
                         memory[user] -= size

@@ -131,6 +131,7 @@ class ReceivingHalf(_Hot, ABC):
     :ivar lost: messages that were dropped for the client.
     :ivar connected_at: when the client connected, in seconds since the epoch.
     :ivar reason: why the connection is to be closed, or was; else None.
+    :ivar is_ending: whether it is being disconnected; not while it only gets its queue after it has shut down writing.
     :ivar is_paused: whether the client is not read from.
     :ivar front: a snapshot that is sent before the queue; None without one.
     :ivar is_write_closed: whether the client has shut down reading.
@@ -150,6 +151,7 @@ class ReceivingHalf(_Hot, ABC):
         "connected_at",
         "front",
         "has_echo",
+        "is_ending",
         "is_free",
         "is_paused",
         "is_write_closed",
@@ -190,10 +192,9 @@ class ReceivingHalf(_Hot, ABC):
         self.lost = 0
         self.connected_at = time.time()
         self.reason: CloseReason | None = None
-        self.is_paused = False
-        self.has_echo = True
+        self.is_ending = self.is_paused = False
+        self.has_echo = self.is_free = True
         self.rights = FREE
-        self.is_free = True
         self.untold = 0
         self._identity: Identity | None = None
         self._is_loading = False
