@@ -78,6 +78,8 @@ class StreamPort:
         for _ in range(_MAX_ACCEPTS):
             try:
                 sock, _address = self._bound.sock.accept()
+                with sock:
+                    self._accepted(sock)  # this takes one more descriptor
             except BlockingIOError:
                 return
             except OSError as e:
@@ -86,5 +88,3 @@ class StreamPort:
                 self._reactor.removeReader(self)
                 self._rest = self._reactor.callLater(_REST, self._reactor.addReader, self)
                 return
-            with sock:
-                self._accepted(sock)

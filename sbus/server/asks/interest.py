@@ -44,8 +44,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from sbus.errors import Violation, ViolationReason
 from sbus.fair import Scheduler
 from sbus.protocol.keys import Dialect
-from sbus.server.asks.lingering import LINGER, Lingering
-from sbus.server.asks.watched_keys import Watch, WatchedKeys
+from sbus.server.asks.lingering import Lingering
+from sbus.server.asks.watched_keys import MAX_WALKS, Watch, WatchedKeys
 from sbus.server.core.interfaces import Client, PatternEvents, Receiver
 from sbus.server.core.limits import pattern_cost
 from sbus.server.core.users import User
@@ -68,6 +68,9 @@ _WATCH_MEMORY = 700
 """Bytes of memory that a watched key takes, besides its own and those of its segments."""
 _SEGMENT_MEMORY = 400
 """Bytes of memory that a segment of a watched key takes."""
+_OBSERVED = 1.0
+"""Seconds between two looks at all watched keys because clients with many patterns became observers, or no longer are:
+a look takes the watchers' time, and a client can change its mind as often as it likes."""
 _EXPIRE_AT_ONCE = 256
 """Lingering subscriptions that end in one turn of the reactor: about 3 ms."""
 
@@ -236,14 +239,18 @@ class Interest:
         """Let a client's subscriptions no longer count, or count again."""
         if is_observer is (client in self.uncounted):
             return
-        if not is_observer:
-            self.uncounted.discard(client)
-            if client.patterns:
-                self._look_up_all()
-        else:
+        is_small = len(client.patterns) <= MAX_WALKS
+        patterns = [each for each, (_, secret) in client.patterns.items() if not secret] if is_small else []
+        if is_observer:
+            for pattern in patterns:
+                self.removed(client, pattern)
             self.uncounted.add(client)
-            if client.patterns and self._watched and self._observer_timer is None:
-                self._observer_timer = self._clock.callLater(LINGER, self._observers_changed)
+        else:
+            self.uncounted.discard(client)
+            for pattern in patterns:
+                self.added(client, pattern)
+        if not is_small and self._watched and self._observer_timer is None:
+            self._observer_timer = self._clock.callLater(_OBSERVED, self._observers_changed)
 
     def echo_changed(self, client: Client) -> None:
         """Look up the keys that a client watches: its own subscriptions count, or do not count, from now on."""
@@ -263,8 +270,8 @@ class Interest:
 
     def added(self, receiver: Receiver, pattern: bytes) -> None:
         """A subscription to an open pattern has come."""
-        self._lingering.discard(receiver, pattern)
         if receiver not in self.uncounted:
+            self._lingering.discard(receiver, pattern)
             self._enqueue(pattern, 0)
 
     def removed(self, receiver: Receiver, pattern: bytes) -> None:

@@ -318,7 +318,7 @@ class LastValues:
         self._recounted = self._replaced
         for image in tuple(self._images):
             image.charge(self._replaced)
-            if not image.client.user.may_hold(0):
+            if not (image.client.is_ending or image.client.user.may_hold(0)):
                 image.client.close(CloseReason.USER_LIMIT)
 
     @property

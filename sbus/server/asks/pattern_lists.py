@@ -23,7 +23,7 @@ ones.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from twisted.internet.interfaces import IReactorTime
@@ -87,6 +87,7 @@ class PatternLists:
     """The feeds of one bus, and the patterns that they bring.
 
     :param clients: the connected clients by their numbers.
+    :param leaving: receivers that have left, and whose last patterns are being dropped.
     :param uncounted: the receivers whose patterns do not count.
     :ivar flush: sends the packets that were queued for feeds.
     """
@@ -95,6 +96,7 @@ class PatternLists:
         self,
         router: Subscriptions,
         clients: Mapping[int, Client],
+        leaving: Collection[Receiver],
         uncounted: set[Receiver],
         clock: IReactorTime,
         scheduler: Scheduler,
@@ -103,6 +105,7 @@ class PatternLists:
         self.flush = flush
         self._router = router
         self._clients = clients
+        self._leaving = leaving
         self._uncounted = uncounted
         self._clock = clock
         self._scheduler = scheduler
@@ -117,7 +120,8 @@ class PatternLists:
         self.forget(client)
         if not self._feeds:
             self._router.listeners = (*self._router.listeners, self)
-            self._to_count = dict.fromkeys(self._clients.values())
+            left = filter(_is_client, self._leaving)  # their patterns are taken off one by one
+            self._to_count = dict.fromkeys((*self._clients.values(), *left))
             self._count_on()
         feed = self._feeds[client] = PatternFeed(self, client)
         feed.agenda = OrderedDict.fromkeys(self._counts, self._number)
@@ -167,7 +171,7 @@ class PatternLists:
     # --- counting ----------------------------------------------------------------------------
 
     def _changed(self, receiver: Receiver, pattern: bytes, by: int) -> None:
-        if receiver in self._to_count or receiver in self._uncounted or not getattr(receiver, "number", 0):
+        if receiver in self._to_count or receiver in self._uncounted or not _is_client(receiver):
             return
         self._change(receiver, pattern, by)
         self._send_all()
@@ -280,3 +284,7 @@ class PatternLists:
             return False
         self.flush()
         return feed.client.waiting_replies < MAX_REPLIES
+
+
+def _is_client(receiver: Receiver) -> bool:
+    return getattr(receiver, "number", 0) > 0

@@ -153,10 +153,14 @@ class Upstream:
             return look_up(local)
         if not self.secrets_go_up or self._prefix == b"":
             return None
-        if not self.is_up or self.link is None:
-            self.dropped_secrets += 1
+        if not self.is_up or self.link is None or (self._prefix and key.startswith(self._prefix + b"/")):
             return ()
-        return () if self._prefix and key.startswith(self._prefix + b"/") else (self.link,)
+        return (self.link,)
+
+    def count_secret(self, key: bytes) -> None:
+        """Count a secret message that has no receivers: it is dropped if it is for the link, and there is none."""
+        if not (self.is_up and self.link is not None) and self.local(key) is key:
+            self.dropped_secrets += 1
 
     # --- replies that wait -------------------------------------------------------------------
 
@@ -208,6 +212,12 @@ class Upstream:
                 self._holding.pop(client, None)
         self._set_timer()
         self._flush()
+
+    def stop_waiting(self, client: Client) -> None:
+        """Send a client its replies now, as its subscriptions end; without P there is no answer to send."""
+        if not self._must_wait(client, 0):
+            for _ in self._holding.pop(client, ()):
+                client.release_reply(controls.WHOAMI, self.name_of(client.peer))
 
     def _set_timer(self) -> None:
         if self._timer is None and self._holding and not (self.secrets_go_up and self._prefix is None):
@@ -325,14 +335,17 @@ class Upstream:
             self._tell_path()
 
     def _tell_path(self) -> None:
-        self._path_timer = None
         for client, knows in self._watchers.items():
             if not knows and client.waiting_replies < MAX_REPLIES:
                 self._watchers[client] = True
                 client.notify(controls.LINK_PATH, self.path)
         if not all(self._watchers.values()) and self._path_timer is None:
-            self._path_timer = self._clock.callLater(_RETRY, self._tell_path)
+            self._path_timer = self._clock.callLater(_RETRY, self._tell_path_again)
         self._flush()
+
+    def _tell_path_again(self) -> None:
+        self._path_timer = None
+        self._tell_path()
 
     def observe_name(self, client: Client, wants: bool) -> None:
         """Send a client its name whenever it changes, or stop doing so."""

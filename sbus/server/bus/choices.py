@@ -39,7 +39,8 @@ def handle(client: ReceivingHalf, key: bytes, payload: bytes | None) -> None:
 
 
 def _whoami(client: ReceivingHalf, key: bytes) -> bool:
-    client.registry.upstream.whoami(client)
+    if not client.is_write_closed:
+        client.registry.upstream.whoami(client)
     return True
 
 

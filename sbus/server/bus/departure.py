@@ -75,6 +75,7 @@ class Departure:
         :param detail: more about the reason.
         """
         client = self._client
+        client.is_ending = True
         client.pause()
         client.user.lines.leave(client)
         client.user.blockers.pop(client, None)
@@ -114,6 +115,7 @@ class Departure:
 
     def _send_rest(self) -> None:
         client = self._client
+        client.registry.upstream.stop_waiting(client)
         self.drop()
         if client.transport is not None:
             if len(client.queue):
@@ -134,6 +136,7 @@ class Departure:
         self._client.user.blockers.pop(self._client, None)
         self.drop()
         self._client.queue.discard_all()  # packets that came after the transport discarded the others
+        self._client.forget_replies()
 
     def lose(self) -> None:
         """Free the place of the client, whose connection is lost; the last steps follow at its place in the mail."""

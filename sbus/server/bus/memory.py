@@ -91,11 +91,6 @@ def pattern_memory(pattern: bytes, separator: bytes, secret: SecretKey | None) -
     return memory
 
 
-def _is_leaving(client: Holder) -> bool:
-    """Return whether a client is being closed; one that has shut down writing stays as long as it reads."""
-    return client.reason is not None and client.reason is not CloseReason.PEER_CLOSED
-
-
 class _Leaving(Protocol):
     @property
     def user(self) -> User: ...
@@ -170,7 +165,7 @@ class MemoryGuard:
             self._has_sampled = False
         some, self._to_sample = self._to_sample[:_SAMPLES], self._to_sample[_SAMPLES:]
         for client in some:
-            if self._is_tight(client.user) and not _is_leaving(client):
+            if self._is_tight(client.user) and not client.is_ending:
                 client.sample_kernel()
                 self._has_sampled = True
         self._is_sampling = True
@@ -212,7 +207,7 @@ class MemoryGuard:
                 there[user] = []
                 for client in user.clients:
                     size = client.memory()
-                    if not _is_leaving(client):
+                    if not client.is_ending:
                         there[user].append((size, client.number, client))
                     else:
                         memory[user] -= size

@@ -82,10 +82,7 @@ _NOBODY = _Nobody()
 
 
 class _Hot:
-    """The fields that loops over thousands of receivers read, together at the front of the object.
-
-    Elsewhere, they took three cache lines, and row ``flip`` had a third of its throughput.
-    """
+    """The fields that loops over thousands of receivers read, in front; before, row ``flip`` had a third as much."""
 
     __slots__ = ("direct", "queue", "transport", "user")
 
@@ -118,6 +115,7 @@ class ReceivingHalf(_Hot, ABC):
     :ivar lost: messages that were dropped for the client.
     :ivar connected_at: when the client connected, in seconds since the epoch.
     :ivar reason: why the connection is to be closed, or was; else None.
+    :ivar is_ending: whether it is being disconnected; not while it only gets its queue after it has shut down writing.
     :ivar is_paused: whether the client is not read from.
     :ivar front: a snapshot that is sent before the queue; None without one.
     :ivar is_write_closed: whether the client has shut down reading.
@@ -138,6 +136,7 @@ class ReceivingHalf(_Hot, ABC):
         "connected_at",
         "front",
         "has_echo",
+        "is_ending",
         "is_free",
         "is_paused",
         "is_write_closed",
@@ -174,15 +173,12 @@ class ReceivingHalf(_Hot, ABC):
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
-        self.pattern_memory = 0
-        self.lost = 0
+        self.pattern_memory = self.lost = self.untold = 0
         self.connected_at = time.time()
         self.reason: CloseReason | None = None
-        self.is_paused = False
-        self.has_echo = True
+        self.is_ending = self.is_paused = False
+        self.has_echo = self.is_free = True
         self.rights = FREE
-        self.is_free = True
-        self.untold = 0
         self._identity: Identity | None = None
         self._is_loading = False
         self._letters = 0  # replies in the mail
@@ -191,8 +187,7 @@ class ReceivingHalf(_Hot, ABC):
         self.front: Front | None = None
         self.is_write_closed = False
         # The charges for it
-        self._buffer = 0
-        self._in_kernel = 0
+        self._buffer = self._in_kernel = 0
         self._kept = 0  # packets that were read, and wait to be handled
         self._unsent = 0  # replies in the mail, and replies that are held back
 
@@ -372,6 +367,13 @@ class ReceivingHalf(_Hot, ABC):
         size = sign * (len(packet) + PRICE + REPLY + ENTRY_MEMORY)
         self._unsent += size
         self.user.charge_memory(size)
+
+    def forget_replies(self) -> None:
+        """Drop the replies that are held back: nothing can be sent to the client any longer."""
+        for packet in filter(None, self._held):
+            self._charge_reply(packet, -1)
+        self._held.clear()
+        self._maybe_resume()
 
     def notify(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.core.interfaces.Client`."""

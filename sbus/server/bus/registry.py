@@ -165,14 +165,12 @@ class SubscriptionRegistry(Service):
         self.admission = Admission(self.limits, self.users)
         self._router = Router(dialect, self.scheduler, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
-        longest, muted = self.limits.max_packet, self._router.muted
+        longest, muted, leaving = self.limits.max_packet, self._router.muted, self._pattern_drops.receivers
         self.delivery = Delivery(
             self.counters, self._events, credentials, self._backpressure, self.scheduler, muted, longest
         )
         self.clients = self._members.clients
-        self.memory = MemoryGuard(
-            account, self.clients, self._pattern_drops.receivers, clock, self.users.all, self.scheduler
-        )
+        self.memory = MemoryGuard(account, self.clients, leaving, clock, self.users.all, self.scheduler)
         self._notices = InterestNotices(clock, self.delivery.flush)
         self.interest = Interest(
             self._router,
@@ -193,7 +191,7 @@ class SubscriptionRegistry(Service):
             for pattern in self.last_values.listed:
                 self._router.add(self.last_values, pattern, None)
         self._pattern_lists = PatternLists(
-            self._router, self.clients, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
+            self._router, self.clients, leaving, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
         )
         self.upstream = self._router.upstream = Upstream(
             clock,
@@ -231,9 +229,7 @@ class SubscriptionRegistry(Service):
         )
         self.subscribe = self._subscriptions.subscribe
         self.unsubscribe = self._subscriptions.unsubscribe
-        self._services = Services(
-            self.delivery, self.interest, self.admission, self._members, self.users, self._forget_user
-        )
+        self._services = Services(self.delivery, self.admission, self._members, self.users, self._forget_user)
         self.requests = Requests(
             self.interest,
             self._pattern_lists,
@@ -526,7 +522,7 @@ class SubscriptionRegistry(Service):
             packet = build(MSG, key, payload)
         except TypeError as e:
             raise UsageError(f"a key and a payload are bytes, for example b'state/on' and text.encode(): {e}") from None
-        self.route(key)  # checks it, too
+        self.dialect.check(key)
         if self._events.is_notifying:
             self._clock.callLater(0, self._publish, packet, key)  # when the batch, or the entry of mail, is over
         else:

@@ -83,6 +83,8 @@ class Router:
         if secret is not None and self.upstream is not None and self.upstream.is_chained:
             chained = self.upstream.receivers(key, self._look_up_secret)
             if chained is not None:
+                if not chained:
+                    self.upstream.count_secret(key)
                 return Route(chained, self._cache.all_groups)
         receivers = self._look_up(key, secret)
         if not self._is_caching:
@@ -189,8 +191,10 @@ class Router:
 
         :raises Violation: if the protocol forbids the key.
         """
-        found = self._index.look_up(key, self.dialect.check(key))[0]
-        return tuple(receiver for receiver in found if receiver not in self.muted) if self.muted else found
+        secret, chained = self.dialect.check(key), None
+        if secret is not None and self.upstream is not None:
+            chained = self.upstream.receivers(key, self._look_up_secret)
+        return self._look_up(key, secret) if chained is None else chained
 
     @property
     def index(self) -> PatternIndex[Receiver]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sbus.server.asks.interest import Interest
 from sbus.server.bus.admission import Admission
 from sbus.server.bus.delivery import Delivery
 from sbus.server.bus.members import Members
@@ -27,14 +26,12 @@ class Services:
     def __init__(
         self,
         delivery: Delivery,
-        interest: Interest,
         admission: Admission,
         members: Members,
         users: Users,
         forget_user: Callable[[User], None],
     ) -> None:
         self._delivery = delivery
-        self._interest = interest
         self._admission = admission
         self._members = members
         self._users = users
@@ -46,7 +43,7 @@ class Services:
         Links, bridges, recorders and monitors say what they are before they subscribe. Together they are one user, who
         is not exempt. A service that finds no room is disconnected.
         """
-        if not client.user.is_exempt or client.patterns or self._interest.count(client):
+        if not client.user.is_exempt or client.pattern_memory:  # also of watches that have ended a moment ago
             return
         self._delivery.flush()  # its replies
         if self._post_enlisting(client):

@@ -150,7 +150,9 @@ class Holder(Protocol):
     """A client, as far as memory is concerned."""
 
     number: int
-    reason: CloseReason | None
+
+    is_ending: bool
+    """Whether it is being disconnected; not while it only gets its queue after it has shut down writing."""
 
     @property
     def user(self) -> UserShare:
@@ -177,6 +179,9 @@ class Client(Publisher, Receiver, Holder, Protocol):
 
     connected_at: float
     """When it connected, in seconds since the epoch."""
+
+    reason: CloseReason | None
+    """Why its connection is to end, or has ended; else None."""
 
     listener: Listener
     """The socket at which it has connected."""

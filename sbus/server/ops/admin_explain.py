@@ -41,11 +41,11 @@ def explain(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
     limit = limit_of(asked)
     key = asked.need("key").encode("utf-8", "surrogateescape")
     try:
-        secret = registry.dialect.check(key)
+        registry.dialect.check(key)
     except Violation as e:
         raise Problem(400, f"no message can have this key: {e}: ask for another key") from None
     publisher, receiver = (_client(registry, asked, name) for name in ("publisher", "receiver"))
-    return _Explanation(registry, key, secret, publisher, receiver, limit).pieces()
+    return _Explanation(registry, key, publisher, receiver, limit).pieces()
 
 
 def _client(registry: SubscriptionRegistry, asked: Asked, name: str) -> Client | None:
@@ -61,6 +61,7 @@ def _client(registry: SubscriptionRegistry, asked: Asked, name: str) -> Client |
 class _Explanation:
     """The rows of one answer.
 
+    :param asked_key: the key as it would be published; the link's name may be in front of it.
     :param publisher: the client that would publish; None: any.
     :param asked_for: the client whose patterns are to be explained; None: none.
     """
@@ -68,15 +69,15 @@ class _Explanation:
     def __init__(
         self,
         registry: SubscriptionRegistry,
-        key: bytes,
-        secret: SecretKey | None,
+        asked_key: bytes,
         publisher: Client | None,
         asked_for: Client | None,
         limit: int,
     ) -> None:
         self._registry = registry
-        self._key = key
-        self._secret = secret
+        self._asked_key = asked_key
+        self._key = registry.upstream.local(asked_key)
+        self._secret = registry.dialect.check(self._key)
         self._publisher = publisher
         self._asked_for = asked_for
         self._limit = limit
@@ -87,7 +88,7 @@ class _Explanation:
         registry = self._registry
         refused = self._refused()
         fields = {
-            "key": as_text(redact(registry.dialect, self._key)),
+            "key": as_text(redact(registry.dialect, self._asked_key)),
             "is_secret": self._secret is not None,
             "is_refused": refused is not None,
             "refused": refused,
@@ -137,7 +138,7 @@ class _Explanation:
         """Yield each receiver with a pattern; None between slices."""
         router = self._registry.router
         if self._secret is not None:
-            for receiver in router.look_up(self._key):
+            for receiver in router.look_up(self._asked_key):
                 yield redact(self._registry.dialect, self._key), receiver
             return
         for step in router.index.walk_open(self._key):

@@ -80,6 +80,26 @@ def test_the_path_keeps_its_mode_and_goes(fixture: Fixture) -> None:
     assert fixture.reactor.readers == []
 
 
+def test_a_connection_that_cannot_be_taken_ends_no_port(fixture: Fixture) -> None:
+    """Without a descriptor for a connection that was accepted, that one is closed, and the port rests for a second."""
+
+    def refuse(sock: socket.socket) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    [reader] = fixture.reactor.readers
+    take, fixture.port._accepted = fixture.port._accepted, refuse
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(fixture.path))
+        reader.doRead()
+        assert fixture.reactor.readers == []
+        assert client.recv(1) == b""
+    fixture.port._accepted = take
+    fixture.reactor.advance(1)
+    fixture.connect(b"next")
+    fixture.reactor.readers[0].doRead()
+    assert fixture.accepted == [b"next"]
+
+
 def test_rests_without_descriptors(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without descriptors the port rests for a second; closed meanwhile, it does not come back."""
 

@@ -132,6 +132,22 @@ def test_explain_secrets():
     assert {row["client"]: row["reason"] for row in found["others"]} == {2: "secret", 3: "credentials"}
 
 
+def test_explain_a_secret_of_a_bus_with_a_master():
+    """A key with the link's name in front is for clients here; one without it for the link, if secrets go up."""
+    name, key = "!/cred/1/2/3", "!/cred/100/1000/7/hidden"
+    for secrets_go_up in (False, True):
+        bus = Bus(secrets_go_up=secrets_go_up)
+        bus.connect(pid=7).send(b"SUB !/cred////hidden")
+        assert got(bus, "/v1/explain", key=key)["total"] == (not secrets_go_up)
+        assert bus.registry.upstream.dropped_secrets == 0
+        bus.connect(uid=0).send(b"CMSG link/path\0" + b"f" * 32 + b" above", b"CMSG link/up\0" + name.encode())
+        found = got(bus, "/v1/explain", key=f"{name}/{key}")
+        assert "hidden" not in json.dumps(found)
+        assert [row["client"] for row in found["receivers"]] == [1]
+        found = got(bus, "/v1/explain", key=key)
+        assert [row["client"] for row in found["receivers"]] == [2 if secrets_go_up else 1]
+
+
 def test_explain_a_client():
     """For a client that would get nothing, the answer says where its patterns and the key part."""
     bus = Bus()

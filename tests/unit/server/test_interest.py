@@ -178,6 +178,37 @@ def test_observers_do_not_count():
     assert not bus.registry.interest.uncounted
 
 
+def test_an_observer_that_changes_its_mind_costs_watchers_little(monkeypatch):
+    """Only the keys that its patterns match are looked up, at once; with many patterns all are, once a second."""
+    bus = Bus()
+    watcher, fickle = bus.connect(uid=2), bus.connect(uid=3)
+    watcher.send(b"CMSG interest/on\0a", *(b"CMSG interest/on\0k/%d" % n for n in range(50)))
+    fickle.send(b"SUB a*")
+    assert notices(watcher)[-1] == (b"a", 1)
+    looked: list[bytes] = []
+    open_tables = bus.registry.router.open_tables
+
+    def look(key: bytes) -> object:
+        looked.append(key)
+        return open_tables(key)
+
+    monkeypatch.setattr(bus.registry.router, "open_tables", look)
+    for _ in range(3):
+        fickle.send(b"CMSG observer/on", b"SUB a*", b"UNSUB a*", b"CMSG observer/off")
+        settle(bus)
+    assert notices(watcher) == []
+    fickle.send(b"CMSG observer/on", b"UNSUB a*", b"SUB a*")
+    settle(bus)
+    assert notices(watcher) == [(b"a", 0)]
+    fickle.send(b"CMSG observer/off")
+    assert notices(watcher) == [(b"a", 1)]
+    assert set(looked) <= {b"a"}
+    fickle.send(*(b"SUB x/%d" % n for n in range(100)), *[b"CMSG observer/on", b"CMSG observer/off"] * 20)
+    bus.clock.advance(1)
+    bus.settle()
+    assert looked.count(b"k/1") == 1
+
+
 def test_probe():
     """Root learns how many would receive a message, others whether anybody would; each one's own copy counts."""
     bus = Bus()

@@ -277,6 +277,30 @@ def test_unread_snapshots_end_at_the_limit_of_their_user():
     assert one.is_connected
 
 
+def test_a_client_over_its_limit_is_disconnected_once():
+    """While the end of such a client waits in its mail, further replaced values put nothing more there."""
+    bus = HandTurnedBus(TICK, last_values=EVERYTHING, limits=Limits(user_memory=500_000))
+    one, late, other = bus.connect(uid=2), bus.connect(), bus.connect(uid=3)
+    readers = [late, *(bus.connect() for _ in range(3))]
+    for reader in readers:
+        reader.send(b"SUB m")
+    one.send(*(b"MSG %d\0" % n + bytes(10_000) for n in range(60)))
+    bus.finish()
+    late.stall()
+    late.send(b"CMSG last\0")
+    bus.finish()
+    bus.use_up(late, 100_000)
+    one.protocol.user.lines.deficit = 1 << 40
+    one.send(b"MSG m\0")
+    for _ in range(5):
+        one.send(*(b"MSG %d\0" % n + bytes(10_000) for n in range(60)))
+    assert late.protocol.reason is CloseReason.USER_LIMIT
+    assert late.protocol.user.lines.letters == {late.protocol: 1}
+    bus.finish()
+    assert not late.is_connected
+    assert other.is_connected
+
+
 def test_a_client_that_stops_reading_is_read_again():
     """A client whose socket takes nothing more gets no snapshot; what it sends is handled."""
     bus = Bus(last_values=EVERYTHING)

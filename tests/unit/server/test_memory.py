@@ -296,6 +296,26 @@ def test_the_largest_holder_is_shed():
     assert bus.registry.users.budget.memory.held == small.protocol.memory() + middle.protocol.memory()
 
 
+def test_a_client_that_only_drains_is_shed():
+    """A client that has shut down writing, and reads its queue slowly, counts as any other."""
+    bus = bus_with(max_memory=16 * 20_000)
+    drained, reader, publisher = bus.connect(uid=1), bus.connect(uid=2), bus.connect(uid=3)
+    for peer in (drained, reader):
+        peer.send(b"SUB %d" % peer.protocol.peer.uid)
+        peer.stall()
+    for _ in range(17):
+        publisher.send(b"MSG 1\0" + bytes(10_000))
+    drained.transport.end()
+    bus.settle()
+    account = bus.registry.users.budget.memory
+    assert drained.is_connected
+    for _ in range(12):
+        publisher.send(b"MSG 2\0" + bytes(10_000))
+    bus.settle()
+    assert (drained.is_connected, reader.is_connected) == (False, True)
+    assert account.held <= account.limit
+
+
 def test_no_more_than_needed_is_shed():
     """Clients go until a sixteenth is free, one after the other; what is about to be free counts already."""
     bus = bus_with(max_memory=16 * 20_000)

@@ -124,6 +124,28 @@ def test_patterns_that_come_and_go_do_not_pile_up():
     assert picture.patterns == set()
 
 
+def test_patterns_of_a_client_that_is_leaving():
+    """A list that begins while the patterns of a departed client are being dropped has all later subscribers."""
+    bus = HandTurnedBus()
+    leaving, other, late = bus.connect(uid=7), bus.connect(uid=8), bus.connect(uid=9)
+    leaving.send(*(b"SUB %d" % n for n in range(1000)))
+    bus.finish()
+    bus.use_up(leaving, 1000)
+    leaving.transport.end()
+    bus.settle()
+    assert len(leaving.protocol.patterns) > 900
+    picture = Picture(bus.connect(uid=0))
+    picture.peer.send(ASK)
+    bus.finish()
+    picture.update()
+    assert (picture.is_complete, picture.patterns) == (True, set())
+    late.send(b"SUB 999")
+    bus.finish()
+    picture.update()
+    assert picture.patterns == {b"999"}
+    assert other.is_connected
+
+
 def test_patterns_that_change_while_they_are_counted():
     """So many patterns that to count them takes several turns of the reactor, and some that come and go meanwhile."""
     bus = HandTurnedBus(limits=Limits(user_patterns=100_000))

@@ -67,6 +67,25 @@ def test_a_service_says_so_first():
         assert client.protocol.user.uid == SERVICES
 
 
+def test_watches_that_are_still_being_dropped():
+    """A client whose watches have ended, but are still charged, stays with its user until they are gone."""
+    bus = HandTurnedBus()
+    client, other = bus.connect(uid=0), bus.connect(uid=OTHER)
+    for first in range(0, 1000, 100):
+        client.send(*(b"CMSG interest/on\0%d" % n for n in range(first, first + 100)))
+        bus.finish()
+    bus.use_up(client, -100)
+    client.protocol.user.lines._first = 2  # readers come first in the next turn
+    client.send(b"CMSG interest/off", b"CMSG observer/on")
+    bus.finish()
+    assert client.protocol.settings.observer
+    user = client.protocol.user
+    assert (user.uid, user.patterns, user.memory) == (0, 0, CLIENT_MEMORY)
+    client.send(b"CMSG observer/on")
+    assert client.protocol.user.uid == SERVICES
+    assert other.is_connected
+
+
 def test_a_service_with_replies_to_read():
     """A client whose socket is full stays with its user, and gets all of its replies."""
     bus = Bus()

@@ -89,7 +89,7 @@ def test_the_state_of_settings():
 
 NOT_STATE = {
     "_delivery", "_scheduler", "registry", "transport", "queue", "naming", "user",  # other objects
-    "_departure",  # time left
+    "_departure", "is_ending",  # time left
     "_fast_path", "direct", "has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
     "_identity", "rights", "is_free", "_pace",  # the kernel is asked again, and the policy
     "_is_loading", "front", "on_room",  # a client asks again

@@ -123,6 +123,14 @@ def test_secrets_have_one_destination():
     assert bus.registry.upstream.dropped_secrets == 2
 
 
+def test_a_secret_of_the_program_is_dropped_once():
+    """A secret message of the program around the bus counts once if there is no link."""
+    bus = Bus(secrets_go_up=True)
+    bus.registry.publish(OWN + b"/x", b"")
+    bus.settle()
+    assert bus.registry.upstream.dropped_secrets == 1
+
+
 def test_cached_routes_are_forgotten_with_p():
     """A route that was cached before P was known is not used afterwards."""
     bus = Bus()
@@ -164,6 +172,20 @@ def test_waiting_replies_are_bounded():
     assert other.take() == [b"MSG a\0"]
 
 
+def test_replies_that_wait_are_none_of_a_client_that_has_stopped_reading():
+    """A client that shuts down reading while many of its replies wait is read on, and leaves."""
+    bus = Bus(secrets_go_up=True)
+    client, other = bus.connect(uid=7), bus.connect()
+    other.send(b"SUB a")
+    client.send(*[WHOAMI] * 70, b"MSG a\0", *[WHOAMI] * 70, b"MSG a\0")
+    client.transport.breakDown()
+    bus.settle()
+    assert other.take() == [b"MSG a\0"] * 2
+    client.transport.end()
+    bus.settle()
+    assert list(bus.registry.clients.values()) == [other.protocol]
+
+
 def test_whoami_is_a_fence_through_the_tree():
     """The reply waits for the link's word about the client's own subscriptions; other clients' replies do not wait."""
     bus = Bus()
@@ -199,6 +221,20 @@ def test_fence_ends_after_a_second_or_with_the_link():
     link.transport.hang_up()
     bus.settle()
     assert len(client.take()) == 1
+
+
+def test_a_client_that_half_closes_waits_for_no_fence():
+    """A client that shuts down writing gets the replies that wait for the link, and then the end."""
+    bus = Bus()
+    link = link_to(bus)
+    client = bus.connect(pid=7)
+    client.send(b"SUB a", WHOAMI, b"CMSG probe\0a")
+    assert client.take() == []
+    client.transport.end()
+    bus.settle()
+    assert client.take() == [WHOAMI + b"\0" + P + b"/" + OWN, b"CMSG probe\0001 a"]
+    assert not client.is_connected
+    assert link.is_connected
 
 
 def test_subscription_taken_back_needs_no_fence():
@@ -346,6 +382,23 @@ def test_path_is_told_and_told_again():
     link.transport.hang_up()
     bus.settle()
     assert client.take() == [b"CMSG link/path\0" + own]
+
+
+def test_one_timer_reminds_of_a_path():
+    """However often the path changes, a client that does not read costs one look a second; it gets the last path."""
+    bus = Bus(name="leaf")
+    client, link = bus.connect(uid=12345), link_to(bus)
+    client.stall()
+    client.send(b"CMSG link/path", *[WHOAMI] * 70)
+    before = len(bus.clock.getDelayedCalls())
+    for change in range(20):
+        link.send(b"CMSG link/path\0%032x above" % change)
+    assert len(bus.clock.getDelayedCalls()) == before + 1
+    client.drain()
+    bus.clock.advance(1)
+    bus.settle()
+    assert client.take()[-1].endswith(b"\n%032x above" % 19)
+    assert len(bus.clock.getDelayedCalls()) == before
 
 
 def test_chain_tells_a_new_name():
