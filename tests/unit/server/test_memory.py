@@ -231,8 +231,8 @@ def test_replies_in_the_mail_are_charged():
     assert user.memory == before
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_replies_that_are_held_back_are_charged(is_lost):
+@pytest.mark.parametrize("end", ["answer", "loss", "no more reading"])
+def test_replies_that_are_held_back_are_charged(end):
     """Replies that wait for the name of the bus at its master are memory of their client, until they have gone."""
     bus = bus_with(user_memory=1 << 20, secrets_go_up=True)
     link, peer = bus.connect(uid=0), bus.connect(uid=UID)
@@ -243,11 +243,15 @@ def test_replies_that_are_held_back_are_charged(is_lost):
     assert peer.transport.is_paused
     assert 1_100_000 < user.memory - kept - CLIENT_MEMORY < 1_100_000 + 11 * 1_000
     assert user.memory == peer.protocol.memory()
-    if is_lost:
+    if end == "loss":
         peer.transport.abortConnection()
+    elif end == "no more reading":
+        peer.transport.breakDown()
+        bus.settle()
+        assert user.memory == peer.protocol.memory() == CLIENT_MEMORY
     link.send(b"CMSG link/path\0" + b"f" * 32 + b" above", b"CMSG link/up\0!/cred/1/2/3")
     bus.settle()
-    if not is_lost:
+    if end == "answer":
         assert len(peer.take()) == 21
         assert user.memory == peer.protocol.memory() == CLIENT_MEMORY
     assert bus.registry.users.budget.memory.held == sum(each.memory() for each in bus.registry.clients.values())
