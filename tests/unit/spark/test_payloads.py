@@ -58,7 +58,7 @@ def test_json():
         (b'{"t": 1', "not JSON: Input data was truncated"),
         (b"{} x", "not JSON: JSON is malformed: trailing characters"),
         (b'{"t": NaN}', "not JSON: JSON is malformed"),
-        (b'{"unit": "\xff"}', "not JSON: 'utf-8' codec can't decode byte 0xff"),
+        (b'{"unit": "\xff"}', "not JSON: "),  # the rest is msgspec's
         (b'{"unit": "\\ud800"}', "not JSON: "),
         (b'{"more": ' + b"[" * 100_000, "not JSON: maximum recursion depth"),
         (b'{"t": "1"}', "Expected `float | null`, got `str` - at `$.t`"),
