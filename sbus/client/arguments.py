@@ -7,6 +7,7 @@ below, when half of the work may be done.
 from __future__ import annotations
 
 import math
+import operator
 
 from sbus.errors import InvalidKey, UsageError
 
@@ -71,16 +72,20 @@ def check_seconds(seconds: object, name: str = "timeout") -> float:
     try:
         math.isnan(seconds)  # type: ignore[arg-type]  # float() would parse text
         return float(seconds)  # type: ignore[arg-type]
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{name}={seconds!r:.80}: give a number of seconds") from None
 
 
-def check_count(count: object, name: str, remedy: str, least: int = 1, most: float = math.inf) -> None:
-    """Check that an argument is an integer within its limits.
+def check_count(count: object, name: str, remedy: str, least: int = 1, most: float = math.inf) -> int:
+    """Return an argument that is a whole number, of any type, within its limits.
 
     :param name: the name of the argument, for the error.
     :param remedy: what to give.
     :raises UsageError: if it is not.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= most:
-        raise UsageError(f"{name}={count!r:.80}: {remedy}")
+    try:
+        if not isinstance(count, bool) and least <= (whole := operator.index(count)) <= most:  # type: ignore[arg-type]
+            return whole
+    except TypeError:
+        pass
+    raise UsageError(f"{name}={count!r:.80}: {remedy}")

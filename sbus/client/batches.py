@@ -44,7 +44,7 @@ class PayloadBatch(Generic[T]):
         :raises sbus.errors.UsageError: if `size` is not positive, or the batch has ended.
         """
         self._check_open()
-        check_count(size, "size", "a view has at least 1 byte")
+        size = check_count(size, "size", "give a whole number of bytes: a view has at least 1 byte")
         if not self._core.payloads.is_open:
             self._core.check_size(size)
         return memoryview(bytearray(size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
@@ -92,7 +93,8 @@ class ConnectOptions:
         find_dialect(self.dialect)
         limit = "give the server's limit in bytes (409600 by default)"
         check_count(self.max_packet, "max_packet", limit)
-        check_count(self.reconnect_buffer, "reconnect_buffer", "give a number of bytes above 0")
+        if self.reconnect_buffer != math.inf:
+            check_count(self.reconnect_buffer, "reconnect_buffer", "give a number of bytes above 0, or math.inf")
         if self.timeout is not None:
             check_seconds(self.timeout)
         if self.reconnect and not isinstance(self.reconnect, (bool, Backoff)):

@@ -86,7 +86,7 @@ def build_put(payload: bytes, id: bytes | str | None = None, delay: float = 0.0)
         if len(name) > _LONGEST_ID or name.split() != [name] or b"\0" in name:
             raise UsageError(f"id={id!r:.80}: give 1 to {_LONGEST_ID} bytes without white space and NUL")
         words.append(b"id=" + name)
-    delay = check_seconds(delay, "delay")
+    delay = check_seconds(delay or 0.0, "delay")
     if delay:
         if not 0 < delay < float("inf"):
             raise UsageError(f"delay={delay}: give a number of seconds")

@@ -210,11 +210,14 @@ class JetStore(Store):
             await self._nats.publish(subject, json.dumps(limits).encode(), reply=self._inbox)
 
     async def _come(self, message: Msg) -> None:
-        if not message.reply:  # the end of a request, with the number of jobs that it has not brought
+        if message.reply:
+            self._pulled -= 1
+            await self._receive(message)
+        else:  # the end of a request, with the number of jobs that it has not brought
             self._pulled = max(0, self._pulled - int((message.headers or {}).get("Nats-Pending-Messages", 0)))
-            self.on_arrival()
-            return
-        self._pulled -= 1
+        self.on_arrival()
+
+    async def _receive(self, message: Msg) -> None:
         seq, delivered = message.metadata.sequence.stream, message.metadata.num_delivered
         try:
             job, payload = _parse(seq, message.data)
@@ -229,7 +232,6 @@ class JetStore(Store):
         if held is None or not held.reply:
             job.tries += delivered - 1
             self._arrived.append(job)
-            self.on_arrival()
 
     def take(self) -> list[Job]:
         """Return the jobs that have come since the last call."""
@@ -390,8 +392,6 @@ class _Jobs(JobQueue):
         if (known := self.jobs.get(job.id)) is not None:
             self.forget([known])
         self.add(job)
-        if not job.reason and job.tries >= self.settings.deliveries:  # services that had it were killed
-            self._return(job, death="the lease ran out")
 
     def take_changes(self) -> Changes:
         """Return what has changed for the stream: jobs that leave, dead ones, and those that are done."""

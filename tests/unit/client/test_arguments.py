@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from sbus.client.arguments import check_count, check_function, check_seconds, check_text
+from sbus.client.options import ConnectOptions
+from sbus.client.queues import build_put
 from sbus.errors import UsageError
 
 
@@ -25,7 +27,7 @@ def test_no_number_is_left_to_the_caller() -> None:
     assert math.isnan(check_seconds(math.nan))
 
 
-@pytest.mark.parametrize("seconds", ["1", b"1", None, [1], 1j, 10**400, object()])
+@pytest.mark.parametrize("seconds", ["1", b"1", None, [1], 1j, 10**400, object(), Decimal("sNaN")])
 def test_what_is_no_number_of_seconds(seconds: Any) -> None:
     """Text is none either, even if it could be parsed; the error shows the argument."""
     with pytest.raises(UsageError, match=r"^delay=.{1,80}: give a number of seconds$"):
@@ -38,6 +40,29 @@ def test_what_is_no_count(count: Any) -> None:
     check_count(10, "n", "give 1 to 10", most=10)
     with pytest.raises(UsageError, match=r"^n=.*: give 1 to 10$"):
         check_count(count, "n", "give 1 to 10", most=10)
+
+
+def test_whole_numbers_of_other_types() -> None:
+    """Any whole number will do, such as numpy's, and is an int from there on."""
+
+    class Whole:
+        def __index__(self) -> int:
+            return 7
+
+    checked = check_count(Whole(), "n", "give 1 to 10", most=10)
+    assert (type(checked), checked) == (int, 7)
+
+
+def test_options_without_a_limit() -> None:
+    """As many messages may wait for a bus as memory has room for."""
+    assert ConnectOptions(reconnect_buffer=math.inf).reconnect_buffer == math.inf  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^reconnect_buffer=0: give a number of bytes above 0, or math\.inf$"):
+        ConnectOptions(reconnect_buffer=0)
+
+
+def test_a_job_without_a_delay() -> None:
+    """None is no delay, as 0 is."""
+    assert build_put(b"x", delay=None) == build_put(b"x")  # type: ignore[arg-type]
 
 
 def test_functions_and_text() -> None:
