@@ -54,6 +54,10 @@ RECORD_SIZE = _FORMAT.size
 REPAIR = "restore it from a copy, or run 'sbus journal repair', which says what is lost"
 """The remedy for damage, as the end of an error."""
 
+_CHECKED_AT_ONCE = 1 << 24
+"""Bytes that are read to be checked. The bytes of a longer record are checked in such pieces before they take memory: a
+small file with a hole can have a record of 8 GiB."""
+
 _MOST_BYTES = 1 << 33
 """More bytes than a batch has: its keys and its payloads have less than 2 GiB each."""
 
@@ -258,15 +262,27 @@ def read_record(path: str, file: pa.NativeFile, record: Record) -> pa.Buffer:
     """
     if record.end > file.size():
         raise JournalError(f"{path}: it ends at byte {file.size()}, before the rows do: {REPAIR}")
-    file.seek(record.start)
+    length = record.end - record.start
+    data: pa.Buffer | None = None
     try:
-        data = file.read_buffer(record.end - record.start)
+        if length <= _CHECKED_AT_ONCE or _checksum(file, record) == record.crc:
+            file.seek(record.start)
+            data = file.read_buffer(length)
     except (OSError, MemoryError) as e:
         what = getattr(e, "strerror", None) or e
         raise JournalError(f"{path}: the bytes {record.start} to {record.end} cannot be read: {what}: {REPAIR}") from e
-    if zlib.crc32(data) != record.crc:
+    if data is None or zlib.crc32(data) != record.crc:
         raise JournalError(
             f"{path}: the bytes {record.start} to {record.end} are damaged "
             f"({record.rows} rows from {record.first_seq}): {REPAIR}"
         )
     return data
+
+
+def _checksum(file: pa.NativeFile, record: Record) -> int:
+    """Return the CRC-32 of the bytes that a record stands for."""
+    crc = 0
+    file.seek(record.start)
+    for at in range(record.start, record.end, _CHECKED_AT_ONCE):
+        crc = zlib.crc32(file.read_buffer(min(_CHECKED_AT_ONCE, record.end - at)), crc)
+    return crc

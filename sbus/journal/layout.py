@@ -199,14 +199,29 @@ def read_blocks(fd: int, start: int = 0, end: int = _MOST) -> Iterator[tuple[int
 
     :param start: the offset to begin at; all blocks but the last one have a multiple of 64 bytes.
     :param end: the offset to end at.
+    :raises JournalError: if the disk cannot read it.
     """
     at = start
-    while at < end and (data := os.pread(fd, min(_BLOCK, end - at), at)):
+    while at < end and (data := _read(fd, min(_BLOCK, end - at), at)):
         if data.count(0) < len(data):
             yield at, data
             at += len(data)
         else:
             at = _next_data(fd, at + len(data), end)
+
+
+def _read(fd: int, size: int, at: int) -> bytes:
+    try:
+        return os.pread(fd, size, at)
+    except OSError as e:
+        if e.errno != errno.EIO:
+            raise
+        raise _unreadable(os.readlink(f"/proc/self/fd/{fd}"), e) from None
+
+
+def _unreadable(path: str, error: OSError) -> JournalError:
+    """Return the error for a file on a bad sector."""
+    return JournalError(f"{path}: it cannot be read ({error.strerror}): restore it from a copy, or repair the journal")
 
 
 def _next_data(fd: int, at: int, end: int) -> int:
@@ -224,7 +239,12 @@ def read_object(path: str) -> dict[str, Any]:
     :raises JournalError: if the file holds anything else.
     """
     with open_plain(path) as file:
-        data = file.read(_LONGEST_OBJECT + 1)
+        try:
+            data = file.read(_LONGEST_OBJECT + 1)
+        except OSError as e:
+            if e.errno != errno.EIO:
+                raise
+            raise _unreadable(path, e) from None
     try:
         fields = json.loads(data) if len(data) <= _LONGEST_OBJECT else None
     except (ValueError, RecursionError):

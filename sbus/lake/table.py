@@ -259,9 +259,11 @@ def open_parquet(table: Table, file: DataFile) -> Iterator[pq.ParquetFile]:
                     "move it away"
                 )
             yield parquet
-    except (pa.ArrowInvalid, OSError) as e:
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as e:
         # Of damage, Arrow makes errors without a number; errors of object storage have none, either.
-        if isinstance(e, OSError) and (isinstance(e, FileNotFoundError) or e.errno or "://" in table.location):
+        if isinstance(e, (MemoryError, FileNotFoundError)):
+            raise
+        if isinstance(e, OSError) and (e.errno or "://" in table.location):
             raise
         why = " ".join(str(e).split())
         raise LakeError(f"{table.location}/{file.name}: it cannot be read ({why}): restore it from a copy") from e

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import json
 import os
@@ -25,8 +26,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import JournalError
-from sbus.journal.index import RECORD_SIZE, read_index, read_record
-from sbus.journal.layout import list_segments
+from sbus.journal.index import RECORD_SIZE, open_rows, read_index, read_record
+from sbus.journal.layout import list_segments, read_object
 from sbus.journal.lock import locked
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.repair import repair
@@ -301,6 +302,36 @@ def test_a_writer_names_a_link(journal: Path, tmp_path: Path, name: str) -> None
         JournalWriter.open(crashed)
 
 
+def test_index_on_a_bad_sector(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index that the disk cannot read is damage: the error names it, and a repair loses no row."""
+    path = list_segments(str(journal))[0].path(".idx")
+    bad, pread = os.stat(path).st_ino, os.pread
+
+    def failing(fd: int, size: int, at: int) -> bytes:
+        if os.fstat(fd).st_ino == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(
+        JournalError, match=rf"^{re.escape(path)}: it cannot be read \(Input/output error\): restore it"
+    ):
+        all_rows(journal, skip_damaged=False)
+    assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
+
+
+def test_object_on_a_bad_sector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file with the journal's identity, likewise."""
+
+    class Bad(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("sbus.journal.layout.open_plain", lambda path: Bad())
+    with pytest.raises(JournalError, match=r"nowhere: it cannot be read \(Input/output error\): restore it"):
+        read_object("/nowhere")
+
+
 def open_one(directory: Path) -> object:
     return open_journals([str(directory)])
 
@@ -329,6 +360,17 @@ class TestSparse:
         assert found.lost == []
         assert os.stat(found.kept[0]).st_size == 1 << 40
         assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+
+    def test_rows(self, journal: Path) -> None:
+        """Nor does a record that stands for a hole among the rows: its bytes are checked before they take memory."""
+        segment = list_segments(str(journal))[0]
+        record = read_index(segment).batches[-1]
+        os.truncate(segment.path(), record.start + (1 << 30))
+        with (
+            open_rows(segment) as rows,
+            pytest.raises(JournalError, match=r"\.arrows: the bytes .* are damaged \(5 rows"),
+        ):
+            read_record(segment.path(), rows, record._replace(end=record.start + (1 << 30)))
 
     def test_open(self, journal: Path, tmp_path: Path) -> None:
         """What follows the last sync record counts for nothing, as ever, and the next writer cuts it off."""

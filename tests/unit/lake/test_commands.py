@@ -156,6 +156,16 @@ def test_a_damaged_file_holds_up_no_other_hour(lake):
     assert "removed 2 hours with 25 rows" in sbus("prune", "--keep-days=1", lake)
 
 
+def test_a_footer_that_is_no_text(lake, monkeypatch):
+    """Damage in a footer can look like text that is none: the file is named."""
+
+    def unreadable(*_: object, **__: object) -> None:
+        b"\xff".decode()
+
+    monkeypatch.setattr(pq, "ParquetFile", unreadable)
+    assert "0000000001.parquet: it cannot be read ('utf-8' codec can't decode" in sbus("check", lake, status=1)
+
+
 def test_names_and_notes_of_other_users(lake):
     """They show no control characters, and a line without a time is left out."""
     (lake / "date=2026-01-31/hour=00/a\x1b[31m\nb.parquet").write_bytes(b"")
