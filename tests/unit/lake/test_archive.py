@@ -43,7 +43,7 @@ from sbus.lake.opening import open_table
 from sbus.lake.staging import stage
 from sbus.lake.table import Hour, Table
 from tests.support.archived import archived, files, recorded
-from tests.support.journals import DAMAGE, Clock, NewJournal, damage
+from tests.support.journals import DAMAGE, FORGED, Clock, NewJournal, damage, forge
 from tests.support.waiting import wait_until
 
 MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
@@ -313,7 +313,7 @@ def test_a_damaged_batch_does_not_stop_the_archive(new_journal: NewJournal, tmp_
     assert consumers(journal.directory) == {"archive": 30}
 
 
-@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("what", [*DAMAGE, *FORGED])
 def test_damaged_journals_do_not_hold_up_the_others(what: str, new_journal: NewJournal, tmp_path: Path) -> None:
     """A damaged journal is archived up to the damage, and from there on once it is whole again; each is reported."""
     names = ("a", "b", "c")
@@ -324,10 +324,10 @@ def test_damaged_journals_do_not_hold_up_the_others(what: str, new_journal: NewJ
         journal.close()
     shutil.copytree(tmp_path, tmp_path / "copy")
     for name in ("a", "b"):
-        damage(tmp_path / name, what)
+        (forge if what in FORGED else damage)(tmp_path / name, what)
     lake = tmp_path / "lake"
     arguments = ["archive", f"--journal={tmp_path}/[abc]", f"--lake={lake}", "--once", "--max-rows=12"]
-    kept = 10 if what == "rows" else 0
+    kept = 10 if what == "rows" or what in FORGED else 0
     for _ in range(2):
         result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
         assert result.exit_code == 1
