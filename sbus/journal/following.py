@@ -183,7 +183,7 @@ class Follower:
         whole = first
         try:
             for part in journal.plan(first, end):
-                for read_to, _ in read_with_ends(part, ["seq"]):
+                for read_to, _ in read_with_ends(part, ["seq", "time"]):
                     whole = read_to
         except JournalError as e:
             self._leave(journal.directory, e)

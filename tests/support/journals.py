@@ -24,7 +24,7 @@ NewJournal = Callable[..., JournalWriter]
 DAMAGE = ("rows", "index", "no index", "journal.json")
 """What `damage` can do."""
 
-FORGED = {"payload": 1 << 20}
+FORGED = {"payload": 1 << 20, "seq": 0, "time": 1 << 62}
 """What `forge` can do: for a column, the value that no row of the batch has; of payloads, the first offset."""
 
 
@@ -71,7 +71,7 @@ def forge(directory: Any, column: str) -> None:
 
     :param column: one of `FORGED`.
     """
-    (segment,) = list_segments(str(directory))
+    segment = list_segments(str(directory))[0]
     batch = read_index(segment).batches[1]
     with open_rows(segment) as arrows:
         data = read_record(segment.path(), arrows, batch)
