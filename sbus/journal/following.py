@@ -141,6 +141,8 @@ class Follower:
             except JournalError as e:
                 self._leave(journal.directory, e)
                 continue
+            if not self.fail_on_data_loss:
+                self.damaged.pop(journal.directory, None)  # no damaged row holds it up
             if self.target is not None:
                 if journal_id not in self.target:
                     continue  # it appeared after this run began
@@ -269,7 +271,8 @@ class Follower:
         try:
             return min(end, journal.limit(first, max_bytes=max_bytes))
         except JournalError as e:
-            self._leave(journal.directory, e)
+            if self.fail_on_data_loss or isinstance(e, JournalMissing):
+                self._leave(journal.directory, e)
             return end
 
 

@@ -361,6 +361,38 @@ def test_rows_that_wait_for_a_repair_fill_no_batch(new_journal: NewJournal, tmp_
     assert follower.next(ends) == ends
 
 
+def test_a_repaired_journal_fills_a_batch(new_journal: NewJournal, tmp_path: Path) -> None:
+    """Where loss is allowed, a journal that can be opened again is no longer damaged: all its rows can be read."""
+    for name in ("a", "b"):
+        with new_journal(name) as journal:
+            for _ in range(3):
+                journal.append(messages(10))
+    a, b = (JournalReader(tmp_path / name).id for name in ("a", "b"))
+    identity = (tmp_path / "a" / "journal.json").read_bytes()
+    damage(tmp_path / "a", "journal.json")
+    follower = Follower([f"{tmp_path}/[ab]"], max_rows=30, max_delay=3600, fail_on_data_loss=False, leaves_damaged=True)
+    assert follower.next({b: 0}) == {b: 30}
+    assert [*follower.damaged] == [f"{tmp_path}/a"]
+    (tmp_path / "a" / "journal.json").write_bytes(identity)
+    assert follower.next({a: 0, b: 30}) == {a: 30, b: 30}
+    assert follower.damaged == {}
+
+
+def test_damage_that_hides_the_size_of_a_batch(
+    new_journal: NewJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where loss is allowed, nothing waits for a repair, and no warning says so."""
+    with new_journal() as journal:
+        journal.append(messages(10))
+    (segment,) = list_segments(journal.directory)
+    os.unlink(segment.path())
+    os.mkdir(segment.path())
+    lake = tmp_path / "lake"
+    put_away([journal], lake, max_bytes=1000, fail_on_data_loss=False, leaves_damaged=True)
+    assert [json.loads(row["payload"])["rows"] for row in archived(lake)] == [10]
+    assert caplog.messages == []
+
+
 def test_the_log_shows_no_control_characters(new_journal: NewJournal, tmp_path: Path) -> None:
     """It names directories of journals, which other users have named."""
     name = "j\x1b[31m\n"
