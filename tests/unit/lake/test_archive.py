@@ -393,6 +393,29 @@ def test_damage_that_hides_the_size_of_a_batch(
     assert caplog.messages == []
 
 
+def test_journals_are_missing_beside_one_that_cannot_be_opened(new_journal: NewJournal, tmp_path: Path) -> None:
+    """It may be one of those that are missing, but not two of them."""
+    ids: dict[str, str] = {}
+    for name in ("a", "b", "c"):
+        with new_journal(name) as journal:
+            ids[name] = journal.id
+    follower = Follower([f"{tmp_path}/*"], leaves_damaged=True)
+    start = follower.next({})
+    os.mkdir(tmp_path / "x")
+    (tmp_path / "x" / "journal.json").write_text("{")
+    shutil.rmtree(tmp_path / "b")
+    assert follower.next(start) == start
+    shutil.rmtree(tmp_path / "c")
+    with pytest.raises(JournalError) as caught:
+        follower.next(start)
+    first, second = sorted((ids["b"], ids["c"]))
+    assert str(caught.value).startswith(
+        f"the journal {first} is missing; it was read up to row 0; "
+        f"the journal {second} is missing; it was read up to row 0; "
+        "1 of them may be among those that cannot be opened: name its directory as well"
+    )
+
+
 def test_the_log_shows_no_control_characters(new_journal: NewJournal, tmp_path: Path) -> None:
     """It names directories of journals, which other users have named."""
     name = "j\x1b[31m\n"
