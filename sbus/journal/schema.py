@@ -25,7 +25,7 @@ import enum
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -279,6 +279,7 @@ def find_format(version: object, where: str) -> Format:
     raise JournalError(f"{where}: there is no journal format {version!r}: restore it from a copy")
 
 
+@lru_cache(maxsize=128)  # every batch needs it, and to make it takes longer than to check a short batch
 def schema(journal_id: str) -> pa.Schema:
     """Return the schema of the rows that readers get."""
     return _schema(COLUMNS, FORMAT, journal_id)
