@@ -141,6 +141,8 @@ class Follower:
             except JournalError as e:
                 self._leave(journal.directory, e)
                 continue
+            if not self.fail_on_data_loss:
+                self.damaged.pop(journal.directory, None)  # no damaged row holds it up
             if self.target is not None:
                 if journal_id not in self.target:
                     continue  # it appeared after this run began
@@ -156,9 +158,7 @@ class Follower:
                 behind[journal_id] = (first, end)
             else:
                 self.damaged.pop(journal.directory, None)
-        # One that cannot be opened may be any of those that are missing.
-        for journal_id in start.keys() - journals.keys() if not self._closed() else ():
-            self._report_loss(f"the journal {journal_id} is missing; it was read up to row {start[journal_id]}", _NAME)
+        self._check_missing({name: row for name, row in sorted(start.items()) if name not in journals})
         if behind and not self._is_due(journals, behind):
             behind = {}
         if is_limited:
@@ -169,6 +169,16 @@ class Follower:
             ends = {name: self._whole_end(journals[name], behind[name][0], end) for name, end in ends.items()}
         offset.update(ends)
         return dict(sorted(offset.items()))
+
+    def _check_missing(self, missing: Offset) -> None:
+        """Report journals that are missing; each that cannot be opened may be any one of them."""
+        closed = len(self._closed())
+        if len(missing) <= closed:
+            return
+        what = [f"the journal {name} is missing; it was read up to row {row}" for name, row in missing.items()]
+        if closed:
+            what.append(f"{closed} of them may be among those that cannot be opened")
+        self._report_loss("; ".join(what), _NAME)
 
     def _closed(self) -> list[str]:
         """Return what is damaged in the journals that cannot be opened."""
@@ -183,7 +193,7 @@ class Follower:
         whole = first
         try:
             for part in journal.plan(first, end):
-                for read_to, _ in read_with_ends(part, ["seq"]):
+                for read_to, _ in read_with_ends(part, ["seq", "time"]):
                     whole = read_to
         except JournalError as e:
             self._leave(journal.directory, e)
@@ -269,7 +279,8 @@ class Follower:
         try:
             return min(end, journal.limit(first, max_bytes=max_bytes))
         except JournalError as e:
-            self._leave(journal.directory, e)
+            if self.fail_on_data_loss or isinstance(e, JournalMissing):
+                self._leave(journal.directory, e)
             return end
 
 

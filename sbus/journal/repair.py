@@ -57,8 +57,9 @@ from sbus.journal.layout import (
     read_identity,
 )
 from sbus.journal.salvage import find_header, salvage_index
-from sbus.journal.schema import END_OF_STREAM, FORMAT, Format, Kind, decode, encode
+from sbus.journal.schema import END_OF_STREAM, FORMAT, Format, Kind, encode
 from sbus.journal.segment import SegmentWriter
+from sbus.journal.slices import read_batch
 from sbus.journal.summary import read_summary
 from sbus.journal.verify import problems_of
 
@@ -221,10 +222,11 @@ class _Repair:
         if record.kind is Kind.DAMAGED:
             return record  # an earlier repair
         try:
-            rows = decode(read_record(path, file, record), self._journal_id, None, self._format)
-        except (JournalError, ValueError, OSError):
+            assert self._format is not None
+            read_batch(path, file, record, self._journal_id, self._format)
+        except (JournalError, OSError):
             return self._lose(record)
-        return record if rows.num_rows == record.rows else self._lose(record)
+        return record
 
     def _lose(self, record: Record) -> Record:
         """Note rows as lost, and return the record that stands for them."""

@@ -25,7 +25,7 @@ import enum
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -209,32 +209,28 @@ class Format:
         """Decode the message of a batch; the rows keep this format. Nothing is copied.
 
         Whoever wrote it can have put anything in it, with the right checksum: offsets that lead out of the batch, too.
+        All columns are checked, so that a batch that is whole for one reader is whole for all of them.
 
         :param columns: the names of the columns to return, in this order; None: all.
         :raises ValueError: if it has no such rows.
         """
         try:
-            rows = self._with_dictionaries(pa.ipc.read_record_batch(data, self.stored_schema), journal_id, columns)
+            rows = self._with_dictionaries(pa.ipc.read_record_batch(data, self.stored_schema), journal_id)
             rows.validate(full=True)
         except (pa.ArrowException, OSError, EOFError) as e:
             raise ValueError(" ".join(str(e).split())) from e
-        return rows
+        return rows if columns is None else rows.select(columns)
 
-    def _with_dictionaries(
-        self, stored: pa.RecordBatch, journal_id: str, columns: Sequence[str] | None = None
-    ) -> pa.RecordBatch:
+    def _with_dictionaries(self, stored: pa.RecordBatch, journal_id: str) -> pa.RecordBatch:
         whole = self.schema(journal_id)
-        wanted = (
-            whole if columns is None else pa.schema([whole.field(name) for name in columns], metadata=whole.metadata)
-        )
         dictionaries = {"journal": pa.array([journal_id]), "kind": pa.array(self.kinds, pa.utf8())}
         arrays = [
             pa.DictionaryArray.from_arrays(stored.column(name), dictionaries[name], safe=False)
             if name in dictionaries
             else stored.column(name)
-            for name in wanted.names
+            for name in whole.names
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+        return pa.RecordBatch.from_arrays(arrays, schema=whole)
 
 
 def _schema(columns: Sequence[Column], version: int, journal_id: str) -> pa.Schema:
@@ -283,6 +279,7 @@ def find_format(version: object, where: str) -> Format:
     raise JournalError(f"{where}: there is no journal format {version!r}: restore it from a copy")
 
 
+@lru_cache(maxsize=128)  # every batch needs it, and to make it takes longer than to check a short batch
 def schema(journal_id: str) -> pa.Schema:
     """Return the schema of the rows that readers get."""
     return _schema(COLUMNS, FORMAT, journal_id)

@@ -1,7 +1,8 @@
 """Slices of segments, and how their rows are read.
 
 A `Slice` is plain data: `sbus.journal.reader.JournalReader.plan` makes it, and `read` yields its rows in this process
-or in another. `read` checks the CRC-32 of each batch before it hands out the rows.
+or in another. Before `read` hands out rows, it checks the CRC-32 of their batch, and that their numbers and times are
+those of the index: the owner of a journal can put any rows in it, with the right checksum.
 
 Damage is an error, unless the slice has `Slice.skip_damaged`: then one row of the kind ``damaged`` stands in place of
 each batch that cannot be read, and states how many of the slice's rows it had.
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sbus.errors import JournalError
 from sbus.journal.index import REPAIR, Index, Record, open_rows, read_index, read_record
@@ -25,7 +27,7 @@ from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, 
 from sbus.journal.salvage import find_header, salvage_index
 from sbus.journal.schema import FORMAT, FORMATS, Format, Kind, damaged_row, decode, read_header
 
-__all__ = ["Slice", "load", "raise_missing", "read", "read_with_ends"]
+__all__ = ["Slice", "load", "raise_missing", "read", "read_batch", "read_with_ends"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +139,53 @@ def _rows_of(
     if batch.kind is Kind.DAMAGED:
         reason = "damaged on the disk"
         return damaged_row(part.journal_id, first, end - first, batch.min_time, reason, columns, part.host)
+    rows = read_batch(path, file, batch, part.journal_id, format_, columns, part.host)
+    return rows.slice(first - batch.first_seq, end - first)
+
+
+def read_batch(
+    path: str,
+    file: pa.NativeFile,
+    batch: Record,
+    journal_id: str,
+    format_: Format,
+    columns: Sequence[str] | None = None,
+    host: str | None = None,
+) -> pa.RecordBatch:
+    """Return all rows of a batch.
+
+    :param path: the name of the file, for errors.
+    :param columns: the names of the columns to return, in this order; None: all.
+    :param host: the host of the journal; None: unknown.
+    :raises JournalError: if the batch is damaged, or the values returned are not those of its record.
+    """
     data = read_record(path, file, batch)
     try:
-        rows = decode(data, part.journal_id, columns, format_, part.host)
-        if rows.num_rows != batch.rows:
-            raise ValueError(f"{rows.num_rows} rows")
+        rows = decode(data, journal_id, columns, format_, host)
+        _check(rows, batch)
     except ValueError as e:
         raise JournalError(
             f"{path}: the bytes {batch.start} to {batch.end} are not {batch.rows} rows from {batch.first_seq} ({e}): "
             f"{REPAIR}"
         ) from e
-    return rows.slice(first - batch.first_seq, end - first)
+    return rows
+
+
+def _check(rows: pa.RecordBatch, batch: Record) -> None:
+    """Check the rows of a batch against its record.
+
+    :raises ValueError: if they are not those.
+    """
+    if rows.num_rows != batch.rows:
+        raise ValueError(f"{rows.num_rows} rows")
+    names = rows.schema.names
+    if "seq" in names and not rows.column("seq").equals(pa.arange(batch.first_seq, batch.next_seq)):
+        raise ValueError("they have other numbers")
+    if "time" in names:
+        extent = pc.min_max(rows.column("time"), skip_nulls=False)
+        least, greatest = extent["min"].value, extent["max"].value
+        if least is None or least < batch.min_time or greatest > batch.max_time:
+            raise ValueError("they have other times")
 
 
 def _read_leniently(part: Slice, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:

@@ -159,8 +159,6 @@ class _Check:
             if record.min_time < self.last_time or _falls(times):
                 self._problem(ARROWS, f"the time goes back in the rows from {record.first_seq}")
             self.last_time = record.max_time
-            if not batch.column("seq").equals(pa.arange(record.first_seq, record.next_seq)):
-                self._problem(ARROWS, f"the rows from {record.first_seq} are not numbered one after the other")
             if batch.column("kind").unique().to_pylist() != [record.kind]:
                 self._problem(ARROWS, f"the rows from {record.first_seq} are not of the kind {record.kind}")
             if record.kind in MESSAGES:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from sbus.journal.index import RECORD_SIZE, read_index
+from sbus.journal.index import RECORD_SIZE, open_rows, read_index, read_record
 from sbus.journal.layout import IDENTITY, INDEX, list_segments
 from sbus.journal.reader import JournalReader, read
+from sbus.journal.schema import FORMAT, FORMATS
 from sbus.journal.writer import JournalWriter
 
-__all__ = ["DAMAGE", "Clock", "NewJournal", "damage", "messages", "new_journal", "rows"]
+__all__ = ["DAMAGE", "FORGED", "Clock", "NewJournal", "damage", "forge", "messages", "new_journal", "rows"]
 
 NewJournal = Callable[..., JournalWriter]
 
 DAMAGE = ("rows", "index", "no index", "journal.json")
 """What `damage` can do."""
+
+FORGED = {"payload": 1 << 20, "seq": 0, "time": 1 << 62}
+"""What `forge` can do: for a column, the value that no row of the batch has; of payloads, the first offset."""
 
 
 class Clock:
@@ -58,6 +64,29 @@ def damage(directory: Any, what: str = "rows") -> None:
     with open(path, "r+b") as file:
         file.seek(at)
         file.write(b"\xa5" * 8)
+
+
+def forge(directory: Any, column: str) -> None:
+    """Overwrite the first value of a column in the second batch of a journal; the record gets the right checksum.
+
+    :param column: one of `FORGED`.
+    """
+    segment = list_segments(str(directory))[0]
+    batch = read_index(segment).batches[1]
+    with open_rows(segment) as arrows:
+        data = read_record(segment.path(), arrows, batch)
+    values = pa.ipc.read_record_batch(data, FORMATS[FORMAT].stored_schema).column(column).buffers()[1]
+    at = values.address - data.address
+    body = bytearray(data)
+    width = 4 if column == "payload" else 8
+    body[at : at + width] = FORGED[column].to_bytes(width, "little")
+    for path, start, content in (
+        (segment.path(), batch.start, bytes(body)),
+        (segment.path(INDEX), 2 * RECORD_SIZE, batch._replace(crc=zlib.crc32(body)).pack()),
+    ):
+        with open(path, "r+b") as file:
+            file.seek(start)
+            file.write(content)
 
 
 def messages(directory: Any, *args: Any, **how: Any) -> list[tuple[bytes, bytes]]:

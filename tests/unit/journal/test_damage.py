@@ -12,10 +12,8 @@ import re
 import resource
 import shutil
 import stat
-import struct
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,7 @@ from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
 from tests.support.examples import examples
 from tests.support.faults import Crash, FaultyDisk
-from tests.support.journals import Clock
+from tests.support.journals import Clock, forge
 
 ROWS = 40
 """Rows of the journal: two segments, and four batches of five rows in each."""
@@ -235,23 +233,24 @@ except JournalError as e:
     assert "are damaged (1 rows from 1): restore it from a copy, or run 'sbus journal repair'" in done.stdout
 
 
-def test_rows_that_lead_out_of_their_batch(journal: Path) -> None:
-    """Whoever owns a journal can give a batch wrong offsets and the right checksum: no reader leaves the batch."""
-    segment = list_segments(str(journal))[0]
-    batch = read_index(segment).batches[1]
-    with open(segment.path(), "rb") as file:
-        body = bytearray(file.read()[batch.start : batch.end])
-    offsets = struct.pack("<3i", 0, len(b"payload 5" * 20), 2 * len(b"payload 5" * 20))
-    at = body.index(offsets)
-    body[at + 4 : at + 8] = struct.pack("<i", 1 << 20)
-    overwrite(segment.path(), batch.start, bytes(body))
-    overwrite(segment.path(".idx"), 2 * RECORD_SIZE, batch._replace(crc=zlib.crc32(body)).pack())
-    with pytest.raises(JournalError, match=r"are not 5 rows from 5 \(.*out of bounds.*\): restore it from a copy"):
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [("payload", ".*out of bounds.*"), ("seq", "they have other numbers"), ("time", "they have other times")],
+)
+def test_forged_rows(journal: Path, column: str, reason: str) -> None:
+    """Whoever owns a journal can put any rows in it, with the right checksum: for all readers that is damage.
+
+    They lead out of their batch, or have other numbers or times than the index states.
+    """
+    forge(journal, column)
+    with pytest.raises(JournalError, match=rf"are not 5 rows from 5 \({reason}\): restore it from a copy"):
         all_rows(journal, skip_damaged=False)
     assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS)) - set(range(5, 10))
+    assert re.search(reason, next(verify(journal, print)).problems[0])
     (found,) = repair(journal)
     assert [(lost.first_seq, lost.rows) for lost in found.lost] == [(5, 5)]
     assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS)) - set(range(5, 10))
+    assert [found.problems for found in verify(journal, print)] == [[]] * 2
 
 
 @pytest.mark.parametrize(("source", "target"), [(1, 0), (0, 1), (2, 1), (1, 3), (4, 2), (5, 1)])

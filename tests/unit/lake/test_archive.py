@@ -43,7 +43,7 @@ from sbus.lake.opening import open_table
 from sbus.lake.staging import stage
 from sbus.lake.table import Hour, Table
 from tests.support.archived import archived, files, recorded
-from tests.support.journals import DAMAGE, Clock, NewJournal, damage
+from tests.support.journals import DAMAGE, FORGED, Clock, NewJournal, damage, forge
 from tests.support.waiting import wait_until
 
 MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
@@ -313,7 +313,7 @@ def test_a_damaged_batch_does_not_stop_the_archive(new_journal: NewJournal, tmp_
     assert consumers(journal.directory) == {"archive": 30}
 
 
-@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("what", [*DAMAGE, *FORGED])
 def test_damaged_journals_do_not_hold_up_the_others(what: str, new_journal: NewJournal, tmp_path: Path) -> None:
     """A damaged journal is archived up to the damage, and from there on once it is whole again; each is reported."""
     names = ("a", "b", "c")
@@ -324,10 +324,10 @@ def test_damaged_journals_do_not_hold_up_the_others(what: str, new_journal: NewJ
         journal.close()
     shutil.copytree(tmp_path, tmp_path / "copy")
     for name in ("a", "b"):
-        damage(tmp_path / name, what)
+        (forge if what in FORGED else damage)(tmp_path / name, what)
     lake = tmp_path / "lake"
     arguments = ["archive", f"--journal={tmp_path}/[abc]", f"--lake={lake}", "--once", "--max-rows=12"]
-    kept = 10 if what == "rows" else 0
+    kept = 10 if what == "rows" or what in FORGED else 0
     for _ in range(2):
         result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
         assert result.exit_code == 1
@@ -359,6 +359,61 @@ def test_rows_that_wait_for_a_repair_fill_no_batch(new_journal: NewJournal, tmp_
     with JournalWriter.open(tmp_path / "b") as journal:
         journal.append(messages(1))
     assert follower.next(ends) == ends
+
+
+def test_a_repaired_journal_fills_a_batch(new_journal: NewJournal, tmp_path: Path) -> None:
+    """Where loss is allowed, a journal that can be opened again is no longer damaged: all its rows can be read."""
+    for name in ("a", "b"):
+        with new_journal(name) as journal:
+            for _ in range(3):
+                journal.append(messages(10))
+    a, b = (JournalReader(tmp_path / name).id for name in ("a", "b"))
+    identity = (tmp_path / "a" / "journal.json").read_bytes()
+    damage(tmp_path / "a", "journal.json")
+    follower = Follower([f"{tmp_path}/[ab]"], max_rows=30, max_delay=3600, fail_on_data_loss=False, leaves_damaged=True)
+    assert follower.next({b: 0}) == {b: 30}
+    assert [*follower.damaged] == [f"{tmp_path}/a"]
+    (tmp_path / "a" / "journal.json").write_bytes(identity)
+    assert follower.next({a: 0, b: 30}) == {a: 30, b: 30}
+    assert follower.damaged == {}
+
+
+def test_damage_that_hides_the_size_of_a_batch(
+    new_journal: NewJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where loss is allowed, nothing waits for a repair, and no warning says so."""
+    with new_journal() as journal:
+        journal.append(messages(10))
+    (segment,) = list_segments(journal.directory)
+    os.unlink(segment.path())
+    os.mkdir(segment.path())
+    lake = tmp_path / "lake"
+    put_away([journal], lake, max_bytes=1000, fail_on_data_loss=False, leaves_damaged=True)
+    assert [json.loads(row["payload"])["rows"] for row in archived(lake)] == [10]
+    assert caplog.messages == []
+
+
+def test_journals_are_missing_beside_one_that_cannot_be_opened(new_journal: NewJournal, tmp_path: Path) -> None:
+    """It may be one of those that are missing, but not two of them."""
+    ids: dict[str, str] = {}
+    for name in ("a", "b", "c"):
+        with new_journal(name) as journal:
+            ids[name] = journal.id
+    follower = Follower([f"{tmp_path}/*"], leaves_damaged=True)
+    start = follower.next({})
+    os.mkdir(tmp_path / "x")
+    (tmp_path / "x" / "journal.json").write_text("{")
+    shutil.rmtree(tmp_path / "b")
+    assert follower.next(start) == start
+    shutil.rmtree(tmp_path / "c")
+    with pytest.raises(JournalError) as caught:
+        follower.next(start)
+    first, second = sorted((ids["b"], ids["c"]))
+    assert str(caught.value).startswith(
+        f"the journal {first} is missing; it was read up to row 0; "
+        f"the journal {second} is missing; it was read up to row 0; "
+        "1 of them may be among those that cannot be opened: name its directory as well"
+    )
 
 
 def test_the_log_shows_no_control_characters(new_journal: NewJournal, tmp_path: Path) -> None:
