@@ -44,7 +44,8 @@ MEMBERSHIPS = 256
 """Groups in which a receiver is looked up; if mail waits for more, it counts as waiting (row ``eager-groups``: 64)."""
 QUANTUM = 500_000
 """Nanoseconds of one turn while several users are active. With 4 ms, a bystander with 256 messages under way had a
-tenth of its throughput beside a flood (row ``stopped``); a turn itself takes 40 µs."""
+tenth of its throughput beside a flood (row ``stopped``); with 0.15 or 2 ms, a crowd had half as much as with 0.5 or 1
+(row ``many-small-12-1-250-silent``). A turn itself takes 40 µs."""
 
 
 class Members(Protocol):
