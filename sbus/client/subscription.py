@@ -53,7 +53,7 @@ class Owner(Protocol):
 
 
 class Readers:
-    """The coroutines that wait for one subscription or watch."""
+    """The coroutines that wait for one subscription, watch or worker."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner

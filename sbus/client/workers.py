@@ -33,9 +33,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from sbus.client.arguments import check_count, check_text
-from sbus.client.dispatch import Message, OwnCallback, Result, Waiter
+from sbus.client.dispatch import Message, OwnCallback, Result
 from sbus.client.identity import Sender
 from sbus.client.queues import INBOX, LONGEST_WHY, MOST_CREDIT, REASONS, Reason, queue_key
+from sbus.client.subscription import Readers
 from sbus.client.watches import Watch
 from sbus.errors import Closed, ConnectionLost, NotAllowed, RequestFailed, SbusError, UsageError
 
@@ -227,7 +228,7 @@ class WorkCore:
         self._waiting: deque[Job] = deque()
         self._renew_at = math.inf  # none of them is to be renewed before
         self.answers: dict[int, tuple[bytes, bytes]] = {}
-        self._waiters: list[Waiter] = []
+        self._readers = Readers(bus)
         self._subscriptions: list[Any] = []
         self._watch: Watch | None = None
         self._refusal = _Refusal(self._stop)
@@ -310,12 +311,7 @@ class WorkCore:
         self.jobs[job.id] = job
         self._waiting.append(job)
         self._renew_at = min(self._renew_at, job.renew_at)
-        self._wake()
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.set_result(b"")
+        self._readers.wake()
 
     async def _next(self) -> Job:
         """Wait for the next job."""
@@ -329,13 +325,7 @@ class WorkCore:
                     return job
             if self._error is not None:
                 raise self._error
-            waiter = self._bus.waiter()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
+            await self._readers.wait()
 
     def renew_waiting(self) -> None:
         """Renew the jobs that wait for the application, and release those whose lease has ended."""
@@ -429,7 +419,7 @@ class WorkCore:
             self._error = error
         if self in self._bus.works:
             self._bus.works.remove(self)
-        self._wake()
+        self._readers.wake()
 
 
 class Work(WorkCore):

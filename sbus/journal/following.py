@@ -69,8 +69,8 @@ class Follower:
     :ivar fail_on_data_loss: whether it is an error if rows are gone before they are read, or are damaged.
     :ivar start_of: returns where reading starts in a journal, and is told whether the journal joins later than the
         first ones.
-    :ivar leaves_damaged: whether a damaged journal waits in front of the damage while the others go on; else damage is
-        an error.
+    :ivar leaves_damaged: whether a damaged journal waits in front of the damage while the others continue; else damage
+        is an error.
     :ivar target: the offset to read up to, and no further; None: follow the journals.
     :ivar damaged: the directories of the journals that wait, and what is damaged.
     """
@@ -105,7 +105,7 @@ class Follower:
         return self._known
 
     def ends(self) -> Offset:
-        """Return how far the journals can be read; one that waits at its end, as nobody knows it, is left out."""
+        """Return how far the journals can be read; a damaged one whose end is not known is left out."""
         ends: Offset = {}
         for journal_id, journal in sorted(self.journals().items()):
             try:

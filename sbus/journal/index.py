@@ -179,7 +179,7 @@ def read_index(segment: Segment) -> Index:
 
 
 def _follows(record: Record, before: list[Record], segment: Segment) -> bool:
-    """Return whether a record can stand behind others: the first is that of the header, and no row is left out."""
+    """Return whether a record can follow others: the first is that of the header, and no row is left out."""
     if not before:
         return record.type == HEAD and record.start == 0
     last = before[-1]

@@ -225,7 +225,7 @@ def _unreadable(path: str, error: OSError) -> JournalError:
 
 
 def _next_data(fd: int, at: int, end: int) -> int:
-    """Return the offset behind the hole in a file that may begin at another one."""
+    """Return the offset of the next data in a file, from `at` on; `at` itself if the file system does not know."""
     try:
         return os.lseek(fd, at, os.SEEK_DATA) // _ALIGNED * _ALIGNED
     except OSError as e:

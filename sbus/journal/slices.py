@@ -105,7 +105,7 @@ def read(part: Slice, columns: Sequence[str] | None = None, *, index: Index | No
 def read_with_ends(
     part: Slice, columns: Sequence[str] | None = None, *, index: Index | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the same rows, each batch with the number behind its last row; damage is an error in any case.
+    """Yield the same rows, each batch with the number after that of its last row; damage is an error in any case.
 
     :raises JournalError: as `read` does.
     """

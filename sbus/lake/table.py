@@ -260,7 +260,7 @@ def open_parquet(table: Table, file: DataFile) -> Iterator[pq.ParquetFile]:
                 )
             yield parquet
     except (pa.ArrowException, UnicodeDecodeError, OSError) as e:
-        # Of damage, Arrow makes errors without a number; errors of object storage have none, either.
+        # For damage, Arrow raises errors without an errno; errors of object storage have none, either.
         if isinstance(e, (MemoryError, FileNotFoundError)):
             raise
         if isinstance(e, OSError) and (e.errno or "://" in table.location):

@@ -35,7 +35,7 @@ _PARSERS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "bytes": ("most_bytes", size("queue=…,bytes")),
     "ordered": ("is_ordered", lambda text: bool(choice("queue=…,ordered", "key")(text))),
 }
-"""The options behind the pattern: each name with the field of `Settings`, and its parser."""
+"""The options after the pattern: each name with the field of `Settings`, and its parser."""
 _PACKET_SIZE = size("max-packet", HEAD_ROOM + 1)
 """A parser: no job fits a shorter packet."""
 _BEFORE_OPTION = re.compile(",(?=[a-z]+=)")
@@ -52,7 +52,7 @@ def parse_queue(text: str, directory: str | None) -> Settings:
     given = dict(option.split("=", 1) for option in options)
     if not given.keys() <= _PARSERS.keys() or any("," in value for value in given.values()):
         known = ", ".join(f"{option}=" for option in _PARSERS)
-        raise UsageError(f"--queue={text}: an option is unknown or malformed: behind the pattern, use {known}")
+        raise UsageError(f"--queue={text}: an option is unknown or malformed: after the pattern, use {known}")
     name, equals, pattern_text = queue.partition("=")
     pattern = os.fsencode(pattern_text) if equals else None
     own = [queue_key(name, verb) for verb in (b"ready", b"put/key", b"worker/" + b"0" * 32)]

@@ -82,7 +82,7 @@ _NOBODY = _Nobody()
 
 
 class _Hot:
-    """The fields that loops over thousands of receivers read, in front; before, row ``flip`` had a third as much."""
+    """The fields that loops over thousands of receivers read, first in the object: else row ``flip`` has a third."""
 
     __slots__ = ("direct", "queue", "transport", "user")
 

@@ -18,6 +18,7 @@ import pytest
 
 import sbus
 from sbus.client.outbox import Outbox
+from sbus.client.subscription import Readers
 from sbus.client.workers import WorkCore
 from sbus.errors import Disconnected, NobodyListens, PacketTooLong, RequestFailed, UsageError
 from tests.integration.clients.backends import BACKENDS, Backend, Client
@@ -252,7 +253,7 @@ async def test_cancelled_worker_releases(looping: Backend, queued: Start, store:
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(Outbox, "take"), (Outbox, "ack"), (WorkCore, "end_job"), (WorkCore, "_wake")]
+    ("place", "name"), [(Outbox, "take"), (Outbox, "ack"), (WorkCore, "end_job"), (Readers, "wake")]
 )
 def test_worker_that_a_signal_handler_closes(
     queued: Start, monkeypatch: pytest.MonkeyPatch, place: type, name: str

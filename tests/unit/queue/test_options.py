@@ -37,7 +37,7 @@ def test_queues(text: str, settings: Settings) -> None:
         ("a=*/a/*", "the pattern matches the queue's own keys"),
         ("a=!/cred/1/2/3/x", "the pattern matches the queue's own keys, or secret ones"),
         ("a=!", "'!' is reserved"),
-        ("a=b,lese=5s", "an option is unknown or malformed: behind the pattern, use store=, lease="),
+        ("a=b,lese=5s", "an option is unknown or malformed: after the pattern, use store=, lease="),
         ("a=b,lese=5s,deliveries=3", "an option is unknown"),
         ("a=b,lease=5s,often", "an option is unknown or malformed"),
         ("a,lese=5s", "an option is unknown"),
