@@ -45,7 +45,7 @@ MEMBERSHIPS = 256
 QUANTUM = 500_000
 """Nanoseconds of one turn while several users are active. With 4 ms, a bystander with 256 messages under way had a
 tenth of its throughput beside a flood (row ``stopped``); with 0.15 or 2 ms, a crowd had half as much as with 0.5 or 1
-(row ``many-small-12-1-250-silent``). A turn itself takes 40 µs. Two more ways to serve a lone client sooner cost the same
+(row ``many-small-12-1-250-silent``). A turn itself takes 40 µs. Two more ways to serve a lone client sooner cost that
 crowd: looks at the sockets every 0.1 ms of a turn a third of its throughput, and waiting 40 µs for the next message of
 a user who has time left a fifth."""
 

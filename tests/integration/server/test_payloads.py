@@ -76,9 +76,14 @@ def payload_of(client: Client) -> tuple[bytes, bytes]:
     assert verb == b"FMSG", packet
     assert memfd is not None
     assert memfd.fault() is None
-    offset, length = map(int, text.split())
+    return key, read(memfd, packet)
+
+
+def read(memfd: Memfd, packet: bytes) -> bytes:
+    """Return the payload that an FMSG packet names, as this user can read it."""
+    offset, length = map(int, packet.partition(b"\0")[2].split())
     with memfd.map() as view:
-        return key, view[offset : offset + length]
+        return view[offset : offset + length]
 
 
 def asking(bus: Bus, *patterns: bytes, user: tuple[int, int] | None = None) -> Client:
@@ -506,6 +511,30 @@ def test_last_values(bus):
     later = started.client()
     later.send(b"CMSG last\0k")
     assert later.recv() == b"CMSG last/done\0k"
+
+
+def test_a_server_with_too_many_descriptors_under_way(become, bus, directory):
+    """Readers of many users fill what a server that is not root may have under way; each message still arrives.
+
+    The kernel then refuses descriptors (ETOOMANYREFS). A message that fits a packet goes with its bytes; a longer one
+    waits until some are read.
+    """
+    directory.chmod(0o777)
+    started = bus("--mode=0777", before=["prlimit", "--nofile=640", *become])
+    users = [(12_101 + each, 12_101) for each in range(25)]
+    readers = [asking(started, b"k", user=user) for user in users for _ in range(2)]  # none gets them by mail
+    publisher = asking(started)
+    for number in range(16):
+        publish_one(publisher, b"k", b"%d" % number)
+    publish_one(publisher, b"k", long := bytes(500_000))
+    publisher.sync()
+    taken = [[take(reader) for _ in range(16)] for reader in readers]
+    for reader, packets in zip(readers, taken, strict=True):
+        texts = [packet.partition(b"\0")[2] if memfd is None else read(memfd, packet) for packet, memfd in packets]
+        assert texts == [b"%d" % number for number in range(16)]
+        assert payload_of(reader) == (b"k", long)
+    as_bytes = [packet for packets in taken for packet, memfd in packets if memfd is None]
+    assert 50 <= len(as_bytes) <= 16 * 50 - 600
 
 
 def test_over_a_stream(bus, directory):
