@@ -22,8 +22,8 @@ the answer has changed        a notice, when the batch or the turn in hand is ov
 ============================  ========================================================================================
 
 Walking and looking up is a chore of the watcher's user (`sbus.fair`). The batch that changed the subscription does it
-as far as that user has time, and turns do the rest. A user for whom more than 64 walks wait gets one walk over all
-watched keys instead.
+as far as that user has time, and `_AT_ONCE` for all users, and turns do the rest. A user for whom more than 64 walks
+wait gets one walk over all watched keys instead.
 
 Invariants:
 
@@ -56,6 +56,8 @@ MAX_WATCHED = 1024
 """Keys that one client may watch."""
 LONGEST_WATCHED = 1024
 """Bytes in the longest key that may be watched."""
+_AT_ONCE = 500_000
+"""Nanoseconds in one turn of the reactor after which no more walks begin at once."""
 _LOOK_STEPS = 2_000
 """Steps of walks and look-ups between two looks at the clock: 0.1 µs each, about."""
 _WATCH_STEPS = 12
@@ -150,6 +152,7 @@ class Interest:
         self._observer_timer: IDelayedCall | None = None
         self._steps = 0  # since the last look at the clock
         self._is_due = False
+        self._left = _AT_ONCE
 
     # --- questions of clients ----------------------------------------------------------------
 
@@ -256,7 +259,7 @@ class Interest:
         """Look up the keys that a client watches: its own subscriptions count, or do not count, from now on."""
         if client.patterns and client in self._watches and (watched := self._watched.get(client.user)) is not None:
             watched.enqueue(b"", None)
-            self.scheduler.do(watched.user.lines, watched)
+            self._walk(watched)
 
     def judge_anew(self) -> None:
         """Look up the keys that all clients watch: their right to learn of them has changed."""
@@ -311,12 +314,23 @@ class Interest:
         found = self._by_key.get(pattern, ()) if self._is_plain(pattern) else self._watched.values()
         for watched in tuple(found):
             if watched.enqueue(pattern, concerns):
-                self.scheduler.do(watched.user.lines, watched)
+                self._walk(watched)
 
     def _look_up_all(self) -> None:
         for watched in tuple(self._watched.values()):
             watched.enqueue(b"", None)
-            self.scheduler.do(watched.user.lines, watched)
+            self._walk(watched)
+
+    def _walk(self, watched: WatchedKeys) -> None:
+        """Have the walks of a user done: as far as there is time now, and the rest in turns."""
+        scheduler, lines = self.scheduler, watched.user.lines
+        if self._left <= 0:
+            scheduler.add_chore(lines, watched)
+            return
+        began = scheduler.clock()
+        scheduler.do(lines, watched)
+        self._left -= scheduler.clock() - began
+        self._flush_soon()
 
     def _walk_on(self, watched: WatchedKeys, until: int) -> bool:
         """Continue the walks of a user; return whether all are done."""
@@ -353,6 +367,7 @@ class Interest:
 
     def _flush_now(self) -> None:
         self._is_due = False
+        self._left = _AT_ONCE
         self._flush()
 
     # --- answers -----------------------------------------------------------------------------
