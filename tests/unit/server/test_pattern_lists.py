@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sbus.fair import Scheduler
 from sbus.fair.lines import QUANTUM
-from sbus.server.asks import pattern_lists
 from sbus.server.core.limits import Limits
 from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
@@ -323,16 +320,13 @@ TestWorld = World.TestCase
 TestWorld.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
 
 
-class SlicedWorld(World):
-    """The same, with one pattern counted at a time, and only in turns."""
+class TurningWorld(World):
+    """The same, with all chores done in turns."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(Scheduler, "do", Scheduler.add_chore)
-        self.patch.setattr(pattern_lists, "_COUNTED", 1)
-        self.patch.setattr(pattern_lists, "_COUNTED_AT_ONCE", 2)
-        self.bus.registry.scheduler.clock = itertools.count(0, QUANTUM // 4).__next__
 
     @rule()
     def turn(self) -> None:
@@ -346,5 +340,5 @@ class SlicedWorld(World):
             self.patch.undo()
 
 
-TestSlicedWorld = SlicedWorld.TestCase
-TestSlicedWorld.settings = TestWorld.settings
+TestTurningWorld = TurningWorld.TestCase
+TestTurningWorld.settings = TestWorld.settings
