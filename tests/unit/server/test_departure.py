@@ -587,8 +587,10 @@ def test_a_subscriber_of_the_program_gets_nothing_while_it_leaves():
     local, other = local_with(bus, 1_000), bus.connect(uid=OTHER)
     bus.registry.drop(local)
     assert local.patterns
+    routed = bus.registry.counters.routed
     other.send(b"MSG k\0late")
     assert local.got == [b"MSG k\0before"]
+    assert bus.registry.counters.routed == routed
     bus.finish()
     assert bus.registry.router.is_empty()
     assert not bus.registry.router.muted

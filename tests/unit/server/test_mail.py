@@ -787,6 +787,25 @@ def test_what_waits_for_receivers_that_left_is_accounted_for():
     assert is_clean(bus)
 
 
+def test_a_gap_after_the_end_of_a_receiver_is_none_of_its_losses():
+    """Messages that are lost after the end of a receiver in the mail were not meant for it; the others' count."""
+    bus = tight_bus()
+    readers, publisher = readers_of(bus), bus.connect(uid=PUBLISHER)
+    bus.registry.scheduler.is_busy = True
+    publisher.transport.deliver(message(1))
+    readers[0].transport.hang_up()
+    for number in (2, 3, 4):
+        publisher.transport.deliver(message(number, size=4_000))
+    assert kinds(bus) == ["Mail", "end", "Mail", "Gap"]
+    bus.settle()
+    counters = bus.registry.counters
+    assert taken(readers[1:]) == [[message(1), message(2, size=4_000)]] * (MANY - 1)
+    assert (counters.dropped, readers[0].protocol.lost) == (2 * (MANY - 1) + 1, 1)
+    assert counters.routed == 4 * MANY - 3
+    assert counters.routed_bytes == counters.routed * len(message(1)) + 4_000 * 3 * (MANY - 1)
+    assert is_clean(bus)
+
+
 @pytest.mark.parametrize("end", ["end", "close"])
 def test_a_connection_that_is_lost_before_the_place_of_its_end(end):
     """Messages that are handled after a client has ended are not for it, though its connection is lost before that."""
