@@ -89,25 +89,25 @@ class Subscriptions(Protocol):
 class _EndedWatches:
     """The watches of a client that has ended all of them, to be removed: a chore of its user."""
 
-    __slots__ = ("_client", "_interest", "_mine")
+    __slots__ = ("_interest", "client", "watches")
 
-    def __init__(self, interest: Interest, client: Receiver, mine: dict[bytes, Watch]) -> None:
+    def __init__(self, interest: Interest, client: Receiver, watches: dict[bytes, Watch]) -> None:
         self._interest = interest
-        self._client = client
-        self._mine = mine
+        self.client = client
+        self.watches = watches
 
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
         clock = self._interest.scheduler.clock
-        while self._mine:
-            self._interest.drop_some(self._client, self._mine)
+        while self.watches:
+            self._interest.drop_some(self, _DROPPED_AT_ONCE)
             if clock() >= until:
                 break
-        return not self._mine
+        return not self.watches
 
     def describe(self) -> dict[str, Any]:
         """See `sbus.fair.Entry`."""
-        return {"watches": list(self._mine)}
+        return {"watches": list(self.watches)}
 
 
 class Interest:
@@ -144,7 +144,7 @@ class Interest:
         self._flush = flush
         self._forget_user = forget_user
         self._watches: dict[Receiver, dict[bytes, Watch]] = {}
-        self._ended = 0  # clients whose watches are being removed
+        self._ended: dict[_EndedWatches, None] = {}
         self._watched: dict[User, WatchedKeys] = {}
         self._by_key: dict[bytes, dict[WatchedKeys, int]] = {}
         self._lingering = Lingering(dialect)
@@ -219,8 +219,9 @@ class Interest:
         if mine:
             for watch in mine.values():
                 watch.is_over = True
-            self._ended += 1
-            self.scheduler.do(client.user.lines, _EndedWatches(self, client, mine))
+            ended = _EndedWatches(self, client, mine)
+            self._ended[ended] = None
+            self.scheduler.do(client.user.lines, ended)
 
     def probe(self, client: Client, key: bytes) -> int:
         """Return how many subscribers a message with this key from this client would reach now.
@@ -423,17 +424,25 @@ class Interest:
             watched.walks.clear()
             watched.user.lines.chores.pop(watched, None)
 
-    def drop_some(self, client: Receiver, mine: dict[bytes, Watch]) -> None:
+    def drop_ended(self, user: User, most: int) -> None:
+        """Remove some watches of a client of this user that has ended all of them, if there is one."""
+        ended = next((ended for ended in self._ended if ended.client.user is user), None)
+        if ended is not None:
+            self.drop_some(ended, most)
+
+    def drop_some(self, ended: _EndedWatches, most: int) -> None:
         """Remove watches of a client that has ended all of them."""
+        watches = ended.watches
         count = cost = memory = 0
-        while mine and count < _DROPPED_AT_ONCE:
-            key, watch = mine.popitem()
+        while watches and count < most:
+            key, watch = watches.popitem()
             self._end(watch)
             count += 1
             cost += pattern_cost(key, self._separator)
             memory += watch_memory(key, self._separator)
-        self._ended -= not mine
-        self._release(client, count, cost, memory)
+        if not watches:
+            self._ended.pop(ended, None)
+        self._release(ended.client, count, cost, memory)
 
     def _release(self, client: Receiver, count: int, cost: int, memory: int) -> None:
         client.pattern_bytes -= cost

@@ -235,6 +235,7 @@ class SubscriptionRegistry(Service):
             self._pattern_lists,
             self.last_values,
             self.subscribe,
+            self._subscriptions.check_user_patterns,
             self._services.enlist,
             self.limits,
             dialect,
