@@ -260,8 +260,3 @@ cdef class Tally:
         self.size += size
         self.copies += messages * copies
         self.copied_size += size * copies
-
-    def no_copy(self, list packets not None):
-        """See `sbus.routing.runs._Tally.no_copy`."""
-        self.copies -= len(packets)
-        self.copied_size -= _size(packets)

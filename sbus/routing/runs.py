@@ -211,11 +211,6 @@ class _Tally:
         self.copies += messages * copies
         self.copied_size += size * copies
 
-    def no_copy(self, packets: list[bytes]) -> None:
-        """Take back one copy of each message of a run."""
-        self.copies -= len(packets)
-        self.copied_size -= sum(map(len, packets))
-
 
 Tally = _Tally
 build_messages, next_messages, next_run = _build_messages, _next_messages, _next_run

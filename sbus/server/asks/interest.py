@@ -22,8 +22,8 @@ the answer has changed        a notice, when the batch or the turn in hand is ov
 ============================  ========================================================================================
 
 Walking and looking up is a chore of the watcher's user (`sbus.fair`). The batch that changed the subscription does it
-as far as that user has time, and turns do the rest. A user for whom more than 64 walks wait gets one walk over all
-watched keys instead.
+as far as that user has time, and `_AT_ONCE` for all users, and turns do the rest. A user for whom more than 64 walks
+wait gets one walk over all watched keys instead.
 
 Invariants:
 
@@ -56,6 +56,8 @@ MAX_WATCHED = 1024
 """Keys that one client may watch."""
 LONGEST_WATCHED = 1024
 """Bytes in the longest key that may be watched."""
+_AT_ONCE = 500_000
+"""Nanoseconds in one turn of the reactor after which no more walks begin at once."""
 _LOOK_STEPS = 2_000
 """Steps of walks and look-ups between two looks at the clock: 0.1 µs each, about."""
 _WATCH_STEPS = 12
@@ -87,25 +89,25 @@ class Subscriptions(Protocol):
 class _EndedWatches:
     """The watches of a client that has ended all of them, to be removed: a chore of its user."""
 
-    __slots__ = ("_client", "_interest", "_mine")
+    __slots__ = ("_interest", "client", "watches")
 
-    def __init__(self, interest: Interest, client: Receiver, mine: dict[bytes, Watch]) -> None:
+    def __init__(self, interest: Interest, client: Receiver, watches: dict[bytes, Watch]) -> None:
         self._interest = interest
-        self._client = client
-        self._mine = mine
+        self.client = client
+        self.watches = watches
 
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
         clock = self._interest.scheduler.clock
-        while self._mine:
-            self._interest.drop_some(self._client, self._mine)
+        while self.watches:
+            self._interest.drop_some(self, _DROPPED_AT_ONCE)
             if clock() >= until:
                 break
-        return not self._mine
+        return not self.watches
 
     def describe(self) -> dict[str, Any]:
         """See `sbus.fair.Entry`."""
-        return {"watches": list(self._mine)}
+        return {"watches": list(self.watches)}
 
 
 class Interest:
@@ -142,7 +144,7 @@ class Interest:
         self._flush = flush
         self._forget_user = forget_user
         self._watches: dict[Receiver, dict[bytes, Watch]] = {}
-        self._ended = 0  # clients whose watches are being removed
+        self._ended: dict[_EndedWatches, None] = {}
         self._watched: dict[User, WatchedKeys] = {}
         self._by_key: dict[bytes, dict[WatchedKeys, int]] = {}
         self._lingering = Lingering(dialect)
@@ -150,6 +152,7 @@ class Interest:
         self._observer_timer: IDelayedCall | None = None
         self._steps = 0  # since the last look at the clock
         self._is_due = False
+        self._left = _AT_ONCE
 
     # --- questions of clients ----------------------------------------------------------------
 
@@ -216,8 +219,9 @@ class Interest:
         if mine:
             for watch in mine.values():
                 watch.is_over = True
-            self._ended += 1
-            self.scheduler.do(client.user.lines, _EndedWatches(self, client, mine))
+            ended = _EndedWatches(self, client, mine)
+            self._ended[ended] = None
+            self.scheduler.do(client.user.lines, ended)
 
     def probe(self, client: Client, key: bytes) -> int:
         """Return how many subscribers a message with this key from this client would reach now.
@@ -256,7 +260,7 @@ class Interest:
         """Look up the keys that a client watches: its own subscriptions count, or do not count, from now on."""
         if client.patterns and client in self._watches and (watched := self._watched.get(client.user)) is not None:
             watched.enqueue(b"", None)
-            self.scheduler.do(watched.user.lines, watched)
+            self._walk(watched)
 
     def judge_anew(self) -> None:
         """Look up the keys that all clients watch: their right to learn of them has changed."""
@@ -311,12 +315,23 @@ class Interest:
         found = self._by_key.get(pattern, ()) if self._is_plain(pattern) else self._watched.values()
         for watched in tuple(found):
             if watched.enqueue(pattern, concerns):
-                self.scheduler.do(watched.user.lines, watched)
+                self._walk(watched)
 
     def _look_up_all(self) -> None:
         for watched in tuple(self._watched.values()):
             watched.enqueue(b"", None)
-            self.scheduler.do(watched.user.lines, watched)
+            self._walk(watched)
+
+    def _walk(self, watched: WatchedKeys) -> None:
+        """Have the walks of a user done: as far as there is time now, and the rest in turns."""
+        scheduler, lines = self.scheduler, watched.user.lines
+        if self._left <= 0:
+            scheduler.add_chore(lines, watched)
+            return
+        began = scheduler.clock()
+        scheduler.do(lines, watched)
+        self._left -= scheduler.clock() - began
+        self._flush_soon()
 
     def _walk_on(self, watched: WatchedKeys, until: int) -> bool:
         """Continue the walks of a user; return whether all are done."""
@@ -353,6 +368,7 @@ class Interest:
 
     def _flush_now(self) -> None:
         self._is_due = False
+        self._left = _AT_ONCE
         self._flush()
 
     # --- answers -----------------------------------------------------------------------------
@@ -408,17 +424,25 @@ class Interest:
             watched.walks.clear()
             watched.user.lines.chores.pop(watched, None)
 
-    def drop_some(self, client: Receiver, mine: dict[bytes, Watch]) -> None:
+    def drop_ended(self, user: User, most: int) -> None:
+        """Remove some watches of a client of this user that has ended all of them, if there is one."""
+        ended = next((ended for ended in self._ended if ended.client.user is user), None)
+        if ended is not None:
+            self.drop_some(ended, most)
+
+    def drop_some(self, ended: _EndedWatches, most: int) -> None:
         """Remove watches of a client that has ended all of them."""
+        watches = ended.watches
         count = cost = memory = 0
-        while mine and count < _DROPPED_AT_ONCE:
-            key, watch = mine.popitem()
+        while watches and count < most:
+            key, watch = watches.popitem()
             self._end(watch)
             count += 1
             cost += pattern_cost(key, self._separator)
             memory += watch_memory(key, self._separator)
-        self._ended -= not mine
-        self._release(client, count, cost, memory)
+        if not watches:
+            self._ended.pop(ended, None)
+        self._release(ended.client, count, cost, memory)
 
     def _release(self, client: Receiver, count: int, cost: int, memory: int) -> None:
         client.pattern_bytes -= cost

@@ -7,7 +7,8 @@ A *link* to another bus needs the patterns that the clients of this one are subs
 change. Observers' patterns are left out, and so are those of subscribers inside the program.
 
 The list for one client is a *feed*. The patterns are counted only while there is a feed. When the first one begins, the
-clients already connected are counted in slices. Until a client has been counted, its changes do not matter.
+clients already connected are counted in slices. Clients that become observers, or are no longer, are recounted as
+chores of their users. A `Recount` has the patterns that are left.
 
 Each feed has an agenda, an ordered table of patterns that may have changed, and a set of the patterns that its client
 knows. A pattern that ends before the client learns of it leaves the agenda. So the agenda is bounded by the existing
@@ -16,8 +17,7 @@ patterns and by those that the client knows.
 The patterns of the agenda are compared with the set only when the client's queue has room: a client that reads slowly
 gets the sum of all changes, and the server keeps a pattern once. Sending is work of the client's user.
 
-Each change has a number. Numbers never fall in a feed: a client that gets a change with a number has got all earlier
-ones.
+Each change has a number. Numbers never fall in a feed: a client that gets one has got all earlier ones.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ __all__ = ["PatternLists"]
 
 _SENT_AT_ONCE = 64
 """Patterns that are sent in one step."""
-_COUNTED_AT_ONCE = 16_384
-"""Patterns that are counted in one turn of the reactor, about: 5 ms."""
+_COUNTED_AT_ONCE = 2_048
+"""Patterns that are counted in one turn of the reactor: 2 ms."""
+_COUNTED = 256
+"""Patterns that are counted between two looks at the clock: 0.3 ms."""
 
 
 class _Flush(Protocol):
@@ -83,6 +85,28 @@ class PatternFeed:
         return {"client": self.client.number, "patterns": len(self.agenda)}
 
 
+class Recount:
+    """The patterns of a client that are to be counted or no longer counted, as it is an observer now or not.
+
+    :ivar patterns: those that are left.
+    """
+
+    __slots__ = ("_lists", "client", "patterns")
+
+    def __init__(self, lists: PatternLists, client: Receiver) -> None:
+        self._lists = lists
+        self.client = client
+        self.patterns: set[bytes] = set()
+
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        return self._lists.recount(self, until)
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": getattr(self.client, "number", 0), "patterns": len(self.patterns)}
+
+
 class PatternLists:
     """The feeds of one bus, and the patterns that they bring.
 
@@ -112,6 +136,7 @@ class PatternLists:
         self._feeds: dict[Receiver, PatternFeed] = {}
         self._counts: dict[bytes, int] = {}
         self._to_count: dict[Receiver, None] = {}
+        self._recounts: dict[Receiver, Recount] = {}
         self._number = 0
         self._is_due = False
 
@@ -144,14 +169,15 @@ class PatternLists:
             self._router.listeners = tuple(each for each in self._router.listeners if each is not self)
             self._counts = {}
             self._to_count = {}
+            self._recounts = {}
 
-    def observed(self, client: Client, is_observer: bool) -> None:
+    def observed(self, client: Client) -> None:
         """A client has become an observer, or is no longer one."""
-        if self._feeds and client not in self._to_count:
-            for pattern, (_, secret) in client.patterns.items():
-                if secret is None:
-                    self._change(client, pattern, -1 if is_observer else 1)
-            self._send_all()
+        if self._feeds and self._has_begun(client):
+            self._to_count.pop(client, None)  # one that changes its mind all the time must not hold up the mark
+            recount = self._recounts.setdefault(client, Recount(self, client))
+            recount.patterns ^= _open_patterns(client)
+            self._scheduler.do(client.user.lines, recount)
 
     def number_of(self, client: Client, pattern: bytes) -> int:
         """Return the number by which a client has learnt, or will learn, of a pattern; 0 if it does not."""
@@ -171,10 +197,24 @@ class PatternLists:
     # --- counting ----------------------------------------------------------------------------
 
     def _changed(self, receiver: Receiver, pattern: bytes, by: int) -> None:
-        if receiver in self._to_count or receiver in self._uncounted or not _is_client(receiver):
+        if not _is_client(receiver) or not self._has_begun(receiver):
             return
-        self._change(receiver, pattern, by)
-        self._send_all()
+        is_counted = self._is_counted(receiver, pattern)
+        if by < 0 and receiver in self._recounts:
+            self._recounts[receiver].patterns.discard(pattern)
+        if is_counted:
+            self._change(receiver, pattern, by)
+            self._send_all()
+
+    def _has_begun(self, receiver: Receiver) -> bool:
+        """Return whether the patterns of a client have begun to be counted."""
+        return receiver not in self._to_count or receiver in self._recounts
+
+    def _is_counted(self, receiver: Receiver, pattern: bytes) -> bool:
+        """Return whether a pattern of a client is counted now, or will be with its subscription."""
+        recount = self._recounts.get(receiver)
+        is_left = recount is not None and pattern in recount.patterns
+        return self._has_begun(receiver) and (receiver in self._uncounted) is is_left
 
     def _change(self, receiver: Receiver, pattern: bytes, by: int) -> None:
         count = self._counts.get(pattern, 0) + by
@@ -192,18 +232,39 @@ class PatternLists:
                 feed.note(pattern, self._number)
 
     def _count_on(self) -> None:
-        """Count the patterns of some of the clients that were there before the first feed."""
+        """Count some patterns of the clients that were there before the first feed."""
         left = _COUNTED_AT_ONCE
         while self._to_count and left > 0:
             client = next(iter(self._to_count))
-            del self._to_count[client]
-            if client not in self._uncounted:
-                for pattern, (_, secret) in client.patterns.items():
-                    if secret is None:
-                        self._change(client, pattern, 1)
-            left -= 1 + len(client.patterns)
+            recount = self._recounts.get(client)
+            if recount is None:
+                recount = self._recounts[client] = Recount(self, client)
+                if client not in self._uncounted:
+                    recount.patterns = _open_patterns(client)
+            left -= 1 + self._count_some(recount, left)
+            if client not in self._recounts:
+                del self._to_count[client]
         if self._to_count:
             self._clock.callLater(0, self._count_later)
+
+    def _count_some(self, recount: Recount, most: int) -> int:
+        """Count some of a client's patterns, or count them no longer; return the number."""
+        client, patterns = recount.client, recount.patterns
+        count, by = min(most, len(patterns)), -1 if client in self._uncounted else 1
+        for _ in range(count):
+            self._change(client, patterns.pop(), by)
+        if not patterns:
+            del self._recounts[client]
+        return count
+
+    def recount(self, recount: Recount, until: int) -> bool:
+        """Count patterns of a client in a turn of its user; return whether all are."""
+        while self._recounts.get(recount.client) is recount:
+            self._count_some(recount, _COUNTED)
+            if self._scheduler.clock() >= until:
+                break
+        self._send_all()
+        return self._recounts.get(recount.client) is not recount
 
     def _count_later(self) -> None:
         if self._to_count:
@@ -267,7 +328,7 @@ class PatternLists:
             if pattern is None:
                 client.notify(controls.INTEREST_PATTERNS, b"")
                 continue
-            own = pattern in client.patterns and client not in self._uncounted and client not in self._to_count
+            own = pattern in client.patterns and self._is_counted(client, pattern)
             is_there = self._counts.get(pattern, 0) > own
             if is_there is not (pattern in feed.known):
                 if is_there:
@@ -288,3 +349,7 @@ class PatternLists:
 
 def _is_client(receiver: Receiver) -> bool:
     return getattr(receiver, "number", 0) > 0
+
+
+def _open_patterns(client: Receiver) -> set[bytes]:
+    return {pattern for pattern, (_, secret) in client.patterns.items() if secret is None}

@@ -18,6 +18,7 @@ from sbus.server.asks.pattern_lists import PatternLists
 from sbus.server.asks.upstream import Upstream
 from sbus.server.core.interfaces import Client
 from sbus.server.core.limits import Limits, pattern_cost
+from sbus.server.core.users import User
 
 __all__ = ["Requests"]
 
@@ -27,6 +28,7 @@ class Requests:
 
     :param last_values: None if the bus keeps none.
     :param subscribe: subscribes a client.
+    :param check_user_patterns: makes room for one more watch of a user; raises a `Violation` if there is none.
     :param enlist: called with a client that connects buses.
     :param upstream: handles the control messages of links.
     :param public_interest: whether all users may ask about interest; else only root and the server's user.
@@ -38,6 +40,7 @@ class Requests:
         pattern_lists: PatternLists,
         last_values: LastValues | None,
         subscribe: Callable[[Client, bytes], None],
+        check_user_patterns: Callable[[User], None],
         enlist: Callable[[Client], None],
         limits: Limits,
         dialect: Dialect,
@@ -49,6 +52,7 @@ class Requests:
         self._pattern_lists = pattern_lists
         self._last_values = last_values
         self._subscribe = subscribe
+        self._check_user_patterns = check_user_patterns
         self._enlist = enlist
         self._limits = limits
         self._dialect = dialect
@@ -83,8 +87,7 @@ class Requests:
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
             if client.pattern_bytes + cost > self._limits.max_pattern_bytes:
                 raise Violation(ViolationReason.TOO_MANY_PATTERN_BYTES)
-            if client.user.patterns >= client.user.share.patterns.most and client.user.has_pattern_limits:
-                raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
+            self._check_user_patterns(client.user)
             if not client.user.may_hold(watch_memory(key, self._dialect.separator)):
                 raise Violation(ViolationReason.USER_MEMORY)
         watch = self._interest.watch(client, key)

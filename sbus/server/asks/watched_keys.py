@@ -14,6 +14,8 @@ __all__ = ["MAX_WALKS", "Walk", "Watch", "WatchedKeys"]
 
 MAX_WALKS = 64
 """Walks that may wait for one user before one walk over all watched keys replaces them."""
+_SEGMENTS = 256
+"""Segments below one node that a walk looks at in one step."""
 
 
 class Watch:
@@ -58,21 +60,20 @@ def _walk(root: _Node, pattern: bytes, separator: bytes) -> Iterator[Watch | int
     stack = [(root, 0)]
     while stack:
         node, depth = stack.pop()
-        if depth < end:
-            text, is_prefix = segments[depth]
-            if is_prefix:
-                stack += [(child, depth + 1) for name, child in node.children.items() if name.startswith(text)]
-                yield 1 + len(node.children)
-            else:
-                if child := node.children.get(text):
-                    stack.append((child, depth + 1))
-                yield 1
-            continue
-        if below:
-            stack += [(child, depth + 1) for child in node.children.values()]
-        if depth > end or not below:
+        text, is_prefix = segments[depth] if depth < end else (b"", below)
+        if depth >= end and (depth > end or not below):
             yield from tuple(node.watches)
-        yield 1 + len(node.children)
+        if not is_prefix:
+            if depth < end and (child := node.children.get(text)):
+                stack.append((child, depth + 1))
+            yield 1
+            continue
+        names = list(node.children)
+        for at in range(0, len(names) + 1, _SEGMENTS):
+            some = names[at : at + _SEGMENTS]
+            found = [node.children.get(name) for name in some if name.startswith(text)]
+            stack += [(child, depth + 1) for child in found if child is not None]
+            yield 1 + len(some)
 
 
 class Walk:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from sbus.errors import Violation, ViolationReason
+from sbus.flood import ClientSettings
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAX_BUNDLE, MIN_BUNDLE_LIMIT
 from sbus.protocol.packets import CMSG, LEAST_PAYLOAD, build
@@ -74,7 +75,6 @@ def _set_bundles(client: ReceivingHalf, key: bytes, wanted: bool) -> None:
     if not bundles:
         transport.stop_bundling()
     client.settings = replace(client.settings, bundles=bundles)
-    client.configure_queue()
     if bundles == wanted:
         client.answer(build(CMSG, key, b"%d" % MAX_BUNDLE if bundles else b""))
     else:
@@ -89,16 +89,16 @@ def _payloads(client: ReceivingHalf, key: bytes) -> bool:
     transport = client.transport
     if transport is None or not transport.pass_payloads(key == controls.PAYLOAD_ON, client.user.payloads):
         return False
-    client.in_order("choice", partial(_set_payloads, client, key))
+    client.settings = replace(client.settings, payloads=key == controls.PAYLOAD_ON)
+    client.in_order("choice", partial(_set_payloads, client, key, client.settings))
     return True
 
 
-def _set_payloads(client: ReceivingHalf, key: bytes) -> None:
-    wanted = key == controls.PAYLOAD_ON
+def _set_payloads(client: ReceivingHalf, key: bytes, settings: ClientSettings) -> None:
+    wanted = settings.payloads
     if not wanted:
         client.registry.flush()  # flood control decides about payloads while it still looks for them
-    client.settings = replace(client.settings, payloads=wanted)
-    client.configure_queue()
+    client.put_in_force(settings)
     client.answer(build(CMSG, key, b"%d %d" % (LEAST_PAYLOAD, client.registry.limits.max_payload) if wanted else b""))
 
 

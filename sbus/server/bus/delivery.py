@@ -398,7 +398,7 @@ class Delivery(PayloadPosting):
     def _admit(self, receiver: Receiver, queue: SendQueue, run: Run, publisher: Publisher | None) -> None:
         """Offer a run to a congested receiver."""
         if queue.state is _DEAF:
-            self._counters.tally.no_copy(run.packets)  # it has left since the route was looked up
+            self._counters.no_copy(len(run), run.size)  # it has left since the route was looked up
             return
         try:
             may_block = receiver.can_block and self._may_block(receiver, publisher)
@@ -445,9 +445,10 @@ class Delivery(PayloadPosting):
         keeper = self._keeper
         if keeper is not None and receiver is keeper:
             keeper.keep(packets, publisher)
-            self._counters.tally.no_copy(packets)
+            self._counters.no_copy(len(packets), total_size(packets))
             return
         if receiver in self._muted:
+            self._counters.no_copy(len(packets), total_size(packets))
             return
         try:
             outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
@@ -508,6 +509,7 @@ class Delivery(PayloadPosting):
         """
         queue = receiver.queue
         if queue is None or queue.state is _DEAF:
+            self._counters.no_copy(messages, size)
             return
         outcome = queue.lose(messages, size, why)
         if outcome is not None:

@@ -146,9 +146,9 @@ class PayloadPosting(Posting):
         queue = receiver.queue
         if receiver is self._keeper and self._keeper is not None:
             self._keeper.forget(bytes(message)[4:-1])
-            self._counters.tally.no_copy([message])
+            self._counters.no_copy(1, len(message))
         elif receiver in self._muted or (queue is not None and queue.state is State.DEAF):
-            self._counters.tally.no_copy([message])
+            self._counters.no_copy(1, len(message))
         elif queue is None:
             self.dropped(receiver, (Loss(LossReason.TOO_LARGE, 1, len(message)),))
         else:

@@ -51,7 +51,7 @@ from sbus.policy.rules import Identity
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, build
 from sbus.seqpacket.interfaces import IPacketTransport
-from sbus.server.bus.drain import Drain
+from sbus.server.bus.drain import ARRANGED_AT_ONCE, Drain
 from sbus.server.bus.mail import ENTRY_MEMORY
 from sbus.server.bus.memory import CLIENT_MEMORY
 from sbus.server.bus.registry import SubscriptionRegistry
@@ -62,10 +62,7 @@ from sbus.server.core.listeners import Listener
 from sbus.server.core.permissions import FREE
 from sbus.server.core.users import User
 
-__all__ = ["ARRANGED_AT_ONCE", "ReceivingHalf"]
-
-ARRANGED_AT_ONCE = 2_048
-"""Messages that are put in order at a time: about 2 ms."""
+__all__ = ["ReceivingHalf"]
 
 
 class _Nobody:
@@ -104,7 +101,7 @@ class ReceivingHalf(_Hot, ABC):
     :ivar direct: the queue, while messages may be put into it, or sent past it, unsigned; else None.
     :ivar naming: names the publishers of the messages that are sent; None if the client has not asked.
     :ivar signature: names the client as a publisher to receivers that have asked for senders.
-    :ivar settings: the client's choices.
+    :ivar settings: the client's choices; those that have a place in its stream may not be in force yet.
     :ivar has_echo: whether it gets its own messages, as these say.
     :ivar rights: what it may publish and subscribe to.
     :ivar is_free: whether it may publish everything, and gets its own messages: nothing is to be asked for a run.
@@ -118,15 +115,16 @@ class ReceivingHalf(_Hot, ABC):
     :ivar is_ending: whether it is being disconnected; not while it only gets its queue after it has shut down writing.
     :ivar is_paused: whether the client is not read from.
     :ivar front: a snapshot that is sent before the queue; None without one.
+    :ivar drain: the chore that sends on, while it waits for a turn; else None.
     :ivar is_write_closed: whether the client has shut down reading.
     """
 
     __slots__ = (
         "_buffer",
         "_delivery",
-        "_drain",
         "_held",
         "_identity",
+        "_in_force",
         "_in_kernel",
         "_is_loading",
         "_kept",
@@ -134,6 +132,7 @@ class ReceivingHalf(_Hot, ABC):
         "_scheduler",
         "_unsent",
         "connected_at",
+        "drain",
         "front",
         "has_echo",
         "is_ending",
@@ -168,7 +167,7 @@ class ReceivingHalf(_Hot, ABC):
         self.number = 0
         self.signature = PROGRAM  # until it is connected
         self.naming: Naming | None = None
-        self.settings = DEFAULT_SETTINGS
+        self.settings = self._in_force = DEFAULT_SETTINGS
         self.on_room: tuple[Callable[[], None], ...] = ()
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
@@ -183,7 +182,7 @@ class ReceivingHalf(_Hot, ABC):
         self._is_loading = False
         self._letters = 0  # replies in the mail
         self._held: list[bytes | None] = []
-        self._drain: Drain | None = None
+        self.drain: Drain | None = None
         self.front: Front | None = None
         self.is_write_closed = False
         # The charges for it
@@ -242,7 +241,7 @@ class ReceivingHalf(_Hot, ABC):
         if before.askers.pop(self, self) is None:
             user.askers[self] = None
         self._join(self.transport, user)
-        self.configure_queue()
+        self._configure_queue()
         before.charge_memory(-memory)
         user.charge_memory(memory)
         self.registry.memory.add_buffer(before, -self._buffer)
@@ -264,7 +263,7 @@ class ReceivingHalf(_Hot, ABC):
         self.user.charge_memory(-CLIENT_MEMORY - self._kept - self._in_kernel)
         self._kept = self._in_kernel = 0
         self.registry.memory.add_buffer(self.user, -self._buffer)
-        self._drain = None
+        self.drain = None
 
     def detach(self) -> None:
         """Let the queue refer to this object no longer: only the garbage collector would free such a cycle."""
@@ -310,11 +309,16 @@ class ReceivingHalf(_Hot, ABC):
     def choose(self, settings: ClientSettings) -> None:
         """Choose flood control: from this place in the client's stream on."""
         self.settings = settings
-        self.in_order("choice", self.configure_queue)
+        self.in_order("choice", partial(self.put_in_force, settings))
 
-    def configure_queue(self) -> None:
-        """Give the queue the client's choices; after a snapshot, each message is kept if there is room."""
-        settings = self.settings
+    def put_in_force(self, settings: ClientSettings) -> None:
+        """Use the client's choices from now on: their place in its stream has come."""
+        self._in_force = settings
+        self._configure_queue()
+
+    def _configure_queue(self) -> None:
+        """Give the queue the choices in force; after a snapshot, each message is kept if there is room."""
+        settings = self._in_force
         if self.naming is not None and not (settings.order.arrival and settings.soft.always is not Verdict.REPLACE):
             self.queue.sign_all(self.naming.last)  # a message may leave the run that names its publisher
         self.queue.configure(settings if self.front is None else replace(settings, soft=DEFAULT_SETTINGS.soft))
@@ -447,7 +451,7 @@ class ReceivingHalf(_Hot, ABC):
         self._use(live)
         self.front = Front(front, packets, live, self, partial(self._snapshot_over, on_over))
         self._send_from(transport, self.front)
-        self.configure_queue()
+        self._configure_queue()
         registry.touch(self)
 
     def _snapshot_over(self, on_over: Callable[[], None]) -> None:
@@ -456,7 +460,7 @@ class ReceivingHalf(_Hot, ABC):
         self._is_loading = False
         if self.transport is not None:
             self._send_from(self.transport, self.queue)
-        self.configure_queue()
+        self._configure_queue()
         if not self.queue.is_congested:
             self.registry.drained(self, True, True)
         if self.reason is None:
@@ -570,26 +574,14 @@ class ReceivingHalf(_Hot, ABC):
         scheduler = self._scheduler
         if scheduler.is_busy:
             scheduler.note_event(self.user.lines)
-        if self._drain is not None:
+        if self.drain is not None:
             return False  # it waits already
         if not scheduler.is_busy and self.transport is not None and self.queue_is_arranged(ARRANGED_AT_ONCE):
             self.transport.send_on(True)
             return True
-        self._drain = Drain(self)
-        scheduler.add_chore(self.user.lines, self._drain)
+        self.drain = Drain(self, scheduler)
+        scheduler.add_chore(self.user.lines, self.drain)
         return False
-
-    def drain(self, until: int) -> bool:
-        """Send some waiting packets, in the client's order; return whether the chore is done."""
-        transport = self.transport
-        if transport is not None and self._drain is not None:
-            while not self.queue_is_arranged(ARRANGED_AT_ONCE):
-                if self._scheduler.clock() >= until:
-                    return False
-            self._drain = None
-            transport.send_on(not self._scheduler.is_contended)
-        self._drain = None
-        return True
 
     def queue_is_arranged(self, most: int) -> bool:
         """Put some waiting messages into the client's order; return whether all are that can be."""

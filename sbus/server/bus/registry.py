@@ -235,6 +235,7 @@ class SubscriptionRegistry(Service):
             self._pattern_lists,
             self.last_values,
             self.subscribe,
+            self._subscriptions.check_user_patterns,
             self._services.enlist,
             self.limits,
             dialect,
@@ -396,8 +397,8 @@ class SubscriptionRegistry(Service):
         if is_observer:
             self._services.enlist(client)
         if is_observer is not (client in self.interest.uncounted):
-            self._pattern_lists.observed(client, is_observer)
             self.interest.observe(client, is_observer)
+            self._pattern_lists.observed(client)
 
     def drop(self, client: Receiver) -> None:
         """Keep messages that are published from now on from a receiver; unblock its publishers.

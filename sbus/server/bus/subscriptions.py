@@ -25,7 +25,7 @@ from sbus.server.core.users import User
 __all__ = ["Subscriptions"]
 
 _ROOM_MADE = 128
-"""Patterns of a departed client to drop at once if its user needs room for a new one."""
+"""Patterns of a departed client, or watches that have ended, to drop at once if their user needs room for a new one."""
 
 
 class Subscriptions:
@@ -76,8 +76,7 @@ class Subscriptions:
             verdict = self._guard.permissions.check_subscription(client, pattern, secret)
             if len(client.patterns) + self._interest.count(client) >= self._limits.max_patterns:
                 raise Violation(ViolationReason.TOO_MANY_PATTERNS)
-            if client.user.patterns >= client.user.share.patterns.most:
-                self._check_user_patterns(client.user)
+            self.check_user_patterns(client.user)
             memory = pattern_memory(pattern, self._dialect.separator, secret)
             if not client.user.may_hold(memory):
                 raise Violation(ViolationReason.USER_MEMORY)
@@ -132,16 +131,17 @@ class Subscriptions:
         self._router.remove(client, pattern, secret)
         self._upstream.unsubscribed(client, pattern)
 
-    def _check_user_patterns(self, user: User) -> None:
-        """Make room for one more pattern of a user who has as many as one user may have.
+    def check_user_patterns(self, user: User) -> None:
+        """Make room for one more pattern, or one more watch, of a user who has as many as one user may have.
 
         :raises Violation: if there is none.
         """
-        if not user.has_pattern_limits:
+        if user.patterns < user.share.patterns.most or not user.has_pattern_limits:
             return
-        # Patterns that departed clients still hold must not count against connected clients.
+        # Those that are still being dropped must not count against connected clients.
         if (client := self._drops.of(user)) is not None:
             self._drops.drop(client, _ROOM_MADE)
+        self._interest.drop_ended(user, _ROOM_MADE)
         if user.patterns >= user.share.patterns.most:
             raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
 

@@ -82,6 +82,11 @@ class Counters:
         """The bytes of the copies."""
         return self.tally.copied_size
 
+    def no_copy(self, messages: int, size: int) -> None:
+        """Take back one copy of each of some messages of `size` bytes together: it was meant for nobody."""
+        self.tally.count(-messages, -size, 1)
+        self.tally.count(messages, size, 0)
+
     def keep_rules(self, names: Collection[str]) -> None:
         """Forget the refusals of rules that are gone: else policies that come and go would make `denied_by` grow."""
         for name in [name for name in self.denied_by if name not in names and name not in RESERVED_NAMES]:

@@ -221,6 +221,28 @@ def test_patterns_that_are_being_dropped_make_room():
     assert 500 < peer.protocol.user.patterns < 640
 
 
+@pytest.mark.parametrize("packet", [b"SUB new", b"CMSG interest/on\0new"])
+@pytest.mark.parametrize("has_watches", [False, True])
+def test_what_is_being_dropped_makes_room_for_either(packet, has_watches):
+    """Neither patterns nor watches of a client that has left are held against a new pattern, or a new watch."""
+    bus = HandTurnedBus(TICK, limits=Limits(user_patterns=640))
+    peer = bus.connect(uid=LEAVER)
+    for number in range(640):
+        if has_watches:
+            bus.registry.interest.watch(peer.protocol, b"%d" % number)
+        else:
+            bus.registry.subscribe(peer.protocol, b"%d/*" % number)
+    following = bus.connect(uid=LEAVER)
+    bus.finish()
+    bus.use_up(peer, 10_000)
+    peer.transport.hang_up()
+    assert peer.protocol.user.patterns == 640
+    following.protocol._handle(packet)
+    assert following.protocol.reason is None
+    assert 500 < following.protocol.user.patterns < 640
+    assert bus.registry.counters.user_limits == 0
+
+
 # --- the three ways --------------------------------------------------------------------------------
 
 
@@ -587,8 +609,10 @@ def test_a_subscriber_of_the_program_gets_nothing_while_it_leaves():
     local, other = local_with(bus, 1_000), bus.connect(uid=OTHER)
     bus.registry.drop(local)
     assert local.patterns
+    routed = bus.registry.counters.routed
     other.send(b"MSG k\0late")
     assert local.got == [b"MSG k\0before"]
+    assert bus.registry.counters.routed == routed
     bus.finish()
     assert bus.registry.router.is_empty()
     assert not bus.registry.router.muted

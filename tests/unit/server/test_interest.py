@@ -15,7 +15,7 @@ from sbus.errors import CloseReason
 from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import matches
 from sbus.server.asks.lingering import LINGER
-from sbus.server.asks.watched_keys import MAX_WALKS
+from sbus.server.asks.watched_keys import MAX_WALKS, Watch, WatchedKeys, _walk
 from sbus.server.core.credentials import AccessSettings, KernelCredentials
 from sbus.server.core.interfaces import ICredentials
 from sbus.server.core.limits import Limits
@@ -387,6 +387,44 @@ def test_a_watcher_without_time_holds_up_no_subscriber():
     assert notices(watcher) == []
     bus.finish()
     assert len(notices(watcher)) == 1000
+
+
+def test_a_walk_takes_small_steps():
+    """However many segments stand below one node, a walk looks at some of them in one step."""
+    bus = Bus()
+    (watcher,) = watchers_of(bus, 1, 1)
+    (watched,) = bus.registry.interest._watched.values()
+    for pattern in (b"", b"key/", b"key/*", b"key/x*", b"k*"):
+        found = list(_walk(watched._root, pattern, b"/"))
+        assert sum(isinstance(step, Watch) for step in found) == (1000 if pattern in (b"", b"key/", b"key/*") else 0)
+        assert max(step for step in found if isinstance(step, int)) < 300
+    assert watcher.is_connected
+
+
+@pytest.mark.parametrize("toggles", [1, 2])
+def test_an_observer_begins_few_walks_at_once(monkeypatch, toggles):
+    """Walks for many patterns, which begin or end to count in one packet, wait for turns; so do those that lingered."""
+    bus = HandTurnedBus(TICK)
+    (watcher,), fickle = watchers_of(bus, 1, 1), bus.connect(uid=2)
+    fickle.send(*(b"SUB key/x%d*" % n for n in range(60)), b"SUB key/1")
+    settle(bus)
+    walks: list[WatchedKeys] = []
+    finish = WatchedKeys.finish
+
+    def count(watched: WatchedKeys) -> None:
+        walks.append(watched)
+        finish(watched)
+
+    monkeypatch.setattr(WatchedKeys, "finish", count)
+    for toggle in (b"CMSG observer/on", b"CMSG observer/off")[:toggles]:
+        bus.registry.scheduler.crowd, bus.registry.scheduler.is_busy = 0, False
+        walks.clear()
+        fickle.send(toggle)
+        if toggles == 1:
+            bus.turn(LINGER + 0.001)
+        assert len(walks) <= 20
+        settle(bus)
+    assert notices(watcher)[-1] == (b"key/1", toggles - 1)
 
 
 class World(RuleBasedStateMachine):

@@ -296,6 +296,33 @@ def test_a_choice_concerns_what_comes_after_it():
     assert reader.take() == messages(1, 2)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (b"CMSG blocking/soft/discard", b"CMSG blocking/soft/queue", [message(1), message(3)]),
+        (b"CMSG blocking/soft/queue", b"CMSG blocking/soft/discard", [message(1), message(2)]),
+        (b"CMSG blocking/soft/discard", b"CMSG payload/on", [message(1), b"CMSG payload/on"]),
+        (b"CMSG payload/on", b"CMSG blocking/soft/discard", [message(1), b"CMSG payload/on", message(2)]),
+    ],
+)
+def test_a_choice_is_in_force_until_the_place_of_the_next_one(first, second, expected):
+    """Of several choices that wait in the mail, each concerns the messages between it and the next one."""
+    bus = Bus()
+    readers, publisher = readers_of(bus), bus.connect(uid=PUBLISHER)
+    reader = readers[0]
+    reader.stall()
+    publisher.transport.deliver(message(1))
+    reader.transport.deliver(first)
+    publisher.transport.deliver(message(2))
+    reader.transport.deliver(second)
+    publisher.transport.deliver(message(3))
+    bus.settle()
+    reader.drain()
+    assert [packet[:15] if packet.startswith(b"CMSG") else packet for packet in reader.take()] == expected
+    assert taken(readers[1:]) == [messages(1, 2, 3)] * (MANY - 1)
+    assert is_clean(bus)
+
+
 def test_a_snapshot_has_its_place():
     """Values come where the client asked for them: after what waited, before what was published since."""
     bus = Bus(last_values=(LastValueRule(b"k"),))
@@ -757,6 +784,25 @@ def test_what_waits_for_receivers_that_left_is_accounted_for():
     assert counters.dropped == 2 == counters.dropped_by[LossReason.DISCONNECT]
     assert counters.routed == 3 * MANY - 1
     assert readers[0].protocol.lost == 2
+    assert is_clean(bus)
+
+
+def test_a_gap_after_the_end_of_a_receiver_is_none_of_its_losses():
+    """Messages that are lost after the end of a receiver in the mail were not meant for it; the others' count."""
+    bus = tight_bus()
+    readers, publisher = readers_of(bus), bus.connect(uid=PUBLISHER)
+    bus.registry.scheduler.is_busy = True
+    publisher.transport.deliver(message(1))
+    readers[0].transport.hang_up()
+    for number in (2, 3, 4):
+        publisher.transport.deliver(message(number, size=4_000))
+    assert kinds(bus) == ["Mail", "end", "Mail", "Gap"]
+    bus.settle()
+    counters = bus.registry.counters
+    assert taken(readers[1:]) == [[message(1), message(2, size=4_000)]] * (MANY - 1)
+    assert (counters.dropped, readers[0].protocol.lost) == (2 * (MANY - 1) + 1, 1)
+    assert counters.routed == 4 * MANY - 3
+    assert counters.routed_bytes == counters.routed * len(message(1)) + 4_000 * 3 * (MANY - 1)
     assert is_clean(bus)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from sbus.fair import Scheduler
+from sbus.fair.lines import QUANTUM
 from sbus.server.core.limits import Limits
 from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
@@ -167,6 +170,53 @@ def test_patterns_that_change_while_they_are_counted():
     assert len(picture.patterns) == 40_000
 
 
+@pytest.mark.parametrize("start", [b"CMSG observer/off", b"CMSG observer/on"])
+def test_an_observer_that_changes_its_mind_is_counted_in_turns(start):
+    """Many patterns begin or end to count some at a time, whatever the client subscribes to meanwhile."""
+    bus = HandTurnedBus(tick=QUANTUM // 8)
+    lists = bus.registry._pattern_lists
+    fickle, root = bus.connect(), bus.connect(uid=0)
+    fickle.send(start)
+    for number in range(10_000):
+        bus.registry.subscribe(fickle.protocol, b"%d" % number)
+    picture = Picture(root)
+    root.send(ASK)
+    for toggle in (b"CMSG observer/on", b"CMSG observer/off") * 3:
+        before = lists._number
+        bus.registry.scheduler.press()  # others are active, too
+        fickle.send(toggle, b"UNSUB %d" % lists._number, b"SUB new/%d" % lists._number)
+        assert lists._number - before <= 3_000
+        bus.turn()
+        picture.update()
+    bus.finish()
+    picture.update()
+    assert picture.patterns == set(fickle.protocol.patterns)
+    fickle.send(b"CMSG observer/on")
+    bus.finish()
+    picture.update()
+    assert picture.patterns == set()
+
+
+def test_a_client_with_many_patterns_is_counted_in_turns():
+    """The first listener has many patterns of one client counted in several turns, and learns of changes meanwhile."""
+    bus = HandTurnedBus()
+    lists = bus.registry._pattern_lists
+    one, root = bus.connect(), bus.connect(uid=0)
+    for number in range(10_000):
+        bus.registry.subscribe(one.protocol, b"%d" % number)
+    picture = Picture(root)
+    root.send(ASK)
+    assert lists._number <= 2_100
+    for toggles in ((), (b"CMSG observer/on",), (), (b"CMSG observer/off",)):
+        before = lists._number
+        one.send(*toggles, b"UNSUB %d" % before, b"SUB new/%d" % before)
+        bus.turn()
+    while not picture.is_complete or bus.registry.scheduler._ring:
+        bus.turn()
+        picture.update()
+    assert picture.patterns == set(one.protocol.patterns)
+
+
 class World(RuleBasedStateMachine):
     """Clients subscribe, observe and leave, and listeners come, stall and read."""
 
@@ -179,11 +229,16 @@ class World(RuleBasedStateMachine):
         self.pictures: dict[Peer, Picture] = {}
         self.is_exact = False
 
+    def settle(self) -> None:
+        self.bus.settle()
+        while self.bus.registry.scheduler._ring or self.bus.registry._pattern_lists._to_count:
+            self.bus.settle()
+
     def teardown(self) -> None:
         for peer in self.peers:
             peer.transport.hang_up()
         for _ in range(4):
-            self.bus.settle()
+            self.settle()
         assert self.bus.registry._router.listeners == ()
         assert not self.bus.registry._pattern_lists._counts
 
@@ -242,7 +297,7 @@ class World(RuleBasedStateMachine):
         for _ in range(3):
             for peer in self.peers:
                 peer.transport.drain()
-            self.bus.settle()
+            self.settle()
         self.changed()
         self.is_exact = True
 
@@ -263,3 +318,27 @@ class World(RuleBasedStateMachine):
 
 TestWorld = World.TestCase
 TestWorld.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
+
+
+class TurningWorld(World):
+    """The same, with all chores done in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(Scheduler, "do", Scheduler.add_chore)
+
+    @rule()
+    def turn(self) -> None:
+        self.bus.clock.advance(0)
+        self.changed()
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.patch.undo()
+
+
+TestTurningWorld = TurningWorld.TestCase
+TestTurningWorld.settings = TestWorld.settings

@@ -90,12 +90,12 @@ def test_the_state_of_settings():
 NOT_STATE = {
     "_delivery", "_scheduler", "registry", "transport", "queue", "naming", "user",  # other objects
     "_departure", "is_ending",  # time left
-    "_fast_path", "direct", "has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
+    "_fast_path", "_in_force", "direct", "has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
     "_identity", "rights", "is_free", "_pace",  # the kernel is asked again, and the policy
     "_is_loading", "front", "on_room",  # a client asks again
     "_held",  # released at the end of the server
     "_letters", "_mail",  # counts of entries of the mail, which is described by itself
-    "_drain", "_is_blocked", "_is_waiting", "is_paused",  # found out again
+    "drain", "_is_blocked", "_is_waiting", "is_paused",  # found out again
     "_buffer", "_in_kernel", "_kept", "_unsent",  # figures of the account, which a new connection makes anew
 }  # fmt: skip
 
