@@ -75,6 +75,8 @@ client took 4 MB for them, and 13 ms of each connect, and everybody with subordi
 TOO_MANY_GROUPS = frozenset({-1})
 """Stands for the groups of a process that has more."""
 _SO_PASSRIGHTS = 83
+_SO_PASSPIDFD = 76
+_SO_PASS_OTHER = (socket.SO_PASSCRED, socket.SO_PASSSEC, _SO_PASSPIDFD)
 _UCRED = struct.Struct("iII")
 _INT = struct.Struct("i")
 _CREDENTIALS = socket.CMSG_SPACE(_UCRED.size)
@@ -256,12 +258,14 @@ def discard_and_close(sock: socket.socket, limit: int) -> None:
 
 
 def pass_descriptors(sock: socket.socket, wanted: bool) -> None:
-    """Have the kernel pass or refuse descriptors that peers send along (SCM_RIGHTS).
+    """Have the kernel pass or refuse descriptors that peers send along (SCM_RIGHTS), and pass nothing else.
 
-    Older kernels always pass them; those that are not received are closed then.
+    Older kernels always pass them; those that are not received are closed then. The maker of an inherited socket may
+    have asked for more (systemd.socket(5), ``PassCredentials=``): that would look like descriptors, with every packet.
     """
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, wanted)
+    for option, value in ((_SO_PASSRIGHTS, wanted), *((option, False) for option in _SO_PASS_OTHER)):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, option, value)
 
 
 def send_with(sock: socket.socket, packet: bytes, fd: int) -> bool:

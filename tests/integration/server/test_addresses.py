@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import grp
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from sbus.syscalls.memfd import Memfd
 from tests.support.harness import (
     OTHER_USER,
     THIRD_USER,
@@ -449,6 +451,35 @@ class TestInherited:
             started = spawn(Bus, directory, address=f"/dev/fd/{sock.fileno()}", pass_fds=[sock.fileno()])
             started.wait_started()
             assert list(started.descriptors().values()).count(f"socket:[{inode}]") == 1
+
+    @pytest.mark.parametrize("pure", ["0", "1"])
+    def test_that_passes_credentials(self, spawn, directory, pure):
+        """As with PassCredentials= of systemd: large messages arrive, and no descriptor of a client is kept."""
+        with seqpacket(directory / "made", listening=True) as sock, contextlib.ExitStack() as clients:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)
+            early = clients.enter_context(Client(directory / "made"))
+            started = spawn(
+                Bus,
+                directory,
+                address=f"/dev/fd/{sock.fileno()}",
+                pass_fds=[sock.fileno()],
+                env={"SBUS_PURE": pure},
+            ).wait_started()
+            for client in (early, clients.enter_context(Client(directory / "made"))):
+                client.send(b"CMSG payload/on")
+                assert client.recv().startswith(b"CMSG payload/on")
+                client.sub(b"k")
+                memfd = Memfd.create()
+                os.write(memfd.fileno(), b"payload")
+                memfd.seal()
+                socket.send_fds(client.sock, [b"FMSG k\0000 7"], [memfd.fileno()])
+                assert client.recv() == b"FMSG k\0000 7"
+                client.send(b"UNSUB k")
+                before = len(started.descriptors())
+                with open(os.devnull) as null:
+                    socket.send_fds(client.sock, [b"MSG a\0"], [null.fileno()] * 200)
+                assert client.has_ended()
+                wait_until(lambda: len(started.descriptors()), lambda count, most=before: count < most)
 
 
 def activation(fds: list[int], names: str | None = None) -> tuple[list[str], list[int]]:
