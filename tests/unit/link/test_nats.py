@@ -6,7 +6,6 @@ import asyncio
 import errno
 import inspect
 import os
-import random
 import tracemalloc
 from pathlib import Path
 
@@ -248,15 +247,25 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         State(str(tmp_path / "state"))
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"y" * 128, b"z" * 1000, random.Random(1).randbytes(128)])
-def test_any_file_will_do(tmp_path: Path, content: bytes) -> None:
-    """A file with other content is written anew; nothing is claimed to be lost."""
+@pytest.mark.parametrize("content", [b"", bytes(128), b"SBUSNAT1", b"SBUSNAT1" + bytes(992)])
+def test_what_a_crash_has_left_is_written_anew(tmp_path: Path, content: bytes) -> None:
+    """An empty file, one without content, and a state of another size; nothing is claimed to be lost."""
     path = tmp_path / "bus.nats"
     path.write_bytes(content)
     state = State(str(path))
     assert state.lost == (0, 0)
     assert path.stat().st_size == 128
     state.close()
+
+
+@pytest.mark.parametrize("content", [b"x", b"y" * 128, bytes(129), bytes(1000) + b"disk", b"version = 1\n"])
+def test_a_file_that_is_no_state_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
+    """Whoever names another file by mistake gets an error, and keeps the file."""
+    path = tmp_path / "policy.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"no state of a bridge: name another file with --state=FILE"):
+        State(str(path))
+    assert path.read_bytes() == content
 
 
 def test_a_link_or_a_directory_is_refused(tmp_path: Path) -> None:
