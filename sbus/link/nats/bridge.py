@@ -27,6 +27,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from twisted.logger import Logger
 
@@ -358,10 +359,10 @@ class Bridge:
 
     def _all_servers(self, connection: Connection) -> list[str]:
         """Return the URLs that were given, and those of the other servers of the cluster (not for web sockets)."""
-        given = {url.rpartition("/")[2].rpartition("@")[2]: url for url in self._settings.nats}
+        given = {_host(url): url for url in self._settings.nats}
         if self._settings.nats[0].startswith("ws"):
             return [*given.values()]
-        return [*{**{url.rpartition("/")[2]: url for url in connection.peers()}, **given}.values()]
+        return [*{**{_host(url): url for url in connection.peers()}, **given}.values()]
 
     async def _connect(self, urls: list[str]) -> Connection:
         assert self._incoming is not None
@@ -452,3 +453,8 @@ class Bridge:
             counters.received,
             counters.received - incoming.waiting - incoming.unhandled,
         )
+
+
+def _host(url: str) -> str:
+    """Return the host and the port of a URL, without the secret that may be in front of them."""
+    return urlsplit(url).netloc.rpartition("@")[2]

@@ -8,6 +8,8 @@ import inspect
 import os
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,7 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
 from sbus.errors import UsageError
+from sbus.link.nats.bridge import Bridge
 from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
 from sbus.link.nats.counters import Counters
 from sbus.link.nats.incoming import Incoming, parse_headers
@@ -275,6 +278,26 @@ def test_a_link_or_a_directory_is_refused(tmp_path: Path) -> None:
     for path in ("link", ".", "missing/file"):
         with pytest.raises(UsageError, match="--state=FILE"):
             State(str(tmp_path / path))
+
+
+# --- servers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "peers", "expected"),
+    [
+        (("ws://a/", "ws://b/"), [], ["ws://a/", "ws://b/"]),
+        (("nats://a:4222/", "nats://b/x"), [], ["nats://a:4222/", "nats://b/x"]),
+        (("nats://me:x@a:4222/",), ["nats://a:4222", "nats://c:4222"], ["nats://me:x@a:4222/", "nats://c:4222"]),
+    ],
+)
+def test_no_server_is_forgotten(tmp_path: Path, given: tuple[str, ...], peers: list[str], expected: list[str]) -> None:
+    """After a connection, all URLs that were given are tried, and the other servers of the cluster."""
+    state = State(str(tmp_path / "state"))
+    bridge = Bridge("bus", Settings(nats=given, name="a", listed_out=(b"t/",)), state)
+    connection = cast(Connection, SimpleNamespace(peers=lambda: peers))
+    assert bridge._all_servers(connection) == expected
+    state.close()
 
 
 # --- options -------------------------------------------------------------------------------------
