@@ -547,6 +547,24 @@ class TestSystemd:
             line = refusal(directory, address="systemd", before=before, pass_fds=fds)
         assert "ListenSequentialPacket=" in line
 
+    def test_a_policy_names_the_sockets(self, spawn, directory, high):
+        """Of several sockets, a rule of the policy names one by FileDescriptorName=; any other name is an error."""
+        policy = directory / "policy.toml"
+        policy.write_text('version = 1\n[[rule]]\nname = "app"\nlisteners = ["app"]\ndeny_publish = ["a/"]\n')
+        with seqpacket(directory / "main", listening=True) as one, seqpacket(directory / "app", listening=True) as two:
+            passed = [high(one), high(two)]
+            before, fds = activation(passed, "bus.socket:other")
+            line = refusal(directory, f"--policy={policy}", address="systemd", before=before, pass_fds=fds)
+            assert "the bus has no socket 'app': it has main, other" in line
+            before, fds = activation(passed, "bus.socket:app")
+            started = spawn(Bus, directory, f"--policy={policy}", address="systemd", before=before, pass_fds=fds)
+            started.wait_started()
+        with Client(directory / "main") as main, Client(directory / "app") as app:
+            for client in (main, app):
+                client.send(b"MSG a/b\0")
+            assert main.sync() == []
+            assert app.has_ended()
+
     @pytest.mark.parametrize("name", [None, "bus"])
     def test_with_the_real_tool(self, spawn, directory, name):
         """systemd-socket-activate starts the bus with the first client, and that client is served."""
