@@ -8,13 +8,13 @@ one (``SO_PEERGROUPS``, socket(7)).
 from __future__ import annotations
 
 import grp
-import os
 import socket
 from dataclasses import dataclass
 
 from sbus.errors import UsageError
 from sbus.protocol.keys import PeerCredentials
 from sbus.syscalls.sockets import peer_credentials, peer_groups
+from sbus.syscalls.users import is_owner
 
 __all__ = ["METRICS", "Access", "Authority", "parse_group"]
 
@@ -66,7 +66,7 @@ class Access:
     def authority(self, sock: socket.socket) -> Authority:
         """Return what the peer of a connection may ask."""
         peer = peer_credentials(sock)
-        if peer.uid in (0, os.geteuid()):
+        if is_owner(peer.uid):
             return Authority(peer, True, True, True)
         groups = {peer.gid, *peer_groups(sock)} if self.admin is not None or self.metrics is not None else {peer.gid}
         is_admin = self.admin is not None and self.admin in groups

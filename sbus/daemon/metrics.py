@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from prometheus_client.core import Metric
+from twisted.internet import defer
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
 from sbus.daemon.metrics_file import MetricsFile
-from sbus.daemon.service import Service
+from sbus.daemon.service import MultiService
 
 __all__ = ["INTERVAL", "MetricsWriter"]
 
@@ -18,8 +19,10 @@ INTERVAL = 10.0
 """Seconds between two files."""
 
 
-class MetricsWriter(Service):
+class MetricsWriter(MultiService):
     """Writes metrics while it runs, and once more at the end.
+
+    The services that it measures are those within it: they work until they have stopped, and the last file comes then.
 
     :param reactor: an `IReactorTime`.
     :param file: the file.
@@ -29,6 +32,7 @@ class MetricsWriter(Service):
     _log = Logger(namespace="sbus.daemon")
 
     def __init__(self, reactor: Any, file: MetricsFile, families: Callable[[bool], Iterable[Metric]]) -> None:
+        super().__init__()
         self._reactor = reactor
         self._file = file
         self._families = families
@@ -36,16 +40,16 @@ class MetricsWriter(Service):
         self._has_failed = False
 
     def startService(self) -> None:
-        """Write the first file at once."""
+        """Start the services, and write the first file at once."""
         super().startService()
         self._write()
 
-    def stopService(self) -> None:
-        """Write the last file, which says that the process is down."""
-        super().stopService()
+    def stopService(self) -> defer.Deferred[None]:
+        """Stop the services, and write the last file, which says that the process is down."""
+        stopping = super().stopService()
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
-        self._write()
+        return stopping.addCallback(lambda _: self._write())
 
     def _write(self) -> None:
         if self.running:

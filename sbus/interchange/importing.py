@@ -27,7 +27,7 @@ from sbus.journal import clock, disk
 from sbus.journal.layout import LATEST, is_journal
 from sbus.journal.lock import locked
 from sbus.journal.schema import KINDS, MESSAGES, Kind
-from sbus.journal.senders import Senders
+from sbus.journal.senders import Senders, is_sender
 from sbus.journal.writer import JournalWriter
 
 __all__ = ["append", "new_journal"]
@@ -134,6 +134,8 @@ def _problem(row: Row) -> str | None:
         return f"its time is {row.time} µs after 1970, but a journal has times from 1970 to 2286: correct it"
     if b"\0" in row.key or (not row.key and row.kind in MESSAGES):
         return f"{row.key!r} is no key: a key has at least one byte, and no NUL"
+    if row.sender and not is_sender(row.sender):
+        return f"{row.sender!r} is no publisher: correct its number, IDs and chain, or leave it out"
     return None
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["STORED", "TYPES", "Senders", "encode_senders", "split"]
+__all__ = ["STORED", "TYPES", "Senders", "encode_senders", "is_sender", "split"]
 
 STORED = pa.run_end_encoded(pa.int32(), pa.binary())
 """The type of the column on the disk."""
@@ -51,6 +51,11 @@ class Senders(NamedTuple):
 
     names: pa.BinaryArray
     ends: pa.Int32Array
+
+
+def is_sender(name: bytes) -> bool:
+    """Return whether readers know a publisher by this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def encode_senders(senders: Senders | None, rows: int) -> pa.RunEndEncodedArray:

@@ -41,14 +41,14 @@ from sbus.policy.shapes import ShapeIndex
 from sbus.protocol.keys import CURRENT, PeerCredentials
 from sbus.protocol.patterns import Shape, shape
 from sbus.routing.trie import PatternIndex
-from sbus.syscalls.sockets import TOO_MANY_GROUPS
+from sbus.syscalls.sockets import UNKNOWN_GROUPS
 
 __all__ = ["SECRET", "Policy", "Rights", "Zone"]
 
 SECRET = b"!/cred/"
 """How secret keys begin, and the patterns that match them."""
 _NOTHING = Rule(-1, "credentials", "", deny_publish=(b"", SECRET), deny_subscribe=(b"",))
-"""The only rule of a client that is in more groups than are looked at, if there are rules for groups."""
+"""The only rule of a client whose groups are not known, or too many to look at, if there are rules for groups."""
 _NOBODY = PeerCredentials(0, 0, 0)
 """For the index of patterns, which asks for credentials only where a pattern is secret to it."""
 
@@ -256,7 +256,7 @@ class Policy:
 
     def rights_of(self, identity: Identity) -> Rights:
         """Return what a client may do; clients that the same rules match share one object."""
-        is_crowd = self._has_groups and identity.groups == TOO_MANY_GROUPS
+        is_crowd = self._has_groups and identity.groups == UNKNOWN_GROUPS
         numbers = (_NOTHING.number,) if is_crowd else self._numbers_of(identity)
         rights = self._rights.get(numbers)
         if rights is None:

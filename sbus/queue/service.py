@@ -40,6 +40,7 @@ from sbus.queue.jobs import MOST_DELIVERIES, Batch, Changes, Job, JobQueue, Sett
 from sbus.queue.store import Store
 from sbus.queue.turns import Turns
 from sbus.queue.vigils import Vigils
+from sbus.syscalls.users import is_owner
 
 __all__ = ["QueueService"]
 
@@ -440,7 +441,7 @@ class QueueService(Service):
         verb = request.key.rpartition(b"/")[2]
         if verb == b"ls":
             return json.dumps(await self._summary()).encode()
-        if request.sender is None or request.sender.uid not in (0, os.geteuid()):
+        if request.sender is None or request.sender.uid is None or not is_owner(request.sender.uid):
             raise RequestFailed("only root, and the user of the service, may look at jobs and change them")
         await self._find_dead()
         try:

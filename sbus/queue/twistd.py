@@ -16,7 +16,7 @@ from sbus.client.queues import HEAD_ROOM, queue_key
 from sbus.daemon.clock import use_monotonic_clock
 from sbus.daemon.options import CommandLine, amount, choice, duration, size
 from sbus.daemon.process import Process
-from sbus.daemon.service import ProcessServices
+from sbus.daemon.service import MultiService, ProcessServices
 from sbus.daemon.signals import DeferredSignals
 from sbus.distribution import needs
 from sbus.errors import SbusError, UsageError, Violation
@@ -147,11 +147,13 @@ def makeService(options: Options) -> IService:
     process.setServiceParent(services)
     socket, longest = options["socket"], options["max-packet"]
     queues = [_kind(each)(reactor, socket, each, process.fail, longest) for each in options.settings]
-    for queue in queues:
-        queue.setServiceParent(services)
+    parent: MultiService = services
     if options["metrics-file"] is not None:
         from sbus.daemon.metrics import MetricsWriter
         from sbus.queue.metrics import families
 
-        MetricsWriter(reactor, options["metrics-file"], partial(families, queues)).setServiceParent(services)
+        parent = MetricsWriter(reactor, options["metrics-file"], partial(families, queues))
+        parent.setServiceParent(services)
+    for queue in queues:
+        queue.setServiceParent(parent)
     return services

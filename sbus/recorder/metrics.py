@@ -46,10 +46,12 @@ def families(recorder: RecorderService, is_up: bool = True) -> Iterator[Metric]:
 
 
 def writer(reactor: Any, recorder: RecorderService, path: str) -> MetricsWriter:
-    """Return the service that writes the metrics of a recorder.
+    """Return the service that runs a recorder, and writes its metrics.
 
     :param path: where the file is.
     :raises sbus.errors.UsageError: if the file cannot be there.
     """
     file = MetricsFile(path, {"journal": recorder.directory})
-    return MetricsWriter(reactor, file, lambda is_up: families(recorder, is_up))
+    metrics = MetricsWriter(reactor, file, lambda is_up: families(recorder, is_up))
+    recorder.setServiceParent(metrics)
+    return metrics

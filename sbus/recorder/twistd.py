@@ -262,8 +262,9 @@ def makeService(options: Options) -> IService:
     process.setServiceParent(services)
     if options["supervised"]:
         StdinWatcher(reactor, process.stop).setServiceParent(services)
-    recorder.setServiceParent(services)
-    if options["metrics-file"] is not None:
+    if options["metrics-file"] is None:
+        recorder.setServiceParent(services)
+    else:
         from sbus.recorder.metrics import writer  # imports prometheus_client
 
         writer(reactor, recorder, options["metrics-file"]).setServiceParent(services)

@@ -29,6 +29,7 @@ cdef extern from "sys/socket.h" nogil:
         int cmsg_level
         int cmsg_type
     cmsghdr *CMSG_FIRSTHDR(msghdr *)
+    cmsghdr *CMSG_NXTHDR(msghdr *, cmsghdr *)
     unsigned char *CMSG_DATA(cmsghdr *)
     size_t CMSG_LEN(size_t)
     int SOL_SOCKET, SCM_RIGHTS, MSG_CTRUNC, MSG_CMSG_CLOEXEC
@@ -340,11 +341,12 @@ cdef class PacketReader:
         cdef cmsghdr *control = CMSG_FIRSTHDR(header)
         cdef list descriptors = []
         cdef size_t i
-        if control == NULL or control.cmsg_level != SOL_SOCKET or control.cmsg_type != SCM_RIGHTS:
-            return ()
-        for i in range((control.cmsg_len - CMSG_LEN(0)) // sizeof(int)):
-            descriptors.append((<int *>CMSG_DATA(control))[i])
-        return adopt(descriptors)
+        while control != NULL:
+            if control.cmsg_level == SOL_SOCKET and control.cmsg_type == SCM_RIGHTS:
+                for i in range((control.cmsg_len - CMSG_LEN(0)) // sizeof(int)):
+                    descriptors.append((<int *>CMSG_DATA(control))[i])
+            control = CMSG_NXTHDR(header, control)
+        return adopt(descriptors) if descriptors else ()
 
     cdef object _truncated(self, char *data, size_t size):
         return Truncated.of(size, PyBytes_FromStringAndSize(data, min(4, self.max_packet)))

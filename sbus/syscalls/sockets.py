@@ -22,8 +22,8 @@ __all__ = [
     "OVERHEAD",
     "PEEK",
     "SEND_NOW",
-    "TOO_MANY_GROUPS",
     "TRUNC",
+    "UNKNOWN_GROUPS",
     "brings_descriptors",
     "discard_and_close",
     "discard_input",
@@ -72,9 +72,11 @@ _MOST_BYTES = 1024
 _MOST_GROUPS = 1_024
 """The limit of groups that are looked at: a user in a domain of Windows has no more. A process may have 65,536; a
 client took 4 MB for them, and 13 ms of each connect, and everybody with subordinate GIDs can have them."""
-TOO_MANY_GROUPS = frozenset({-1})
-"""Stands for the groups of a process that has more."""
+UNKNOWN_GROUPS = frozenset({-1})
+"""Stands for the groups of a process that has more, or of which the kernel does not tell them."""
 _SO_PASSRIGHTS = 83
+_SO_PASSPIDFD = 76
+_SO_PASS_OTHER = (socket.SO_PASSCRED, socket.SO_PASSSEC, _SO_PASSPIDFD)
 _UCRED = struct.Struct("iII")
 _INT = struct.Struct("i")
 _CREDENTIALS = socket.CMSG_SPACE(_UCRED.size)
@@ -95,19 +97,18 @@ def peer_credentials(sock: socket.socket) -> PeerCredentials:
 
 
 def peer_groups(sock: socket.socket) -> frozenset[int]:
-    """Return the peer's supplementary groups (``SO_PEERGROUPS``, Linux 4.13); none if the kernel does not say.
+    """Return the peer's supplementary groups (``SO_PEERGROUPS``, Linux 4.13).
 
     The kernel noted them at connect(2), as it did the credentials.
 
-    :returns: `TOO_MANY_GROUPS` if there are too many.
+    :returns: `UNKNOWN_GROUPS` if there are too many, or if the kernel does not tell them, as in some sandboxes.
     """
     try:
         groups = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_BYTES)
     except OSError as e:
-        if e.errno != errno.ERANGE:
-            return frozenset()
-        if (many := _many_peer_groups(sock)) is None:
-            return TOO_MANY_GROUPS
+        many = _many_peer_groups(sock) if e.errno == errno.ERANGE else None
+        if many is None:
+            return UNKNOWN_GROUPS
         groups = many
     return frozenset(struct.unpack(f"{len(groups) // 4}I", groups))
 
@@ -256,12 +257,14 @@ def discard_and_close(sock: socket.socket, limit: int) -> None:
 
 
 def pass_descriptors(sock: socket.socket, wanted: bool) -> None:
-    """Have the kernel pass or refuse descriptors that peers send along (SCM_RIGHTS).
+    """Have the kernel pass or refuse descriptors that peers send along (SCM_RIGHTS), and pass nothing else.
 
-    Older kernels always pass them; those that are not received are closed then.
+    Older kernels always pass them; those that are not received are closed then. The maker of an inherited socket may
+    have asked for more (systemd.socket(5), ``PassCredentials=``): that would look like descriptors, with every packet.
     """
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, wanted)
+    for option, value in ((_SO_PASSRIGHTS, wanted), *((option, False) for option in _SO_PASS_OTHER)):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, option, value)
 
 
 def send_with(sock: socket.socket, packet: bytes, fd: int) -> bool:

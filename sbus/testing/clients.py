@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 from sbus.client.core import Message
-from sbus.client.denials import Denial, error_of
 from sbus.client.dispatch import AwaitableWaiter
 from sbus.errors import Closed, TimedOut
-from sbus.protocol.packets import SUB
 
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from sbus.client import aio, blocking, tx
+    from sbus.client.subscription import QueuedSubscription
 
 __all__ = ["AsyncioRecordingClient", "RecordingClient", "TwistedRecordingClient"]
 
@@ -87,6 +87,7 @@ class RecordingClient:
         :param timeout: seconds to wait for the server.
         :returns: every recorded message.
         :raises sbus.errors.TimedOut: if the server does not answer in time.
+        :raises sbus.errors.NotAllowed: if the bus refuses a pattern.
         """
         self.bus.fence(timeout)
         self.messages += self.bus.get_ready()
@@ -118,6 +119,10 @@ class _Recording:
         self._last: Message | None = None
         self._error: Exception | None = None
         self._waiting: list[tuple[int, AwaitableWaiter]] = []
+        self._subscriptions: list[QueuedSubscription] = []
+
+    def _subscribe(self, bus: aio.Bus | tx.Bus, patterns: Iterable[bytes | str]) -> None:
+        self._subscriptions = [bus.subscribe(pattern, self._record) for pattern in patterns]
 
     def _record(self, message: Message) -> None:
         if message is self._last:
@@ -133,13 +138,18 @@ class _Recording:
         for _, waiter in waiting:
             waiter.set_exception(error)
 
-    def _denied(self, denial: Denial) -> None:
-        """End the recording when the bus refuses a pattern."""
-        if denial.verb == SUB:
-            self._ended(error_of(denial))
+    def _settled(self) -> list[Message]:
+        """Return the messages.
+
+        :raises sbus.errors.NotAllowed: if the bus has refused a pattern, so that some may be missing.
+        """
+        for subscription in self._subscriptions:
+            subscription.get_ready()  # none: they were recorded
+        return list(self.messages)
 
     async def _wait(self, count: int, waiter: AwaitableWaiter) -> list[Message]:
         if len(self.messages) < count:
+            self._settled()
             if self._error is not None:
                 raise self._error
             self._waiting.append((count, waiter))
@@ -173,13 +183,10 @@ class AsyncioRecordingClient(_Recording):
     async def __aenter__(self) -> Self:
         from sbus.client import aio
 
-        self.bus = await aio.connect(self._address, **{"on_denied": self._denied, **self._settings})
+        self.bus = await aio.connect(self._address, **self._settings)
         try:
-            for pattern in self._patterns:
-                self.bus.subscribe(pattern, self._record)
-            await self.bus.fence(_TIMEOUT)
-            if self._error is not None:
-                raise self._error
+            self._subscribe(self.bus, self._patterns)
+            await self.settle()
         except BaseException:
             await self.bus.close()
             raise
@@ -211,7 +218,7 @@ class AsyncioRecordingClient(_Recording):
             async with asyncio.timeout(timeout):
                 return await self._wait(count, self.bus.waiter())
         except TimeoutError:
-            raise _timed_out(self.messages, count, timeout) from None
+            raise _timed_out(self._settled(), count, timeout) from None
 
     async def settle(self, timeout: float = _TIMEOUT) -> list[Message]:
         """Record every message that the server handled before this call.
@@ -221,9 +228,10 @@ class AsyncioRecordingClient(_Recording):
         :param timeout: seconds to wait for the server.
         :returns: every recorded message.
         :raises sbus.errors.TimedOut: if the server does not answer in time.
+        :raises sbus.errors.NotAllowed: if the bus refuses a pattern.
         """
         await self.bus.fence(timeout)
-        return list(self.messages)
+        return self._settled()
 
 
 class TwistedRecordingClient(_Recording):
@@ -241,8 +249,7 @@ class TwistedRecordingClient(_Recording):
         super().__init__()
         self.bus = bus
         self._reactor = reactor
-        for pattern in patterns or (b"",):
-            bus.subscribe(pattern, self._record)
+        self._subscribe(bus, patterns or (b"",))
         bus.whenClosed().addCallbacks(
             lambda _: self._ended(Closed("the recording client was closed")),
             lambda failure: self._ended(failure.value),
@@ -253,15 +260,15 @@ class TwistedRecordingClient(_Recording):
 
         :param timeout: seconds to wait.
         :returns: a Deferred that fires with every recorded message (there may be more than `count`). It fails with
-            `sbus.errors.TimedOut` if the time is up first, and with `sbus.errors.Disconnected` if the connection ends
-            first.
+            `sbus.errors.TimedOut` if the time is up first, with `sbus.errors.Disconnected` if the connection ends
+            first, and with `sbus.errors.NotAllowed` if the bus refuses a pattern.
         """
         from twisted.internet.defer import CancelledError, Deferred
         from twisted.python.failure import Failure
 
         def on_timeout(value: Any, seconds: float) -> Any:
             if isinstance(value, Failure) and value.check(CancelledError):
-                raise _timed_out(self.messages, count, seconds)
+                raise _timed_out(self._settled(), count, seconds)
             return value
 
         waiting = Deferred.fromCoroutine(self._wait(count, self.bus.waiter()))
@@ -273,6 +280,7 @@ class TwistedRecordingClient(_Recording):
         This shows that no more came.
 
         :param timeout: seconds to wait for the server.
-        :returns: a Deferred that fires with every recorded message.
+        :returns: a Deferred that fires with every recorded message. It fails with `sbus.errors.TimedOut` if the server
+            does not answer in time, and with `sbus.errors.NotAllowed` if the bus refuses a pattern.
         """
-        return self.bus.fence(timeout).addCallback(lambda _: list(self.messages))
+        return self.bus.fence(timeout).addCallback(lambda _: self._settled())

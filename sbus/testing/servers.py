@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from sbus.client.blocking import Bus, connect
 from sbus.daemon.launcher import ServerProcess, read_log, twistd_command
+from sbus.daemon.values import size
 from sbus.errors import ConnectError, Disconnected, TimedOut, UsageError
 from sbus.syscalls.socket_directory import new_socket_directory
 from sbus.syscalls.sockets import peer_credentials
@@ -157,7 +158,7 @@ class RunningBus:
     def _client_settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {"dialect": str(self.options.get("dialect") or "current")}
         if self.options.get("max_packet"):
-            settings["max_packet"] = int(str(self.options["max_packet"]))
+            settings["max_packet"] = size("max-packet")(str(self.options["max_packet"]))
         return settings
 
     def _set_options(self, options: dict[str, OptionValue]) -> None:

@@ -24,16 +24,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from twisted.logger import Logger
 
 from sbus.client.aio import Bus, Subscription, connect
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
-from sbus.daemon.metrics_file import MetricsFile
 from sbus.errors import Closed, CloseReason, ConnectionLost, Disconnected, SbusError, TimedOut
 from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
 from sbus.link.nats.counters import LOSSES, LOST_IN, LOST_OUT, Counters
@@ -48,14 +48,15 @@ from sbus.protocol.controls import INTEREST_PATTERN, INTEREST_PATTERNS, LINK_DOW
 from sbus.protocol.explain import hints
 from sbus.protocol.packets import CMSG, UNSUB, build
 
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
 __all__ = ["Bridge", "BusHasMaster"]
 
 _ANSWER_TIME = 10.0
 """Seconds that the bus may take to answer."""
 _REPORT_INTERVAL = 10.0
 """Seconds between two lines about losses."""
-_METRICS_INTERVAL = 10.0
-"""Seconds from one file of metrics to the next."""
 _REPEAT_INTERVAL = 60.0
 """Seconds between two lines with the same reason why NATS cannot be reached."""
 _DRAIN_TIME = 5.0
@@ -77,19 +78,17 @@ class Bridge:
     """A bridge between the bus at `address` and NATS.
 
     :param state: the locked state file.
-    :param metrics_file: where the counters are written every 10 seconds; None: nowhere.
     :raises sbus.errors.UsageError: if the login cannot be used.
     :ivar counters: what it has carried and lost.
     """
 
     _log = Logger(namespace="sbus.nats")
 
-    def __init__(self, address: str, settings: Settings, state: State, metrics_file: MetricsFile | None = None) -> None:
+    def __init__(self, address: str, settings: Settings, state: State) -> None:
         self.counters = Counters()
         self._address = address
         self._settings = settings
         self._state = state
-        self._metrics_file = metrics_file
         self._options = connect_options(settings.nats, settings.login)
         self._wanted = Wanted(settings)
         self._path: list[tuple[str, str]] = []
@@ -175,7 +174,6 @@ class Bridge:
             self._stay_connected(self._outgoing),
             self._wanted.follow(self._incoming),
             self._report_losses(),
-            self._write_metrics(),
             *([self._take(self._outgoing)] if settings.listed_out else []),
         ):
             self._start(work)
@@ -361,10 +359,10 @@ class Bridge:
 
     def _all_servers(self, connection: Connection) -> list[str]:
         """Return the URLs that were given, and those of the other servers of the cluster (not for web sockets)."""
-        given = {url.rpartition("/")[2].rpartition("@")[2]: url for url in self._settings.nats}
+        given = {_host(url): url for url in self._settings.nats}
         if self._settings.nats[0].startswith("ws"):
             return [*given.values()]
-        return [*{**{url.rpartition("/")[2]: url for url in connection.peers()}, **given}.values()]
+        return [*{**{_host(url): url for url in connection.peers()}, **given}.values()]
 
     async def _connect(self, urls: list[str]) -> Connection:
         assert self._incoming is not None
@@ -419,24 +417,20 @@ class Bridge:
                 before = now
                 await asyncio.sleep(_REPORT_INTERVAL)
 
-    async def _write_metrics(self) -> None:
-        """Replace the file of metrics now and then."""
+    def metrics(self, is_up: bool) -> Iterator[Metric]:
+        """Yield the metrics.
+
+        :param is_up: whether the bridge has not been stopped.
+        """
         outgoing, incoming = self._outgoing, self._incoming
-        if self._metrics_file is None or outgoing is None or incoming is None:
-            return
-        while True:
-            metrics = families(
-                self.counters,
-                waiting_out=outgoing.waiting,
-                waiting_in=incoming.waiting,
-                is_connected=self._connection is not None,
-                subscriptions=len(self._wanted),
-            )
-            try:
-                self._metrics_file.write(metrics)
-            except OSError as error:
-                self._report(self._metrics_file.problem(error))
-            await asyncio.sleep(_METRICS_INTERVAL)
+        is_connected = is_up and self._connection is not None
+        return families(
+            self.counters,
+            waiting_out=outgoing.waiting if outgoing else 0,
+            waiting_in=incoming.waiting if incoming else 0,
+            is_connected=is_connected,
+            subscriptions=len(self._wanted) if is_connected else 0,
+        )
 
     def _say_what_was_lost(self) -> None:
         out, come = self._state.lost
@@ -459,3 +453,8 @@ class Bridge:
             counters.received,
             counters.received - incoming.waiting - incoming.unhandled,
         )
+
+
+def _host(url: str) -> str:
+    """Return the host and the port of a URL, without the secret that may be in front of them."""
+    return urlsplit(url).netloc.rpartition("@")[2]

@@ -99,6 +99,9 @@ class State:
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise UsageError(f"{path}: not a file of this user: name another one with --state=FILE")
+        found = os.pread(self._descriptor, _SIZE + 1, 0)
+        if not found.startswith(_MAGIC) and found not in (b"", bytes(_SIZE)):  # a crash can leave these
+            raise UsageError(f"{path}: this is no state of a bridge: name another file with --state=FILE, or remove it")
         if status.st_size != _SIZE:
             os.ftruncate(self._descriptor, 0)
         try:

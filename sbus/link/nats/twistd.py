@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import IService
@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from sbus.client.connecting import SOCKET_OPTION, check_address, find_address
+from sbus.daemon.metrics import MetricsWriter
 from sbus.daemon.metrics_file import MetricsFile
 from sbus.daemon.options import CommandLine, duration, size
 from sbus.daemon.process import Process
@@ -27,6 +28,8 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.syscalls.addresses import absolute, parse
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
     from sbus.link.nats.bridge import Bridge
 
 __all__ = ["Options", "makeService"]
@@ -150,13 +153,16 @@ def makeService(options: Options) -> IService:
         raise SystemExit(f"{options.command}: {e}") from None
     early.hand_over(reactor)
     process = Process(pid_file=options.pid_file)
-    bridge = BridgeService(
-        loop, options["socket"], options.settings, options["state"], process.fail, options.metrics_file
-    )
+    bridge = BridgeService(loop, options["socket"], options.settings, options["state"], process.fail)
     process.log_counters = bridge.log_counters
     services = MultiService()
     process.setServiceParent(services)
-    bridge.setServiceParent(services)
+    if options.metrics_file is None:
+        bridge.setServiceParent(services)
+    else:
+        metrics = MetricsWriter(reactor, options.metrics_file, bridge.metrics)
+        bridge.setServiceParent(metrics)
+        metrics.setServiceParent(services)
     return services
 
 
@@ -192,14 +198,12 @@ class BridgeService(Service):
         settings: Settings,
         state: str,
         fail: Callable[[], object],
-        metrics_file: MetricsFile | None,
     ) -> None:
         self._loop = loop
         self._address = address
         self._settings = settings
         self._state_path = state
         self._fail = fail
-        self._metrics_file = metrics_file
         self._state: State | None = None
         self._bridge: Bridge | None = None
         self._running: asyncio.Task[None] | None = None
@@ -214,7 +218,7 @@ class BridgeService(Service):
         super().startService()
         try:
             self._state = State(self._state_path)
-            self._bridge = Bridge(self._address, self._settings, self._state, self._metrics_file)
+            self._bridge = Bridge(self._address, self._settings, self._state)
         except SbusError as error:
             self._log.critical("{error}", error=error)  # a daemon's standard error goes nowhere
             raise SystemExit(f"{Options.command}: {error}") from None
@@ -251,3 +255,10 @@ class BridgeService(Service):
         """Log what has been carried and lost."""
         if self._bridge is not None:
             self._bridge.log_counters()
+
+    def metrics(self, is_up: bool) -> Iterable[Metric]:
+        """Return the metrics; none before the first start.
+
+        :param is_up: whether the service runs.
+        """
+        return () if self._bridge is None else self._bridge.metrics(is_up)

@@ -5,7 +5,6 @@ Protocol: "Interest", "Last values".
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from sbus.errors import Violation, ViolationReason
@@ -19,6 +18,7 @@ from sbus.server.asks.upstream import Upstream
 from sbus.server.core.interfaces import Client
 from sbus.server.core.limits import Limits, pattern_cost
 from sbus.server.core.users import User
+from sbus.syscalls.users import is_owner
 
 __all__ = ["Requests"]
 
@@ -109,11 +109,11 @@ class Requests:
         if key is None or not self._may_ask(client):
             return False
         count = self._interest.probe(client, key)
-        client.reply(controls.PROBE, b"%d %b" % (count if _is_trusted(client) else min(count, 1), key))
+        client.reply(controls.PROBE, b"%d %b" % (count if is_owner(client.peer.uid) else min(count, 1), key))
         return True
 
     def _list_patterns(self, client: Client, payload: bytes | None) -> bool:
-        if not _is_trusted(client):
+        if not is_owner(client.peer.uid):
             return False
         self._enlist(client)
         self._pattern_lists.start(client)
@@ -133,7 +133,7 @@ class Requests:
         return True
 
     def _may_ask(self, client: Client) -> bool:
-        return self._public_interest or _is_trusted(client)
+        return self._public_interest or is_owner(client.peer.uid)
 
 
 _LINK = frozenset(
@@ -147,7 +147,3 @@ _LINK = frozenset(
         controls.LINK_SENDER,
     )
 )
-
-
-def _is_trusted(client: Client) -> bool:
-    return client.peer.uid in (0, os.geteuid())

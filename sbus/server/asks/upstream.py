@@ -32,7 +32,6 @@ compares the key with its own name.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -46,6 +45,7 @@ from sbus.protocol.keys import PeerCredentials
 from sbus.protocol.notices import parse_sender
 from sbus.server.core.interfaces import Client, Receiver
 from sbus.server.core.limits import MAX_REPLIES
+from sbus.syscalls.users import is_owner
 
 __all__ = ["FORMER", "PATIENCE", "Upstream"]
 
@@ -235,11 +235,12 @@ class Upstream:
 
         :returns: False if the message is unknown to this client.
         """
-        if key == controls.LINK_PATH and (payload is None or (client is not self.link and not _is_trusted(client))):
+        is_trusted = is_owner(client.peer.uid)
+        if key == controls.LINK_PATH and (payload is None or (client is not self.link and not is_trusted)):
             self._watchers[client] = True
             client.reply(controls.LINK_PATH, self.path)
             return True
-        if not _is_trusted(client):
+        if not is_trusted:
             return False
         if key == controls.LINK_SENDER:
             return self._name(client, payload)
@@ -364,10 +365,6 @@ class Upstream:
             self.link = None
             self._set_path(b"")
             self._down()
-
-
-def _is_trusted(client: Client) -> bool:
-    return client.peer.uid in (0, os.geteuid())
 
 
 def _number(text: bytes | None) -> int:

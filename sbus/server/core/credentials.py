@@ -6,7 +6,6 @@ They use the credentials that the kernel reports (``SO_PEERCRED``, unix(7)).
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from sbus.errors import Violation, ViolationReason
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.server.core.interfaces import ICredentials, ICredentialsPolicy
 from sbus.syscalls.sockets import overflow_ids
+from sbus.syscalls.users import is_own_user, is_owner
 
 _overflow_ids = functools.cache(overflow_ids)
 
@@ -63,10 +63,8 @@ class KernelCredentials:
         self._settings = settings
         self._allowed = None if allowed is None else frozenset(allowed)
 
-    # Each call looks up the server's own user again: twistd --uid and --euid change it after the start.
-
     def mayConnect(self, peer: PeerCredentials) -> bool:
-        return self._allowed is None or peer.uid in self._allowed or peer.uid == os.geteuid()
+        return self._allowed is None or peer.uid in self._allowed or is_own_user(peer.uid)
 
     def checkSubscription(self, peer: PeerCredentials, pattern: bytes, secret: SecretKey | None) -> None:
         if not secret:
@@ -80,7 +78,7 @@ class KernelCredentials:
         return True
 
     def mayBlock(self, receiver: PeerCredentials, publisher: PeerCredentials) -> bool:
-        return self._settings.block_across_users or receiver.uid == publisher.uid or receiver.uid in (0, os.geteuid())
+        return self._settings.block_across_users or receiver.uid == publisher.uid or is_owner(receiver.uid)
 
 
 @implementer(ICredentialsPolicy)

@@ -20,6 +20,7 @@ from sbus.errors import ListenError, UsageError
 from sbus.protocol.keys import PeerCredentials
 from sbus.seqpacket.systemd import FIRST_DESCRIPTOR
 from sbus.syscalls.addresses import Address, parse
+from sbus.syscalls.users import is_owner
 
 __all__ = [
     "ADMIN",
@@ -69,7 +70,7 @@ class Listener:
         """Return whether this peer may connect here."""
         if self.users is not None:
             return peer.uid in self.users
-        return not self.is_abstract or peer.uid in (0, os.geteuid())
+        return not self.is_abstract or is_owner(peer.uid)
 
 
 MAIN = Listener("main")

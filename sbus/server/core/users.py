@@ -8,7 +8,6 @@ server's user, and are not exempt as these are. The server knows those that it h
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,6 +19,7 @@ from sbus.routing.cost import MatchCost
 from sbus.server.core.denied import Denied
 from sbus.server.core.limits import Limits
 from sbus.server.core.shares import LimitsTable, Share, Shares
+from sbus.syscalls.users import is_owner
 
 __all__ = ["LINK", "RECORDER", "SERVICES", "User", "Users", "is_exempt"]
 
@@ -34,11 +34,8 @@ SERVICES = -3
 
 
 def is_exempt(uid: int) -> bool:
-    """Return whether the limits of one user do not apply: to root, and to the server's own user.
-
-    That user is looked up again each time: twistd --uid and --euid change it after the start.
-    """
-    return uid in (0, os.geteuid())
+    """Return whether the limits of one user do not apply: to root, and to the server's own user."""
+    return is_owner(uid)
 
 
 class User(UserShare):

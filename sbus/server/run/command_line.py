@@ -21,7 +21,15 @@ from sbus.server.asks.last_values import check_rules, parse_rule
 from sbus.server.bus.memory import LEAST_MAX_MEMORY
 from sbus.server.core.components import FloodControls, credentials_policies, find_policy
 from sbus.server.core.limits import Limits, parse_user_clients
-from sbus.server.core.listeners import MAIN, ListenOption, check_names, parse_listen, parse_user, passed_admin
+from sbus.server.core.listeners import (
+    MAIN,
+    ListenOption,
+    check_names,
+    parse_listen,
+    parse_user,
+    passed_admin,
+    passed_sockets,
+)
 from sbus.server.run.recorder import require_recorder, split_options
 from sbus.syscalls.addresses import default_address, parse
 
@@ -43,7 +51,11 @@ Examples, in the foreground:
 
 
 class Options(CommandLine):
-    """The command line of ``twistd sbus``."""
+    """The command line of ``twistd sbus``.
+
+    :ivar main_sockets: the label and the address of each socket of ``--socket``; systemd can pass several.
+    :ivar labels: the labels of all sockets.
+    """
 
     command = "sbus"
     synopsis = "[options]"
@@ -345,7 +357,10 @@ class Options(CommandLine):
         self.limits = Limits(**{name: value for name, value in limits.items() if value is not None})
         self.credentials = find_policy(self["credentials"])
         self.controls = FloodControls()
-        self.labels = [MAIN.name, *(option.name for option in self["listen"])]
+        self.main_sockets = [(MAIN.name, self["socket"])]
+        if self["socket"] == "systemd":
+            self.main_sockets = passed_sockets(passed_names(), self["listen"])
+        self.labels = [*(name for name, _ in self.main_sockets), *(option.name for option in self["listen"])]
         check_names(self.labels)
         self.policy = self._policy()
         if self["allow-user"]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sbus.seqpacket.endpoints import SeqpacketServerEndpoint
-from sbus.seqpacket.systemd import passed_names
 from sbus.server.core.credentials import AccessSettings, KernelPolicy
-from sbus.server.core.listeners import MAIN, Listener, ListenOption, check_names, check_paths, passed_sockets
+from sbus.server.core.listeners import Listener, ListenOption, check_paths
 from sbus.server.run.command_line import DIALECTS, Options
 from sbus.server.run.link import link_command
 from sbus.server.run.recorder import recorder_command
@@ -22,7 +21,7 @@ def plan_sockets(options: Options) -> list[tuple[ListenOption, SeqpacketServerEn
     """Return all sockets with their resolved endpoints, the main one first.
 
     :raises ListenError: if systemd or the parent process has not passed what an address names.
-    :raises UsageError: if two sockets have one name or one address.
+    :raises UsageError: if two sockets have one address.
     """
     from twisted.internet import reactor
 
@@ -43,20 +42,16 @@ def plan_sockets(options: Options) -> list[tuple[ListenOption, SeqpacketServerEn
     ]
     for _, endpoint in sockets:
         endpoint.resolve()
-    check_names(option.name for option, _ in sockets)
     check_paths((option.name, endpoint.address) for option, endpoint in sockets)
     return sockets
 
 
 def _listen_options(options: Options) -> list[ListenOption]:
-    main = [(MAIN.name, options["socket"])]
-    if options["socket"] == "systemd":
-        main = passed_sockets(passed_names(), options["listen"])
-    passed = [
+    main = [
         ListenOption(name=name, address=parse(address), mode=options["mode"], group=options["group"])
-        for name, address in main
+        for name, address in options.main_sockets
     ]
-    return [*passed, *options["listen"]]
+    return [*main, *options["listen"]]
 
 
 def admin_address(options: Options) -> Address:

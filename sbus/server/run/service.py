@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -42,6 +43,7 @@ from sbus.server.run.sockets import Sockets
 from sbus.syscalls.batch import COMPILED
 from sbus.syscalls.descriptors import descriptor_limit
 from sbus.syscalls.sockets import LONGEST_PACKET, OVERHEAD, grow_send_buffer
+from sbus.syscalls.users import has_own_user
 
 if TYPE_CHECKING:
     from sbus.policy import Policy
@@ -203,6 +205,12 @@ class BusService(MultiService):
         :raises sbus.errors.ListenError: if the address cannot be listened on.
         """
         super().startService()
+        if not has_own_user():
+            self.log.warn(
+                "nobody but root counts as the server's user, as UID {uid} also stands for all users without a mapping "
+                "in this user namespace: run the server as another user, or map all users (user_namespaces(7))",
+                uid=os.geteuid(),
+            )
         if self._multiplexer is not None:
             self._multiplexer.ask_after_pass(self.registry.scheduler.may_pass)
             self.registry.scheduler.look = self._multiplexer.look

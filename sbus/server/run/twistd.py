@@ -31,7 +31,7 @@ def _bind(options: Options) -> Iterator[tuple[Listener, SeqpacketServerEndpoint,
     """Bind all sockets, the main one first; the caller closes those that were bound if a later one fails.
 
     :raises ListenError: if an address cannot be listened on.
-    :raises UsageError: if two sockets have one name or one address.
+    :raises UsageError: if two sockets have one address.
     """
     for option, endpoint in plan_sockets(options):
         try:

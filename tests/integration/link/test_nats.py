@@ -404,6 +404,21 @@ def test_a_bus_has_one_bridge_and_its_successor_knows_what_was_lost(hosts: Joine
     hosts.bridges["c"].wait_log("killed: up to 100 messages to NATS and 0 to the bus were lost")
 
 
+def test_the_last_metrics(hosts: Joined) -> None:
+    """When a bridge has stopped, its file has all that it has carried, and says that it is not connected."""
+    bus, bridge = hosts.buses["c"], hosts.bridges["c"]
+    before = Difference(bridge)
+    client = bus.client()
+    for number in range(5):
+        client.msg(b"p/x", b"%d" % number)
+    before.wait(taken=5)
+    assert bridge.stop() == 0
+    metrics = (hosts.folder / "c" / "metrics").read_text()
+    assert f'sbus_nats_messages_total{{bus="{bus.address}",kind="taken"}} 5.0' in metrics
+    assert f'sbus_nats_connected{{bus="{bus.address}"}} 0.0' in metrics
+    hosts.bridges["c"] = hosts.bridge("c").wait_joined()
+
+
 def test_a_bus_may_restart(hosts: Joined) -> None:
     """When a bus comes back, its bridge connects again, and follows what the new clients want."""
     bridge = hosts.bridges["c"]

@@ -438,7 +438,7 @@ def test_a_user_has_a_bounded_number_of_jobs(queued: Start, as_root: None) -> No
 
 
 @both
-def test_stop_takes_what_is_queued(queued: Start, spawn: Any) -> None:
+def test_stop_takes_what_is_queued(queued: Start, spawn: Any, directory: Path) -> None:
     """A service that stops has on its disk what the bus had for it, and ends with status 0."""
     server = queued("=jobs/", "--metrics-file=metrics")
     publisher = server.bus.client()
@@ -446,6 +446,7 @@ def test_stop_takes_what_is_queued(queued: Start, spawn: Any) -> None:
         publisher.msg(b"jobs/k", b"%d" % number)
     publisher.sync()
     assert server.service.stop() == 0
+    assert f'sbus_queue_put_total{{bus="{server.address}",queue="jobs"}} 3000.0' in (directory / "metrics").read_text()
     spawn(server.service.again).wait_started()
     assert counts(server) == {"ready": 3000}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import grp
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from sbus.syscalls.memfd import Memfd
 from tests.support.harness import (
     OTHER_USER,
     THIRD_USER,
@@ -450,6 +452,35 @@ class TestInherited:
             started.wait_started()
             assert list(started.descriptors().values()).count(f"socket:[{inode}]") == 1
 
+    @pytest.mark.parametrize("pure", ["0", "1"])
+    def test_that_passes_credentials(self, spawn, directory, pure):
+        """As with PassCredentials= of systemd: large messages arrive, and no descriptor of a client is kept."""
+        with seqpacket(directory / "made", listening=True) as sock, contextlib.ExitStack() as clients:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)
+            early = clients.enter_context(Client(directory / "made"))
+            started = spawn(
+                Bus,
+                directory,
+                address=f"/dev/fd/{sock.fileno()}",
+                pass_fds=[sock.fileno()],
+                env={"SBUS_PURE": pure},
+            ).wait_started()
+            for client in (early, clients.enter_context(Client(directory / "made"))):
+                client.send(b"CMSG payload/on")
+                assert client.recv().startswith(b"CMSG payload/on")
+                client.sub(b"k")
+                memfd = Memfd.create()
+                os.write(memfd.fileno(), b"payload")
+                memfd.seal()
+                socket.send_fds(client.sock, [b"FMSG k\0000 7"], [memfd.fileno()])
+                assert client.recv() == b"FMSG k\0000 7"
+                client.send(b"UNSUB k")
+                before = len(started.descriptors())
+                with open(os.devnull) as null:
+                    socket.send_fds(client.sock, [b"MSG a\0"], [null.fileno()] * 200)
+                assert client.has_ended()
+                wait_until(lambda: len(started.descriptors()), lambda count, most=before: count < most)
+
 
 def activation(fds: list[int], names: str | None = None) -> tuple[list[str], list[int]]:
     """A command that passes descriptors to the next one as systemd does (sd_listen_fds(3)), and those to pass."""
@@ -515,6 +546,24 @@ class TestSystemd:
             before, fds = activation([high(sock)])
             line = refusal(directory, address="systemd", before=before, pass_fds=fds)
         assert "ListenSequentialPacket=" in line
+
+    def test_a_policy_names_the_sockets(self, spawn, directory, high):
+        """Of several sockets, a rule of the policy names one by FileDescriptorName=; any other name is an error."""
+        policy = directory / "policy.toml"
+        policy.write_text('version = 1\n[[rule]]\nname = "app"\nlisteners = ["app"]\ndeny_publish = ["a/"]\n')
+        with seqpacket(directory / "main", listening=True) as one, seqpacket(directory / "app", listening=True) as two:
+            passed = [high(one), high(two)]
+            before, fds = activation(passed, "bus.socket:other")
+            line = refusal(directory, f"--policy={policy}", address="systemd", before=before, pass_fds=fds)
+            assert "the bus has no socket 'app': it has main, other" in line
+            before, fds = activation(passed, "bus.socket:app")
+            started = spawn(Bus, directory, f"--policy={policy}", address="systemd", before=before, pass_fds=fds)
+            started.wait_started()
+        with Client(directory / "main") as main, Client(directory / "app") as app:
+            for client in (main, app):
+                client.send(b"MSG a/b\0")
+            assert main.sync() == []
+            assert app.has_ended()
 
     @pytest.mark.parametrize("name", [None, "bus"])
     def test_with_the_real_tool(self, spawn, directory, name):

@@ -78,11 +78,11 @@ def test_many_open_files() -> None:
 def test_options_are_the_servers(directory: Path) -> None:
     """The server has the given options, and its clients use them."""
     address = str(directory / "my bus")
-    with running_bus(address, dialect="early", max_packet=300, mode=0o750) as bus:
+    with running_bus(address, dialect="early", max_packet="1K", mode=0o750) as bus:
         assert bus.address == address
         assert os.stat(address).st_mode & 0o777 == 0o750
         with bus.record("a.") as recording, bus.connect() as client:
-            assert client.core.max_packet == 300
+            assert client.core.max_packet == 1024
             client.publish("a.b", b"x")
             assert recording.wait_for(1) == [(b"a.b", b"x")]
     assert os.listdir(directory) == []

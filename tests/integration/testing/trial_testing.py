@@ -8,7 +8,8 @@ from twisted.internet import reactor
 from twisted.trial.unittest import TestCase
 
 from sbus.client import tx
-from sbus.errors import Closed, Disconnected, TimedOut, UsageError
+from sbus.errors import Closed, Disconnected, NotAllowed, TimedOut, UsageError
+from sbus.policy import Policy, Rule
 from sbus.protocol.keys import EARLY
 from sbus.server.core.limits import Limits
 from sbus.testing import BusMixin, TwistedRecordingClient
@@ -92,6 +93,20 @@ class MixinTests(BusMixin, TestCase):
         await client.close()
         with self.assertRaises(Closed):
             await waiting
+
+    async def test_a_pattern_that_is_refused(self) -> None:
+        """Nothing that a policy keeps from a client looks like a message that was not published."""
+        bus = self.startBus(policy=Policy())
+        recording = await bus.record("a/")
+        with self.assertRaises(NotAllowed):
+            await bus.record("!/cred/1/2/3/")
+        waiting = recording.wait_for(1, timeout=0.2)
+        await bus.service.registry.guard.adopt(Policy([Rule(0, "none", "", deny_subscribe=(b"a/",))]))
+        with self.assertRaises(NotAllowed):
+            await recording.settle()
+        for waits in (waiting, recording.wait_for(1)):
+            with self.assertRaises(NotAllowed):
+                await waits
 
     async def test_reconnecting_client(self) -> None:
         """A client that is reconnecting when the test ends is closed, and leaves nothing on the reactor."""

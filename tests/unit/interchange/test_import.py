@@ -162,6 +162,9 @@ class TestRows:
             ({"kind": "music", "details": {}}, "no rows of the kind 'music'"),
             ({"payload": "?", "encoding": "base64"}, "line 1 is no row"),
             ({"time": "now"}, "line 1 is no row"),
+            ({"sender": {"number": "x", "gid": 1, "uid": 1, "pid": 1, "chain": None}}, "is no publisher"),
+            ({"sender": {"number": 1, "gid": 1, "uid": 1, "pid": 2**32, "chain": None}}, "is no publisher"),
+            ({"sender": {"number": 1, "gid": 1, "uid": 1, "pid": 1, "chain": "bus"}}, "is no publisher"),
         ],
     )
     def test_refused(self, change, complaint, tmp_path):

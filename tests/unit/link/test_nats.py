@@ -6,9 +6,10 @@ import asyncio
 import errno
 import inspect
 import os
-import random
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
 from sbus.errors import UsageError
+from sbus.link.nats.bridge import Bridge
 from sbus.link.nats.client import Connection, ConnectionFailed, connect_options
 from sbus.link.nats.counters import Counters
 from sbus.link.nats.incoming import Incoming, parse_headers
@@ -248,15 +250,25 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         State(str(tmp_path / "state"))
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"y" * 128, b"z" * 1000, random.Random(1).randbytes(128)])
-def test_any_file_will_do(tmp_path: Path, content: bytes) -> None:
-    """A file with other content is written anew; nothing is claimed to be lost."""
+@pytest.mark.parametrize("content", [b"", bytes(128), b"SBUSNAT1", b"SBUSNAT1" + bytes(992)])
+def test_what_a_crash_has_left_is_written_anew(tmp_path: Path, content: bytes) -> None:
+    """An empty file, one without content, and a state of another size; nothing is claimed to be lost."""
     path = tmp_path / "bus.nats"
     path.write_bytes(content)
     state = State(str(path))
     assert state.lost == (0, 0)
     assert path.stat().st_size == 128
     state.close()
+
+
+@pytest.mark.parametrize("content", [b"x", b"y" * 128, bytes(129), bytes(1000) + b"disk", b"version = 1\n"])
+def test_a_file_that_is_no_state_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
+    """Whoever names another file by mistake gets an error, and keeps the file."""
+    path = tmp_path / "policy.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"no state of a bridge: name another file with --state=FILE"):
+        State(str(path))
+    assert path.read_bytes() == content
 
 
 def test_a_link_or_a_directory_is_refused(tmp_path: Path) -> None:
@@ -266,6 +278,26 @@ def test_a_link_or_a_directory_is_refused(tmp_path: Path) -> None:
     for path in ("link", ".", "missing/file"):
         with pytest.raises(UsageError, match="--state=FILE"):
             State(str(tmp_path / path))
+
+
+# --- servers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "peers", "expected"),
+    [
+        (("ws://a/", "ws://b/"), [], ["ws://a/", "ws://b/"]),
+        (("nats://a:4222/", "nats://b/x"), [], ["nats://a:4222/", "nats://b/x"]),
+        (("nats://me:x@a:4222/",), ["nats://a:4222", "nats://c:4222"], ["nats://me:x@a:4222/", "nats://c:4222"]),
+    ],
+)
+def test_no_server_is_forgotten(tmp_path: Path, given: tuple[str, ...], peers: list[str], expected: list[str]) -> None:
+    """After a connection, all URLs that were given are tried, and the other servers of the cluster."""
+    state = State(str(tmp_path / "state"))
+    bridge = Bridge("bus", Settings(nats=given, name="a", listed_out=(b"t/",)), state)
+    connection = cast(Connection, SimpleNamespace(peers=lambda: peers))
+    assert bridge._all_servers(connection) == expected
+    state.close()
 
 
 # --- options -------------------------------------------------------------------------------------

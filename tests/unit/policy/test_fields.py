@@ -12,7 +12,7 @@ import pytest
 
 from sbus.policy import ALLOWED, Identity, Policy, load
 from sbus.protocol.keys import PeerCredentials, matches
-from sbus.syscalls.sockets import TOO_MANY_GROUPS
+from sbus.syscalls.sockets import UNKNOWN_GROUPS
 
 HOST = Identity(1000, 100, frozenset({20, 30}), "main", True)
 
@@ -61,7 +61,7 @@ def test_groups_deny_by_primary_and_supplementary_group(groups: tuple[int, set[i
 
 def test_a_client_of_too_many_groups_may_do_nothing_if_there_are_rules_for_groups(tmp_path: Path) -> None:
     """Which of these it is in is not known, and one could deny; rules that name none are as ever."""
-    crowd = HOST._replace(groups=TOO_MANY_GROUPS)
+    crowd = HOST._replace(groups=UNKNOWN_GROUPS)
     judge = policy(tmp_path, "[[rule]]", 'name = "r"', "groups = [7]", 'deny_publish = ["a/"]')
     for key in (b"a/b", b"c", b"!/cred/1/2/3/x"):
         verdict = judge.rights_of(crowd).publication(judge.zone(key))

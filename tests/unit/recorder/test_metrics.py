@@ -8,21 +8,28 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from twisted.internet import defer
 from twisted.internet.task import Clock
 
 from sbus.daemon.metrics import INTERVAL
+from sbus.daemon.service import Service
 from sbus.recorder.metrics import writer
 from sbus.recorder.pipeline import Counters
 from sbus.recorder.service import RecorderService
 from sbus.recorder.twistd import Options
 
 
-class FakeRecorder:
+class FakeRecorder(Service):
     """The part of a recorder that its metrics use."""
 
     def __init__(self, directory: str = "/journal") -> None:
         self.directory = directory
         self.counters = Counters(rows=3, bytes=30, gaps=1, lag=0.25, synced_at=1000.0)
+        self.stopped: defer.Deferred[None] = defer.succeed(None)
+
+    def stopService(self) -> defer.Deferred[None]:
+        super().stopService()
+        return self.stopped
 
 
 def read(path: str) -> dict[str, float]:
@@ -47,6 +54,23 @@ def test_the_file(tmp_path: Path) -> None:
     metrics.stopService()
     assert read(path)["sbus_recorder_up"] == 0
     assert not clock.getDelayedCalls()
+
+
+def test_the_last_file(tmp_path: Path) -> None:
+    """It comes when the recorder has stopped, and has what was written, or lost, until then."""
+    clock, recorder, path = Clock(), FakeRecorder(), str(tmp_path / "recorder.prom")
+    recorder.stopped = defer.Deferred()
+    metrics = writer(cast(Any, clock), cast(RecorderService, recorder), path)
+    metrics.startService()
+    stopping = metrics.stopService()
+    assert not recorder.running
+    assert not clock.getDelayedCalls()
+    recorder.counters.rows, recorder.counters.lost = 7, 2
+    recorder.stopped.callback(None)
+    found = read(path)
+    assert stopping.called
+    assert (found["sbus_recorder_up"], found["sbus_recorder_rows_total"]) == (0, 7)
+    assert found["sbus_recorder_lost_messages_total"] == 2
 
 
 def test_two_recorders(tmp_path: Path) -> None:

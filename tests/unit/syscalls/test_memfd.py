@@ -261,6 +261,19 @@ class TestReading:
         del memfd
         wait_until(open_descriptors, lambda count: count == before)
 
+    def test_descriptors_come_after_other_control_data(self, reader_class: type[batch.PacketReader]) -> None:
+        """As on a socket that asks for the peer's credentials with each packet."""
+        with connected() as (ours, theirs):
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)
+            memfd = sealed(b"payload")
+            before = open_descriptors()
+            send_descriptors(ours, b"packet", memfd.fileno(), memfd.fileno())
+            (packet,) = reader_class(100, descriptors=True).read(theirs)[0]
+            assert isinstance(packet, Attached)
+            assert len(packet.files) == 2
+            del packet
+            assert open_descriptors() == before
+
     def test_a_packet_keeps_two_descriptors(self, reader_class: type[batch.PacketReader]) -> None:
         """All that fit arrive, as the kernel could take long to close them; the packet tells that it had more than two.
 
@@ -315,3 +328,14 @@ def test_the_kernel_refuses_descriptors_where_they_are_not_passed() -> None:
             send_with(ours, b"packet", memfd.fileno())
         pass_descriptors(theirs, True)
         assert send_with(ours, b"packet", memfd.fileno())
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_nothing_but_descriptors_is_passed(wanted: bool) -> None:
+    """Whatever the socket's maker has asked the kernel for."""
+    options = (socket.SO_PASSCRED, socket.SO_PASSSEC)
+    with connected() as (_, theirs):
+        for option in options:
+            theirs.setsockopt(socket.SOL_SOCKET, option, True)
+        pass_descriptors(theirs, wanted)
+        assert [theirs.getsockopt(socket.SOL_SOCKET, option) for option in options] == [0, 0]

@@ -24,7 +24,7 @@ from sbus.syscalls.batch import BATCH
 from sbus.syscalls.sockets import (
     LARGEST_SEND_BUFFER,
     OVERHEAD,
-    TOO_MANY_GROUPS,
+    UNKNOWN_GROUPS,
     discard_plain,
     grow_send_buffer,
     is_unix,
@@ -1038,7 +1038,13 @@ def test_groups_of_a_peer_are_the_kernels(count):
     finally:
         os.setgroups(before)
     with ours, theirs:
-        assert peer_groups(ours) == (frozenset(range(100, 100 + count)) if count <= 1_024 else TOO_MANY_GROUPS)
+        assert peer_groups(ours) == (frozenset(range(100, 100 + count)) if count <= 1_024 else UNKNOWN_GROUPS)
+
+
+def test_groups_that_the_kernel_does_not_tell():
+    """They are not taken for none: a rule that denies may be for one of them."""
+    with socket.socket() as sock:
+        assert peer_groups(sock) == UNKNOWN_GROUPS
 
 
 def test_overflow_ids(tmp_path):
