@@ -551,8 +551,8 @@ class ClientApi(QueueCalls, Generic[Sub]):
 
     def _release(self, outbox: Outbox) -> None:
         """Let go what has waited to learn what the server takes; what it does not take fails its call, or is logged."""
-        if outbox.certain is not None and self.core.is_settled:
-            outbox.certain = None
+        if outbox.is_held and self.core.is_settled:
+            outbox.is_held = False
             for error in outbox.refuse(self.core.refusal):
                 self._warn(f"a message that waited for a connection was dropped, as the bus has another limit: {error}")
 

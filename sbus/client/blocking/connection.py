@@ -187,8 +187,11 @@ class BlockingConnection(ClientApi[Sub]):
             while True:
                 self._drain(deadline)
                 sock = self._usable or self._connected(deadline)
-                if sock is None or self._is_unsettled():
+                if sock is None:
                     raise Disconnected("not connected at present")
+                if self._is_unsettled():
+                    self._read_until(lambda: not self._is_unsettled(), deadline)
+                    continue
                 if sock is not known:
                     known = sock
                     self.core.check_taken([packet])
@@ -484,7 +487,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _is_unsettled(self) -> bool:
         """Return whether a callback runs before it is known what the new server takes."""
-        return self._reconnecting and self._outbox.certain is not None
+        return self._reconnecting and self._outbox.is_held
 
     def _make_room(self, size: int) -> None:
         self._reader.make_room(size)
@@ -541,7 +544,9 @@ class BlockingConnection(ClientApi[Sub]):
         rest = self._batch.take() + self.core.extensions.mark_start(rest)
         self._batch = Batch([packet for packet in rest if packet.startswith(LASTING)])
         waiters = self._forget_connection()
-        self._outbox.restart(self.core.resync_packets(), self.core.certain)
+        self._resync_fence = PolledWaiter()
+        resync = self.core.resync_packets() + self.core.fence(self._resync_fence)
+        self._outbox.restart(resync, hold=self.core.holds)
         for waiter in waiters:
             waiter.set_exception(error)
 
@@ -588,5 +593,3 @@ class BlockingConnection(ClientApi[Sub]):
             return
         if sock is not None:
             self._attach(sock)
-            self._resync_fence = PolledWaiter()
-            self._outbox.extend(self.core.fence(self._resync_fence))

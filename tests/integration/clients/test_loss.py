@@ -387,6 +387,7 @@ async def test_fence_asked_when_there_is_no_connection(looping: Backend, directo
         await turn()
         server.listen()
         peer = await server.accept()
+        assert await peer.answer() == []  # the client's own fence, for which messages wait
         assert (await peer.receive(), await peer.receive()) == (b"MSG k\0", WHOAMI)
         assert not tasks[1].done()
         peer.send(WHOAMI + b"\0" + NAME)
