@@ -62,11 +62,13 @@ from sbus.protocol.controls import (
 )
 from sbus.protocol.packets import MSG, build
 
-__all__ = ["LOGGER", "ClientApi", "Inbox", "Request", "State", "inbox_key"]
+__all__ = ["CLOSED_HERE", "LOGGER", "ClientApi", "Inbox", "Request", "State", "inbox_key"]
 
 Sub = TypeVar("Sub", bound=Sink)
 State: TypeAlias = Literal["connected", "reconnecting", "closed"]
 
+CLOSED_HERE = "the connection to the bus was closed here: connect again before any other call"
+"""The text of `sbus.errors.Closed` after the ``close`` of a bus."""
 LOGGER = "sbus.client"
 """The name of the logger (`logging`) of the blocking and the asyncio client."""
 _WILDCARDS = frozenset(b"*#>+")
@@ -349,15 +351,6 @@ class ClientApi(QueueCalls, Generic[Sub]):
         waiter = self.waiter()
         self.send(self.core.whoami(waiter))
         return await waiter
-
-    async def _longer(self, build: Callable[[], list[bytes]]) -> list[bytes]:
-        """Return the packets that `build` makes, which were too long for all that was known of the server's limit.
-
-        :raises sbus.errors.PacketTooLong: if that is known, and they are too long.
-        """
-        if self.core.may_learn_limit:
-            await self._fence()
-        return build()
 
     async def _fence(self) -> None:
         waiter = self.waiter()

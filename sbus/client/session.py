@@ -35,7 +35,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
-from sbus.client.api import ClientApi, State
+from sbus.client.api import CLOSED_HERE, ClientApi, State
 from sbus.client.batches import AsyncPayloadBatch, PayloadBatch
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
@@ -201,14 +201,14 @@ class Session(ClientApi[Sub]):
         """End a subscription."""
         if self._error is None:
             self.send(self.core.unsubscribe(subscription))
-        subscription.end(Closed("the subscription was closed here"))
+        subscription.end(Closed("the subscription was closed here: subscribe again to read more"))
         self.resume_for(subscription)
 
     def unwatch(self, watch: WatchQueue) -> None:
         """End a watch."""
         if self._error is None:
             self.send(self.core.extensions.unwatch(watch))
-        watch.end(Closed("the watch was closed here"))
+        watch.end(Closed("the watch was closed here: begin another one with watch_subscribers"))
 
     def send(self, packets: list[bytes]) -> None:
         """See `sbus.client.api.ClientApi.send`."""
@@ -425,7 +425,7 @@ class Session(ClientApi[Sub]):
             return
         error = self.core.extensions.connection_lost(why, self.address)
         if self._closing:
-            self._end(Closed("the connection to the bus was closed here"))
+            self._end(Closed(CLOSED_HERE))
         elif self._backoff is None:
             self._end(error)
         else:
@@ -497,7 +497,7 @@ class Session(ClientApi[Sub]):
     def close_now(self) -> None:
         """End without sending the outbox."""
         self._close_works()
-        self._end(Closed("the connection to the bus was closed here"))
+        self._end(Closed(CLOSED_HERE))
 
     def forked(self, error: Forked) -> None:
         """Give the connection up in a forked child; the parent's loop and waiters are left alone."""

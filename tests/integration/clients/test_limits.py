@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sbus
+import sbus.client.blocking
 from sbus.client.losses import Lost
 from sbus.errors import BufferFull, Disconnected, PacketTooLong, TimedOut
 from tests.integration.clients.backends import Backend, BlockingBackend, Client, FakePeer, FakeServer, turn
@@ -72,6 +76,52 @@ async def test_limit_is_learnt_again_after_a_restart(backend: Backend, bus: Star
         assert [len(payload) for payload in await sub.take(1)] == [size]
         with pytest.raises(PacketTooLong):
             await client.publish("k", bytes(1_000_000))
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_limit_is_learnt_again_by_the_message_that_needs_it(bus: StartBus, is_noticed: bool) -> None:
+    """A blocking client asks a bus that was restarted for its limit before it refuses a message by the old one."""
+    calls: list[Callable[[sbus.client.blocking.Bus], object]] = [
+        lambda client: client.publish("k", bytes(700_000)),
+        lambda client: client.publish("k", bytes(700_000), timeout=TIMEOUT),
+        lambda client: client.publish_many([("k", bytes(700_000))]),
+        lambda client: client.request("echo", bytes(700_000)) == b"7" * 9,
+    ]
+    for call in calls:
+        server = bus("--max-packet=500000", "--reuse")
+        with sbus.connect(str(server.address), reconnect=True) as client:
+            client.subscribe("k")
+            client.respond("echo", lambda request: b"7" * 9)
+            client.fence()
+            server.kill(signal.SIGKILL)
+            server.wait()
+            if is_noticed:
+                with pytest.raises(Disconnected):
+                    client.fence()
+            server = bus(RAISED, "--reuse")
+            if call(client) is None:
+                assert len(client.receive(TIMEOUT).payload) == 700_000
+            with pytest.raises(PacketTooLong, match="the limit is 1000000"):
+                client.publish("k", bytes(1_000_000))
+        server.kill(signal.SIGKILL)
+        server.wait()
+
+
+def test_long_message_after_the_end(bus: StartBus) -> None:
+    """A message too long for a bus that is gone fails with the loss, or waits for the next one as long as it may."""
+    server = bus()
+    address = str(server.address)
+    with sbus.connect(address) as once, sbus.connect(address, reconnect=True) as client:
+        for each in (once, client):
+            each.fence()
+        server.kill(signal.SIGKILL)
+        server.wait()
+        with pytest.raises(Disconnected):
+            once.publish("k", LONG)
+        with pytest.raises(TimedOut):
+            client.publish("k", LONG, timeout=0.01)
+        with pytest.raises(BlockingIOError):
+            client.publish("k", LONG, flags=socket.MSG_DONTWAIT)
 
 
 BIG = b"x" * 200_000

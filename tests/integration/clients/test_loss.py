@@ -140,7 +140,11 @@ async def test_closed_bus_cannot_be_used(backend: Backend, shared: Bus) -> None:
     sub = await client.subscribe("x")
     await client.close()
     await client.close()
-    assert {type(error) for error in await use(client, sub)} == {Closed}
+    errors = await use(client, sub)
+    assert {type(error) for error in errors} == {Closed}
+    assert {str(error) for error in errors} == {
+        "the connection to the bus was closed here: connect again before any other call"
+    }
     await sub.close()
 
 
