@@ -32,9 +32,10 @@ from sbus.client.blocking.watch import Watch
 from sbus.client.blocking.work import Work
 from sbus.client.connecting import SERVER_CLOSED
 from sbus.client.core import Message
+from sbus.client.denials import Denial
 from sbus.client.dispatch import is_of_application
 from sbus.client.forks import leave_to_parent
-from sbus.client.losses import LossKeeper, LossMark, MessageQueue
+from sbus.client.losses import LossKeeper, LossMark, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
@@ -409,8 +410,21 @@ class Bus(BlockingConnection[Subscription]):
                 sink._since += bisect_left(gone, self._kept - sink._since)
         return own[::-1]
 
-    def _keepers(self) -> list[LossKeeper]:
-        return [s for s in self.core.sinks() if isinstance(s, Subscription) and is_of_application(s)]
+    def _loss_received(self, lost: Lost) -> None:
+        self._count_lost(lost)
+        if self._options.on_lost is None:
+            self._log_loss(lost)
+            return
+        keepers: list[LossKeeper] = [
+            s for s in self.core.sinks() if isinstance(s, Subscription) and is_of_application(s)
+        ]
+        place_loss(lost, keepers, lambda lost: self._call_user(self.report_lost, lost))
+
+    def _denied(self, denial: Denial) -> None:
+        if self._options.on_denied is None:
+            self._denial_log.add(denial)
+        else:
+            self._call_user(self._options.on_denied, denial)
 
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus.
