@@ -532,7 +532,7 @@ class BlockingConnection(ClientApi[Sub]):
         if self._error is not None:
             self._detach()
             return  # closed in another thread
-        rest = unbundle(rest or [])
+        rest = self._batch.take() + self.core.extensions.mark_start(unbundle(rest or []))
         self.core.extensions.take_farewell(rest)
         error = self.core.extensions.connection_lost(why, self.address)
         if self._backoff is None:
@@ -544,7 +544,6 @@ class BlockingConnection(ClientApi[Sub]):
             self._loss_reason = error
         self._detach()
         # Replies belong to the waiters that fail below, and a refused subscription is refused again.
-        rest = self._batch.take() + self.core.extensions.mark_start(rest)
         self._batch = Batch([packet for packet in rest if packet.startswith(LASTING)])
         waiters = self._forget_connection()
         self._resync_fence = PolledWaiter()
