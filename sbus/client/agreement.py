@@ -1,8 +1,8 @@
 """What a client and its server have agreed about messages: how long a packet is, and what travels in sealed memory.
 
 *Packets.* A server says its limit in the answer to ``bye/on``, if it is not the usual one. Up to that answer the usual
-one counts. Without a connection it is that of the last server, so a longer message may wait. The outbox keeps it back
-on the next connection until the answer; ``whoami`` after the question shows that none comes.
+one counts. Without a connection it is that of the last server, and the next one may have a lower limit. So the outbox
+keeps what waited back until the answer; ``whoami`` after the question shows that none comes.
 
 *Sealed memory.* A client that wants payloads asks ``payload/on``, and ``whoami`` after it. The answer to the first has
 the agreement; the answer to the second without one shows that the server takes no payloads. Up to that answer the
@@ -36,27 +36,21 @@ class PacketLimit:
     """The longest packet that can be sent.
 
     :param usual: bytes in the longest packet that a server takes, unless it says so itself.
-    :ivar usual: see above.
     :ivar said: bytes that the server has said, on this connection or the one before; 0 for the usual limit.
     :ivar is_known: whether that was on this connection, or on the last one if there is none.
     :ivar sendable: bytes in the longest packet that the socket takes.
     """
 
     def __init__(self, usual: int) -> None:
-        self.usual = self.sendable = usual
+        self._usual = self.sendable = usual
         self.said = 0
         self.is_known = False
 
     @property
     def longest(self) -> int:
         """Bytes in the longest packet that can be sent, as far as is known."""
-        said = self.said or self.usual
-        return min(said if self.is_known else min(said, self.usual), self.sendable)
-
-    @property
-    def is_raised(self) -> bool:
-        """Whether messages may wait that are too long for a server with the usual limit."""
-        return self.said > self.usual
+        said = self.said or self._usual
+        return min(said if self.is_known else min(said, self._usual), self.sendable)
 
     def restart(self, sendable: int) -> None:
         """Note a new connection."""

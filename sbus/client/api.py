@@ -62,11 +62,13 @@ from sbus.protocol.controls import (
 )
 from sbus.protocol.packets import MSG, build
 
-__all__ = ["LOGGER", "ClientApi", "Inbox", "Request", "State", "inbox_key"]
+__all__ = ["CLOSED_HERE", "LOGGER", "ClientApi", "Inbox", "Request", "State", "inbox_key"]
 
 Sub = TypeVar("Sub", bound=Sink)
 State: TypeAlias = Literal["connected", "reconnecting", "closed"]
 
+CLOSED_HERE = "the connection to the bus was closed here: connect again before any other call"
+"""The text of `sbus.errors.Closed` after the ``close`` of a bus."""
 LOGGER = "sbus.client"
 """The name of the logger (`logging`) of the blocking and the asyncio client."""
 _WILDCARDS = frozenset(b"*#>+")
@@ -350,15 +352,6 @@ class ClientApi(QueueCalls, Generic[Sub]):
         self.send(self.core.whoami(waiter))
         return await waiter
 
-    async def _longer(self, build: Callable[[], list[bytes]]) -> list[bytes]:
-        """Return the packets that `build` makes, which were too long for all that was known of the server's limit.
-
-        :raises sbus.errors.PacketTooLong: if that is known, and they are too long.
-        """
-        if self.core.may_learn_limit:
-            await self._fence()
-        return build()
-
     async def _fence(self) -> None:
         waiter = self.waiter()
         self.send(self.core.fence(waiter))
@@ -551,8 +544,8 @@ class ClientApi(QueueCalls, Generic[Sub]):
 
     def _release(self, outbox: Outbox) -> None:
         """Let go what has waited to learn what the server takes; what it does not take fails its call, or is logged."""
-        if outbox.certain is not None and self.core.is_settled:
-            outbox.certain = None
+        if outbox.is_held and self.core.is_settled:
+            outbox.is_held = False
             for error in outbox.refuse(self.core.refusal):
                 self._warn(f"a message that waited for a connection was dropped, as the bus has another limit: {error}")
 

@@ -120,13 +120,28 @@ class Backoff:
 
     def delays(self) -> Iterator[float]:
         """Iterate over the seconds to wait before each attempt, without end."""
-        yield 0.0
+        return _Delays(self)
+
+
+class _Delays(Iterator[float]):
+    """The pauses before the attempts after one loss.
+
+    No generator: the exception of a signal handler that interrupts one ends it.
+    """
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._longest: float | None = None  # of the next pause; None before the first attempt
+
+    def __next__(self) -> float:
+        backoff, longest = self._backoff, self._longest
+        if longest is None:
+            self._longest = min(backoff.first, backoff.longest)
+            return 0.0
         import random  # here: it takes longer than what a first connection needs
 
-        delay = min(self.first, self.longest)
-        while True:
-            yield delay * (1 - self.spread * random.random())
-            delay = min(delay * self.factor, self.longest)
+        self._longest = min(longest * backoff.factor, backoff.longest)
+        return longest * (1 - backoff.spread * random.random())
 
 
 def connect_once(address: str, max_packet: int) -> socket.socket | None:

@@ -51,7 +51,6 @@ from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter
 from sbus.client.extensions import Extensions
 from sbus.client.losses import Lost, lost_of
 from sbus.client.payloads import Arena, Buffer, Outgoing, flat
-from sbus.client.questions import CallingWaiter
 from sbus.client.watches import MAX_WATCHED_KEY, Watch
 from sbus.errors import InvalidKey, NotAllowed, PacketTooLong, UsageError, Violation, ViolationReason
 from sbus.protocol.controls import (
@@ -187,7 +186,9 @@ class ClientCore:
             if wanted and dialect.control:
                 self._choices = self._choices.with_control(key)
         self._dispatcher = Dispatcher(dialect, self._receive_control, self._receive_truncated)
-        self.extensions = Extensions(on_lost, self._dispatcher, give_up, on_denied, refuse, self.payloads)
+        self.extensions = Extensions(
+            on_lost, self._dispatcher, give_up, on_denied, refuse, self.payloads, lambda: self._learn_limit(b"")
+        )
         self._ids = _own_ids()  # at the time of connecting
         self.process = self._dispatcher.process
         self.sinks_for = self._dispatcher.sinks_for
@@ -443,20 +444,18 @@ class ClientCore:
         self.longest_plain = self.max_packet if threshold is None else min(self.max_packet, threshold + 4)
 
     def _payloads_settled(self) -> None:
-        if not self.has_limit:
-            self.packet_limit.learn(b"")  # the server has ignored that question, which was the earlier one
         self._limit()
         self.on_settled()
 
     @property
-    def certain(self) -> int | None:
-        """Bytes in the longest message that the next server takes for certain; None if it takes all that can wait."""
-        return self.packet_limit.usual if self.packet_limit.is_raised or self.payloads.is_wanted else None
+    def holds(self) -> bool:
+        """Whether messages for the next server wait until it has said what it takes."""
+        return self.asks_limit or self.payloads.is_wanted
 
     @property
     def is_settled(self) -> bool:
         """Whether it is known what this server takes."""
-        return self.has_limit and self.payloads.is_settled
+        return (self.has_limit or not self.asks_limit) and self.payloads.is_settled
 
     @property
     def asks_limit(self) -> bool:
@@ -504,9 +503,7 @@ class ClientCore:
                 self.unsubscribe(sink)
         choices = self.state()
         self.extensions.restart(choices)
-        if not self.packet_limit.is_raised:
-            return choices.packets()
-        return choices.packets() + self.whoami(CallingWaiter(self._questions_handled))
+        return choices.packets()
 
     def refusal(self, packet: bytes) -> PacketTooLong | None:
         """Return the error for a packet that was made for an earlier connection; None if the server takes it."""
@@ -556,10 +553,6 @@ class ClientCore:
             self._make_room(min(self.packet_limit.said, LONGEST_PACKET))
         self._limit()
         self.on_settled()
-
-    def _questions_handled(self, _: bytes) -> None:
-        if not self.has_limit:
-            self._learn_limit(b"")  # the server has ignored the question
 
     def _receive_control(self, key: bytes, payload: bytes) -> None:
         if key == BYE_ON and BYE_ON in self._choices.controls:

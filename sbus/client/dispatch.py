@@ -157,6 +157,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.packets) - self.position
 
+    def extend(self, packets: list[bytes]) -> None:
+        """Add packets that were received after these, also while they are being processed."""
+        self.packets += unbundle(packets)
+
     def take(self) -> list[bytes]:
         """Remove and return the packets that are not processed yet."""
         rest = self.packets[self.position :]

@@ -59,6 +59,7 @@ class Extensions:
     :param on_denied: called with each denial that no call and no reader gets; None if this client does not ask for any.
     :param refuse: see `Denials`.
     :param payloads: the agreement about large messages.
+    :param no_limit: called if the server ignores the question for its longest packet.
     :ivar answered: the names of the extensions that the server has answered for on this connection: ``bye``,
         ``denied``, ``receipts``, ``sender``, ``interest``, ``probe``, ``last`` and others.
     :ivar questions: the replies expected.
@@ -72,6 +73,7 @@ class Extensions:
         on_denied: Callable[[Denial], object] | None,
         refuse: Callable[[Sink, NotAllowed], bool],
         payloads: Agreement,
+        no_limit: Callable[[], object],
     ) -> None:
         self.answered: set[str] = set()
         self.questions = Questions()
@@ -80,6 +82,7 @@ class Extensions:
         self.denials = Denials(dispatcher, self.snapshots, refuse, on_denied)
         self._senders = Senders(dispatcher, give_up)
         self._payloads = payloads
+        self._no_limit = no_limit
         self._on_lost = on_lost
         self._farewell: bytes | None = None  # the payload of the server's ``bye``
         self._had_connection = False
@@ -157,11 +160,17 @@ class Extensions:
         self.snapshots.discard(sink)
         return [build(UNSUB, sink.pattern)] * (1 + self.snapshots.take_requests(sink.pattern)) if is_last else []
 
+    def _limit_unknown(self, error: Exception) -> None:
+        if isinstance(error, UsageError):  # not the end of the connection
+            self._no_limit()
+
     # --- connections -------------------------------------------------------------------------
 
     def restart(self, choices: Choices) -> None:
         """Expect the answers to the packets that make these choices."""
-        for control in (BYE_ON, DENIED_ON, RECEIPTS_ON):
+        if BYE_ON in choices.controls:
+            self.questions.ask(BYE_ON, b"", CallingWaiter(on_error=self._limit_unknown), ignored="it has no limits")
+        for control in (DENIED_ON, RECEIPTS_ON):
             if control in choices.controls:
                 self.questions.ask(control, b"", None)
         if SENDER_ON in choices.controls:

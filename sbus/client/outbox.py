@@ -61,8 +61,7 @@ class Outbox:
     A packet that is taken back leaves a hole, the empty packet, so that no position changes. The holes are removed
     before packets are taken to be sent, and when nothing else is left.
 
-    :ivar certain: bytes in the longest message that this server takes for certain; a longer one, or one in sealed
-        memory, is kept back, and what follows it. None if it is known what the server takes.
+    :ivar is_held: whether messages are kept back, and what follows them, until it is known what the server takes.
     :ivar packets: the packets, and holes among them; empty if nothing waits, which costs less to ask than `len`.
     """
 
@@ -75,13 +74,13 @@ class Outbox:
         "_sent",
         "_size",
         "_waiters",
-        "certain",
+        "is_held",
         "packets",
     )
 
     def __init__(self) -> None:
         self.packets: deque[bytes] = deque()
-        self.certain: int | None = None
+        self.is_held = False
         self._added = 0
         self._sent = 0
         self._holes = 0
@@ -184,9 +183,7 @@ class Outbox:
             self._rebuild([], bytes)
         packets = self.packets
         taken = list(packets if len(packets) <= count else islice(packets, count))
-        if (certain := self.certain) is None:
-            return taken
-        return list(takewhile(lambda packet: not packet.startswith(_MESSAGE) or _is_certain(packet, certain), taken))
+        return list(takewhile(lambda packet: not packet.startswith(_MESSAGE), taken)) if self.is_held else taken
 
     def refuse(self, refusal: Callable[[bytes], Exception | None]) -> list[Exception]:
         """Drop the messages that the server does not take, and fail the calls that wait for one of them.
@@ -227,17 +224,17 @@ class Outbox:
         self._sent += sent
         self._complete_waiters()
 
-    def restart(self, resync: list[bytes], certain: int | None = None) -> None:
+    def restart(self, resync: list[bytes], *, hold: bool) -> None:
         """Prepare for a new connection: `resync` first, then the unsent messages.
 
-        :param certain: see the attribute.
+        :param hold: see `is_held`.
 
         Other packets (subscriptions, settings, questions) were meant for the lost connection; `resync` contains what
         is still in force of them.
         """
         if self._holes:
             self._rebuild([], bytes)  # a call that waits for nothing else must not wait for `resync`
-        self.certain = certain
+        self.is_held = hold
         self._rebuild(resync, lambda packet: packet.startswith(_MESSAGE))
 
     def _rebuild(self, first: list[bytes], is_kept: Callable[[bytes], object]) -> None:
@@ -284,10 +281,6 @@ class Outbox:
         for pending in waiters:
             pending.count = 0
             pending.waiter.set_exception(error)
-
-
-def _is_certain(message: bytes, longest: int) -> bool:
-    return len(message) <= longest and type(message) is bytes  # other types are in sealed memory
 
 
 def send_limit(bundle_limit: int) -> int:

@@ -60,6 +60,11 @@ class Questions:
         self.ignored: set[bytes] = set()
         self._asked: deque[_Question] = deque()
 
+    @property
+    def are_open(self) -> bool:
+        """Whether a reply is expected."""
+        return bool(self._asked)
+
     def ask(self, control: bytes, subject: bytes, waiter: Waiter | None, *, ignored: str = "") -> None:
         """Expect a reply, or for a question other than ``whoami``, none at all.
 

@@ -6,7 +6,8 @@ None and call `Request.answer` or `Request.fail` later. The first answer counts.
 If a handler raises, its program has a bug or a problem, and both ends must learn of it: the program's own log gets the
 traceback, and the requester the name of the exception. The requester does not get the exception's text, which may
 contain paths, keys of a database and whatever else the requester has no right to see. The text of a `RequestFailed` is
-meant for the requester, and reaches it.
+meant for the requester, and reaches it. A reply that is too long is no fault of the program's code: both ends get one
+line with the limit and the remedy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Protocol, Self, TypeAlias
 from sbus.client.arguments import check_function, check_payload
 from sbus.client.dispatch import Message
 from sbus.client.identity import Sender
-from sbus.errors import Disconnected, RequestFailed, UsageError, Violation
+from sbus.errors import Disconnected, PacketTooLong, RequestFailed, UsageError, Violation
 from sbus.protocol.keys import Dialect
 
 __all__ = ["MOST_HANDLERS", "REPLY", "Handler", "Request", "Responder", "is_reply_key", "reply_key"]
@@ -35,6 +36,9 @@ class _Bus(Protocol):
 
     def handler_failed(self, error: Exception) -> None:
         """Log an exception that a handler has raised."""
+
+    def _warn(self, text: str) -> None:
+        """Log a line for the operator of the program."""
 
     def run_handler(self, handler: Coroutine[Any, Any, None], ended: Callable[[], None]) -> bool:
         """Run the rest of a handler in the background.
@@ -83,6 +87,7 @@ class Request(Message):
     _bus: _Bus | None = None
     _message: Message
     _is_answered = False
+    _too_long: PacketTooLong | None = None  # the error of an answer
 
     @classmethod
     def received(cls, bus: _Bus, message: Message) -> Self:
@@ -101,7 +106,11 @@ class Request(Message):
         check_payload(payload, "a reply")
         bus = self._requester()
         if not self._is_answered:
-            bus.answer(self._message, bytes(payload))
+            try:
+                bus.answer(self._message, bytes(payload))
+            except PacketTooLong as error:
+                self._too_long = error
+                raise
             self._is_answered = True
 
     def fail(self, error: str) -> None:
@@ -180,6 +189,11 @@ class Responder:
         try:
             if isinstance(error, RequestFailed):
                 request.fail(str(error))
+                return
+            if error is request._too_long:
+                key = request.key.decode("utf-8", "backslashreplace")
+                self._bus._warn(f"a reply to a request for {key!r} was not sent: {error}")
+                request.fail(f"the reply is too long: {error}")
                 return
             if not isinstance(error, Disconnected):
                 self._bus.handler_failed(error)

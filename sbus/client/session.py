@@ -21,8 +21,9 @@ short. Packets that are written together leave together (`Session._write`).
 callers wait for its back-pressure.
 
 *Reconnecting.* When the connection is lost, the session rebuilds the outbox: first the packets that restore settings
-and subscriptions, then the unsent messages (large ones: `sbus.client.payload_sender`). Only then do pending calls fail,
-because their callers may use the client at once. `Session._reconnect_loop` connects.
+and subscriptions, with a fence, then the unsent messages, which the outbox keeps back until it is known what the new
+server takes. Only then do pending calls fail, because their callers may use the client at once.
+`Session._reconnect_loop` connects.
 
 *The end* is final: `Session._end` sets the error, which every later call raises, and all waiters fail.
 """
@@ -34,16 +35,17 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
-from sbus.client.api import ClientApi, State
+from sbus.client.api import CLOSED_HERE, ClientApi, State
 from sbus.client.batches import AsyncPayloadBatch, PayloadBatch
 from sbus.client.connecting import find_address
 from sbus.client.core import Message
 from sbus.client.denials import Denial
-from sbus.client.dispatch import is_of_application
+from sbus.client.dispatch import Waiter, is_of_application
 from sbus.client.forks import leave_to_parent
 from sbus.client.losses import Lost, place_loss
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import Outbox
+from sbus.client.questions import CallingWaiter
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
 from sbus.client.workers import Work
 from sbus.errors import Closed, ConnectError, Disconnected, Forked, NotAllowed, PacketTooLong, UsageError
@@ -86,6 +88,10 @@ class Session(ClientApi[Sub]):
         self._to_wake: list[Readers] = []
         self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` has been called
         self._reconnecting = False
+        self._restoring: Waiter = CallingWaiter()  # of `_reconnect_loop`: this client's choices are in force again
+        self._restored = CallingWaiter(
+            lambda value: self._restoring.set_result(value), lambda error: self._restoring.set_exception(error)
+        )
         self._closing = False
         self._error: Exception | None = None
         leave_to_parent(self)
@@ -195,14 +201,14 @@ class Session(ClientApi[Sub]):
         """End a subscription."""
         if self._error is None:
             self.send(self.core.unsubscribe(subscription))
-        subscription.end(Closed("the subscription was closed here"))
+        subscription.end(Closed("the subscription was closed here: subscribe again to read more"))
         self.resume_for(subscription)
 
     def unwatch(self, watch: WatchQueue) -> None:
         """End a watch."""
         if self._error is None:
             self.send(self.core.extensions.unwatch(watch))
-        watch.end(Closed("the watch was closed here"))
+        watch.end(Closed("the watch was closed here: begin another one with watch_subscribers"))
 
     def send(self, packets: list[bytes]) -> None:
         """See `sbus.client.api.ClientApi.send`."""
@@ -221,7 +227,8 @@ class Session(ClientApi[Sub]):
         the largest bundle go earlier, as waiting longer gains nothing.
         """
         queued = len(self.outbox)
-        if self._immediate_writes and not queued and not self._turn_writes:
+        is_held = self.outbox.is_held and packets[0].startswith(_MESSAGE)
+        if self._immediate_writes and not queued and not self._turn_writes and not is_held:
             self._immediate_writes -= 1
             sent = self._try_send(packets)
             if sent < len(packets):
@@ -394,7 +401,7 @@ class Session(ClientApi[Sub]):
 
     def _wants_reading(self) -> bool:
         """Return whether to read: no subscription is full, or calls wait to learn what the server takes."""
-        waits = self._in_line > 0 or self.outbox.certain is not None or not self.core.payloads.is_settled
+        waits = self._in_line > 0 or self.outbox.is_held or not self.core.payloads.is_settled
         return waits or not self._above_high_water
 
     def _update_reading(self) -> None:
@@ -418,13 +425,14 @@ class Session(ClientApi[Sub]):
             return
         error = self.core.extensions.connection_lost(why, self.address)
         if self._closing:
-            self._end(Closed("the connection to the bus was closed here"))
+            self._end(Closed(CLOSED_HERE))
         elif self._backoff is None:
             self._end(error)
         else:
             self._detach()
             waiters = self._forget_connection()
-            self.outbox.restart(self.core.resync_packets(), self.core.certain)
+            resync = self.core.resync_packets() + self.core.fence(self._restored)
+            self.outbox.restart(resync, hold=self.core.holds)
             self._loss_reason = self._loss_reason or error
             if not self._reconnecting:
                 self._reconnecting = True
@@ -449,7 +457,8 @@ class Session(ClientApi[Sub]):
                 if self._error is None:
                     await self._open()
                 if self.is_connected():
-                    await self._fence()
+                    self._restoring = restoring = self.waiter()
+                    await restoring
             except (ConnectError, Disconnected, UsageError) as e:  # UsageError: it names no senders (`_give_up`)
                 if not is_told:
                     self._warn(f"{e}; trying again")
@@ -488,7 +497,7 @@ class Session(ClientApi[Sub]):
     def close_now(self) -> None:
         """End without sending the outbox."""
         self._close_works()
-        self._end(Closed("the connection to the bus was closed here"))
+        self._end(Closed(CLOSED_HERE))
 
     def forked(self, error: Forked) -> None:
         """Give the connection up in a forked child; the parent's loop and waiters are left alone."""

@@ -22,17 +22,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Self, Unpack
 
-from sbus.client.api import Inbox
+from sbus.client.api import CLOSED_HERE, Inbox
 from sbus.client.arguments import as_bytes
 from sbus.client.batches import BlockingPayloadBatch, PayloadBatch
 from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
+from sbus.client.blocking.waiting import has_hung_up
 from sbus.client.blocking.watch import Watch
 from sbus.client.blocking.work import Work
+from sbus.client.connecting import SERVER_CLOSED
 from sbus.client.core import Message
+from sbus.client.denials import Denial
 from sbus.client.dispatch import is_of_application
 from sbus.client.forks import leave_to_parent
-from sbus.client.losses import LossKeeper, LossMark, MessageQueue
+from sbus.client.losses import LossKeeper, LossMark, Lost, MessageQueue, place_loss
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
@@ -98,13 +101,13 @@ class Bus(BlockingConnection[Subscription]):
         try:
             packet = self.core.publish(key, payload)
         except PacketTooLong:
-            longer = self._longer(lambda: [self.core.publish(key, payload)])
             try:
-                [packet] = self._run(longer, 0.0 if flags & DONTWAIT else timeout)
+                self._learn_limit(0.0 if flags & DONTWAIT else timeout)
             except TimedOut as e:
                 if flags & DONTWAIT and self._is_own(e):
                     raise BlockingIOError(errno.EAGAIN, "the bus has not said yet what it takes") from None
                 raise
+            packet = self.core.publish(key, payload)
         if flags or timeout is not None:
             self._send_one(packet, flags, timeout)
         else:
@@ -137,8 +140,18 @@ class Bus(BlockingConnection[Subscription]):
         try:
             packets = self.core.publish_many(messages)
         except PacketTooLong:
-            packets = self._run(self._longer(lambda: self.core.publish_many(messages)), None)
+            self._learn_limit(None)
+            packets = self.core.publish_many(messages)
         self._send_all(packets)
+
+    def _learn_limit(self, timeout: float | None) -> None:
+        """Find out what the server takes, as a message is too long for all that is known; it may be another one now."""
+        sock = self._usable
+        if sock is not None and has_hung_up(sock):
+            self._connection_lost(SERVER_CLOSED, self._reader.read_rest(sock))
+        self._connected(self._until(timeout))
+        if self.core.may_learn_limit:
+            self._run(self._fence(), timeout)
 
     def payloads(self) -> BlockingPayloadBatch:
         """Begin a batch of large messages (:doc:`/payloads`); the end of ``with``, or its ``send``, sends it."""
@@ -269,6 +282,12 @@ class Bus(BlockingConnection[Subscription]):
         return inbox
 
     def request(self, key: bytes | str, payload: bytes = b"", timeout: float | None = 10.0) -> bytes:
+        try:
+            return self._run(self._request(key, payload), timeout)
+        except PacketTooLong as e:
+            if not self._is_own(e):
+                raise
+        self._learn_limit(timeout)
         return self._run(self._request(key, payload), timeout)
 
     def _check_time(self) -> None:
@@ -329,7 +348,7 @@ class Bus(BlockingConnection[Subscription]):
 
         Another thread may call it, and a signal handler: a call that waits raises `sbus.errors.Closed` then.
         """
-        error = Closed("the connection to the bus was closed here")
+        error = Closed(CLOSED_HERE)
         # Past the outbox, which the call that is interrupted may be sending; a full socket must not delay the end.
         sock = self._sock
         for packet in [work.part(error) for work in tuple(self.works)]:
@@ -391,8 +410,21 @@ class Bus(BlockingConnection[Subscription]):
                 sink._since += bisect_left(gone, self._kept - sink._since)
         return own[::-1]
 
-    def _keepers(self) -> list[LossKeeper]:
-        return [s for s in self.core.sinks() if isinstance(s, Subscription) and is_of_application(s)]
+    def _loss_received(self, lost: Lost) -> None:
+        self._count_lost(lost)
+        if self._options.on_lost is None:
+            self._log_loss(lost)
+            return
+        keepers: list[LossKeeper] = [
+            s for s in self.core.sinks() if isinstance(s, Subscription) and is_of_application(s)
+        ]
+        place_loss(lost, keepers, lambda lost: self._call_user(self.report_lost, lost))
+
+    def _denied(self, denial: Denial) -> None:
+        if self._options.on_denied is None:
+            self._denial_log.add(denial)
+        else:
+            self._call_user(self._options.on_denied, denial)
 
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus.

@@ -33,7 +33,6 @@ import os
 import select
 import socket
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
@@ -49,10 +48,9 @@ from sbus.client.connecting import (
     find_address,
 )
 from sbus.client.core import Batch
-from sbus.client.denials import Denial
 from sbus.client.dispatch import LASTING
 from sbus.client.inlet import Inlet, PayloadInlet
-from sbus.client.losses import LossKeeper, Lost, MessageQueue, place_loss
+from sbus.client.losses import Lost, MessageQueue
 from sbus.client.options import ConnectOptions
 from sbus.client.outbox import NO_ROOM, Outbox, send_limit, send_some
 from sbus.client.payload_sender import PayloadSender
@@ -76,6 +74,7 @@ _OTHER = [b""]
 _CLOSE_LOOK = 0.1
 """Interval in seconds, between two attempts to reconnect, of the checks whether the connection was closed meanwhile. An
 event would not do: a signal handler of the waiting thread may close it, and would wait for the event's lock forever."""
+_INTERRUPTED = "a signal handler's exception interrupted the client"
 _MEMORY_RETRY = 0.05
 """Seconds until the next attempt to send after the kernel ran out of memory."""
 
@@ -187,8 +186,11 @@ class BlockingConnection(ClientApi[Sub]):
             while True:
                 self._drain(deadline)
                 sock = self._usable or self._connected(deadline)
-                if sock is None or self._is_unsettled():
+                if sock is None:
                     raise Disconnected("not connected at present")
+                if self._is_unsettled():
+                    self._read_until(lambda: not self._is_unsettled(), deadline)
+                    continue
                 if sock is not known:
                     known = sock
                     self.core.check_taken([packet])
@@ -265,8 +267,22 @@ class BlockingConnection(ClientApi[Sub]):
             pass  # nothing is here yet, or the connection is lost, which the next send finds out
 
     def _wait_writable(self, sock: socket.socket, deadline: float | None) -> None:
-        if (deadline is not None and time.monotonic() >= deadline) or not self._poll(sock, select.POLLOUT, deadline):
+        """Wait until the socket takes packets again; keep what comes meanwhile if replies are due.
+
+        While many replies wait for a client, the server reads nothing from it.
+        """
+        keeps = self.core.extensions.questions.are_open
+        events = select.POLLOUT | select.POLLIN if keeps else select.POLLOUT
+        if (deadline is not None and time.monotonic() >= deadline) or not self._poll(sock, events, deadline):
             raise TimedOut("the socket stayed full")
+        if keeps:
+            try:
+                self._add(self._reader.read(sock)[0])
+            except OSError:
+                pass  # the next send finds out that the connection is lost
+            except BaseException:
+                self._connection_lost(_INTERRUPTED)
+                raise
 
     def _poll(self, sock: socket.socket, events: int, deadline: float | None) -> bool:
         """Wait for the socket, as `poll_socket` does, or until `close` is called in another thread.
@@ -378,7 +394,7 @@ class BlockingConnection(ClientApi[Sub]):
         except BaseException as e:
             if not (isinstance(e, SbusError) or self._callbacks.has_raised(e)):
                 # Packets may be lost, and each later answer would be mistaken.
-                self._connection_lost("a signal handler's exception interrupted the client")
+                self._connection_lost(_INTERRUPTED)
             raise
         self._callbacks.settle()
         return packets
@@ -405,41 +421,31 @@ class BlockingConnection(ClientApi[Sub]):
                 if self._error is not None:
                     raise self._error
                 return packets
-            received = packets  # an end of file behind them is reported again by the next read
-            if self._is_unread:
-                self._is_unread = self._expects_bundle_reply = False
-                received = self.core.extensions.mark_start(packets)
-            batch = self._batch = Batch(received)
+            batch = self._add(packets)  # an end of file behind them is reported again by the next read
         self.core.process(batch)
         if self._batch is batch:
             self._batch = _DONE
         return packets
 
+    def _add(self, packets: list[bytes]) -> Batch:
+        """Add packets that were read to those that are to be processed; return these."""
+        if packets and self._is_unread:
+            self._is_unread = self._expects_bundle_reply = False
+            packets = self.core.extensions.mark_start(packets)
+        if self._batch is not _DONE:
+            self._batch.extend(packets)
+        elif packets:
+            self._batch = Batch(packets)
+        return self._batch
+
     def _is_own(self, error: Exception) -> bool:
         """Return whether an error comes from this client: one of a callback reaches the caller, whatever it is."""
         return not self._callbacks.has_raised(error) or error is self._error
-
-    @abstractmethod
-    def _keepers(self) -> list[LossKeeper]:
-        """Return the subscriptions of the application."""
-
-    def _loss_received(self, lost: Lost) -> None:
-        self._count_lost(lost)
-        if self._options.on_lost is None:
-            self._log_loss(lost)
-            return
-        place_loss(lost, self._keepers(), lambda lost: self._call_user(self.report_lost, lost))
 
     def report_lost(self, lost: Lost) -> None:
         """Call ``on_lost``."""
         assert self._options.on_lost is not None
         self._callbacks.call_now(self._options.on_lost, lost)
-
-    def _denied(self, denial: Denial) -> None:
-        if self._options.on_denied is None:
-            self._denial_log.add(denial)
-        else:
-            self._call_user(self._options.on_denied, denial)
 
     def _control_received(self, key: bytes, payload: bytes) -> None:
         if self._options.on_control is not None:
@@ -484,7 +490,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _is_unsettled(self) -> bool:
         """Return whether a callback runs before it is known what the new server takes."""
-        return self._reconnecting and self._outbox.certain is not None
+        return self._reconnecting and self._outbox.is_held
 
     def _make_room(self, size: int) -> None:
         self._reader.make_room(size)
@@ -526,7 +532,7 @@ class BlockingConnection(ClientApi[Sub]):
         if self._error is not None:
             self._detach()
             return  # closed in another thread
-        rest = unbundle(rest or [])
+        rest = self._batch.take() + self.core.extensions.mark_start(unbundle(rest or []))
         self.core.extensions.take_farewell(rest)
         error = self.core.extensions.connection_lost(why, self.address)
         if self._backoff is None:
@@ -538,10 +544,11 @@ class BlockingConnection(ClientApi[Sub]):
             self._loss_reason = error
         self._detach()
         # Replies belong to the waiters that fail below, and a refused subscription is refused again.
-        rest = self._batch.take() + self.core.extensions.mark_start(rest)
         self._batch = Batch([packet for packet in rest if packet.startswith(LASTING)])
         waiters = self._forget_connection()
-        self._outbox.restart(self.core.resync_packets(), self.core.certain)
+        self._resync_fence = PolledWaiter()
+        resync = self.core.resync_packets() + self.core.fence(self._resync_fence)
+        self._outbox.restart(resync, hold=self.core.holds)
         for waiter in waiters:
             waiter.set_exception(error)
 
@@ -588,5 +595,3 @@ class BlockingConnection(ClientApi[Sub]):
             return
         if sock is not None:
             self._attach(sock)
-            self._resync_fence = PolledWaiter()
-            self._outbox.extend(self.core.fence(self._resync_fence))

@@ -157,7 +157,7 @@ class Subscription:
         while not own:
             self._bus._read_until(lambda: own or self._closed, deadline)
             if not own:
-                raise self._refusal or Closed("the subscription was closed here")
+                raise self._refusal or Closed("the subscription was closed here: subscribe again to read more")
             own.settle(self._bus.report_lost)
         return own
 

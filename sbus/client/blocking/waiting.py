@@ -11,7 +11,7 @@ from sbus.client.arguments import check_seconds
 from sbus.routing.runs import total_size
 from sbus.syscalls.polling import MAX_POLL_MS
 
-__all__ = ["PolledWaiter", "buffer_bytes", "deadline_in", "poll_socket"]
+__all__ = ["PolledWaiter", "buffer_bytes", "deadline_in", "has_hung_up", "poll_socket"]
 
 _PACKET_OVERHEAD = 512
 """Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
@@ -64,6 +64,13 @@ def deadline_in(timeout: float | None) -> float | None:
 def buffer_bytes(packets: list[bytes]) -> int:
     """Return roughly how many bytes of a socket's buffer these packets took up."""
     return total_size(packets) + len(packets) * _PACKET_OVERHEAD
+
+
+def has_hung_up(sock: socket.socket) -> bool:
+    """Return whether the peer has closed a socket, from which packets may still be read."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return bool(poll.poll(0))
 
 
 def poll_socket(sock: socket.socket, events: int, deadline: float | None) -> bool:

@@ -65,7 +65,7 @@ class Watch(watches.Watch):
     def close(self) -> None:
         """End the watch; iteration over it ends."""
         self._bus._end_watch(self)
-        self.end(Closed("the watch was closed here"))
+        self.end(Closed("the watch was closed here: begin another one with watch_subscribers"))
 
     def __enter__(self) -> Self:
         return self

@@ -486,6 +486,7 @@ class Bus(Session[Subscription]):
 
     async def _connect_later(self, delay: float) -> None:
         """Connect for the first time, after a pause, and retry (`BusClientService`)."""
+        self.outbox.extend(self.core.fence(self._restored))
         await self._sleep(delay)
         await self._reconnect_loop(report=False)
 

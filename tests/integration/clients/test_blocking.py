@@ -22,7 +22,16 @@ import sbus
 from sbus.client import blocking, outbox
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
-from sbus.errors import BufferFull, Closed, Disconnected, InvalidKey, PacketTooLong, TimedOut
+from sbus.errors import (
+    BufferFull,
+    Closed,
+    CloseReason,
+    ConnectionLost,
+    Disconnected,
+    InvalidKey,
+    PacketTooLong,
+    TimedOut,
+)
 from sbus.syscalls import batch
 from sbus.syscalls.polling import is_readable
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
@@ -688,3 +697,23 @@ def test_a_request_whose_time_is_over_is_not_sent(bus: StartBus) -> None:
         client.fence(TIMEOUT)
         server.fence(TIMEOUT)
         assert asked == []
+
+
+def test_reason_behind_a_message_whose_callback_finds_the_end(directory: Path) -> None:
+    """A callback that finds the connection lost gets the server's reason, which was read behind its message."""
+    errors: list[ConnectionLost] = []
+
+    def publish(message: sbus.Message) -> None:
+        try:
+            client.publish("k")
+        except ConnectionLost as error:
+            errors.append(error)
+
+    with FakeServer(directory / "fake") as server, sbus.connect(str(server.address)) as client:
+        client.subscribe("k", publish)
+        peer = server.accept_now()
+        peer.send(b"MSG k\0", b"CMSG bye\0violation the client broke the protocol")
+        peer.close()
+        with pytest.raises(ConnectionLost) as lost:
+            client.receive(TIMEOUT)
+    assert [error.reason for error in (*errors, lost.value)] == [CloseReason.VIOLATION] * 2

@@ -214,3 +214,18 @@ def test_what_could_not_begin_has_ended(client: blocking.Bus, shared: Bus) -> No
     client.publish("k")
     client.fence()
     assert len(got) == 1
+
+
+def test_many_questions_at_once(client: blocking.Bus, shared: Bus) -> None:
+    """Calls that only ask do not wait for ever: the bus reads nothing from a client that does not take its answers."""
+    got: list[bytes] = []
+    with unhindered(client):
+        client.subscribe("k", lambda message: got.append(message.payload))
+        watches = [client.watch_subscribers(f"watched/{number}") for number in range(1024)]
+        client.publish_many([("k", b"%d" % number) for number in range(3)])
+        for number in range(1024):
+            client.subscribe(f"last/{number}", last=True)
+        assert got == []  # callbacks are called by reads alone
+        client.fence()
+    assert got == [b"0", b"1", b"2"]
+    assert {watch.has_subscribers for watch in watches} == {False}

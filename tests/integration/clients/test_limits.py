@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sbus
+import sbus.client.blocking
 from sbus.client.losses import Lost
 from sbus.errors import BufferFull, Disconnected, PacketTooLong, TimedOut
 from tests.integration.clients.backends import Backend, BlockingBackend, Client, FakePeer, FakeServer, turn
-from tests.support.harness import TIMEOUT, WHOAMI, Bus
+from tests.support.harness import TIMEOUT, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
 
@@ -74,6 +78,52 @@ async def test_limit_is_learnt_again_after_a_restart(backend: Backend, bus: Star
             await client.publish("k", bytes(1_000_000))
 
 
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_limit_is_learnt_again_by_the_message_that_needs_it(bus: StartBus, is_noticed: bool) -> None:
+    """A blocking client asks a bus that was restarted for its limit before it refuses a message by the old one."""
+    calls: list[Callable[[sbus.client.blocking.Bus], object]] = [
+        lambda client: client.publish("k", bytes(700_000)),
+        lambda client: client.publish("k", bytes(700_000), timeout=TIMEOUT),
+        lambda client: client.publish_many([("k", bytes(700_000))]),
+        lambda client: client.request("echo", bytes(700_000)) == b"7" * 9,
+    ]
+    for call in calls:
+        server = bus("--max-packet=500000", "--reuse")
+        with sbus.connect(str(server.address), reconnect=True) as client:
+            client.subscribe("k")
+            client.respond("echo", lambda request: b"7" * 9)
+            client.fence()
+            server.kill(signal.SIGKILL)
+            server.wait()
+            if is_noticed:
+                with pytest.raises(Disconnected):
+                    client.fence()
+            server = bus(RAISED, "--reuse")
+            if call(client) is None:
+                assert len(client.receive(TIMEOUT).payload) == 700_000
+            with pytest.raises(PacketTooLong, match="the limit is 1000000"):
+                client.publish("k", bytes(1_000_000))
+        server.kill(signal.SIGKILL)
+        server.wait()
+
+
+def test_long_message_after_the_end(bus: StartBus) -> None:
+    """A message too long for a bus that is gone fails with the loss, or waits for the next one as long as it may."""
+    server = bus()
+    address = str(server.address)
+    with sbus.connect(address) as once, sbus.connect(address, reconnect=True) as client:
+        for each in (once, client):
+            each.fence()
+        server.kill(signal.SIGKILL)
+        server.wait()
+        with pytest.raises(Disconnected):
+            once.publish("k", LONG)
+        with pytest.raises(TimedOut):
+            client.publish("k", LONG, timeout=0.01)
+        with pytest.raises(BlockingIOError):
+            client.publish("k", LONG, flags=socket.MSG_DONTWAIT)
+
+
 BIG = b"x" * 200_000
 """A payload that goes into memory, if the server agrees."""
 
@@ -129,10 +179,8 @@ async def test_waiting_for_the_limit_ends(looping: Backend, directory: Path) -> 
         with pytest.raises(Disconnected):
             await calls[0]
         peer = await server.accept()
-        assert [packet for packet in await peer.receive_until(b"MSG k\x004") if packet != WHOAMI] == [
-            b"MSG k\x002",
-            b"MSG k\x004",
-        ]
+        assert await peer.answer() == []
+        assert await peer.receive_until(b"MSG k\x004") == [b"MSG k\x002", b"MSG k\x004"]
         await asyncio.gather(calls[1], calls[3])
 
 
@@ -219,6 +267,29 @@ async def test_long_messages_that_wait_for_a_bus(looping: Backend, bus: StartBus
     assert (client.raw.state, len(gaps)) == ("connected", 1)
 
 
+@pytest.mark.parametrize("when", ["away", "back"])
+async def test_messages_for_a_bus_with_less_than_the_usual_limit(looping: Backend, bus: StartBus, when: str) -> None:
+    """A bus that takes less than is usual gets no longer message, and the client stays connected to it."""
+    gaps: list[Exception] = []
+    client = await without_bus(looping, bus(), on_gap=gaps.append)
+    sub = await client.subscribe("k")
+    if when == "back":
+        bus("--max-packet=1000", "--reuse")
+        while not client.raw.is_connected():
+            await asyncio.sleep(0)  # the answer to the question for the limit takes longer
+    sizes = [1, 300_000, 2, 2000, 3]
+    calls = [asyncio.ensure_future(client.publish("k", bytes(size))) for size in sizes]
+    await turn()
+    if when == "away":
+        bus("--max-packet=1000", "--reuse")
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), PacketTooLong, type(None), PacketTooLong, type(None)]
+    assert "300006 bytes, and the limit is 1000" in str(outcomes[1])
+    assert [len(payload) for payload in await sub.take(3)] == [1, 2, 3]
+    await client.settle()
+    assert len(gaps) == 1
+
+
 async def test_long_messages_for_a_bus_with_a_lower_limit(waiting: BlockingBackend, bus: StartBus) -> None:
     """The call that reconnects raises if the new bus does not take its message; the bus sees none of it."""
     server = bus(RAISED)
@@ -266,7 +337,7 @@ async def test_long_message_for_a_server_that_says_nothing(looping: Backend, dir
         server.listen()
         peer = await server.accept()
         assert await peer.answer() == []
-        assert await peer.answer() == [b"MSG k\x001", b"MSG k\x002"]
+        assert await peer.receive_until(b"MSG k\x002") == [b"MSG k\x001", b"MSG k\x002"]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [type(None), PacketTooLong, type(None)]
         await turn()

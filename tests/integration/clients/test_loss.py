@@ -140,7 +140,11 @@ async def test_closed_bus_cannot_be_used(backend: Backend, shared: Bus) -> None:
     sub = await client.subscribe("x")
     await client.close()
     await client.close()
-    assert {type(error) for error in await use(client, sub)} == {Closed}
+    errors = await use(client, sub)
+    assert {type(error) for error in errors} == {Closed}
+    assert {str(error) for error in errors} == {
+        "the connection to the bus was closed here: connect again before any other call"
+    }
     await sub.close()
 
 
@@ -387,6 +391,7 @@ async def test_fence_asked_when_there_is_no_connection(looping: Backend, directo
         await turn()
         server.listen()
         peer = await server.accept()
+        assert await peer.answer() == []  # the client's own fence, for which messages wait
         assert (await peer.receive(), await peer.receive()) == (b"MSG k\0", WHOAMI)
         assert not tasks[1].done()
         peer.send(WHOAMI + b"\0" + NAME)

@@ -335,6 +335,29 @@ def test_only_private_keys_for_answers_are_answered_to(to: bytes) -> None:
     assert backend.sent == []
 
 
+@pytest.mark.parametrize("how", ["returns it", "answers"])
+def test_reply_that_is_too_long(caplog: pytest.LogCaptureFixture, how: str) -> None:
+    """Both ends learn in one line that a reply is too long: the limit, and what to do."""
+    backend = Backend()
+
+    def handler(request: Request) -> bytes | None:
+        if how == "returns it":
+            return bytes(10_000)
+        request.answer(bytes(10_000))
+        return None
+
+    backend.respond("k/é", handler)
+    backend.take()
+    to = ME + b"/sbus/reply/x"
+    backend.core.receive(["MSG k/é".encode() + b"\0" + to + b"\0"])
+    why = f"the packet is longer than the limit: {len(to) + 10_006} bytes, and the limit is 10000; "
+    (packet,) = backend.take()
+    assert packet.startswith(b"MSG %b\0-the reply is too long: %b" % (to, why.encode()))
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"a reply to a request for 'k/é' was not sent: {why}")
+    assert not record.exc_info
+
+
 def test_errors_are_cut_and_made_text() -> None:
     """An error's text is truncated, and encoded whatever it contains."""
     backend = Backend()
@@ -345,10 +368,6 @@ def test_errors_are_cut_and_made_text() -> None:
     assert backend.take() == [prefix + "é".encode() * 1000, prefix + b"?"]
     with pytest.raises(PacketTooLong):
         backend.answer(request, bytes(10_000))
-    backend.respond("k", lambda request: bytes(10_000))
-    backend.take()
-    backend.core.receive([b"MSG k\0" + request.payload])
-    assert backend.take()[0].startswith(prefix + b"the responder failed (PacketTooLong)")
 
 
 @pytest.mark.parametrize("me", [b"!/cred/0/0/0", b"!/cred/1/65534/7", b"!/cred/65534/1/7", ME + b"/!/cred/1/2/0"])

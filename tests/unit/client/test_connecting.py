@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import socket
 from itertools import islice
 from pathlib import Path
@@ -70,6 +71,21 @@ def test_pauses_grow_to_a_limit_and_differ() -> None:
     delays = list(islice(spread.delays(), 1, 200))
     assert all(0.5 <= delay <= 1.0 for delay in delays)
     assert len(set(delays)) > 100
+
+
+def test_pauses_go_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exception of a signal handler that interrupts the computation of a pause does not end the attempts."""
+
+    def interrupted() -> float:
+        raise KeyboardInterrupt
+
+    delays = Backoff().delays()
+    assert next(delays) == 0.0
+    with monkeypatch.context() as patch:
+        patch.setattr(random, "random", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(delays)
+    assert 0.0 < next(delays) <= 0.08
 
 
 @pytest.fixture
