@@ -148,8 +148,9 @@ def _end_of(segment: Segment, journal_id: str) -> int | None:
             pass
     if not stated:
         raise JournalError(
-            f"{segment.path()}: neither its index nor its summary states which row of the journal is the last one: "
-            "restore them from a copy, or record into another directory"
+            f"{segment.path()}: nothing states which row of the journal is the last one: restore its index or summary "
+            f"from a copy, or give its rows up: move its files ({segment.name}.*) elsewhere, and from now on record "
+            "into another directory"
         )
     return max(stated)
 
@@ -196,8 +197,8 @@ class _Repair:
             header = find_header(file, self._journal_id, index.header)
             if header is None or index.header is None:
                 raise JournalError(
-                    f"{path}: neither its header nor its index states the format of its rows: restore it from a copy, "
-                    "or move the three files of this segment elsewhere and repair again"
+                    f"{path}: nothing states the format of its rows: restore it or its index from a copy, or give its "
+                    f"rows up: move its files ({self._segment.name}.*) elsewhere, and repair again"
                 )
             head, self._format = header
             records = [head._replace(first_seq=self._segment.first_seq, min_time=self._segment.first_time,

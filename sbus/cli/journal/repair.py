@@ -26,6 +26,11 @@ Exit status:
   0  nothing was damaged, or every row could be kept
   1  the journal cannot be repaired, or a recorder writes it
   3  it is repaired, but rows are lost
+
+\b
+Examples:
+  sbus journal repair --dry-run /var/lib/sbus/journal
+  for journal in /shared/journals/*; do sbus journal repair "$journal"; done
 """,
 )
 @journal_argument
@@ -37,7 +42,10 @@ def repair(ctx: click.Context, directory: str, dry_run: bool, output_json: bool)
 
     Every row that can be read stays, with its sequence number. One row of the kind "damaged" stands
     for the rows of each batch that cannot be read. What was damaged is copied into the directory
-    "damaged" of the journal. Stop the recorder first.
+    "damaged" of the journal.
+
+    Stop the recorder of the journal first, and start it again afterwards; a recorder that a bus runs
+    (--record) stops with the bus. JOURNAL is one directory: repair several journals one by one.
     """
     with needs("recorder"):
         from sbus.journal.lock import locked

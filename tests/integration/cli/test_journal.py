@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -415,6 +416,16 @@ class TestVerify:
         found = [json.loads(line) for line in sbus("verify", "--json", tmp_path / "j", status=1).splitlines()]
         assert any(problem for info in found for problem in info["problems"])
 
+    def test_kinds(self, recorded, tmp_path):
+        """The kinds of a summary are printed as in the file."""
+        directory = shutil.copytree(recorded, tmp_path / "j")
+        path = Path(list_segments(str(directory))[0].path(".json"))
+        summary = json.loads(path.read_text())
+        kinds = dict(summary["kinds"])
+        summary["kinds"]["message"] += 1
+        path.write_text(json.dumps(summary))
+        assert f"but should be {kinds!r}\n" in sbus("verify", directory, status=1)
+
     def test_names_of_other_users(self, recorded, tmp_path):
         """Problems show no control characters of names that other users have chosen."""
         directory = shutil.copytree(recorded, tmp_path / "j")
@@ -454,7 +465,10 @@ class TestRepair:
             file.write(b"\xa5" * 64)
         assert "would be repaired" in sbus("repair", "--dry-run", directory, status=3)
         with JournalWriter.open(directory, warn=lambda text: None):
-            assert "writes this journal: stop it" in sbus("repair", directory, status=1)
+            assert (
+                "writes this journal: stop it first, or, if it is a child process of a bus (--record), the bus"
+                in sbus("repair", directory, status=1)
+            )
         assert "1 segment repaired" in sbus("repair", directory, status=3)
         assert sbus("repair", directory).endswith("nothing is damaged\n")
         sbus("verify", directory)
