@@ -27,9 +27,9 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import pyarrow as pa
 
@@ -193,7 +193,7 @@ class _Repair:
     def _check(self, index: Index) -> list[Record]:
         """Return the records of the repaired index, without the last sync record."""
         path = self._segment.path(ARROWS)
-        with closing(open_rows(self._segment)) as file:
+        with open_rows(self._segment) as file:
             header = find_header(file, self._journal_id, index.header)
             if header is None or index.header is None:
                 raise JournalError(
@@ -217,7 +217,7 @@ class _Repair:
             records.append(self._lose(Record(BATCH, Kind.DAMAGED, at, end, seq, self._end_seq - seq, 0, time, time)))
         return records
 
-    def _check_batch(self, path: str, file: pa.NativeFile, record: Record) -> Record:
+    def _check_batch(self, path: str, file: IO[bytes], record: Record) -> Record:
         if record.kind is Kind.DAMAGED and not record.crc:
             return self._lose(record)  # the index had no record of it
         if record.kind is Kind.DAMAGED:

@@ -17,7 +17,9 @@ of a message.
 
 from __future__ import annotations
 
+import os
 import zlib
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,11 +59,11 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
             if record.type != HEAD:
                 finder.add(record)
         if segment.closed:
-            finder.search(arrows.size() - len(END_OF_STREAM), None)
+            finder.search(os.fstat(arrows.fileno()).st_size - len(END_OF_STREAM), None)
         return Index(head, finder.batches, finder.sync_record())
 
 
-def find_header(arrows: pa.NativeFile, journal_id: str, record: Record | None) -> tuple[Record, Format] | None:
+def find_header(arrows: IO[bytes], journal_id: str, record: Record | None) -> tuple[Record, Format] | None:
     """Return the record of a segment's header, and the format that the segment is written in.
 
     :param record: the record in the index, if it is whole. Its checksum of the header identifies the format
@@ -93,11 +95,11 @@ def _head(data: bytes) -> Record:
     return Record(HEAD, Kind.MESSAGE, 0, len(data), 0, 0, zlib.crc32(data), 0, 0)
 
 
-def _find_header_before_rows(arrows: pa.NativeFile, journal_id: str, segment: Segment) -> tuple[Record, Format] | None:
+def _find_header_before_rows(arrows: IO[bytes], journal_id: str, segment: Segment) -> tuple[Record, Format] | None:
     """Return the same, if the first batch of a segment follows where the header of a format would end."""
     for version in sorted(FORMATS, reverse=True):
         head = _head(FORMATS[version].header(journal_id))
-        if _Finder(arrows, FORMATS[version], segment, head).parse(arrows.size()) is not None:
+        if _Finder(arrows, FORMATS[version], segment, head).parse(os.fstat(arrows.fileno()).st_size) is not None:
             return head, FORMATS[version]
     return None
 
@@ -108,7 +110,7 @@ class _Finder:
     :ivar batches: the records so far, without holes.
     """
 
-    def __init__(self, arrows: pa.NativeFile, format_: Format, segment: Segment, head: Record) -> None:
+    def __init__(self, arrows: IO[bytes], format_: Format, segment: Segment, head: Record) -> None:
         self.batches: list[Record] = []
         self._arrows = arrows
         self._format = format_
@@ -175,7 +177,7 @@ class _Finder:
             ):
                 return None
             self._arrows.seek(self._at)
-            crc = zlib.crc32(self._arrows.read_buffer(length))
+            crc = zlib.crc32(self._arrows.read(length))
         except (pa.ArrowException, EOFError, OSError, ValueError):
             return None
         kind = KINDS[kinds[0]]

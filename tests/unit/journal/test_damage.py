@@ -220,6 +220,29 @@ class TestPlanted:
             assert covered(all_rows(journal, skip_damaged=True)) == list(range(ROWS))
 
 
+def test_without_proc(journal: Path, tmp_path: Path) -> None:
+    """A journal can be read where /proc is not mounted; what needs it says so, and takes nothing for damage."""
+    if os.geteuid() or subprocess.run(["unshare", "--mount", "umount", "--lazy", "/proc"]).returncode:
+        pytest.skip("only root can unmount /proc")
+
+    def sbus(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = ["sh", "-c", 'umount --lazy /proc && exec "$@"', "sh", sys.executable, "-m", "sbus"]
+        command = ["unshare", "--mount", *command, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    done = sbus("journal", "verify", journal)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    damage_batch(journal, 1)
+    for words in (
+        ["archive", f"--journal={journal}", f"--lake={tmp_path}/lake", "--once"],
+        ["journal", "repair", journal],
+    ):
+        done = sbus(*words)
+        assert done.returncode == 1
+        assert done.stderr.endswith(": it cannot be changed safely while /proc is not mounted: mount it\n")
+    assert len(JournalReader(journal).plan(0, ROWS)) == 2
+
+
 def test_rows_that_are_cut_off_while_they_are_read(tmp_path: Path) -> None:
     """The owner of a journal who cuts a file is damage for its readers, and not their end."""
     program = f"""
@@ -241,7 +264,9 @@ except JournalError as e:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "are damaged (1 rows from 1): restore it from a copy, or run 'sbus journal repair'" in done.stdout
+    assert (
+        "it ends at byte 30000, before the rows do: restore it from a copy, or run 'sbus journal repair'" in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,22 +304,20 @@ def test_a_record_in_the_place_of_another(journal: Path, source: int, target: in
     assert [found.problems for found in verify(journal, print)] == [[]] * 2
 
 
-def test_a_bad_sector(journal: Path) -> None:
+def test_a_bad_sector(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that the disk cannot read are damage of their batch."""
 
-    class BadDisk:
-        def size(self) -> int:
-            return 1 << 30
+    def fail(*args: Any) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        def seek(self, at: int) -> None:
-            pass
-
-        def read_buffer(self, length: int) -> pa.Buffer:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    record = read_index(list_segments(str(journal))[0]).batches[1]
-    with pytest.raises(JournalError, match=r"^x: the bytes \d+ to \d+ cannot be read: Input/output error: restore it"):
-        read_record("x", BadDisk(), record)
+    segment = list_segments(str(journal))[0]
+    record = read_index(segment).batches[1]
+    monkeypatch.setattr("sbus.journal.index.os.pread", fail)
+    with (
+        open_rows(segment) as rows,
+        pytest.raises(JournalError, match=r"^x: the bytes \d+ to \d+ cannot be read: Input/output error: restore it"),
+    ):
+        read_record("x", rows, record)
 
 
 @pytest.mark.parametrize("name", ["lock", ".arrows", ".idx"])
