@@ -151,7 +151,9 @@ class TestLs:
         assert sbus("verify", tmp_path).endswith("0 segments, 0 rows: no problems\n")
 
     def test_missing(self, tmp_path):
-        """A directory that is not a journal is reported by name."""
+        """A directory that is not a journal is reported by name, and so is a file."""
+        (tmp_path / "file").touch()
+        assert sbus("ls", tmp_path / "file", status=1).startswith(f"sbus: {tmp_path}/file: this is no journal")
         for name in ("ls", "cat", "tail", "verify", "release"):
             consumer = ["archive"] if name == "release" else []
             assert sbus(name, tmp_path, *consumer, status=1) == (
@@ -431,6 +433,12 @@ class TestVerify:
         directory = shutil.copytree(recorded, tmp_path / "j")
         (directory / "consumers" / "\x1b[31m\n.json").touch()
         assert "consumers/\\x1b[31m\\x0a.json: it is damaged" in sbus("verify", directory, status=1)
+        directory = shutil.copytree(recorded, tmp_path / "\x1b[31m")
+        overwritten = list_segments(str(directory))[0].path()
+        damage(overwritten, -40, b"\xaa")
+        for command, status in (("verify", 1), ("repair", 3), ("repair", 0)):
+            output = sbus(command, directory, status=status)
+            assert output.count("/\\x1b[31m") == len(output.splitlines()), output
 
     def test_missing_file(self, tmp_path):
         """A missing file of a segment is reported by its name, by every command that needs it."""
