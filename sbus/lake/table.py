@@ -189,7 +189,8 @@ class Table(abc.ABC):
         :param batch: the number of the batch; no batch has a higher one yet, unless a power cut took back what Spark
             had planned.
         :param staged: a local directory with Parquet files in subdirectories ``date=…/hour=…``; it is removed.
-        :raises sbus.errors.LakeError: if the batch was archived and rewritten, so that the state must be an old copy.
+        :raises sbus.errors.LakeError: if the batch was archived and rewritten, so that the state must be an old copy,
+            or if the lake is no longer in its place.
         """
 
     @abc.abstractmethod
