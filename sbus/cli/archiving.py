@@ -236,21 +236,23 @@ class _Total:
     """What all archives of this command have done."""
 
     def __init__(self) -> None:
-        self._rows = self._batches = 0
+        self._rows = self._batches = self._lost = 0
         self._start = time.monotonic()
 
     def add(self, ended: ArchiveJob) -> None:
         """Add an archive that has ended."""
         self._rows += ended.rows
         self._batches += ended.batches
+        self._lost += ended.lost
 
     def text(self, running: ArchiveJob | None = None) -> str:
         """Return the progress in words, with an archive that runs."""
-        rows, batches = self._rows, self._batches
+        rows, batches, lost = self._rows, self._batches, self._lost
         if running is not None:
-            rows, batches = rows + running.rows, batches + running.batches
+            rows, batches, lost = rows + running.rows, batches + running.batches, lost + running.lost
         seconds = time.monotonic() - self._start
+        and_lost = f", {pluralize(lost, 'row')} lost" if lost else ""
         return (
             f"archived {pluralize(rows, 'row')} in {pluralize(batches, 'batch')}, {seconds:.0f} s "
-            f"({rows / max(seconds, 1e-3):,.0f} rows/s)"
+            f"({rows / max(seconds, 1e-3):,.0f} rows/s){and_lost}"
         )

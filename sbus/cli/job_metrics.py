@@ -113,7 +113,7 @@ class ArchiveMetrics:
             counter("sbus_archive_retries", "Failures after which the archive tried again.", self.retries),
             counter(
                 "sbus_archive_lost_rows",
-                "Rows that were deleted before they were archived (--allow-loss); see --keep-bytes of the recorder.",
+                "Rows that were deleted before they were archived (--allow-loss), or are damaged; the log names them.",
                 self._lost + lost,
             ),
             gauge("sbus_archive_lag_rows", "Rows in journals that are not in the lake; -1 if unknown.", lag),

@@ -33,7 +33,7 @@ from sbus.journal.layout import read_identity, read_object
 __all__ = ["advance", "check_consumer", "check_name", "consumers", "release"]
 
 _DIRECTORY = "consumers"
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")  # so that its file can have a name
 _DIGITS = 19  # of the largest int64
 _DIRECTORY_MODE = 0o755  # the recorder may run as another user; the mode of the journal's directory limits the access
 _FILE_MODE = 0o644
@@ -109,10 +109,13 @@ def check_consumer(directory: str | os.PathLike[str], name: str, identity: str, 
 def check_name(name: str) -> None:
     """Check that a consumer can have a name.
 
-    :raises UsageError: if it has other characters than letters, digits, ``_``, ``-`` and ``.``, or begins with a dot.
+    :raises UsageError: if it has other characters than letters, digits, ``_``, ``-`` and ``.``, begins with a dot, or
+        has more than 200.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a consumer: use letters, digits, '_', '-' and '.'")
+        raise UsageError(
+            f"{name!r:.210} is no name for a consumer: use letters, digits, '_', '-' and '.', at most 200 of them"
+        )
 
 
 def _path(directory: str | os.PathLike[str], name: str) -> str:

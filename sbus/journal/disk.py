@@ -7,6 +7,7 @@ or crash (``tests/support/faults.py``). A function returns only when the whole o
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 
@@ -60,13 +61,17 @@ def inside(directory: str) -> Iterator[str]:
     """Yield a path that means this directory throughout the block, whatever takes its place meanwhile.
 
     :raises NotADirectoryError: if it is a link, or anything else.
+    :raises OSError: if ``/proc`` is not mounted.
     """
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError as e:
         raise NotADirectoryError(e.errno, "no directory, or a link to one, which is not followed", directory) from None
     try:
-        yield f"/proc/self/fd/{fd}"
+        path = f"/proc/self/fd/{fd}"
+        if not os.path.isdir(path):
+            raise OSError(errno.ENOSYS, "it cannot be changed safely while /proc is not mounted: mount it", directory)
+        yield path
     finally:
         os.close(fd)
 

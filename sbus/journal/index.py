@@ -21,7 +21,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import pyarrow as pa
 
@@ -60,6 +60,10 @@ small file with a hole can have a record of 8 GiB."""
 
 _MOST_BYTES = 1 << 33
 """More bytes than a batch has: its keys and its payloads have less than 2 GiB each."""
+
+_MOST = 1 << 63
+"""More than any offset or number of a row."""
+_DAMAGED = KINDS.index(Kind.DAMAGED)
 
 HEAD, BATCH, SYNC = b"head", b"rows", b"sync"
 
@@ -107,15 +111,17 @@ class Record(NamedTuple):
 
 def _unpack(data: bytes, at: int) -> Record | None:
     """Return the record at an offset, or None if its checksum is wrong or its numbers are impossible."""
-    fields = _FORMAT.unpack_from(data, at)
-    if zlib.crc32(data[at : at + RECORD_SIZE - 4]) != fields[-1] or fields[1] >= len(KINDS):
+    type_, kind, start, end, first_seq, rows, crc, min_time, max_time, _, stated = _FORMAT.unpack_from(data, at)
+    if zlib.crc32(data[at : at + RECORD_SIZE - 4]) != stated or kind >= len(KINDS):
         return None
-    record = Record(fields[0], KINDS[fields[1]], *fields[2:9])
-    length = record.end - record.start
     # A row takes some bytes, and a reader takes the bytes of a batch into memory.
-    has_room = record.rows <= length <= _MOST_BYTES or record.kind is Kind.DAMAGED
-    has_dates = max(abs(record.min_time), abs(record.max_time)) <= LATEST
-    return record if has_room and has_dates and length >= 0 and max(record.end, record.next_seq) < 1 << 63 else None
+    if not (rows <= end - start <= _MOST_BYTES or (kind == _DAMAGED and start <= end)):
+        return None
+    if not (
+        -LATEST <= min_time <= LATEST and -LATEST <= max_time <= LATEST and end < _MOST and first_seq + rows < _MOST
+    ):
+        return None
+    return Record(type_, KINDS[kind], start, end, first_seq, rows, crc, min_time, max_time)
 
 
 def parse_records(data: bytes) -> list[Record | None]:
@@ -242,7 +248,7 @@ def ends_with_sync(segment: Segment) -> bool:
     return size % RECORD_SIZE == 0 and data.startswith(SYNC) and _unpack(data, 0) is not None
 
 
-def open_rows(segment: Segment) -> pa.NativeFile:
+def open_rows(segment: Segment) -> IO[bytes]:
     """Open the rows of a segment, to be read with read(2).
 
     A memory map would end the process with SIGBUS on a disk with a bad sector, or when the owner of the file cuts it.
@@ -250,24 +256,25 @@ def open_rows(segment: Segment) -> pa.NativeFile:
     :raises FileNotFoundError: if the segment is gone.
     :raises JournalError: if they are no plain file.
     """
-    with open_plain(segment.path()) as file:
-        path = f"/proc/self/fd/{file.fileno()}"  # the name may mean another file by now
-        return pa.OSFile(path)
+    return open_plain(segment.path())
 
 
-def read_record(path: str, file: pa.NativeFile, record: Record) -> pa.Buffer:
+def read_record(path: str, file: IO[bytes], record: Record) -> pa.Buffer:
     """Return the bytes that a record stands for.
 
     :raises JournalError: if they are missing or damaged.
     """
-    if record.end > file.size():
-        raise JournalError(f"{path}: it ends at byte {file.size()}, before the rows do: {REPAIR}")
+    fd = file.fileno()
+    size = os.fstat(fd).st_size
+    if record.end > size:
+        raise JournalError(f"{path}: it ends at byte {size}, before the rows do: {REPAIR}")
     length = record.end - record.start
-    data: pa.Buffer | None = None
+    data: bytes | bytearray | None = None
     try:
-        if length <= _CHECKED_AT_ONCE or _checksum(file, record) == record.crc:
-            file.seek(record.start)
-            data = file.read_buffer(length)
+        if length <= _CHECKED_AT_ONCE:
+            data = os.pread(fd, length, record.start)
+        elif _checksum(fd, record) == record.crc:
+            data = _read_long(fd, record)
     except (OSError, MemoryError) as e:
         what = getattr(e, "strerror", None) or e
         raise JournalError(f"{path}: the bytes {record.start} to {record.end} cannot be read: {what}: {REPAIR}") from e
@@ -276,13 +283,21 @@ def read_record(path: str, file: pa.NativeFile, record: Record) -> pa.Buffer:
             f"{path}: the bytes {record.start} to {record.end} are damaged "
             f"({record.rows} rows from {record.first_seq}): {REPAIR}"
         )
-    return data
+    return pa.py_buffer(data)
 
 
-def _checksum(file: pa.NativeFile, record: Record) -> int:
+def _checksum(fd: int, record: Record) -> int:
     """Return the CRC-32 of the bytes that a record stands for."""
     crc = 0
-    file.seek(record.start)
     for at in range(record.start, record.end, _CHECKED_AT_ONCE):
-        crc = zlib.crc32(file.read_buffer(min(_CHECKED_AT_ONCE, record.end - at)), crc)
+        crc = zlib.crc32(os.pread(fd, min(_CHECKED_AT_ONCE, record.end - at), at), crc)
     return crc
+
+
+def _read_long(fd: int, record: Record) -> bytearray:
+    """Return the bytes of a record of any length: one call reads less than 2 GiB. Missing ones are zeros."""
+    data = bytearray(record.end - record.start)
+    rest = memoryview(data)
+    while rest and (count := os.preadv(fd, [rest], record.end - len(rest))):
+        rest = rest[count:]
+    return data

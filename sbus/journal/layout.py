@@ -153,7 +153,7 @@ def read_identity(directory: str) -> Identity:
     path = os.path.join(directory, IDENTITY)
     try:
         fields = read_object(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise JournalMissing(
             f"{directory}: this is no journal (it has no {IDENTITY}): name the directory that the recorder writes"
         ) from None

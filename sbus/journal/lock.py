@@ -34,16 +34,17 @@ def locked(directory: str | os.PathLike[str]) -> Iterator[None]:
     """
     directory = os.path.abspath(directory)
     read_identity(directory)
-    lock = take_lock(directory, 0o600)
+    lock = take_lock(directory, 0o600, "stop it first, or, if it is a child process of a bus (--record), the bus")
     try:
         yield
     finally:
         os.close(lock)
 
 
-def take_lock(directory: str, mode: int) -> int:
+def take_lock(directory: str, mode: int, remedy: str = "stop it, or record into another directory") -> int:
     """Lock a journal for writing.
 
+    :param remedy: what to do if another process holds the lock.
     :returns: a descriptor that holds the lock until it is closed.
     :raises JournalLocked: if another process holds it.
     :raises JournalError: if a link is in its place.
@@ -61,9 +62,7 @@ def take_lock(directory: str, mode: int) -> int:
     except BlockingIOError:
         holder = os.pread(fd, 10, 0).decode("ascii", "replace").strip() or "of unknown ID"
         os.close(fd)
-        raise JournalLocked(
-            f"{directory}: process {holder} writes this journal: stop it, or record into another directory"
-        ) from None
+        raise JournalLocked(f"{directory}: process {holder} writes this journal: {remedy}") from None
     except OSError:
         os.close(fd)
         raise

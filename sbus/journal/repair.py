@@ -27,9 +27,9 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import pyarrow as pa
 
@@ -148,8 +148,9 @@ def _end_of(segment: Segment, journal_id: str) -> int | None:
             pass
     if not stated:
         raise JournalError(
-            f"{segment.path()}: neither its index nor its summary states which row of the journal is the last one: "
-            "restore them from a copy, or record into another directory"
+            f"{segment.path()}: nothing states which row of the journal is the last one: restore its index or summary "
+            f"from a copy, or give its rows up: move its files ({segment.name}.*) elsewhere, and from now on record "
+            "into another directory"
         )
     return max(stated)
 
@@ -192,12 +193,12 @@ class _Repair:
     def _check(self, index: Index) -> list[Record]:
         """Return the records of the repaired index, without the last sync record."""
         path = self._segment.path(ARROWS)
-        with closing(open_rows(self._segment)) as file:
+        with open_rows(self._segment) as file:
             header = find_header(file, self._journal_id, index.header)
             if header is None or index.header is None:
                 raise JournalError(
-                    f"{path}: neither its header nor its index states the format of its rows: restore it from a copy, "
-                    "or move the three files of this segment elsewhere and repair again"
+                    f"{path}: nothing states the format of its rows: restore it or its index from a copy, or give its "
+                    f"rows up: move its files ({self._segment.name}.*) elsewhere, and repair again"
                 )
             head, self._format = header
             records = [head._replace(first_seq=self._segment.first_seq, min_time=self._segment.first_time,
@@ -216,7 +217,7 @@ class _Repair:
             records.append(self._lose(Record(BATCH, Kind.DAMAGED, at, end, seq, self._end_seq - seq, 0, time, time)))
         return records
 
-    def _check_batch(self, path: str, file: pa.NativeFile, record: Record) -> Record:
+    def _check_batch(self, path: str, file: IO[bytes], record: Record) -> Record:
         if record.kind is Kind.DAMAGED and not record.crc:
             return self._lose(record)  # the index had no record of it
         if record.kind is Kind.DAMAGED:

@@ -4,6 +4,8 @@
 lost are looked for in ``.arrows``, and what is not found becomes a record of the kind ``damaged`` that covers the lost
 rows. So the records that it returns follow one another without a hole, as those of an undamaged index do.
 
+If the header and its record are lost as well, the first batch shows the format: the headers of all formats are known.
+
 A batch that is found without its record has no checksum to compare. It counts as whole if it decodes, its values are
 valid, its rows have exactly the numbers that are missing, and its times do not fall. A ``damaged`` row states how many
 numbers it stands for. Damage that hits the record of a batch and its bytes alike in this way is not detected; it takes
@@ -15,7 +17,9 @@ of a message.
 
 from __future__ import annotations
 
+import os
 import zlib
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -46,7 +50,7 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
             records.pop()
     with open_rows(segment) as arrows:
         header = next((record for record in records if record.type == HEAD), None)
-        found = find_header(arrows, journal_id, header)
+        found = find_header(arrows, journal_id, header) or _find_header_before_rows(arrows, journal_id, segment)
         if found is None:
             return Index(None, [], None)
         head, format_ = found
@@ -55,11 +59,11 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
             if record.type != HEAD:
                 finder.add(record)
         if segment.closed:
-            finder.search(arrows.size() - len(END_OF_STREAM), None)
+            finder.search(os.fstat(arrows.fileno()).st_size - len(END_OF_STREAM), None)
         return Index(head, finder.batches, finder.sync_record())
 
 
-def find_header(arrows: pa.NativeFile, journal_id: str, record: Record | None) -> tuple[Record, Format] | None:
+def find_header(arrows: IO[bytes], journal_id: str, record: Record | None) -> tuple[Record, Format] | None:
     """Return the record of a segment's header, and the format that the segment is written in.
 
     :param record: the record in the index, if it is whole. Its checksum of the header identifies the format
@@ -73,7 +77,7 @@ def find_header(arrows: pa.NativeFile, journal_id: str, record: Record | None) -
             return record, FORMATS[version]
         arrows.seek(0)
         if record is None and arrows.read(len(data)) == data:
-            return Record(HEAD, Kind.MESSAGE, 0, len(data), 0, 0, crc, 0, 0), FORMATS[version]
+            return _head(data), FORMATS[version]
     if record is None:
         return None
     # Another version of Arrow may have written the same header in other bytes. Their checksum says that they are whole.
@@ -86,13 +90,27 @@ def find_header(arrows: pa.NativeFile, journal_id: str, record: Record | None) -
     return None if known is None else (record, known)
 
 
+def _head(data: bytes) -> Record:
+    """Return the record of a header."""
+    return Record(HEAD, Kind.MESSAGE, 0, len(data), 0, 0, zlib.crc32(data), 0, 0)
+
+
+def _find_header_before_rows(arrows: IO[bytes], journal_id: str, segment: Segment) -> tuple[Record, Format] | None:
+    """Return the same, if the first batch of a segment follows where the header of a format would end."""
+    for version in sorted(FORMATS, reverse=True):
+        head = _head(FORMATS[version].header(journal_id))
+        if _Finder(arrows, FORMATS[version], segment, head).parse(os.fstat(arrows.fileno()).st_size) is not None:
+            return head, FORMATS[version]
+    return None
+
+
 class _Finder:
     """Puts records in order, and finds what is missing between them.
 
     :ivar batches: the records so far, without holes.
     """
 
-    def __init__(self, arrows: pa.NativeFile, format_: Format, segment: Segment, head: Record) -> None:
+    def __init__(self, arrows: IO[bytes], format_: Format, segment: Segment, head: Record) -> None:
         self.batches: list[Record] = []
         self._arrows = arrows
         self._format = format_
@@ -130,12 +148,12 @@ class _Finder:
         """
         if end <= self._at or (end_seq is not None and end_seq <= self._seq):
             return
-        while self._at < end and (found := self._parse(end)) is not None:
+        while self._at < end and (found := self.parse(end)) is not None:
             if end_seq is not None and found.next_seq > end_seq:
                 break
             self._append(found)
 
-    def _parse(self, end: int) -> Record | None:
+    def parse(self, end: int) -> Record | None:
         """Return the record of the batch at the place of the next one; None if there is none with the next number.
 
         :param end: the offset that it does not pass.
@@ -159,7 +177,7 @@ class _Finder:
             ):
                 return None
             self._arrows.seek(self._at)
-            crc = zlib.crc32(self._arrows.read_buffer(length))
+            crc = zlib.crc32(self._arrows.read(length))
         except (pa.ArrowException, EOFError, OSError, ValueError):
             return None
         kind = KINDS[kinds[0]]

@@ -98,11 +98,16 @@ class SegmentWriter:
            and a segment with a summary is not opened again.
 
         :param mode: the permissions of files that have to be created.
+        :raises FileNotFoundError: if it has rows and no index; nothing is changed.
         :raises OSError: if that fails; it may be tried again.
         """
         arrows = disk.open_existing(segment.path(ARROWS))
         try:
-            index = ownership.open_or_create(segment.path(INDEX), os.O_RDWR, mode)
+            # Without its index, no row of a segment can be kept: `_recover` would cut all of them off.
+            if os.fstat(arrows).st_size:
+                index = disk.open_existing(segment.path(INDEX))
+            else:
+                index = ownership.open_or_create(segment.path(INDEX), os.O_RDWR, mode)
         except OSError:
             os.close(arrows)
             raise
@@ -164,7 +169,9 @@ class SegmentWriter:
         end = self.size + len(data)
         longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if longest != resource.RLIM_INFINITY and end + len(END_OF_STREAM) > longest:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))  # else the segment could not be closed
+            # Else the segment could not be closed.
+            remedy = "raise the limit on the length of files (prlimit --fsize, LimitFSIZE=)"
+            raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}: {remedy}")
         record = Record(type_, kind, self.size, end, self.next_seq, rows, zlib.crc32(data), min_time, max_time)
         self._append(record, data)
 

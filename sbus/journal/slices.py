@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import IO, NoReturn, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -132,7 +132,7 @@ def read_with_ends(
 
 
 def _rows_of(
-    part: Slice, batch: Record, path: str, file: pa.NativeFile, columns: Sequence[str] | None, format_: Format
+    part: Slice, batch: Record, path: str, file: IO[bytes], columns: Sequence[str] | None, format_: Format
 ) -> pa.RecordBatch:
     """Return the rows of a batch that are in the slice."""
     first, end = max(part.start_seq, batch.first_seq), min(part.end_seq, batch.next_seq)
@@ -145,7 +145,7 @@ def _rows_of(
 
 def read_batch(
     path: str,
-    file: pa.NativeFile,
+    file: IO[bytes],
     batch: Record,
     journal_id: str,
     format_: Format,
@@ -225,7 +225,7 @@ def _read_leniently(part: Slice, columns: Sequence[str] | None) -> Iterator[pa.R
     yield from lost(part.end_seq, f"{path}: the rows are missing in it")
 
 
-def _check_header(path: str, file: pa.NativeFile, index: Index, journal_id: str) -> Format:
+def _check_header(path: str, file: IO[bytes], index: Index, journal_id: str) -> Format:
     """Return the format of a segment.
 
     :raises JournalError: if this package cannot read it, or its schema is not that of the journal.

@@ -60,7 +60,8 @@ def verify(directory: str | os.PathLike[str], report: Callable[[str], object]) -
         if segment.epoch == epoch and segment.first_time < time:
             report(f"{segment.path()}: it begins before the end of the segment before it")
         # A segment without rows, which its writer failed to remove, does no harm: the next begins with the same row.
-        if not segment.closed and after and after.first_seq != segment.first_seq:
+        is_whole = os.path.lexists(segment.path(INDEX))
+        if not segment.closed and is_whole and after and after.first_seq != segment.first_seq:
             report(
                 f"{segment.path()}: it is not closed, but another one follows: start a recorder on this journal once"
             )
@@ -140,7 +141,7 @@ class _Check:
             seq = record.next_seq
             if record.kind is Kind.DAMAGED:
                 self.rows += record.rows
-                self._kinds[record.kind] += record.rows
+                self._kinds[record.kind.value] += record.rows
                 self.last_time = max(self.last_time, record.max_time)
                 continue
             try:
@@ -152,7 +153,7 @@ class _Check:
                 self.problems.append(str(e))
                 continue
             self.rows += batch.num_rows
-            self._kinds[record.kind] += batch.num_rows
+            self._kinds[record.kind.value] += batch.num_rows
             times = batch.column("time").cast(pa.int64())
             if (times[0].as_py(), times[-1].as_py()) != (record.min_time, record.max_time):
                 self._problem(INDEX, f"the times of the rows from {record.first_seq} are not those of its record")

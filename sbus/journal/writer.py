@@ -66,6 +66,8 @@ __all__ = ["JournalWriter"]
 
 _log = logging.getLogger("sbus.journal")
 
+_AGAIN = "restore it from a copy, run 'sbus journal repair', or record into another directory"
+
 
 class JournalWriter:
     """A journal that is open for writing; made by `open`.
@@ -186,7 +188,11 @@ class JournalWriter:
         newest: Segment | None = None
         for segment in list_segments(self.directory):
             if not segment.closed:
-                writer = self._reopen(segment)
+                try:
+                    writer = self._reopen(segment)
+                except FileNotFoundError:
+                    newest = segment  # its index is missing: `_continue_after` says so if it is the newest one
+                    continue
                 self._finish(writer)
                 if writer.next_seq == segment.first_seq:
                     self._continue_at(segment)
@@ -234,14 +240,13 @@ class JournalWriter:
             sync = None
         if sync is None:
             raise JournalError(
-                f"{segment.path(INDEX)}: it no longer states which row of the journal is the last one: "
-                "restore it from a copy, or record into another directory"
+                f"{segment.path(INDEX)}: it no longer states which row of the journal is the last one: {_AGAIN}"
             )
         # If the index lost its end, its last whole sync record is an earlier one; the summary shows that.
         if segment.closed and (end := read_summary(segment).last_seq + 1) != sync.next_seq:
             raise JournalError(
                 f"{segment.path(INDEX)}: it ends before row {sync.next_seq}, but {segment.path(SUMMARY)} before row "
-                f"{end}: restore it from a copy, or record into another directory"
+                f"{end}: {_AGAIN}"
             )
         self.next_seq = sync.next_seq
         self._times.last = sync.max_time

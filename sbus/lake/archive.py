@@ -35,7 +35,7 @@ from sbus.journal.resizing import resized
 from sbus.journal.schema import COLUMN_NAMES
 from sbus.lake.job import LOOK_INTERVAL, ArchiveJob
 from sbus.lake.staging import stage
-from sbus.lake.table import count_staged
+from sbus.lake.table import Staged, look_at_staged
 
 __all__ = ["Archive"]
 
@@ -78,14 +78,14 @@ class Archive(ArchiveJob):
             if end == self._offset:
                 return False
             self._checkpoint.plan(batch, end, mode)
-        rows = self._write(batch, end)
+        staged = self._write(batch, end)
         self._checkpoint.mark(batch, mode)
-        self._account(batch, end, rows)
+        self._account(batch, end, staged)
         self._report()
         return True
 
-    def _write(self, batch: int, end: Offset) -> int:
-        """Put a batch into the lake, and return the number of its rows."""
+    def _write(self, batch: int, end: Offset) -> Staged:
+        """Put a batch into the lake, and return what it has."""
         staged = self._table.state.staging / f"{batch:010}-{uuid.uuid4().hex}"
         try:
             stage(
@@ -95,8 +95,8 @@ class Archive(ArchiveJob):
                     for journal, first, last in self._follower.ranges(self._offset, end)
                 ],
             )
-            rows = count_staged(staged)
+            found = look_at_staged(staged)
             self._table.commit(batch, staged)
-            return rows
+            return found
         finally:
             shutil.rmtree(staged, ignore_errors=True)

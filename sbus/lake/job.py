@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,10 +16,12 @@ from sbus.journal.following import Follower, Offset
 from sbus.journal.layout import is_journal
 from sbus.journal.reports import Reports
 from sbus.lake.checkpoint import Checkpoint
-from sbus.lake.table import Table
+from sbus.lake.table import Lost, Staged, Table
 from sbus.lake.upkeep import Upkeep
 
 __all__ = ["LOOK_INTERVAL", "MAX_ROWS", "ArchiveJob"]
+
+_log = logging.getLogger("sbus.lake")
 
 _CONSUMER = "archive"
 """The default name of an archive as a consumer of journals."""
@@ -47,7 +50,7 @@ class ArchiveJob(abc.ABC):
     :param compacts: whether to compact closed hours as well (`sbus.lake.upkeep`).
     :ivar rows: rows archived since the start.
     :ivar batches: batches with rows since the start.
-    :ivar lost: rows that were deleted before they were archived, since the start.
+    :ivar lost: rows that were deleted before they were archived, or are damaged, since the start.
     """
 
     def __init__(
@@ -158,18 +161,20 @@ class ArchiveJob(abc.ABC):
             self.upkeep.stop()
         self._resources.close()
 
-    def _account(self, batch: int, end: Offset, rows: int) -> None:
-        """Count a batch that is done and synced.
+    def _account(self, batch: int, end: Offset, staged: Staged) -> None:
+        """Count a batch that is done and synced, and name the rows that it lacks because they are damaged.
 
-        :param rows: its rows in the lake; the numbers of a journal are more where one row stands for damaged ones.
+        :param staged: what it has in the lake.
         """
-        lost = 0
-        for journal_id, journal in self._follower.journals().items():
-            first = self._offset.get(journal_id, journal.start())
-            lost += max(0, min(journal.start(), end.get(journal_id, first)) - first)
-        self.lost += lost
-        self.rows += rows
-        self.batches += rows > 0
+        numbers = sum(last - self._offset.get(journal_id, last) for journal_id, last in end.items())
+        self.lost += numbers - (staged.rows - len(staged.lost))
+        journals = self._follower.journals()
+        for journal_id, first, rows in _joined(staged.lost):
+            where = journals[journal_id].directory if journal_id in journals else journal_id
+            what = f"the rows {first} to {first + rows - 1} of the journal in {where} are damaged"
+            _log.warning("%s: in the lake, rows of the kind damaged stand for them", what)
+        self.rows += staged.rows
+        self.batches += staged.rows > 0
         self._done, self._offset = batch, end
 
     def _report(self) -> None:
@@ -184,6 +189,18 @@ class ArchiveJob(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _joined(lost: Iterable[Lost]) -> list[Lost]:
+    """Join damaged rows that follow one another in a journal."""
+    joined: list[Lost] = []
+    for each in lost:
+        before = joined[-1] if joined else None
+        if before and (before.journal, before.first_seq + before.rows) == (each.journal, each.first_seq):
+            joined[-1] = before._replace(rows=before.rows + each.rows)
+        else:
+            joined.append(each)
+    return joined
 
 
 def _check_is_no_journal(location: str) -> None:

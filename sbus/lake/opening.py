@@ -27,10 +27,12 @@ def open_table(location: str, *, format: str | None = None, state: str | os.Path
     :param state: the directory of the lake's state, for a URL.
     :raises sbus.errors.LakeError: if the lake has another format, or object storage cannot have this one.
     :raises sbus.errors.UsageError: if the extra of the format is not installed, there is no such format, or the path is
-        not UTF-8.
+        empty, not UTF-8, or that of a file.
     """
     if format is not None and format not in FORMATS:
         raise UsageError(f"there is no table format {format!r}: choose from {', '.join(FORMATS)}")
+    if not location:
+        raise UsageError("a lake has no empty name: name its directory, or its URL")
     if "://" not in location:
         location = os.path.abspath(location)
     if any("\udc80" <= c <= "\udcff" for c in location):
@@ -43,6 +45,8 @@ def open_table(location: str, *, format: str | None = None, state: str | os.Path
             )
         return _delta(location, state)
     directory = Path(location)
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{location}: it is no directory: name another one for the lake")
     if state is not None:
         raise UsageError(f"{location}: the state of a lake in a directory is beside it: leave out --state")
     found = State(Place(directory)).fields().get("format")

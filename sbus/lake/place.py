@@ -67,8 +67,12 @@ class Place:
         """Make the directories of the lake and of its state; the state has the owner of the lake.
 
         :param mode: the permissions.
+        :raises sbus.errors.LakeError: if the lake is gone, and its state is not: nothing may be in the way when it is
+            put back.
         """
         found = self.find()
+        if (self._beside / _MARKED).exists() and not self.lake.exists():
+            raise self._is_gone()
         disk.make_directories(str(self.lake), mode)
         if found == self._beside and not found.is_dir():
             disk.make_directories(str(found), mode)
@@ -110,10 +114,22 @@ class Place:
                 "of this lake in its place; a lake and its state are moved and copied together"
             )
         if not marks and has_archived and not has_rows and (self._beside / _MARKED).exists():
-            raise LakeError(
-                f"{self.lake}: its rows are gone, but its state is there, so they would not be archived again: put the "
-                f"lake back, or remove {self._beside} to archive all that the journals have"
-            )
+            raise self._is_gone()
+
+    def check_mark(self, identity: str) -> None:
+        """Check that the lake is still where it was marked: it can be moved away while an archive writes it.
+
+        :param identity: the ID in the state.
+        :raises sbus.errors.LakeError: if it is not.
+        """
+        if (self._beside / _MARKED).exists() and not (self._inside / identity).is_dir():
+            raise self._is_gone()
+
+    def _is_gone(self) -> LakeError:
+        return LakeError(
+            f"{self.lake}: its rows are gone, but its state is there, so they would not be archived again: put the "
+            f"lake back, or remove {self._beside} to archive all that the journals have"
+        )
 
     def mark(self, identity: str, mode: int) -> None:
         """Make the mark of the lake."""

@@ -99,6 +99,14 @@ class State:
             self._place.check(identity, has_rows=has_rows, has_archived=has_archived)
             self._place.mark(identity, self.directory_mode)
 
+    def check_mark(self, format_: str) -> None:
+        """Check that the lake is still in its place, after `settle`.
+
+        :raises sbus.errors.LakeError: if it was moved away or removed.
+        """
+        if isinstance(self._place, Place):
+            self._place.check_mark(self.identity(format_))
+
     def move_out(self) -> None:
         """Move the state of an earlier version out of the lake, if nobody uses it."""
         if isinstance(self._place, Place):

@@ -38,12 +38,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbus.errors import LakeError
+from sbus.journal.schema import Kind, damaged_rows
 from sbus.lake.state import State
 
-__all__ = ["GRACE", "DataFile", "Event", "Hour", "Table", "count_staged", "open_parquet", "staged_files"]
+__all__ = [
+    "GRACE",
+    "DataFile",
+    "Event",
+    "Hour",
+    "Lost",
+    "Staged",
+    "Table",
+    "look_at_staged",
+    "open_parquet",
+    "staged_files",
+]
 
 _COLUMNS = frozenset({"journal", "seq", "time", "kind", "key", "payload"})
 """The columns that files of a lake have had from the first version on."""
@@ -176,7 +189,8 @@ class Table(abc.ABC):
         :param batch: the number of the batch; no batch has a higher one yet, unless a power cut took back what Spark
             had planned.
         :param staged: a local directory with Parquet files in subdirectories ``date=…/hour=…``; it is removed.
-        :raises sbus.errors.LakeError: if the batch was archived and rewritten, so that the state must be an old copy.
+        :raises sbus.errors.LakeError: if the batch was archived and rewritten, so that the state must be an old copy,
+            or if the lake is no longer in its place.
         """
 
     @abc.abstractmethod
@@ -239,9 +253,51 @@ def staged_files(staged: Path) -> Iterator[tuple[str, list[Path]]]:
         yield hour, list(files)
 
 
-def count_staged(staged: Path) -> int:
-    """Return the number of rows in staged files."""
-    return sum(pq.read_metadata(path).num_rows for _, paths in staged_files(staged) for path in paths)
+class Lost(NamedTuple):
+    """Damaged rows of a journal, for which one row stands in the lake.
+
+    :ivar journal: the ID of the journal.
+    :ivar first_seq: the number of the first of them.
+    :ivar rows: their number.
+    """
+
+    journal: str
+    first_seq: int
+    rows: int
+
+
+class Staged(NamedTuple):
+    """What the staged files of a batch have.
+
+    :ivar rows: the number of their rows.
+    :ivar lost: the rows that they lack because they are damaged, in order.
+    """
+
+    rows: int
+    lost: list[Lost]
+
+
+def look_at_staged(staged: Path) -> Staged:
+    """Return what the staged files of a batch have; only row groups that may have a ``damaged`` row are read."""
+    rows = 0
+    lost: list[Lost] = []
+    for _, paths in staged_files(staged):
+        for path in paths:
+            with pq.ParquetFile(path) as file:
+                rows += file.metadata.num_rows
+                groups = [number for number in range(file.num_row_groups) if _may_have_damaged(file, number)]
+                if not groups:
+                    continue
+                found = file.read_row_groups(groups, ["journal", "seq", "kind", "payload"])
+            for row in found.filter(pc.equal(found["kind"].cast(pa.utf8()), Kind.DAMAGED.value)).to_pylist():
+                lost.append(Lost(row["journal"], row["seq"], damaged_rows(row["payload"])))
+    return Staged(rows, sorted(lost))
+
+
+def _may_have_damaged(file: pq.ParquetFile, group: int) -> bool:
+    column = file.metadata.row_group(group).column(file.metadata.schema.names.index("kind"))
+    kinds = column.statistics
+    return kinds is None or not kinds.has_min_max or bool(kinds.min <= Kind.DAMAGED <= kinds.max)
 
 
 @contextlib.contextmanager

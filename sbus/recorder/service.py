@@ -6,7 +6,7 @@ Use it with ``RecorderService(reactor, directory).setServiceParent(application)`
 from __future__ import annotations
 
 from collections.abc import Callable
-from errno import EDQUOT, ENOSPC
+from errno import EDQUOT, EFBIG, ENOSPC
 from typing import Any
 
 from twisted.internet import defer
@@ -44,6 +44,8 @@ def open_journal(directory: str, settings: Settings) -> JournalWriter:
     except OSError as error:
         if error.errno in _DISK_FULL:
             remedy = "free space on that file system, then start again"
+        elif error.errno == EFBIG:
+            remedy = "raise the limit on the length of files (ulimit -f, LimitFSIZE=), then start again"
         else:
             remedy = "name another directory (--journal), or let this user write there"
         raise JournalError(f"the journal {directory} cannot be written: {error.strerror}: {remedy}") from error

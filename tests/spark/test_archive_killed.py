@@ -138,7 +138,7 @@ def test_a_signal_ends_an_archive_that_never_rests(monkeypatch, tmp_path):
 class NeverAtRest:
     """An archive with a batch for every two polls; the signal comes in the middle of the third."""
 
-    rows = 0
+    rows = lost = 0
     damaged = ()
     is_busy = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from sbus.cli.journal.options import journal_argument
+from sbus.cli.output import printable_text
 from sbus.distribution import needs
 
 __all__ = ["release"]
@@ -22,4 +23,4 @@ def release(directory: str, name: str) -> None:
     with needs("recorder"):
         from sbus.journal.consumers import release as release_consumer
     release_consumer(directory, name)
-    click.echo(f"{directory}: the consumer {name!r} no longer holds rows")
+    click.echo(printable_text(f"{directory}: the consumer {name!r} no longer holds rows"))

@@ -8,7 +8,7 @@ import json
 import click
 
 from sbus.cli.journal.options import journal_argument
-from sbus.cli.output import pluralize
+from sbus.cli.output import pluralize, printable_text
 from sbus.distribution import needs
 from sbus.journal import clock
 
@@ -26,6 +26,11 @@ Exit status:
   0  nothing was damaged, or every row could be kept
   1  the journal cannot be repaired, or a recorder writes it
   3  it is repaired, but rows are lost
+
+\b
+Examples:
+  sbus journal repair --dry-run /var/lib/sbus/journal
+  for journal in /shared/journals/*; do sbus journal repair "$journal"; done
 """,
 )
 @journal_argument
@@ -37,7 +42,10 @@ def repair(ctx: click.Context, directory: str, dry_run: bool, output_json: bool)
 
     Every row that can be read stays, with its sequence number. One row of the kind "damaged" stands
     for the rows of each batch that cannot be read. What was damaged is copied into the directory
-    "damaged" of the journal. Stop the recorder first.
+    "damaged" of the journal.
+
+    Stop the recorder of the journal first, and start it again afterwards; a recorder that a bus runs
+    (--record) stops with the bus. JOURNAL is one directory: repair several journals one by one.
     """
     with needs("recorder"):
         from sbus.journal.lock import locked
@@ -56,19 +64,20 @@ def repair(ctx: click.Context, directory: str, dry_run: bool, output_json: bool)
                 }
                 click.echo(json.dumps(fields))
                 continue
+            where = printable_text(found.segment.path())
             for part in found.lost:
                 click.echo(
-                    f"{found.segment.path()}: {pluralize(part.rows, 'row')} lost: {part.first_seq} to "
+                    f"{where}: {pluralize(part.rows, 'row')} lost: {part.first_seq} to "
                     f"{part.first_seq + part.rows - 1}, of about {clock.format_utc(part.min_time)} to "
                     f"{clock.format_utc(part.max_time)}"
                 )
             if not found.lost:
-                click.echo(f"{found.segment.path()}: damaged, but no row is lost")
+                click.echo(f"{where}: damaged, but no row is lost")
             for path in found.kept:
-                click.echo(f"  kept what was there: {path}")
+                click.echo(printable_text(f"  kept what was there: {path}"))
     if not output_json:
         would = "would be " if dry_run else ""
         outcome = f"{pluralize(segments, 'segment')} {would}repaired, {pluralize(lost, 'row')} lost"
-        click.echo(f"{directory}: {outcome if segments else 'nothing is damaged'}")
+        click.echo(printable_text(f"{directory}: {outcome if segments else 'nothing is damaged'}"))
     if lost:
         ctx.exit(_ROWS_LOST)

@@ -43,6 +43,7 @@ def verify(ctx: click.Context, directory: str, output_json: bool) -> None:
         for problem in general:
             click.echo(printable_text(problem))
         outcome = pluralize(problems, "problem") if problems else "no problems"
-        click.echo(f"{directory}: {pluralize(segments, 'segment')}, {pluralize(rows, 'row')}: {outcome}")
+        summary = f"{pluralize(segments, 'segment')}, {pluralize(rows, 'row')}: {outcome}"
+        click.echo(printable_text(f"{directory}: {summary}"))
     if problems:
         ctx.exit(1)

@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sbus.lake.job import LOOK_INTERVAL, ArchiveJob
+from sbus.lake.table import Staged
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.jobs.paths import url
 from sbus.spark.runtime.errors import translate_errors
@@ -52,7 +53,7 @@ class Archive(ArchiveJob):
         self._spark = spark
         self._lake = lake
         self._query: StreamingQuery | None = None
-        self._written: dict[int, int] = {}  # rows of batches that are not counted yet
+        self._written: dict[int, Staged] = {}  # of batches that are not counted yet
 
     def _begin(self) -> None:
         asked = self._follower
@@ -124,5 +125,5 @@ class Archive(ArchiveJob):
         elif not self._reports.is_due:
             return
         for batch in range(self._done + 1, done + 1):
-            self._account(batch, self._checkpoint.offsets(batch) or self._offset, self._written.pop(batch, 0))
+            self._account(batch, self._checkpoint.offsets(batch) or self._offset, self._written.pop(batch))
         self._report()

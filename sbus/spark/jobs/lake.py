@@ -29,7 +29,7 @@ from sbus.journal.clock import DAY, HOUR, as_utc
 from sbus.journal.schema import COLUMN_NAMES
 from sbus.lake.merge import Limits, iter_rows
 from sbus.lake.opening import open_table
-from sbus.lake.table import Hour, Table, count_staged
+from sbus.lake.table import Hour, Staged, Table, look_at_staged
 from sbus.spark.datasource.scan import schema
 from sbus.spark.jobs.paths import AS_THEY_ARE, url
 
@@ -97,13 +97,13 @@ class Lake:
         """
         return self.table.state.identity(self.table.format)
 
-    def write(self, rows: DataFrame, batch: int, *, writers: int = 1) -> int:
+    def write(self, rows: DataFrame, batch: int, *, writers: int = 1) -> Staged:
         """Put a batch into the lake; written again, it replaces itself.
 
         :param rows: with the columns of a journal.
         :param batch: the number of the batch; batches with higher numbers are removed.
         :param writers: the most tasks that write; each writes a file for each of its hours.
-        :returns: the number of its rows.
+        :returns: what it has.
         """
         staged = self.table.state.staging / f"{batch:010}-{uuid.uuid4().hex}"
         us = F.unix_micros("time")
@@ -118,9 +118,9 @@ class Lake:
             placed.write.partitionBy("date", "hour").option("maxRecordsPerFile", 0).option(
                 "mapreduce.fileoutputcommitter.marksuccessfuljobs", "false"
             ).options(**_ENCODINGS).parquet(url(staged))
-        count = count_staged(staged)
+        found = look_at_staged(staged)
         self.table.commit(batch, staged)
-        return count
+        return found
 
     # --- reading ------------------------------------------------------------------------------
 

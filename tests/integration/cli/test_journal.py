@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -150,7 +151,9 @@ class TestLs:
         assert sbus("verify", tmp_path).endswith("0 segments, 0 rows: no problems\n")
 
     def test_missing(self, tmp_path):
-        """A directory that is not a journal is reported by name."""
+        """A directory that is not a journal is reported by name, and so is a file."""
+        (tmp_path / "file").touch()
+        assert sbus("ls", tmp_path / "file", status=1).startswith(f"sbus: {tmp_path}/file: this is no journal")
         for name in ("ls", "cat", "tail", "verify", "release"):
             consumer = ["archive"] if name == "release" else []
             assert sbus(name, tmp_path, *consumer, status=1) == (
@@ -415,11 +418,27 @@ class TestVerify:
         found = [json.loads(line) for line in sbus("verify", "--json", tmp_path / "j", status=1).splitlines()]
         assert any(problem for info in found for problem in info["problems"])
 
+    def test_kinds(self, recorded, tmp_path):
+        """The kinds of a summary are printed as in the file."""
+        directory = shutil.copytree(recorded, tmp_path / "j")
+        path = Path(list_segments(str(directory))[0].path(".json"))
+        summary = json.loads(path.read_text())
+        kinds = dict(summary["kinds"])
+        summary["kinds"]["message"] += 1
+        path.write_text(json.dumps(summary))
+        assert f"but should be {kinds!r}\n" in sbus("verify", directory, status=1)
+
     def test_names_of_other_users(self, recorded, tmp_path):
         """Problems show no control characters of names that other users have chosen."""
         directory = shutil.copytree(recorded, tmp_path / "j")
         (directory / "consumers" / "\x1b[31m\n.json").touch()
         assert "consumers/\\x1b[31m\\x0a.json: it is damaged" in sbus("verify", directory, status=1)
+        directory = shutil.copytree(recorded, tmp_path / "\x1b[31m")
+        overwritten = list_segments(str(directory))[0].path()
+        damage(overwritten, -40, b"\xaa")
+        for command, status in (("verify", 1), ("repair", 3), ("repair", 0)):
+            output = sbus(command, directory, status=status)
+            assert output.count("/\\x1b[31m") == len(output.splitlines()), output
 
     def test_missing_file(self, tmp_path):
         """A missing file of a segment is reported by its name, by every command that needs it."""
@@ -454,7 +473,10 @@ class TestRepair:
             file.write(b"\xa5" * 64)
         assert "would be repaired" in sbus("repair", "--dry-run", directory, status=3)
         with JournalWriter.open(directory, warn=lambda text: None):
-            assert "writes this journal: stop it" in sbus("repair", directory, status=1)
+            assert (
+                "writes this journal: stop it first, or, if it is a child process of a bus (--record), the bus"
+                in sbus("repair", directory, status=1)
+            )
         assert "1 segment repaired" in sbus("repair", directory, status=3)
         assert sbus("repair", directory).endswith("nothing is damaged\n")
         sbus("verify", directory)

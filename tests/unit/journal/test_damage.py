@@ -20,15 +20,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sbus.cli.main import cli
 from sbus.errors import JournalError
 from sbus.journal.index import RECORD_SIZE, open_rows, read_index, read_record
 from sbus.journal.layout import list_segments, read_object
 from sbus.journal.lock import locked
 from sbus.journal.reader import JournalReader, read
 from sbus.journal.repair import repair
+from sbus.journal.schema import FORMATS
 from sbus.journal.snapshot import open_journals
 from sbus.journal.summary import read_summary
 from sbus.journal.verify import verify
@@ -69,6 +72,14 @@ def damage_batch(directory: Path, number: int) -> None:
     segment = list_segments(str(directory))[0]
     batch = read_index(segment).batches[number]
     overwrite(segment.path(), (batch.start + batch.end) // 2 // 64 * 64, b"\xa5" * 64)
+
+
+def lose_all_but_rows(directory: Path, number: int, size: int) -> None:
+    """Remove the index and the summary of a segment, and overwrite bytes at the beginning of its rows."""
+    segment = list_segments(str(directory))[number]
+    for suffix in (".idx", ".json"):
+        os.unlink(segment.path(suffix))
+    overwrite(segment.path(), 0, b"\xa5" * min(size, os.path.getsize(segment.path())))
 
 
 def all_rows(directory: Path, *, skip_damaged: bool, **how: Any) -> list[dict[str, Any]]:
@@ -209,6 +220,29 @@ class TestPlanted:
             assert covered(all_rows(journal, skip_damaged=True)) == list(range(ROWS))
 
 
+def test_without_proc(journal: Path, tmp_path: Path) -> None:
+    """A journal can be read where /proc is not mounted; what needs it says so, and takes nothing for damage."""
+    if os.geteuid() or subprocess.run(["unshare", "--mount", "umount", "--lazy", "/proc"]).returncode:
+        pytest.skip("only root can unmount /proc")
+
+    def sbus(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = ["sh", "-c", 'umount --lazy /proc && exec "$@"', "sh", sys.executable, "-m", "sbus"]
+        command = ["unshare", "--mount", *command, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    done = sbus("journal", "verify", journal)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    damage_batch(journal, 1)
+    for words in (
+        ["archive", f"--journal={journal}", f"--lake={tmp_path}/lake", "--once"],
+        ["journal", "repair", journal],
+    ):
+        done = sbus(*words)
+        assert done.returncode == 1
+        assert done.stderr.endswith(": it cannot be changed safely while /proc is not mounted: mount it\n")
+    assert len(JournalReader(journal).plan(0, ROWS)) == 2
+
+
 def test_rows_that_are_cut_off_while_they_are_read(tmp_path: Path) -> None:
     """The owner of a journal who cuts a file is damage for its readers, and not their end."""
     program = f"""
@@ -230,7 +264,9 @@ except JournalError as e:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "are damaged (1 rows from 1): restore it from a copy, or run 'sbus journal repair'" in done.stdout
+    assert (
+        "it ends at byte 30000, before the rows do: restore it from a copy, or run 'sbus journal repair'" in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -268,22 +304,20 @@ def test_a_record_in_the_place_of_another(journal: Path, source: int, target: in
     assert [found.problems for found in verify(journal, print)] == [[]] * 2
 
 
-def test_a_bad_sector(journal: Path) -> None:
+def test_a_bad_sector(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that the disk cannot read are damage of their batch."""
 
-    class BadDisk:
-        def size(self) -> int:
-            return 1 << 30
+    def fail(*args: Any) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        def seek(self, at: int) -> None:
-            pass
-
-        def read_buffer(self, length: int) -> pa.Buffer:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    record = read_index(list_segments(str(journal))[0]).batches[1]
-    with pytest.raises(JournalError, match=r"^x: the bytes \d+ to \d+ cannot be read: Input/output error: restore it"):
-        read_record("x", BadDisk(), record)
+    segment = list_segments(str(journal))[0]
+    record = read_index(segment).batches[1]
+    monkeypatch.setattr("sbus.journal.index.os.pread", fail)
+    with (
+        open_rows(segment) as rows,
+        pytest.raises(JournalError, match=r"^x: the bytes \d+ to \d+ cannot be read: Input/output error: restore it"),
+    ):
+        read_record("x", rows, record)
 
 
 @pytest.mark.parametrize("name", ["lock", ".arrows", ".idx"])
@@ -447,6 +481,29 @@ class TestAnyDamage:
             writer.append([(b"new", b"")])
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int) -> None:
+    """A segment that lost its index and its summary looks like one that was never synced, and has all its rows."""
+    segments = list_segments(str(journal))
+    for suffix in (".idx", ".json"):
+        os.unlink(segments[number].path(suffix))
+    reports: list[str] = []
+    if number == 1:
+        with pytest.raises(JournalError, match=r"\.idx: it no longer states .*run 'sbus journal repair'"):
+            JournalWriter.open(journal, clock=Clock())
+        with locked(journal):
+            assert [found.lost for found in repair(journal)] == [[]]
+    with JournalWriter.open(journal, clock=Clock(), warn=reports.append) as writer:
+        assert (writer.next_seq, reports) == (ROWS, [])
+        writer.append([(b"new", b"")])
+    if number == 0:
+        with locked(journal):
+            assert [found.lost for found in repair(journal)] == [[]]
+    rows = all_rows(journal, skip_damaged=False)
+    assert messages_of([row for row in rows if row["key"] != b"new"]) == set(range(ROWS))
+    assert [row["seq"] for row in rows] == list(range(ROWS + 1))
+
+
 class TestRepair:
     def test_batch(self, journal: Path) -> None:
         """The damaged batch is kept aside, its rows are counted, and other programs can read the segment again."""
@@ -487,6 +544,46 @@ class TestRepair:
         with locked(journal):
             assert [found.lost for found in repair(journal)] == [[], []]
         assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+
+    @pytest.mark.parametrize("number", [0, 1])
+    @pytest.mark.parametrize("version", sorted(FORMATS))
+    def test_header_index_and_summary(self, version: int, number: int, tmp_path: Path) -> None:
+        """The first batch shows the format, and no row is lost."""
+        journal = Path(shutil.copytree(Path(__file__).parent / "data" / f"format-{version}", tmp_path / "journal"))
+        before = all_rows(journal, skip_damaged=False)
+        lose_all_but_rows(journal, number, 64)
+        with locked(journal):
+            assert [found.lost for found in repair(journal)] == [[]]
+        assert all_rows(journal, skip_damaged=False) == before
+        assert not any(found.problems for found in verify(journal, pytest.fail))
+
+    def test_newest_segment_beyond_repair(self, journal: Path, tmp_path: Path) -> None:
+        """The error names a way out: without the segment's files the archive takes what is left."""
+        lose_all_but_rows(journal, 1, 1 << 20)
+        arguments = ["archive", f"--journal={journal}", f"--lake={tmp_path / 'lake'}", "--once"]
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert result.exit_code == 1
+        self._give_up(journal, 1, "from now on record into another directory")
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+        assert (result.exit_code, result.stderr[:26]) == (0, "archived 20 rows in 1 batc")
+
+    def test_older_segment_beyond_repair(self, journal: Path) -> None:
+        """The error names a way out: without its files, one row stands for all of its rows."""
+        with JournalWriter.open(journal, clock=Clock()) as writer:
+            writer.append([(b"k", b"")])
+        lose_all_but_rows(journal, 1, 1 << 20)
+        self._give_up(journal, 1, "repair again")
+        with locked(journal):
+            assert [(part.first_seq, part.rows) for found in repair(journal) for part in found.lost] == [(20, 20)]
+        assert covered(all_rows(journal, skip_damaged=False)) == list(range(ROWS + 1))
+
+    def _give_up(self, journal: Path, number: int, then: str) -> None:
+        segment = list_segments(str(journal))[number]
+        with locked(journal), pytest.raises(JournalError) as caught:
+            list(repair(journal))
+        assert str(caught.value).endswith(f"move its files ({segment.name}.*) elsewhere, and {then}")
+        for path in journal.glob(f"{segment.name}.*"):
+            path.unlink()
 
     def test_rows_that_were_not_synced(self, tmp_path: Path) -> None:
         """What a killed writer had written, and not synced yet, stays: the next writer would have found it whole."""

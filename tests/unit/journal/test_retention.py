@@ -358,7 +358,7 @@ class TestConsumers:
             advance(journal.directory, "archive", 2000, identity="a" * 32)
         assert consumers(journal.directory) == {"archive": 2000}
 
-    @pytest.mark.parametrize("name", ["", "../x", ".x", "a/b", "a b"])
+    @pytest.mark.parametrize("name", ["", "../x", ".x", "a/b", "a b", "a" * 201])
     def test_names(self, journal, name):
         """A name that is not a plain file name is refused."""
         with pytest.raises(UsageError, match="is no name for a consumer"):

@@ -458,7 +458,7 @@ def test_files_that_may_not_grow(tmp_path, spare):
             for _ in range(10):
                 journal.append(SOME)
             journal.sync()
-            with pytest.raises(OSError, match="File too large"):
+            with pytest.raises(OSError, match="File too large: raise the limit"):
                 journal.append([(b"k", bytes(longest))])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

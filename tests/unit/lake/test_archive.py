@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -313,6 +314,38 @@ def test_a_damaged_batch_does_not_stop_the_archive(new_journal: NewJournal, tmp_
     assert consumers(journal.directory) == {"archive": 30}
 
 
+@pytest.mark.parametrize("format_", ["parquet", "delta"])
+def test_damaged_rows_are_named(format_: str, new_journal: NewJournal, tmp_path: Path) -> None:
+    """Where loss is allowed, the log names the damaged rows, once, and the last line has their number."""
+    for name in ("a", "b"):
+        with new_journal(name, clock=Clock(MIDNIGHT)) as journal:
+            for _ in range(4):
+                journal.append(messages(10))
+                journal.append_copies(Kind.CLOCK, [b""], [b'{"step": 1}'], [MIDNIGHT])
+    (segment,) = list_segments(str(tmp_path / "a"))
+    for batch in read_index(segment).batches[2:4]:
+        with open(segment.path(), "r+b") as file:
+            file.seek(batch.end - 8)
+            file.write(b"\xa5" * 8)
+    metrics = tmp_path / "metrics"
+    arguments = ["archive", f"--journal={tmp_path}/[ab]", f"--lake={tmp_path}/lake", "--once", "--allow-loss"]
+    arguments += [f"--format={format_}", f"--metrics-file={metrics}"]
+    done = subprocess.run([sys.executable, "-m", "sbus", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    named, last = done.stderr.splitlines()
+    assert named == (
+        f"the rows 11 to 21 of the journal in {tmp_path}/a are damaged: in the lake, rows of the kind damaged stand "
+        "for them"
+    )
+    assert last.startswith("archived 79 rows in 1 batch, ")
+    assert last.endswith(" rows/s), 11 rows lost")
+    lake = re.escape(str(tmp_path / "lake"))
+    assert re.search(rf'^sbus_archive_lost_rows_total\{{lake="{lake}"\}} 11.0$', metrics.read_text(), re.M)
+    done = subprocess.run([sys.executable, "-m", "sbus", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert re.fullmatch(r"archived 0 rows in 0 batches, \d+ s \(0 rows/s\)\n", done.stderr)
+
+
 @pytest.mark.parametrize("what", [*DAMAGE, *FORGED])
 def test_damaged_journals_do_not_hold_up_the_others(what: str, new_journal: NewJournal, tmp_path: Path) -> None:
     """A damaged journal is archived up to the damage, and from there on once it is whole again; each is reported."""
@@ -381,7 +414,7 @@ def test_a_repaired_journal_fills_a_batch(new_journal: NewJournal, tmp_path: Pat
 def test_damage_that_hides_the_size_of_a_batch(
     new_journal: NewJournal, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where loss is allowed, nothing waits for a repair, and no warning says so."""
+    """Where loss is allowed, nothing waits for a repair, and no warning says that."""
     with new_journal() as journal:
         journal.append(messages(10))
     (segment,) = list_segments(journal.directory)
@@ -390,7 +423,8 @@ def test_damage_that_hides_the_size_of_a_batch(
     lake = tmp_path / "lake"
     put_away([journal], lake, max_bytes=1000, fail_on_data_loss=False, leaves_damaged=True)
     assert [json.loads(row["payload"])["rows"] for row in archived(lake)] == [10]
-    assert caplog.messages == []
+    (said,) = caplog.messages
+    assert said.startswith("the rows 0 to 9 of the journal in ")
 
 
 def test_journals_are_missing_beside_one_that_cannot_be_opened(new_journal: NewJournal, tmp_path: Path) -> None:
@@ -467,7 +501,7 @@ def test_a_damaged_row_is_one_row_and_no_hole(new_journal: NewJournal, tmp_path:
     journal.append(messages(10))
     journal.sync()
     job = put_away([journal], lake)
-    assert (job.rows, job.batches, job.lost) == (31, 1, 0)
+    assert (job.rows, job.batches, job.lost) == (31, 1, 500)
     assert consumers(journal.directory) == {"archive": 530}
     (*_, found) = check(open_table(str(lake)))
     assert (found.rows, found.problems, found.holes) == (31, [], {})
@@ -489,6 +523,26 @@ def test_rows_that_were_deleted_are_counted(new_journal: NewJournal, tmp_path: P
     assert (job.rows, job.lost, job.lag) == (10, 20, 0)
     assert job.done_at == pytest.approx(time.time(), abs=60)
     assert len(archived(lake)) == 20
+
+
+def test_rows_that_are_deleted_once_they_are_archived_are_not_lost(
+    new_journal: NewJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither are they counted as lost if that happens before their batch is counted."""
+    journal, lake = new_journal(segment_bytes=1), tmp_path / "lake"
+    for _ in range(3):
+        journal.append(messages(10))
+    journal.sync()
+    real = Checkpoint.mark
+
+    def mark(*args: Any) -> None:
+        real(*args)
+        if args[1] > 0:
+            remove(journal, 2)
+
+    monkeypatch.setattr(Checkpoint, "mark", mark)
+    job = put_away([journal], lake, fail_on_data_loss=False)
+    assert (job.rows, job.lost, len(archived(lake))) == (30, 0, 30)
 
 
 def test_another_lake_under_the_same_name(new_journal: NewJournal, tmp_path: Path) -> None:

@@ -87,6 +87,16 @@ def test_a_path_that_is_not_utf_8(tmp_path):
     assert os.listdir(tmp_path) == ["journal"]
 
 
+@pytest.mark.parametrize(("lake", "said"), [("", "a lake has no empty name"), ("{}/file", "/file: it is no directory")])
+def test_no_place_for_a_lake(tmp_path, lake, said):
+    """An empty name, as of a variable that is not set, is not the directory of the process; a file is no lake."""
+    JournalWriter.open(tmp_path / "journal").close()
+    (tmp_path / "file").touch()
+    lake = lake.format(tmp_path)
+    done = CliRunner().invoke(cli, ["archive", "--once", f"--journal={tmp_path}/journal", f"--lake={lake}"])
+    assert (done.exit_code, said in done.output) == (2, True)
+
+
 def test_compaction_on_a_full_disk(tmp_path):
     """It ends with status 1 and the remedy, no row is lost, and with space again it does what is left."""
     with mounted(tmp_path / "disk", "2m") as disk:

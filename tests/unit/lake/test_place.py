@@ -122,6 +122,29 @@ def test_a_state_without_its_lake(tmp_path: Path) -> None:
     assert len(rows_of(table)) == 10
 
 
+@pytest.mark.parametrize("format_", ["parquet", "delta"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_lake_that_is_moved_away_while_it_is_written(tmp_path: Path, is_replaced: bool, format_: str) -> None:
+    """The archive does not go on in an empty lake, which would be in the way when the lake is put back."""
+    lake, away = tmp_path / "lake", tmp_path / "away"
+    table = open_table(str(lake), format=format_)
+    with table.writing():
+        archive(table, 0, [row("one", 0, 0)])
+        lake.rename(away)
+        if is_replaced:
+            lake.mkdir()
+        with pytest.raises(LakeError, match="its rows are gone, but its state is there"):
+            archive(table, 1, [row("one", 1, 1)])
+    assert not lake.exists() or os.listdir(lake) == []
+    if is_replaced:
+        lake.rmdir()
+    with pytest.raises(LakeError, match="its rows are gone, but its state is there"):
+        write(table, 1)
+    away.rename(lake)
+    write(table, 1)
+    assert len(rows_of(table)) == 11
+
+
 def test_the_state_of_another_lake(tmp_path: Path) -> None:
     """A lake that was moved to the place of another one, without its state, is not written."""
     for name in ("one", "two"):

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import resource
 import tempfile
 import threading
 import time
@@ -833,6 +834,24 @@ def test_no_space_to_begin(tmp_path: Path, faulty: Disk, error: int) -> None:
     faulty.errors["write"] = error
     with pytest.raises(JournalError, match=r"free space on that file system, then start again$"):
         open_journal(str(tmp_path / "journal"), Settings())
+
+
+def test_a_segment_longer_than_files_may_be(tmp_path: Path) -> None:
+    """If the limit was lowered while a segment was open, the remedy is to raise it; then the segment is closed."""
+    directory = str(tmp_path / "journal")
+    journal = open_journal(directory, Settings())
+    journal.append([(b"key", bytes(10_000))])
+    journal.sync()
+    let_go(directory)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    try:
+        with pytest.raises(JournalError, match=r"raise the limit on the length of files \(.*\), then start again$"):
+            open_journal(directory, Settings())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with open_journal(directory, Settings()) as journal:
+        assert journal.next_seq == 1
 
 
 @pytest.mark.parametrize(
