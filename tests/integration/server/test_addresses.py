@@ -479,7 +479,7 @@ class TestInherited:
                 with open(os.devnull) as null:
                     socket.send_fds(client.sock, [b"MSG a\0"], [null.fileno()] * 200)
                 assert client.has_ended()
-                wait_until(lambda: len(started.descriptors()), lambda count, most=before: count < most)
+                wait_until(lambda: len(started.descriptors()), before.__gt__)
 
 
 def activation(fds: list[int], names: str | None = None) -> tuple[list[str], list[int]]:
