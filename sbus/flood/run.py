@@ -15,18 +15,18 @@ class Run:
     """Messages on their way to one receiver or to many; each property is computed once.
 
     :param packets: the messages, at least one; nobody may change the list afterwards.
+    :ivar count: the number of messages.
+    :ivar size: their bytes.
     """
 
-    __slots__ = ("_newest", "_shortest", "packets", "size")
+    __slots__ = ("_newest", "_shortest", "count", "packets", "size")
 
     def __init__(self, packets: list[bytes]) -> None:
         self.packets = packets
+        self.count = len(packets)
         self.size = total_size(packets)
         self._shortest = -1
         self._newest: Run | Literal[True] | None = None  # True for this one: a reference to itself would be garbage
-
-    def __len__(self) -> int:
-        return len(self.packets)
 
     @property
     def shortest(self) -> int:
@@ -40,7 +40,7 @@ class Run:
         """The last message of each key, in the order in which the keys came first."""
         if self._newest is None:
             found = newest(self.packets)
-            self._newest = len(found) == len(self.packets) or Run(found)
+            self._newest = len(found) == self.count or Run(found)
         return self if self._newest is True else self._newest
 
 
@@ -58,14 +58,12 @@ class NamedRun(Run):
 
     def __init__(self, packets: list[bytes]) -> None:
         self.leading = packets
+        self.count = len(packets)
         self.size = total_size(packets)
         self._signed: list[bytes] | None = None
         self._parts: list[NamedRun] = []
         self._shortest = -1
         self._newest = None
-
-    def __len__(self) -> int:
-        return len(self.leading)
 
     @property
     def packets(self) -> list[bytes]:  # type: ignore[override]

@@ -163,23 +163,28 @@ class SendQueue(OutgoingQueue):
             self._keep(backlog, run)
             return _BLOCK
         if soft is Verdict.KEEP or soft is Verdict.REPLACE:
-            fits = not self._lacks_room(len(run), run.size)
+            fits = not self._lacks_room(run.count, run.size)
             if fits and soft is Verdict.KEEP:
                 self._keep(backlog, run)
                 return None
             if fits or hard is Verdict.DROP:
                 if soft is Verdict.REPLACE:
                     run = self._replace_newest(run)
-                if len(run):
-                    self._keep_what_fits(backlog, run)
+                    if not run.count:
+                        return self._outcome(None, None)
+                    fits = not self._lacks_room(run.count, run.size)
+                if fits:
+                    self._keep(backlog, run)
+                else:
+                    self._keep_some(backlog, run)
                 return self._outcome(None, None)
         elif soft is Verdict.DROP:
-            self._lose(len(run), run.size, LossReason.DISCARD)
+            self._lose(run.count, run.size, LossReason.DISCARD)
             return self._outcome(None, None)
         if soft is Verdict.CLOSE or (soft is Verdict.KEEP and hard is Verdict.CLOSE):
             # The messages for which there is room are lost as well: nothing more is sent.
             self._shut()
-            self._lose(len(run), run.size, LossReason.DISCONNECT)
+            self._lose(run.count, run.size, LossReason.DISCONNECT)
             reason = CloseReason.SOCKET_FULL if soft is Verdict.CLOSE else CloseReason.QUEUE_FULL
             return self._outcome(reason, None)
         return self.admit_each(run.packets, may_block)
@@ -194,7 +199,7 @@ class SendQueue(OutgoingQueue):
             self.settings.soft.always is Verdict.KEEP
             and order is self._arranged_by
             and (order.arrival or order is SHARED)
-            and not self._lacks_room(len(run), run.size)
+            and not self._lacks_room(run.count, run.size)
             and not (self.settings.payloads and _has_payload(run))
         )
 
@@ -230,7 +235,7 @@ class SendQueue(OutgoingQueue):
 
         The receipt of a link names their keys.
         """
-        outcome = self.lose(len(run), run.size, why)
+        outcome = self.lose(run.count, run.size, why)
         self._name_lost(run.packets)
         return outcome
 
@@ -270,7 +275,7 @@ class SendQueue(OutgoingQueue):
         if not isinstance(backlog, SharedBacklog) or self.state is _DEAF:
             return True
         rest = limits.messages - self.messages, limits.bytes - self.size
-        return backlog.has_room(user, len(run), run.size, *rest)
+        return backlog.has_room(user, run.count, run.size, *rest)
 
     def drop_next(self) -> bool:
         """Drop the message that would be sent next, and return whether there was one.
@@ -290,25 +295,22 @@ class SendQueue(OutgoingQueue):
 
     def _keep(self, backlog: Backlog, run: Run) -> None:
         backlog.push(run.packets)
-        self._count(len(run), run.size)
+        self._count(run.count, run.size)
 
     def _replace_newest(self, run: Run) -> Run:
         """Put the newest message of each key in the place of the one that waits; return those for which none waits."""
         newest_of_each = run.newest
-        self._count_conflated(len(run) - len(newest_of_each))
+        self._count_conflated(run.count - newest_of_each.count)
         if not self.messages:
             return newest_of_each
         left = self._replace(newest_of_each.packets)
-        return newest_of_each if len(left) == len(newest_of_each) else Run(left)
+        return newest_of_each if len(left) == newest_of_each.count else Run(left)
 
-    def _keep_what_fits(self, backlog: Backlog, run: Run) -> None:
-        """Keep each message for which there is room when its turn comes, and drop the others."""
-        if not self._lacks_room(len(run), run.size):
-            self._keep(backlog, run)
-            return
+    def _keep_some(self, backlog: Backlog, run: Run) -> None:
+        """Keep each message for which there is room when its turn comes, and drop the others; not all have room."""
         why = self._lacks_any_room(run)
         if why is not None:
-            self._lose(len(run), run.size, why)
+            self._lose(run.count, run.size, why)
             self._name_lost(run.packets)
             return
         losses = _Losses(self._lose)
@@ -420,8 +422,11 @@ class SendQueue(OutgoingQueue):
         conflated, self._conflated = self._conflated, 0
         if not losses:
             return Outcome(0, 0, close, block, (), conflated) if close or block or conflated else None
-        dropped = sum(loss.messages for loss in losses)
-        return Outcome(dropped, sum(loss.size for loss in losses), close, block, losses, conflated)
+        messages = size = 0
+        for _, lost, lost_size in losses:
+            messages += lost
+            size += lost_size
+        return Outcome(messages, size, close, block, losses, conflated)
 
     def _judge(self, packet: bytes, may_block: bool, may_wait: bool) -> _Decision:
         """Ask the strategies about one message.

@@ -398,7 +398,7 @@ class Delivery(PayloadPosting):
     def _admit(self, receiver: Receiver, queue: SendQueue, run: Run, publisher: Publisher | None) -> None:
         """Offer a run to a congested receiver."""
         if queue.state is _DEAF:
-            self._counters.no_copy(len(run), run.size)  # it has left since the route was looked up
+            self._counters.no_copy(run.count, run.size)  # it has left since the route was looked up
             return
         try:
             may_block = receiver.can_block and self._may_block(receiver, publisher)

@@ -19,7 +19,7 @@ def test_a_run_says_what_its_messages_say(messages):
     """Length, bytes and shortest packet are the list's; the newest of each key stand where it came first."""
     packets = [b"MSG %b\0%b" % message for message in messages]
     run = Run(packets)
-    assert (len(run), run.size, run.shortest) == (len(packets), sum(map(len, packets)), min(map(len, packets)))
+    assert (run.count, run.size, run.shortest) == (len(packets), sum(map(len, packets)), min(map(len, packets)))
     newest = {packet.partition(b"\0")[0]: packet for packet in packets}
     assert run.newest.packets == [*newest.values()]
     assert run.packets == packets

@@ -311,7 +311,7 @@ def test_a_full_queue_for_the_newest_looks_up_each_key_once():
         queue.publish(b"MSG 0\0")
         queue.flush()
         queue.publish(b"MSG 0\0")
-    assert len(run.newest) == 2
+    assert run.newest.count == 2
     looks = [calls(queue.queue.admit, run, True) for queue in queues]
     assert max(looks) < 200
     assert [(queue.queue.lost, queue.queue.conflated) for queue in queues] == [(1, 9_000), (0, 9_000)]
