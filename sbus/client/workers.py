@@ -1,4 +1,4 @@
-"""Workers: taking the jobs of a queue, and answering them; and the calls of a connection that are about queues.
+"""Workers: taking the jobs of a job queue, and answering them; and the calls of a connection about job queues.
 
 Theory of operation
 -------------------
@@ -450,7 +450,7 @@ def _ignore(message: Message) -> None:
 
 
 class QueueCalls(ABC):
-    """The calls of a connection that are about queues.
+    """The calls of a connection about job queues.
 
     :ivar works: the workers on this connection.
     """
@@ -470,7 +470,7 @@ class QueueCalls(ABC):
         delay: float = 0.0,
         timeout: float | None = 10.0,
     ) -> Result[int]:
-        """Put a job into a queue, and return its number once it is on the disk.
+        """Put a job into a job queue, and return its number once it is on the disk.
 
         :param id: any name of the job. If this user has put a job with the same ID within a day, the result is the
             number of that job, and no job is added: so you can repeat a call that failed.
@@ -485,7 +485,7 @@ class QueueCalls(ABC):
 
     @abstractmethod
     def work(self, queue: str, credit: int = 1) -> object:
-        """Return the jobs of a queue for this worker: loop over them.
+        """Return the jobs of a job queue for this worker: loop over them.
 
         :param credit: the most jobs that the worker has at once.
         :raises sbus.errors.UsageError: if no queue has such a name, or without credit.

@@ -17,7 +17,7 @@ Invariants:
   back a row that was read.
 * *Loss is an error*, unless the program allows it. Then one warning names each loss, and a row of the kind ``damaged``
   stands in place of damaged ones.
-* *A damaged journal holds up no other one*, if the program asks for that: rows are checked before a batch is planned.
+* *A damaged journal delays no other one*, if the program asks for that: rows are checked before a batch is planned.
 
 With a limit, `share` divides rows among the journals that are behind.
 """

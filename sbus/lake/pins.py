@@ -1,4 +1,4 @@
-"""Snapshots for slow readers: hard links that keep files readable for as long as a process lives.
+"""Pins for slow readers: hard links that keep files readable for as long as a process lives.
 
 Spark lists the files of a query when it is planned, and opens them minutes later. Compaction may have put another
 directory in their place by then. So a reader links the files that it has listed into a directory of its own::
@@ -45,7 +45,7 @@ _mine: dict[Path, Path] = {}
 
 
 class Pins:
-    """The snapshots of the readers of a lake.
+    """The pinned files of the readers of a lake.
 
     :param directory: the lake.
     :param state: its state.
@@ -102,7 +102,7 @@ class Pins:
         return made
 
     def remove_dead(self) -> int:
-        """Remove the snapshots of processes that have ended.
+        """Remove the pins of processes that have ended.
 
         :returns: how many living readers there are.
         """

@@ -1,12 +1,12 @@
 """The link between two buses as a Twisted service: the connections, their queues, and time.
 
-What a link says and carries is decided by `sbus.link.core`. This module connects to both buses, again after 0.1 s,
-doubling to 5 s, and moves packets.
+`sbus.link.core` decides what a link says and carries. This module connects to both buses, again after 0.1 s, doubling
+to 5 s, and moves packets.
 
 A bus that takes packets more slowly than the other sends them fills its queue here. Above `HIGH_WATER` the other
 connection is not read from, so that the other bus queues for the link, in a queue that the publishers' users share
 (`sbus.flood.shared`). The queue here is short, because each message in it waits for all earlier ones. Both connections
-are non-blocking, and a link never chooses *block*, so it holds nobody up.
+are non-blocking, and a link never chooses *block*, so nobody waits for it.
 
 Stopping: the link shuts down its sending side at the bus below, which sends what it has queued, and closes; the link
 passes that on and closes the connection above, all within `STOP_TIMEOUT`.

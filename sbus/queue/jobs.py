@@ -1,4 +1,4 @@
-"""The jobs of one queue: which worker gets which job, and when.
+"""The jobs of one job queue: which worker gets which job, and when.
 
 Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durable, and then sends what
 `JobQueue.advance` has handed out (`JobQueue.sent`). Each job that is not done has a state:
@@ -13,13 +13,14 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 
 The number of a job that an operator has deleted stays in its heap, and is passed over at its turn.
 
-What a worker gets in one turn is a *batch*. The store notes in one row who has it, instead of once for each job.
+The jobs that a worker gets in one turn are a *batch*. The store notes their worker in one row, instead of once for each
+job.
 
 *Bytes.* A worker has jobs up to its credit, and up to its part of `_MOST_BYTES_OUT`, or one job. So the jobs of a
 worker that does not read fit its queue on the bus, which would drop the rest.
 
-*Alone.* A job that was out twice may have killed its workers. From then on it goes to a worker that has no other, so
-that no other job is charged with the same death. If no worker is idle, the least busy one gets no more until it is.
+*Alone.* A job that was out twice may have killed its workers. From then on it goes to a worker without other jobs, so
+that the same death counts against no other job. If no worker is idle, the least busy one gets no more until it is.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Options(CommandLine):
             "max-lag",
             None,
             None,
-            "Lag up to which the bus may hold publishers for the recorder, with --hard=adaptive [default: 5s]",
+            "Lag up to which the bus may block publishers for the recorder, with --hard=adaptive [default: 5s]",
             duration("max-lag", 0.1),
         ],
         [
