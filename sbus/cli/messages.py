@@ -65,12 +65,12 @@ class ReceivedMessage(NamedTuple):
 
 
 Printer = Callable[[ReceivedMessage], bytes]
-"""Return what is written to standard output for a message."""
+"""Return the bytes for standard output that show a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFormat:
-    """What the options of `message_options` say.
+    """The values of the options of `message_options`.
 
     :ivar json: print JSON objects.
     :ivar raw: print payloads alone.

@@ -1,7 +1,7 @@
 """Commands whose arguments may be negative numbers.
 
 ``sbus pub sensors/t -3.5`` publishes a temperature. To click, and to getopt(3), such a word is an option, and users
-would have to write ``--`` before it. No option of ``sbus`` begins with a digit, so there is no doubt what is meant.
+would have to write ``--`` before it. No option of ``sbus`` begins with a digit, so this is unambiguous.
 """
 
 from __future__ import annotations

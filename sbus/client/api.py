@@ -550,7 +550,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
             self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
 
     def _release(self, outbox: Outbox) -> None:
-        """Let go what has waited to learn what the server takes; what it does not take fails its call, or is logged."""
+        """Release the messages that waited for the server's limits; one beyond them fails its call, or is logged."""
         if outbox.certain is not None and self.core.is_settled:
             outbox.certain = None
             for error in outbox.refuse(self.core.refusal):

@@ -118,7 +118,7 @@ class MessageQueue(deque[Message]):
         self.marks = _count_marks(self)
 
     def settle(self, on_lost: Callable[[Lost], object]) -> None:
-        """Report the losses that no unread message precedes any more; call this before reading."""
+        """Report the losses that no unread message precedes any longer; call this before reading."""
         while self.marks and self and isinstance(mark := self[0], LossMark):
             self.popleft()
             self.marks -= 1

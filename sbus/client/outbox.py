@@ -174,7 +174,7 @@ class Outbox:
         self._holes += 1
 
     def _tidy(self) -> None:
-        """Remove the holes if they are most of what is here."""
+        """Remove the holes if they outnumber the packets by `_MOST_HOLES`, or if no packet is left."""
         if self._holes > len(self) + _MOST_HOLES or not len(self):
             self._rebuild([], bytes)
 

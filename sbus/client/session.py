@@ -259,7 +259,7 @@ class Session(ClientApi[Sub]):
         self._flush()
 
     def _settled(self) -> None:
-        """Send what has waited for the server's word, except for messages that it does not take."""
+        """Send the messages that waited for the server's limits, except for those beyond them."""
         if self.is_connected():
             self._release(self.outbox)
         self._update_reading()
@@ -287,7 +287,7 @@ class Session(ClientApi[Sub]):
     async def _write_in_turn(self, build: Callable[[], list[bytes]]) -> list[bytes]:
         """Write the packets of a publish that is too long for all that is known, or comes after one; return them.
 
-        Each of them has a fence of its own, and the server answers these in order.
+        Each of them has its own fence, and the server answers these in order.
 
         :raises sbus.errors.PacketTooLong: if it is known that they are too long.
         """
@@ -340,7 +340,7 @@ class Session(ClientApi[Sub]):
         self._to_wake.append(readers)
 
     def call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
-        """Call the application. If it raises, log the error and go on."""
+        """Call the application. If it raises, log the error and continue."""
         try:
             callback(*args)
         except self._callback_errors as error:

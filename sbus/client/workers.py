@@ -272,7 +272,7 @@ class WorkCore:
         bus.works.append(self)
 
     def _leave(self) -> None:
-        """Undo `_join`, or what it has done of it."""
+        """Undo `_join`, or the part of it that was done."""
         bus = self._bus
         watch, self._watch = self._watch, None
         subscriptions, self._subscriptions = self._subscriptions, []
@@ -362,7 +362,7 @@ class WorkCore:
         return self._bus.publish_many(self._messages(job, words))
 
     def _messages(self, job: Job, words: tuple[bytes, bytes] | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield what is to be said; an error is then raised as those of ``publish_many`` are."""
+        """Yield the messages to publish; an error is then raised as those of ``publish_many`` are."""
         if self._error is not None and not job.is_answered:
             raise self._error
         if words is not None:

@@ -6,7 +6,7 @@ sync (`SYNC`). Invariants:
 
 * The record of a batch is written before the batch. Bytes of ``.arrows`` without a record mean nothing.
 * A sync record is written after everything before it, in both files, was synced. Readers read up to the last sync
-  record and ignore what comes after it.
+  record and ignore the rest.
 * Before the last sync record, every record is whole and continues where the record before it ended. If not, the file
   is damaged.
 * The index of a closed segment ends with a sync record.

@@ -1,4 +1,4 @@
-"""What can still be read of a damaged segment, and where the rest was.
+"""The readable parts of a damaged segment, and the places of the rest.
 
 `salvage_index` is the index of a segment as far as it is known: damaged records are left out, batches whose records are
 lost are looked for in ``.arrows``, and what is not found becomes a record of the kind ``damaged`` that covers the lost
@@ -29,7 +29,7 @@ __all__ = ["find_header", "salvage_index"]
 
 
 def salvage_index(segment: Segment, journal_id: str) -> Index:
-    """Return what is known of the batches of a segment, whatever is damaged.
+    """Return the known facts about the batches of a segment, whatever is damaged.
 
     :returns: the index; its batches have no holes between them, but may end before the segment does.
     :raises FileNotFoundError: if there is no ``.arrows``.
@@ -87,7 +87,7 @@ def find_header(arrows: pa.NativeFile, journal_id: str, record: Record | None) -
 
 
 class _Finder:
-    """Puts records in order, and finds what is missing between them.
+    """Puts records in order, and finds the missing ones between them.
 
     :ivar batches: the records so far, without holes.
     """

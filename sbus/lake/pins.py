@@ -1,7 +1,7 @@
 """Pins for slow readers: hard links that keep files readable for as long as a process lives.
 
 Spark lists the files of a query when it is planned, and opens them minutes later. Compaction may have put another
-directory in their place by then. So a reader links the files that it has listed into a directory of its own::
+directory in their place by then. So a reader links the files that it has listed into its own directory::
 
     <lake>.sbus/readers/<id>/date=2026-01-31/hour=07/0000000042.parquet
     <lake>.sbus/readers/<id>.lock         locked by the process for as long as it lives

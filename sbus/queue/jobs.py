@@ -394,7 +394,7 @@ class JobQueue:
         self.forget(jobs)
 
     def forget(self, jobs: list[Job]) -> None:
-        """Know nothing of jobs from now on; what changed before still goes to the store."""
+        """Forget all jobs; earlier changes still go to the store."""
         self._take_back(jobs)
         for job in jobs:
             del self.jobs[job.id]
@@ -409,7 +409,7 @@ class JobQueue:
     # --- time --------------------------------------------------------------------------------
 
     def advance(self, now: float) -> list[Batch]:
-        """Do what is due, hand out jobs as far as workers have room, and return these."""
+        """Do the work that is due, hand out jobs as far as workers have room, and return these."""
         while self._delayed and self._delayed[0][0] <= now:
             due, id = heappop(self._delayed)
             job = self.jobs.get(id)

@@ -83,7 +83,7 @@ class QueueService(Service):
     """A queue, while the service runs.
 
     :param address: the address of the bus.
-    :param fail: called when the service cannot go on; the log has the reason.
+    :param fail: called when the service cannot continue; the log has the reason.
     :ivar jobs: the jobs.
     :ivar problem: why the disk refuses, or nothing.
     """

@@ -1,4 +1,4 @@
-"""The recorder's client of the bus: what it receives goes into columns, and no object is made for a message."""
+"""The recorder's client of the bus: messages go into columns, and no object is made for each."""
 
 from __future__ import annotations
 

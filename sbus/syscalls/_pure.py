@@ -60,7 +60,7 @@ class PacketReader:
         self._view = memoryview(self._buffer)
 
     def read(self, sock: socket.socket, most: int = MAX_BATCH) -> tuple[list[bytes], bool]:
-        """Receive what has arrived, at most one batch, without waiting.
+        """Receive the packets that have arrived, at most one batch, without waiting.
 
         It ends early after `read_bytes`, or an eighth of that if they come in large packets: so one sender of these
         does not delay all others, and the CPU's cache keeps them until they are sent. The compiled twin reads a few

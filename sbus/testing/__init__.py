@@ -1,7 +1,7 @@
 """Tools for testing programs that use a bus.
 
 ================================  ===================================================================
-`RunningBus`, `running_bus`       a real server in a process of its own (also as the pytest fixture
+`RunningBus`, `running_bus`       a real server in a separate process (also as the pytest fixture
                                   ``sbus_bus``, see `sbus.testing.pytest_plugin`)
 `BusMixin`, `InProcessBus`        a real server inside a trial test, on the test's own reactor
 `RecordingClient` and its kin     clients that subscribe, and keep every message for the test

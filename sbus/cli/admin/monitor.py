@@ -1,4 +1,4 @@
-"""``sbus monitor``: what is published, by whom, and who got it."""
+"""``sbus monitor``: the messages that are published, with their publishers and receivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sbus journal repair``: make a damaged journal readable, and say what is lost."""
+"""``sbus journal repair``: make a damaged journal readable, and report the lost rows."""
 
 from __future__ import annotations
 

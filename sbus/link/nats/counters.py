@@ -1,4 +1,4 @@
-"""What a bridge has carried and what it has not, as numbers."""
+"""The numbers of messages that a bridge has carried and lost."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ so no message is doubled, and each key keeps its order. A late one was counted a
 A key that was not subscribed to for a while misses numbers without a loss. The ledger therefore remembers which
 patterns were given up (`Ledger.gave_up`): the last `_REMEMBERED` of them, or `_REMEMBERED_BYTES`.
 
-What this cannot count: messages of a key before the first one that arrived, and the last ones of a key until another
-one of that key arrives.
+Not counted: messages of a key before the first one that arrived, and the last ones of a key until another one of that
+key arrives.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _REMEMBERED_BYTES = 1 << 20
 
 
 def _short(key: bytes) -> bytes:
-    """Return what is remembered of a key: no key of a bus has a NUL."""
+    """Return the text that stands for a key: no key of a bus has a NUL."""
     return key if len(key) <= LONGEST_KEY else b"\0" + hashlib.sha256(key).digest()
 
 
@@ -88,7 +88,7 @@ class Ledger:
         self._generation = 0
 
     def gave_up(self, pattern: bytes) -> None:
-        """Note that this pattern is not subscribed to any more."""
+        """Note that this pattern is no longer subscribed to."""
         self._given_up.append(pattern)
         self._given_up_bytes += len(pattern)
         while len(self._given_up) > _REMEMBERED or self._given_up_bytes > _REMEMBERED_BYTES:

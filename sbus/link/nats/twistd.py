@@ -233,7 +233,7 @@ class BridgeService(Service):
             self._fail()
 
     def stopService(self) -> defer.Deferred[None]:
-        """Send what waits, and end the bridge."""
+        """Send the waiting messages, and end the bridge."""
         super().stopService()
         return defer.Deferred.fromFuture(self._loop.create_task(self._stop()))
 
@@ -248,6 +248,6 @@ class BridgeService(Service):
             self._state = None
 
     def log_counters(self) -> None:
-        """Log what has been carried and lost."""
+        """Log the messages carried and lost."""
         if self._bridge is not None:
             self._bridge.log_counters()
