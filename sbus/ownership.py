@@ -1,6 +1,6 @@
 """Owner, group, permissions and ACL of what sbus writes.
 
-Two rules hold for every file and directory:
+Two rules apply to every file and directory:
 
 * A replacement keeps the access of the file before it: `access_of`.
 * A new file belongs to the owner and the group of the directory that it is in, and gets that directory's default ACL:

@@ -216,9 +216,9 @@ class Session(ClientApi[Sub]):
         """Send packets at once or at the end of this turn.
 
         100 messages in one bundle cost little more than one, but whether more follow is not known in advance. So
-        `BATCH` lone writes in a row go out at once, and the next is held until the end of the turn. If others joined
-        it, only the first write of the following turn goes at once; if none did, another `BATCH` do. As many bytes as
-        the largest bundle go earlier, as waiting longer gains nothing.
+        `BATCH` lone writes in a row go out at once, and the next waits until the end of the turn. If others joined it,
+        only the first write of the following turn goes at once; if none did, another `BATCH` do. As many bytes as the
+        largest bundle go earlier, as waiting longer gains nothing.
         """
         queued = len(self.outbox)
         if self._immediate_writes and not queued and not self._turn_writes:

@@ -8,7 +8,7 @@ Theory of operation
 
 *Announcing.* The worker announces itself when it begins, when the service says that it is ready, and when the server
 reports on the service's key, as it does after each reconnect. Each announcement begins a *round* and names the jobs
-that the worker holds. The service takes back jobs that the worker does not name; the worker drops deliveries of an
+that the worker has. The service takes back jobs that the worker does not name; the worker drops deliveries of an
 earlier round. Before it announces itself, it sends its latest answers again, as many as its credit: the service cannot
 have lost more. So an interruption anywhere leaves each job with one worker, without timers.
 
@@ -349,7 +349,7 @@ class WorkCore:
                 self._bus.send([self._packet(words)])
 
     def end_job(self, job: Job, answer: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-        """Hold a job no longer, and keep its answer; return that."""
+        """Give a job up, and keep its answer; return that."""
         del self.jobs[job.id]
         self.answers.pop(job.id, None)
         self.answers[job.id] = answer

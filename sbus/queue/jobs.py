@@ -235,7 +235,7 @@ class JobQueue:
     :param jobs: the jobs in the store. The leases of those in a batch begin anew.
     :param next_id: the ID of the next new job.
     :ivar jobs: all jobs by ID.
-    :ivar workers: by holder, with those that held jobs before the service was started.
+    :ivar workers: by holder, with those that had jobs before the service was started.
     :ivar events: the number of events since the start, by name.
     :ivar died: jobs that have died since the caller last cleared it.
     """
@@ -299,7 +299,7 @@ class JobQueue:
     def ready(self, holder: bytes, uid: int, round: int, credit: int, held: Mapping[int, int]) -> bool:
         """Take an announcement; return whether there is a place for the worker.
 
-        :param held: the jobs that the worker holds, each with its tries.
+        :param held: the jobs that the worker has, each with its tries.
         """
         worker = self.workers.get(holder)
         if worker is None:
@@ -326,7 +326,7 @@ class JobQueue:
             self._forget_idle(worker)
 
     def held(self, holder: bytes, deliveries: Iterable[tuple[int, int]]) -> list[Job]:
-        """Return the jobs, ID and tries each, that a worker still holds, once each. It is no longer silent."""
+        """Return the jobs, ID and tries each, that a worker still has, once each. It is no longer silent."""
         jobs: dict[int, Job] = {}
         if (worker := self.workers.get(holder)) is not None:
             jobs, worker.is_silent = worker.jobs, False

@@ -73,7 +73,7 @@ class RecordSink(Protocol):
     """Takes the messages that a `Connection` receives."""
 
     def connected(self) -> None:
-        """Hold the messages that are added from now on, until `recording_started`."""
+        """Keep the messages that are added from now on, until `recording_started`."""
 
     def recording_started(self, gap: GapDetails | None) -> None:
         """Record that all patterns are in force: every message from now on arrives.

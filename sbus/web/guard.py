@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 
 Every local user can connect to a port of 127.0.0.1, and every web site that the user visits can make the browser send
-requests to it. Three checks stand against that; each holds alone.
+requests to it. Three checks stand against that; each is sufficient alone.
 
 *Host.* A site that rebinds its name to 127.0.0.1 reaches this server as its own origin, so the browser would let it
 read the answers. Its requests still carry its name. `parse_host` takes an address apart as an address, and only

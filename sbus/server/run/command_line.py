@@ -135,7 +135,7 @@ class Options(CommandLine):
             "user-memory",
             None,
             None,
-            "The part of it that one user may hold; root and the server's user may hold any "
+            "The part of it that one user may take; root and the server's user may take any "
             "[default: a quarter of --max-memory]",
             size("user-memory", LEAST_USER_MEMORY),
         ],

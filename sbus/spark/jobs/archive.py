@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 
 The source is `sbus.spark.datasource.stream`, and each batch goes to `Lake.write`. The four steps of `sbus.lake.archive`
-hold here, too:
+are the same here:
 
 1. *A batch has fixed rows.* Spark writes the offset of a batch to its checkpoint before the batch runs.
 2. *A batch has a fixed place.* The lake names files by the number of the batch. Other tasks may divide a batch that
