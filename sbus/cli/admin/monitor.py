@@ -26,7 +26,7 @@ _ALL_MISSED = {
 
 
 @click.command(
-    short_help="Watch what is published.",
+    short_help="Watch the messages on a bus.",
     epilog="""\
 \b
 Examples:

@@ -15,7 +15,7 @@ __all__ = ["check"]
 
 
 @click.command(
-    short_help="Find errors, and what changes nothing.",
+    short_help="Find errors, and entries that change nothing.",
     epilog="""\
 \b
 Examples:

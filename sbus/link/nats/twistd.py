@@ -80,7 +80,7 @@ class Options(CommandLine):
     ]
 
     optFlags = [
-        ["all-in", None, "Subscribe to all that --in lists, and not only to what clients of the bus want"],
+        ["all-in", None, "Subscribe to all patterns of --in, not only to those that clients of the bus want"],
     ]
 
     compData = usage.Completions(
