@@ -113,7 +113,7 @@ class MessageFormat:
         return is_asked or bool(re.search("%[fu]", (self.template or "").replace("%%", "")))
 
     def show_lost(self, lost: Lost) -> None:
-        """Print a loss among the messages: as JSON, or as text behind ``#``; with other formats, on standard error."""
+        """Print a loss among the messages: as JSON, or as text after ``#``; with other formats, on standard error."""
         now = clock.now()
         output = sys.stdout.buffer
         if self.json:

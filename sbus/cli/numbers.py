@@ -22,7 +22,7 @@ class CommandWithNumbers(click.Command):
         return super().parse_args(ctx, self._arguments_last(args))
 
     def _arguments_last(self, words: list[str]) -> list[str]:
-        """Move the arguments behind the options and ``--``, if one of them is a negative number."""
+        """Move the arguments after the options and ``--``, if one of them is a negative number."""
         if not any(map(_NEGATIVE.fullmatch, words)):
             return words
         options: list[str] = []

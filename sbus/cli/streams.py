@@ -11,7 +11,7 @@ command has decided that it succeeded, when the interpreter flushes its buffers.
 So `open_streams` replaces both outputs by buffers in front of a `_Sink`, whose ``write`` repeats write(2) until all is
 written. It waits where the descriptor would block, and keeps the first error. `Streams.finish` flushes, and asks
 close(2) too, because network file systems and quotas report some errors only there. After an error further output is
-dropped: it would be behind a hole. Output to standard error must not change the result of a command, so an error there
+dropped: it would be after a hole. Output to standard error must not change the result of a command, so an error there
 is ignored.
 
 Commands write to ``sys.stdout`` or its ``buffer`` as usual. They read standard input, or a file that the user names,

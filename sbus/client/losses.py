@@ -6,7 +6,7 @@ Theory of operation
 A *receipt* (``CMSG lost``) stands among the messages where messages are missing. The library passes it to ``on_lost``
 as a `Lost`, and keeps two promises about its place:
 
-* nobody gets a message from behind the gap before ``on_lost`` was called;
+* nobody gets a message after the gap before ``on_lost`` was called;
 * ``on_lost`` is not called while every reader still has messages from before the gap to read.
 
 A subscription with a callback, or without unread messages, has got everything that came before: then ``on_lost`` is
@@ -147,7 +147,7 @@ class LossKeeper(Protocol):
         """Return whether it keeps messages that nobody has read yet."""
 
     def keep(self, mark: LossMark) -> None:
-        """Put a mark behind the unread messages."""
+        """Put a mark after the unread messages."""
 
 
 def place_loss(lost: Lost, keepers: Iterable[LossKeeper], on_lost: Callable[[Lost], object]) -> None:

@@ -1,9 +1,9 @@
 """Sending messages in sealed memory, which not every server takes.
 
 While the client is not connected, such messages wait as all others do. The next server may be another one, or the same
-with other options, and whether it takes them shows only behind the first replies. So on each connection the outbox
-keeps them back, and what follows them, until it is settled (`sbus.client.core.ClientCore.certain`), and refuses then
-what the server does not take. If it takes none in memory, `PayloadSender` sends their bytes instead.
+with other options, and shows only after the first replies whether it takes them. So on each connection the outbox keeps
+them back, and what follows them, until it is settled (`sbus.client.core.ClientCore.certain`), and refuses then what the
+server does not take. If it takes none in memory, `PayloadSender` sends their bytes instead.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Job:
         return self._work.publish(self, self.nack_words(reason, why))
 
     def renew(self) -> Any:
-        """Begin the lease of this job anew, and those of the jobs that wait behind it."""
+        """Begin the lease of this job anew, and those of the jobs that wait after it."""
         self._renewed = time.monotonic()
         self._work.renew_waiting()
         return self._work.publish(self, (b"renew", self.word) if self.is_held else None)

@@ -128,7 +128,7 @@ def repair(directory: str | os.PathLike[str], *, dry_run: bool = False) -> Itera
 
 
 def _end_of(segment: Segment, journal_id: str) -> int | None:
-    """Return the number behind the last row of the newest segment; None if it has no synced row.
+    """Return the number after the last row of the newest segment; None if it has no synced row.
 
     :raises JournalError: if it cannot be known.
     """

@@ -126,7 +126,7 @@ class _Finder:
         """Search ``.arrows`` for batches from where the last one ended.
 
         :param end: the offset at which to stop.
-        :param end_seq: the number behind the last row that is missing; None: unknown.
+        :param end_seq: the number after the last row that is missing; None: unknown.
         """
         if end <= self._at or (end_seq is not None and end_seq <= self._seq):
             return
@@ -169,7 +169,7 @@ class _Finder:
         return Record(BATCH, kind, self._at, self._at + length, self._seq, count, crc, least, greatest)
 
     def sync_record(self) -> Record | None:
-        """Return the sync record that belongs behind the last batch; None if there is no batch."""
+        """Return the sync record that belongs after the last batch; None if there is no batch."""
         if not self.batches:
             return None
         kind = self.batches[-1].kind

@@ -224,7 +224,7 @@ class JournalWriter:
             self.ended = "crash"
 
     def _continue_after(self, segment: Segment) -> None:
-        """Continue behind the last row of a segment.
+        """Continue after the last row of a segment.
 
         :raises JournalError: if it cannot be known which row is the last one.
         """

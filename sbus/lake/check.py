@@ -111,7 +111,7 @@ def _read(table: Table, file: DataFile, ranges: dict[str, list[tuple[int, int]]]
 
 
 def _ranges(seqs: pa.Array) -> list[tuple[int, int]]:
-    """Return the ranges of consecutive numbers, each with the number behind its last."""
+    """Return the ranges of consecutive numbers, each with the number after its last."""
     breaks = pc.indices_nonzero(pc.not_equal(pc.subtract(seqs[1:], seqs[:-1]), 1)).to_pylist()
     starts, ends = [0, *(at + 1 for at in breaks)], [*breaks, len(seqs) - 1]
     return [(seqs[start].as_py(), seqs[end].as_py() + 1) for start, end in zip(starts, ends, strict=True)]

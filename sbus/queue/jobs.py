@@ -518,7 +518,7 @@ class JobQueue:
         self._aside[job.state] += 1
 
     def _join_line(self, job: Job) -> bool:
-        """Return whether a job is the first one of its key; put it behind the others if it is not."""
+        """Return whether a job is the first one of its key; put it after the others if it is not."""
         first = self._first.setdefault(job.key, job)
         if first is not job:
             self._behind.setdefault(job.key, deque()).append(job)

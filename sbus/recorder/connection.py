@@ -90,7 +90,7 @@ class RecordSink(Protocol):
         """
 
     def add_lost(self, lost: Lost) -> None:
-        """Take a loss that the bus has reported; it stands behind the messages added before."""
+        """Take a loss that the bus has reported; it stands after the messages added before."""
 
     def has_capacity(self) -> bool:
         """Return whether more messages may come; else the sink calls `Connection.resume` when they may."""

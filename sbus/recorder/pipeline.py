@@ -310,7 +310,7 @@ class Recording:
         self._submit_row(lambda journal, now: journal.append_gap(kind, details, now))
 
     def _submit_row(self, append: Callable[[JournalWriter, int], object]) -> None:
-        """Append the row of a gap behind the messages in the buffer."""
+        """Append the row of a gap after the messages in the buffer."""
         self._buffer.flush()
         now = clock.now()
         self._thread.submit(Job(lambda journal: append(journal, now)))

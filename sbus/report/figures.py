@@ -207,7 +207,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class ClockStep:
-    """The recorder's clock was set: times before and behind this one cannot be compared.
+    """The recorder's clock was set: times before and after this one cannot be compared.
 
     :ivar time: the time of the row that reports it, by the new clock.
     :ivar step: how far it was set, in µs; negative: back; None if the row does not say.

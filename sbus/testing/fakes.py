@@ -125,7 +125,7 @@ class FakePacketTransport(Endings):
     def end(self) -> None:
         """End the peer's sending.
 
-        The protocol reads end-of-file behind the packets that are kept for it.
+        The protocol reads end-of-file after the packets that are kept for it.
         """
         self._peer_ended = True
         if self.read_side is ReadSide.OPEN:

@@ -38,7 +38,7 @@ class Owner(Protocol):
         """Return whether messages wait for the readers of the bus."""
 
     def _keep_shared(self, mark: LossMark) -> None:
-        """Put a mark behind these messages."""
+        """Put a mark after these messages."""
 
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus."""
