@@ -138,7 +138,7 @@ class Reception:
 
 def _sbus(address: str, **settings: Any) -> sbus.Bus:
     bus = sbus.connect(address, **settings)
-    bus.flood_control(soft="queue", hard="block")  # what is not received in time holds the publisher back
+    bus.flood_control(soft="queue", hard="block")  # a receiver that is late blocks the publisher
     return bus
 
 

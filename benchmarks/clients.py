@@ -53,7 +53,7 @@ for kind, name in ((zmq.XSUB, "in"), (zmq.XPUB, "out")):
 zmq.proxy(*ends)
 """
 _SERVERS = {
-    # With its usual limits: these clients choose to hold the publisher back rather than to lose anything.
+    # With its usual limits: these clients choose to block the publisher rather than to lose anything.
     "sbus": Server("sbus", "sbus", "", twistd()),
     "redis": SERVERS["redis"],
     "nats": SERVERS["nats"],

@@ -65,7 +65,7 @@ def pour(address: Path, journal: Path, total: int, *, bundled: bool) -> tuple[fl
 
 
 def keep_in_journal(folder: Path, total: int, *, bundled: bool) -> Kept:
-    """Record with a bus and a recorder that holds publishers rather than lose a message."""
+    """Record with a bus and a recorder that blocks publishers rather than lose a message."""
     address, journal = folder / "bus", folder / "journal"
     command = [*recording.TWISTD, "sbus-recorder", f"--socket={address}", f"--journal={journal}", "--hard=block"]
     with (

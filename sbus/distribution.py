@@ -1,4 +1,4 @@
-"""What was installed: the name of this package, another one over it, and the libraries of its extras.
+"""The installation: the name of this package, another one over it, and the libraries of its extras.
 
 The package index has another project called ``sbus``, which installs files into the same directory. This package is
 therefore distributed as ``sbusd``, although it is imported as ``sbus``. With both installed, the later one has

@@ -1,9 +1,9 @@
 """Owner, group, permissions and ACL of what sbus writes.
 
-Two rules hold for every file and directory:
+Two rules apply to every file and directory:
 
-* What takes the place of something keeps what that has: `access_of`.
-* What is new belongs to the owner and the group of the directory that it is in, and gets that directory's default ACL:
+* A replacement keeps the access of the file before it: `access_of`.
+* A new file belongs to the owner and the group of the directory that it is in, and gets that directory's default ACL:
   `new_in`. So maintenance by root leaves nothing that the owner of a journal or a lake could not read and replace. A
   directory in which all users may write, such as ``/tmp``, says nothing about what is in it: there the kernel's rules
   hold, and what another user may have put there is nothing to keep (`is_planted`).
@@ -50,13 +50,13 @@ _DEFAULT_ACL = "system.posix_acl_default"
 
 
 class Access(NamedTuple):
-    """Who owns something, and who may use it.
+    """The owner of a file, and the rights to use it.
 
     :ivar uid: the owner; -1: the user of the process.
     :ivar gid: the group; -1: the one that the kernel chooses.
     :ivar mode: the permissions.
     :ivar acl: the ACL, as the kernel has it; None: there is none.
-    :ivar default_acl: the ACL for what is made in a directory, likewise.
+    :ivar default_acl: the ACL for new files in a directory, likewise.
     """
 
     uid: int
@@ -95,7 +95,7 @@ def access_of(path: str | os.PathLike[str]) -> Access:
 
 
 def new_in(directory: str | os.PathLike[str], mode: int) -> Access:
-    """Return what is new in a directory gets.
+    """Return the access of a new file in a directory.
 
     :param mode: the permissions; a default ACL of the directory decides in their place.
     """
@@ -142,7 +142,7 @@ def give(fd: int, access: Access) -> None:
 
 
 def create(path: str | os.PathLike[str], mode: int) -> int:
-    """Create a file, as what is new in its directory.
+    """Create a file, with the access of a new file in its directory.
 
     :param mode: exactly these permissions, whatever the umask; a default ACL of the directory decides in their place.
     :returns: its descriptor, for reading and writing.
@@ -187,7 +187,7 @@ def open_or_create(path: str | os.PathLike[str], flags: int, mode: int) -> int:
 
 
 def make_directory(path: str | os.PathLike[str], mode: int) -> None:
-    """Make a directory, as what is new in the one above.
+    """Make a directory, with the access of a new one in the directory above.
 
     :param mode: exactly these permissions, as for `create`; the set-group-ID bit comes from above.
     :raises FileExistsError: if there is one.
@@ -201,7 +201,7 @@ def make_directory(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def at(path: str | os.PathLike[str], mode: int) -> Access:
-    """Return what a file gets that is to be at a path: what the file there has, or what is new in that directory gets.
+    """Return the access for a file at a path: that of the file there, or that of a new file in that directory.
 
     A link there, and what just any user may have put there, counts as nothing.
 
@@ -217,7 +217,7 @@ def at(path: str | os.PathLike[str], mode: int) -> Access:
 def adopt(path: str | os.PathLike[str], access: Access) -> None:
     """Make what this process, or a program that it runs, has just made have what `access` says.
 
-    What belongs to another user, and a file with several names, is left as it is.
+    A file of another user, and a file with several names, is left as it is.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -327,7 +327,7 @@ class _Pacer:
         self._reported_at = 0.0
 
     def publish(self, rows: list[Row]) -> bool:
-        """Publish rows; return whether to go on."""
+        """Publish rows; return whether to continue."""
         if self._start is None:
             self._start = time.monotonic()
         times, messages = [], []

@@ -1,4 +1,4 @@
-"""Who may ask the admin socket: decided by the peer credentials from the kernel alone.
+"""Access to the admin socket, decided by the peer credentials from the kernel alone.
 
 Root and the server's own user may ask everything. Members of the admin group may ask everything but what is published.
 Members of the metrics group may read ``/metrics``. A group counts whether it is a process's primary or a supplementary
@@ -38,7 +38,7 @@ def parse_group(text: str, option: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """What a peer may ask.
+    """The rights of a peer.
 
     :ivar peer: its credentials, from the kernel.
     :ivar is_owner: whether it is root or the server's own user, which may also see what is published.

@@ -10,7 +10,7 @@ A page that has nothing to say now yields None. It is asked again after `TICK`; 
 
 Memory: each answer is a push producer of its connection. When the peer does not read, the connection's buffer fills up
 (64 KiB), the producer is paused, and no more pieces are made until the peer has read. So an answer holds one slice of
-text beside that buffer, and its page holds what it needs to go on.
+text beside that buffer, and its page has what it needs to continue.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Answers:
         self._turn = self._tick = None
 
     def add(self, answer: _Answer) -> None:
-        """Have an answer go on in one of the next turns."""
+        """Have an answer continue in one of the next turns."""
         if not answer.is_queued and answer not in self._resting:
             answer.is_queued = True
             self._ready.append(answer)
@@ -173,7 +173,7 @@ class Answers:
                 self._turn = self._reactor.callLater(0, self._run)
 
     def rest(self, answer: _Answer) -> None:
-        """Have an answer go on after a tick."""
+        """Have an answer continue after a tick."""
         self._resting[answer] = None
         if self._tick is None:
             self._tick = self._reactor.callLater(TICK, self._wake)

@@ -10,7 +10,7 @@ from sbus.errors import AddressError
 __all__ = ["SUFFIX", "VARIABLE", "admin_path", "find_admin"]
 
 SUFFIX = ".admin"
-"""What is appended to the path of a bus by default."""
+"""The text that is appended to the path of a bus by default."""
 VARIABLE = "SBUS_ADMIN"
 """The environment variable with the path."""
 

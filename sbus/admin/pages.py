@@ -1,4 +1,4 @@
-"""What a page of the admin socket is: a request with its parameters, pieces of an answer, and a problem.
+"""A page of the admin socket: a request with its parameters, pieces of an answer, and a problem.
 
 ``sbus web`` answers its own requests with the same requests and problems.
 """
@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 __all__ = ["CLIENT_SORTS", "EVENTS", "Asked", "Page", "Pieces", "Problem"]
 
 CLIENT_SORTS = ("number", "queue", "lost", "memory", "patterns")
-"""What clients can be sorted by: the values of ``sort=``."""
+"""The orders of clients: the values of ``sort=``."""
 
 _MOST_PARAMETERS = 16
 

@@ -44,7 +44,7 @@ MOST_OF_USER = 8
 _KEPT = 8
 """Connections, and streams of events, that are kept for root and the server's user."""
 _MOST_STRANGERS = 8
-"""Connections at one time of users who may ask nothing, and of one such user: each is told so (403)."""
+"""Connections at one time of users who may ask nothing, and of one such user: each gets a refusal (403)."""
 _MOST_OF_STRANGER = 2
 MOST_STREAMS = 16
 """Streams of events at one time."""

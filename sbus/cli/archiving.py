@@ -233,7 +233,7 @@ class _Backoff:
 
 
 class _Total:
-    """What all archives of this command have done."""
+    """The sums of all archives of this command."""
 
     def __init__(self) -> None:
         self._rows = self._batches = self._lost = 0

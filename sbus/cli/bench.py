@@ -309,7 +309,7 @@ def _collect(
 
 
 def _receive(target: Target, data: bytes, end_mark: bytes, seconds: float, report: connection.Connection) -> None:
-    """Receive messages, in a process of its own.
+    """Receive messages, in a separate process.
 
     It reports twice: when it has subscribed, and at the end the number of messages and the time of the last one.
     """

@@ -1,4 +1,4 @@
-"""What commands on several journals do about damaged ones: each is named, and the others are not held up."""
+"""Damaged journals in commands on several: each is named, and the others do not wait for it."""
 
 from __future__ import annotations
 

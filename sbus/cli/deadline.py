@@ -84,7 +84,7 @@ class Deadline:
 def wait_readable(bus: Bus, seconds: float | None, output: int | None = None) -> bool:
     """Wait for messages from the bus, or for the end of the connection.
 
-    While the connection is being made again, the wait is short: each ``bus.get_ready()`` goes on with that.
+    While the connection is being made again, the wait is short: each ``bus.get_ready()`` continues with that.
 
     :param seconds: seconds to wait; None for no limit.
     :param output: a descriptor to watch for the end of its reader.

@@ -34,7 +34,7 @@ Examples:
 @click.option(
     "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
 )
-@click.option("--sender", is_flag=True, help="Print who published each value, before its key.")
+@click.option("--sender", is_flag=True, help="Print the publisher of each value before its key.")
 @connection_options
 @pass_target
 def get(

@@ -65,12 +65,12 @@ class ReceivedMessage(NamedTuple):
 
 
 Printer = Callable[[ReceivedMessage], bytes]
-"""Return what is written to standard output for a message."""
+"""Return the bytes for standard output that show a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFormat:
-    """What the options of `message_options` say.
+    """The values of the options of `message_options`.
 
     :ivar json: print JSON objects.
     :ivar raw: print payloads alone.
@@ -113,7 +113,7 @@ class MessageFormat:
         return is_asked or bool(re.search("%[fu]", (self.template or "").replace("%%", "")))
 
     def show_lost(self, lost: Lost) -> None:
-        """Print a loss among the messages: as JSON, or as text behind ``#``; with other formats, on standard error."""
+        """Print a loss among the messages: as JSON, or as text after ``#``; with other formats, on standard error."""
         now = clock.now()
         output = sys.stdout.buffer
         if self.json:

@@ -1,7 +1,7 @@
 """Commands whose arguments may be negative numbers.
 
 ``sbus pub sensors/t -3.5`` publishes a temperature. To click, and to getopt(3), such a word is an option, and users
-would have to write ``--`` before it. No option of ``sbus`` begins with a digit, so there is no doubt what is meant.
+would have to write ``--`` before it. No option of ``sbus`` begins with a digit, so this is unambiguous.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CommandWithNumbers(click.Command):
         return super().parse_args(ctx, self._arguments_last(args))
 
     def _arguments_last(self, words: list[str]) -> list[str]:
-        """Move the arguments behind the options and ``--``, if one of them is a negative number."""
+        """Move the arguments after the options and ``--``, if one of them is a negative number."""
         if not any(map(_NEGATIVE.fullmatch, words)):
             return words
         options: list[str] = []

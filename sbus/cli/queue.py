@@ -33,7 +33,7 @@ _IDS = click.option("--id", "ids", type=int, multiple=True, metavar="NUMBER", he
 _ANSWER_TIME = 0.5
 """Seconds to wait for the services of all queues, since nothing says how many there are."""
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What reading an answer raises if it is not a queue service's; any client may answer."""
+"""The exceptions from reading an answer that is not a queue service's; any client may answer."""
 _LIMIT = click.option("--limit", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Jobs to show.")
 
 

@@ -139,7 +139,7 @@ def _is_number(word: str) -> bool:
 
 
 def _exchange(sock: socket.socket, packet: bytes, address: str) -> bool:
-    """Send the packet, and wait for the answer to the question behind it.
+    """Send the packet, and wait for the answer to the question after it.
 
     :returns: False if the kernel did not take the packet.
     """

@@ -1,4 +1,4 @@
-"""The standard streams of a command: what is written arrives completely or fails, and reading knows a deadline.
+"""The standard streams of a command: writing is complete or fails, and reading has a deadline.
 
 Theory of operation
 -------------------
@@ -11,8 +11,8 @@ command has decided that it succeeded, when the interpreter flushes its buffers.
 So `open_streams` replaces both outputs by buffers in front of a `_Sink`, whose ``write`` repeats write(2) until all is
 written. It waits where the descriptor would block, and keeps the first error. `Streams.finish` flushes, and asks
 close(2) too, because network file systems and quotas report some errors only there. After an error further output is
-dropped: it would be behind a hole. What is written to standard error must not change the result of a command, so an
-error there is ignored.
+dropped: it would be after a hole. Output to standard error must not change the result of a command, so an error there
+is ignored.
 
 Commands write to ``sys.stdout`` or its ``buffer`` as usual. They read standard input, or a file that the user names,
 through `open_input`: reading waits with poll(2), whether the descriptor is non-blocking or not, until a deadline.
@@ -108,7 +108,7 @@ class Streams:
         self._output = output
 
     def finish(self) -> None:
-        """Write what is left.
+        """Write the rest.
 
         :raises OSError: if standard output is incomplete, now or since an earlier error.
         """
@@ -121,8 +121,8 @@ class Streams:
 def open_streams() -> Streams:
     """Replace ``sys.stdout`` and ``sys.stderr``, and open those of 0 to 2 that the caller has closed.
 
-    Closed standard input is empty. What is written to a closed standard output must fail, as it does for other
-    programs. What is written to a closed standard error is lost.
+    Closed standard input is empty. Writing to a closed standard output must fail, as it does for other programs. Output
+    to a closed standard error is lost.
     """
     occupy_closed()
     sink = _Sink(1, "standard output", is_vital=True)

@@ -54,12 +54,12 @@ Examples:
 @click.option(
     "--soft",
     type=click.Choice(_SOFT),
-    help=f"What the server does when this client's socket is full.  [default: {_SOFT[0]}]",
+    help=f"Action of the server when this client's socket is full.  [default: {_SOFT[0]}]",
 )
 @click.option(
     "--hard",
     type=click.Choice(_HARD),
-    help=f"What the server does when its queue for this client is full.  [default: {_HARD[0]}]",
+    help=f"Action of the server when its queue for this client is full.  [default: {_HARD[0]}]",
 )
 @click.option(
     "--order",
@@ -67,7 +67,7 @@ Examples:
     help=f"The order in which the server sends queued messages.  [default: {_ORDERS[0]}]",
 )
 @click.option("--last", is_flag=True, help="Print the last values first, as far as the server keeps them.")
-@click.option("--sender", is_flag=True, help="Print who published each message, before its key.")
+@click.option("--sender", is_flag=True, help="Print the publisher of each message before its key.")
 @click.option("--receipts", is_flag=True, help="Report lost messages where they are missing.")
 @click.option("--reconnect", is_flag=True, help="Reconnect and subscribe again when the connection is lost.")
 @click.option("--verbose", "-v", is_flag=True, help="Report on standard error when the subscriptions are in force.")

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 def format_table(rows: Iterable[Sequence[str]], alignment: str, min_widths: Sequence[int] = ()) -> list[str]:
     """Lay out rows of cells in columns, two spaces apart.
 
-    :param alignment: for each column ``<`` (left) or ``>`` (right); the last one holds for all columns after it.
+    :param alignment: for each column ``<`` (left) or ``>`` (right); the last one applies to all columns after it.
     :param min_widths: the least width of each column, in characters; 0 for those after the last.
     :returns: one line per row.
     """

@@ -5,4 +5,4 @@ from __future__ import annotations
 __all__ = ["unread"]
 
 unread = bytearray()
-"""What was read from standard input, and is still to be read by others."""
+"""Bytes that were read from standard input, for others to read."""

@@ -1,4 +1,4 @@
-"""What a client and its server have agreed about messages: how long a packet is, and what travels in sealed memory.
+"""The agreement of a client and its server on messages: the longest packet, and the use of sealed memory.
 
 *Packets.* A server says its limit in the answer to ``bye/on``, if it is not the usual one. Up to that answer the usual
 one counts. Without a connection it is that of the last server, and the next one may have a lower limit. So the outbox

@@ -1,4 +1,4 @@
-"""What a client has chosen: the state that it restores after a reconnect."""
+"""The choices of a client: the state that it restores after a reconnect."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Choices:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether the server sends what waits in the order in which it came."""
+        """Whether the server sends waiting messages in the order in which they came."""
         return all(controls.group_of(key) != ORDER or key == ORDER + b"/queue" for key in self.controls)
 
     def with_control(self, key: bytes) -> Choices:

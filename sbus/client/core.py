@@ -141,7 +141,7 @@ class ClientCore:
     :ivar bundle_limit: bytes in the longest bundle that may be sent; 0 while none may.
     :ivar packet_limit: the agreement about the longest packet.
     :ivar payloads: the agreement about large messages.
-    :ivar extensions: what was asked beyond the original protocol.
+    :ivar extensions: the requests beyond the original protocol.
     """
 
     def __init__(

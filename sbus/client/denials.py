@@ -86,7 +86,7 @@ class Denials:
         self._requests[waiter] = key[:LONGEST_DENIED]
 
     def settle(self, waiter: Waiter) -> None:
-        """Note that the server has handled the message of `waiter`, or that nobody waits any more."""
+        """Note that the server has handled the message of `waiter`, or that nobody waits any longer."""
         self._requests.pop(waiter, None)
 
     def receive(self, payload: bytes) -> bool:

@@ -34,7 +34,7 @@ __all__ = [
 
 T = TypeVar("T")
 Result: TypeAlias = T | Awaitable[T]
-"""What a call returns: the value itself (blocking), a coroutine (asyncio) or a Deferred (Twisted)."""
+"""The result of a call: the value itself (blocking), a coroutine (asyncio) or a Deferred (Twisted)."""
 
 _MESSAGES = (MSG + b" ", FMSG + b" ")
 LASTING = (
@@ -64,7 +64,7 @@ class Message(NamedTuple):
 
     @property
     def sender(self) -> Sender | None:
-        """Who published it, as the server knows; None unless this client asks for it (``sender=True``)."""
+        """The publisher as the server knows it; None unless this client asks for it (``sender=True``)."""
         return None
 
     @property
@@ -220,7 +220,7 @@ class Dispatcher:
         return len(sinks) == 1
 
     def begin(self, sink: Sink) -> None:
-        """Note that what comes from here on is for a sink, if it waits for `join`."""
+        """Note that messages from here on are for a sink, if it waits for `join`."""
         if sink in self._joining:
             sink.begin()
 

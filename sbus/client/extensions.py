@@ -1,4 +1,4 @@
-"""The extensions of the protocol on one connection: what was asked for, and what the server has answered.
+"""The extensions of the protocol on one connection: the client's requests, and the server's answers.
 
 Theory of operation
 -------------------
@@ -50,7 +50,7 @@ _WHOAMI = build(CMSG, WHOAMI)
 
 
 class Extensions:
-    """What one client asks of the server beyond the original protocol.
+    """The requests of one client beyond the original protocol.
 
     :param on_lost: called with each loss that the server reports, in its place among the messages; None if the
         application does not ask for receipts.
@@ -155,7 +155,7 @@ class Extensions:
     def unsubscribe(self, sink: Sink, *, is_last: bool) -> list[bytes]:
         """Return the packets that end a subscription.
 
-        :param is_last: whether the pattern has no other subscription any more.
+        :param is_last: whether the pattern no longer has another subscription.
         """
         self.snapshots.discard(sink)
         return [build(UNSUB, sink.pattern)] * (1 + self.snapshots.take_requests(sink.pattern)) if is_last else []

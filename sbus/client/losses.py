@@ -6,7 +6,7 @@ Theory of operation
 A *receipt* (``CMSG lost``) stands among the messages where messages are missing. The library passes it to ``on_lost``
 as a `Lost`, and keeps two promises about its place:
 
-* nobody gets a message from behind the gap before ``on_lost`` was called;
+* nobody gets a message after the gap before ``on_lost`` was called;
 * ``on_lost`` is not called while every reader still has messages from before the gap to read.
 
 A subscription with a callback, or without unread messages, has got everything that came before: then ``on_lost`` is
@@ -118,7 +118,7 @@ class MessageQueue(deque[Message]):
         self.marks = _count_marks(self)
 
     def settle(self, on_lost: Callable[[Lost], object]) -> None:
-        """Report the losses that no unread message precedes any more; call this before reading."""
+        """Report the losses that no unread message precedes any longer; call this before reading."""
         while self.marks and self and isinstance(mark := self[0], LossMark):
             self.popleft()
             self.marks -= 1
@@ -147,7 +147,7 @@ class LossKeeper(Protocol):
         """Return whether it keeps messages that nobody has read yet."""
 
     def keep(self, mark: LossMark) -> None:
-        """Put a mark behind the unread messages."""
+        """Put a mark after the unread messages."""
 
 
 def place_loss(lost: Lost, keepers: Iterable[LossKeeper], on_lost: Callable[[Lost], object]) -> None:

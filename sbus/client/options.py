@@ -130,7 +130,7 @@ class ConnectOptions:
         """Return the state of a new client.
 
         :param on_control: called in place of the option of that name, if that is given.
-        :param on_lost: likewise; it is called in any case with what was too long to receive.
+        :param on_lost: likewise; it is called in any case for a message that was too long to receive.
         :param make_room: see `ClientCore`.
         :param give_up: see `ClientCore`.
         :param on_denied: called with each denial that no call and no reader gets.

@@ -35,7 +35,7 @@ _MESSAGE = MSG + b" "
 class Pending:
     """Packets that somebody waits for to be sent.
 
-    :ivar end: the position behind the last one.
+    :ivar end: the position after the last one.
     :ivar count: how many of them can be taken back together; 0 if some have been sent.
     """
 
@@ -173,7 +173,7 @@ class Outbox:
         self._holes += 1
 
     def _tidy(self) -> None:
-        """Remove the holes if they are most of what is here."""
+        """Remove the holes if they outnumber the packets by `_MOST_HOLES`, or if no packet is left."""
         if self._holes > len(self) + _MOST_HOLES or not len(self):
             self._rebuild([], bytes)
 
@@ -238,7 +238,7 @@ class Outbox:
         self._rebuild(resync, lambda packet: packet.startswith(_MESSAGE))
 
     def _rebuild(self, first: list[bytes], is_kept: Callable[[bytes], object]) -> None:
-        """Begin to count anew: with `first`, and behind it the packets that are kept."""
+        """Begin to count again: with `first`, and after it the packets that are kept."""
         packets, waiters = self.packets, self._waiters
         position, before = self._sent, self._sent
         self.packets, self._waiters = deque(first), deque()

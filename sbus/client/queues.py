@@ -32,7 +32,7 @@ REASONS: tuple[Reason, ...] = ("released", "failed", "poison")
 ALL_QUEUES = b"queue/ls"
 """The services of all queues answer a request on this key, each for itself."""
 INBOX = b"/sbus/work/"
-"""What stands between a worker's name and its token in the key of its inbox."""
+"""The part between a worker's name and its token in the key of its inbox."""
 _LONGEST_ID = 256
 """Bytes of the longest ID against doubles: the service remembers the IDs of a day."""
 LONGEST_WHY = 1000

@@ -26,7 +26,7 @@ __all__ = ["MOST_HANDLERS", "REPLY", "Handler", "Request", "Responder", "is_repl
 
 
 class _Bus(Protocol):
-    """What a responder needs of its connection."""
+    """The methods of a connection that a responder uses."""
 
     def answer(self, request: Message, payload: bytes) -> None:
         """Reply to a request."""
@@ -49,7 +49,7 @@ class _Bus(Protocol):
 
 
 REPLY = b"/sbus/reply/"
-"""What stands between a client's name and the rest of a key that replies to it are published to."""
+"""The part between a client's name and the token in the key of replies to that client."""
 MOST_HANDLERS = 4096
 """Handlers of one subscription that are under way at once."""
 _MAX_REPLY_KEY = 1024

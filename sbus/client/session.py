@@ -222,9 +222,9 @@ class Session(ClientApi[Sub]):
         """Send packets at once or at the end of this turn.
 
         100 messages in one bundle cost little more than one, but whether more follow is not known in advance. So
-        `BATCH` lone writes in a row go out at once, and the next is held until the end of the turn. If others joined
-        it, only the first write of the following turn goes at once; if none did, another `BATCH` do. As many bytes as
-        the largest bundle go earlier, as waiting longer gains nothing.
+        `BATCH` lone writes in a row go out at once, and the next waits until the end of the turn. If others joined it,
+        only the first write of the following turn goes at once; if none did, another `BATCH` do. As many bytes as the
+        largest bundle go earlier, as waiting longer gains nothing.
         """
         queued = len(self.outbox)
         is_held = self.outbox.is_held and packets[0].startswith(_MESSAGE)
@@ -266,7 +266,7 @@ class Session(ClientApi[Sub]):
         self._flush()
 
     def _settled(self) -> None:
-        """Send what has waited for the server's word, except for messages that it does not take."""
+        """Send the messages that waited for the server's limits, except for those beyond them."""
         if self.is_connected():
             self._release(self.outbox)
         self._update_reading()
@@ -294,7 +294,7 @@ class Session(ClientApi[Sub]):
     async def _write_in_turn(self, build: Callable[[], list[bytes]]) -> list[bytes]:
         """Write the packets of a publish that is too long for all that is known, or comes after one; return them.
 
-        Each of them has a fence of its own, and the server answers these in order.
+        Each of them has its own fence, and the server answers these in order.
 
         :raises sbus.errors.PacketTooLong: if it is known that they are too long.
         """
@@ -347,7 +347,7 @@ class Session(ClientApi[Sub]):
         self._to_wake.append(readers)
 
     def call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
-        """Call the application. If it raises, log the error and go on."""
+        """Call the application. If it raises, log the error and continue."""
         try:
             callback(*args)
         except self._callback_errors as error:

@@ -25,13 +25,13 @@ LOW_WATER = HIGH_WATER // 4
 
 
 class Owner(Protocol):
-    """What a subscription or a watch needs of its connection."""
+    """The methods of a connection that a subscription or a watch uses."""
 
     def waiter(self) -> AwaitableWaiter:
         """Return a new waiter."""
 
     def call_user(self, callback: Callable[[Message], object], message: Message, /) -> None:
-        """Call the application and log what it raises."""
+        """Call the application and log an exception that it raises."""
 
     def report_lost(self, lost: Lost) -> None:
         """Call ``on_lost``."""

@@ -1,4 +1,4 @@
-"""Workers: taking the jobs of a queue, and answering them; and the calls of a connection that are about queues.
+"""Workers: taking the jobs of a job queue, and answering them; and the calls of a connection about job queues.
 
 Theory of operation
 -------------------
@@ -8,7 +8,7 @@ Theory of operation
 
 *Announcing.* The worker announces itself when it begins, when the service says that it is ready, and when the server
 reports on the service's key, as it does after each reconnect. Each announcement begins a *round* and names the jobs
-that the worker holds. The service takes back jobs that the worker does not name; the worker drops deliveries of an
+that the worker has. The service takes back jobs that the worker does not name; the worker drops deliveries of an
 earlier round. Before it announces itself, it sends its latest answers again, as many as its credit: the service cannot
 have lost more. So an interruption anywhere leaves each job with one worker, without timers.
 
@@ -95,7 +95,7 @@ class Job:
         return self._work.publish(self, self.nack_words(reason, why))
 
     def renew(self) -> Any:
-        """Begin the lease of this job anew, and those of the jobs that wait behind it."""
+        """Begin the lease of this job anew, and those of the jobs that wait after it."""
         self._renewed = time.monotonic()
         self._work.renew_waiting()
         return self._work.publish(self, (b"renew", self.word) if self.is_held else None)
@@ -272,7 +272,7 @@ class WorkCore:
         bus.works.append(self)
 
     def _leave(self) -> None:
-        """Undo `_join`, or what it has done of it."""
+        """Undo `_join`, or the part of it that was done."""
         bus = self._bus
         watch, self._watch = self._watch, None
         subscriptions, self._subscriptions = self._subscriptions, []
@@ -349,7 +349,7 @@ class WorkCore:
                 self._bus.send([self._packet(words)])
 
     def end_job(self, job: Job, answer: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-        """Hold a job no longer, and keep its answer; return that."""
+        """Give a job up, and keep its answer; return that."""
         del self.jobs[job.id]
         self.answers.pop(job.id, None)
         self.answers[job.id] = answer
@@ -362,7 +362,7 @@ class WorkCore:
         return self._bus.publish_many(self._messages(job, words))
 
     def _messages(self, job: Job, words: tuple[bytes, bytes] | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield what is to be said; an error is then raised as those of ``publish_many`` are."""
+        """Yield the messages to publish; an error is then raised as those of ``publish_many`` are."""
         if self._error is not None and not job.is_answered:
             raise self._error
         if words is not None:
@@ -450,7 +450,7 @@ def _ignore(message: Message) -> None:
 
 
 class QueueCalls(ABC):
-    """The calls of a connection that are about queues.
+    """The calls of a connection about job queues.
 
     :ivar works: the workers on this connection.
     """
@@ -470,7 +470,7 @@ class QueueCalls(ABC):
         delay: float = 0.0,
         timeout: float | None = 10.0,
     ) -> Result[int]:
-        """Put a job into a queue, and return its number once it is on the disk.
+        """Put a job into a job queue, and return its number once it is on the disk.
 
         :param id: any name of the job. If this user has put a job with the same ID within a day, the result is the
             number of that job, and no job is added: so you can repeat a call that failed.
@@ -485,7 +485,7 @@ class QueueCalls(ABC):
 
     @abstractmethod
     def work(self, queue: str, credit: int = 1) -> object:
-        """Return the jobs of a queue for this worker: loop over them.
+        """Return the jobs of a job queue for this worker: loop over them.
 
         :param credit: the most jobs that the worker has at once.
         :raises sbus.errors.UsageError: if no queue has such a name, or without credit.

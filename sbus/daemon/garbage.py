@@ -10,7 +10,7 @@ the other.
 Only cycles that have lived for some time need a full collection, and clients that have gone leave none. So full
 collections can wait: the interpreter starts at most one in `INTERVAL` seconds. Until then, its threshold for them is
 out of reach; when the time is up, the next collection of the middle generation puts the threshold back. The frequent
-collections of young objects go on as always.
+collections of young objects continue as always.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def keep_memory() -> None:
     """Keep freed memory for the next batch instead of returning it to the kernel.
 
-    By default the C library returns what is free at the end of the heap beyond 128 KiB. Each batch of large packets
-    (or bundles) then made the kernel take its pages away and clear them again for the next: most of the server's time.
-    See mallopt(3). C libraries other than glibc lack it.
+    By default the C library returns free memory beyond 128 KiB at the end of the heap. Each batch of large packets (or
+    bundles) then made the kernel take its pages away and clear them again for the next: most of the server's time. See
+    mallopt(3). C libraries other than glibc lack it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -6,7 +6,7 @@ there is no descriptor left to open the new file, it is closed for good. This on
 empties it, so it stays open and keeps its owner; if it cannot be copied, its newer half is kept.
 
 Another program may rotate the log: logrotate(8) moves the file away, puts an empty one in its place or none, and sends
-SIGUSR1. So at each rotation the file at the path counts. If it is not the one that is open, the log goes on there.
+SIGUSR1. So at each rotation the file at the path counts. If it is not the one that is open, the log continues there.
 `OutputFiles` does the same for standard output and standard error where they were redirected to files.
 """
 
@@ -65,9 +65,10 @@ class BoundedLogFile:
             self._size += os.write(self._fd, data)
 
     def rotate(self) -> None:
-        """Begin a new file now, or go on in the one that is at the path instead of the open one.
+        """Begin a new file now, or continue in the one that is at the path instead of the open one.
 
-        :raises OSError: if the file was moved or removed, and no new one can be opened: the log goes on in the old one.
+        :raises OSError: if the file was moved or removed, and no new one can be opened: the log continues in the old
+            one.
         """
         with self._lock:
             if not self._reopen():
@@ -132,7 +133,7 @@ class OutputFiles:
     def rotate(self) -> None:
         """Go on in the file at the path, where that is another one than the open one.
 
-        :raises OSError: if no file can be opened there: the output goes on in the old one.
+        :raises OSError: if no file can be opened there: the output continues in the old one.
         """
         for fd, path in self._paths.items():
             if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -12,7 +12,7 @@ A `LogLimiter` stands between loggers and a log. It counts events by user and by
 
 A budget of bytes pays for all of these (`sbus.daemon.log_budget`). An event for which there is no budget is counted
 instead, and a sum for which there is none stays and grows until the next interval. So each event is either in the log
-or in a sum, and `stop` writes what is left.
+or in a sum, and `stop` writes the rest.
 
 At most 64 users are counted apart, and 40 kinds of each; the rest are *other users* and *other events*. Clients choose
 neither: users are UIDs, and kinds come from the code.
@@ -223,7 +223,7 @@ class LogLimiter:
             self._timer = self._clock.callLater(INTERVAL, self._end_interval)
 
     def _new_interval(self) -> None:
-        """Forget which lines there were; what no sum has told yet is kept."""
+        """Forget which lines there were; keep the events that no sum has reported yet."""
         self._began = self._clock.seconds()
         self._kinds.clear()
         self._users = {user: entry for user, entry in self._users.items() if entry.counts}
@@ -258,7 +258,8 @@ class LogLimiter:
         return event
 
     def _cut(self, event: LogEvent) -> LogEvent:
-        """Return an event with less text: its beginning says what it is, and the end of a traceback what went wrong."""
+        """Return an event with less text: its beginning, which names it, and the end of a traceback, which has the
+        error."""
         text = formatEvent(event)
         if "log_failure" in event:
             text = f"{text}\n{event['log_failure'].getTraceback()}"

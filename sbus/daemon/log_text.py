@@ -34,7 +34,7 @@ def line_of(event: LogEvent) -> str | None:
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether journald reads what is written to a stream."""
+    """Return whether journald reads a stream."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):  # closed, or not a file at all

@@ -58,7 +58,7 @@ class LogSettings:
 
 @dataclass
 class _Process:
-    """What twistd was asked for."""
+    """The options of twistd."""
 
     options: MutableMapping[str, Any] = field(default_factory=dict)
     settings: LogSettings = LogSettings()

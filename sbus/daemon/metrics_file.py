@@ -27,7 +27,7 @@ __all__ = ["MetricsFile", "counter", "gauge", "text_of"]
 def counter(name: str, text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
     """Return a counter; its samples get ``_total``.
 
-    :param text: what it counts, and what to do if it rises.
+    :param text: its meaning, and the remedy if it rises.
     :param value: the figure, or figures by the value of `label`.
     """
     return _family(CounterMetricFamily, name, text, value, label)

@@ -1,4 +1,4 @@
-"""What systemd is to know of a service with ``Type=notify``: that it serves, that it stops, and that it is alive.
+"""Notices to systemd from a service with ``Type=notify``: that it serves, that it stops, and that it is alive.
 
 The protocol is a datagram to the socket that ``NOTIFY_SOCKET`` names (sd_notify(3)). With ``WatchdogSec=``, systemd
 kills and restarts a process that has not said ``WATCHDOG=1`` for that time. The reactor says it, so a process whose
@@ -44,7 +44,7 @@ class Notifier(Service):
         self._send(b"RELOADING=1\nMONOTONIC_USEC=%d" % now if is_reloading else b"READY=1")
 
     def stopService(self) -> None:
-        """Say that the service stops, and go on pinging as long as it takes."""
+        """Notify systemd that the service stops, and keep pinging until it has."""
         super().stopService()
         self._send(b"STOPPING=1")
 

@@ -29,12 +29,12 @@ __all__ = ["Process"]
 
 
 class Process(Service):
-    """What belongs to the process rather than to the service that it runs.
+    """The settings of the process, as opposed to those of the service that it runs.
 
     SIGHUP means two things. From a terminal that closes, it ends the processes in its foreground; so the service stops
-    in good order. From an operator or a script, it asks a daemon to go on with new settings or log files; ending it
+    in good order. From an operator or a script, it asks a daemon to continue with new settings or log files; ending it
     would be wrong, and Python's default would even leave the socket and the pid file behind. The signal itself does not
-    tell which, but /dev/tty does: a terminal that has closed cannot be opened any more (tty(4)).
+    tell which, but /dev/tty does: a terminal that has closed can no longer be opened (tty(4)).
 
     SIGUSR1 makes a daemon begin a new log file (`sbus.daemon.logs`), and SIGUSR2 makes it log its counters. systemctl
     kill(1) sends a signal to all processes of a service, so it ends none of them.
@@ -90,7 +90,7 @@ class Process(Service):
         reactor.callWhenRunning(self._notifier.ready)
 
     def reloads(self, is_reloading: bool) -> None:
-        """Let systemd know that the process reloads what it was started with, or that this has ended."""
+        """Notify systemd that the process reloads its settings, or that this has ended."""
         if self._notifier is not None:
             self._notifier.reloads(is_reloading)
 

@@ -97,8 +97,8 @@ class Lines:
     :ivar chores: work that concerns no other user, each in it once.
     :ivar readers: clients that wait to be read.
     :ivar hung_up: those whose peer has hung up; they go first.
-    :ivar held: readers whose messages have no room in this mail, and whether they have hung up; they come back to their
-        lines with the next room. One that has hung up holds all readers after it.
+    :ivar held: readers that wait because their messages have no room in this mail, and whether they have hung up; they
+        come back to their lines with the next room. One that has hung up keeps all readers after it waiting.
     :ivar most_bytes: bytes of packets that the mail may hold.
     :ivar work: nanoseconds that the mail is estimated to take.
     :ivar bytes: bytes of packets in the mail.
@@ -168,8 +168,8 @@ class Lines:
     def has_room(self, account: Hashable, work: int, size: int, after_gap: bool = False) -> bool:
         """Return whether a publisher's user may add to the mail.
 
-        :param account: the owner of the part to charge: that user's UID, or an author that a link has named; None for
-            the program around the bus, whose mail is bounded only in bytes.
+        :param account: the key of the part to charge: that user's UID, or an author that a link has named; None for the
+            program around the bus, whose mail is bounded only in bytes.
         :param work: nanoseconds that the messages will take.
         :param size: their bytes.
         :param after_gap: whether the last messages were lost. Then there is room only when half of the work is done: a

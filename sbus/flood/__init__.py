@@ -1,9 +1,9 @@
 """Flood control: the fate of messages that a receiver cannot take at once.
 
 A receiver has one `SendQueue`. Packets for it gather there while a batch is handled, and are flushed when the batch
-ends. If the socket takes everything, nothing else happens. The remainder of a flush *is* the blocked state, and only
-then do the receiver's strategies and order count: the soft strategy decides about a message when the receiver's socket
-is full, the hard strategy about one when the queue is at a limit, and the order chooses the message that is sent first.
+ends. If the socket takes everything, nothing else happens. The remainder of a flush *is* the backlog, and only then do
+the receiver's strategies and order count: the soft strategy decides about a message when the receiver's socket is full,
+the hard strategy about one when the queue is at a limit, and the order chooses the message that is sent first.
 
 This package does no I/O. A queue returns its decisions as an `Outcome`, and calls its `QueueOwner` when it has drained;
 `sbus.flood.send_queue` explains how it works.

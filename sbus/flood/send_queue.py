@@ -97,7 +97,7 @@ class _Losses:
         self._size += size
 
     def end(self) -> None:
-        """Count what was added, before something that is kept."""
+        """Count the messages that were added, before something that is kept."""
         if self._messages:
             self._count(self._messages, self._size, self._why)
             self._messages = self._size = 0

@@ -2,16 +2,16 @@
 
 .. rubric:: Theory of operation
 
-Each user has a line with the messages of its publishers. The lines are served in turn, about `TURN` bytes each. So a
-message waits for one turn of each other user, whatever the length of their lines. The messages of one user, hence of
-one publisher, keep their order. Replies go first, in the order of their questions.
+Each user has a part of the backlog, with the messages of its publishers (`_Line`). The parts are served in turn, about
+`TURN` bytes each. So a message waits for one turn of each other user, whatever the length of their parts. The messages
+of one user, hence of one publisher, keep their order. Replies go first, in the order of their questions.
 
 The part of one user is at most (rest + own) / (n + 1): *rest* is the free room, *own* is what the user has, and *n* is
 the number of users with messages, as in a mailbox (`sbus.fair.lines`). An empty part takes one run of any size. So a
 user that floods a link always leaves room for the next user, and loses only its own messages.
 
 The users come from the messages' signatures (`sbus.flood.naming`): a link asks for senders before it declares its queue
-shared. Messages from before that have no signature, and count as those of one user. In a line, as in the order of
+shared. Messages from before that have no signature, and count as those of one user. In a part, as in the order of
 arrival, only the first message of a run must be signed; the first message of a turn is signed when it leaves.
 """
 
@@ -28,7 +28,7 @@ from sbus.routing.runs import find_type, total_size
 __all__ = ["TURN", "SharedBacklog"]
 
 TURN = 16 << 10
-"""Bytes that one user's line sends in its turn, about: several packets for each notice of a publisher."""
+"""Bytes that one user's part sends in its turn, about: several packets for each notice of a publisher."""
 
 
 _user = attrgetter("user")
@@ -95,7 +95,7 @@ class _Line:
 
 
 class SharedBacklog:
-    """A backlog with a line for each user; see `sbus.flood.backlogs.FifoBacklog` for its methods.
+    """A backlog with a part for each user; see `sbus.flood.backlogs.FifoBacklog` for its methods.
 
     :param packets: the first packets, in the order of arrival.
     """

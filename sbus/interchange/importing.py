@@ -2,8 +2,8 @@
 
 The journal is built beside its place, under a hidden name, and renamed when it is complete and synced. So an import
 never changes a journal that exists. An import after a killed one removes what that left; the writer's lock tells
-whether another import still runs. What another user has put under the hidden name is refused: the journal would be
-that user's.
+whether another import still runs. A directory that another user has put under the hidden name is refused: the journal
+would be that user's.
 
 Rows are numbered from 0 again. Gaps, digests and steps of the clock keep their places and contents. A row of the kind
 ``damaged`` takes the numbers of all rows that it stands for, as in the journal that was damaged.
@@ -91,7 +91,7 @@ def _begin(building: str) -> None:
 def _is_planted(building: str) -> bool:
     """Return whether just any user may have put a directory there.
 
-    Where all may write, that is also the owner of the directory above, who could read what is imported.
+    Where all may write, that is also the owner of the directory above, who could read the imported rows.
     """
     is_open = bool(os.stat(os.path.dirname(building)).st_mode & stat.S_IWOTH)
     return is_open and os.lstat(building).st_uid != os.geteuid()

@@ -13,7 +13,7 @@
 How it works: a journal is a directory of *segments*, which only grow. Each has three files: its rows
 (``.arrows``), an index of the batches in it (``.idx``), and when it is closed a summary (``.json``). One writer appends
 to the newest segment; any number of readers, on this machine, read all of them without locks. What connects the two is
-the last *sync record* of an index: the writer syncs both files and then adds the record; readers see nothing behind it.
+the last *sync record* of an index: the writer syncs both files and then adds the record; readers see nothing after it.
 So what a reader has seen survives a power cut, and what a power cut takes back no reader has seen.
 
 The parts, from the bottom: `disk` (the calls that change files), `schema` (columns, formats and their bytes), `layout`

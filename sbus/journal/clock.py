@@ -51,7 +51,7 @@ def now() -> int:
 def uptime() -> int:
     """Return the µs that have passed since the machine was started.
 
-    It cannot be set, and goes on while the machine sleeps (``CLOCK_BOOTTIME``, :manpage:`clock_gettime(2)`).
+    It cannot be set, and continues while the machine sleeps (``CLOCK_BOOTTIME``, :manpage:`clock_gettime(2)`).
     """
     return _time.clock_gettime_ns(_time.CLOCK_BOOTTIME) // 1000
 

@@ -18,7 +18,7 @@ __all__ = ["Digest", "is_message", "payload_lengths"]
 
 
 class Digest(NamedTuple):
-    """What is kept of a payload.
+    """The digest of a payload.
 
     :ivar length: its length in bytes.
     :ivar sha256: its SHA-256, in hexadecimal digits.

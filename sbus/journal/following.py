@@ -17,7 +17,7 @@ Invariants:
   back a row that was read.
 * *Loss is an error*, unless the program allows it. Then one warning names each loss, and a row of the kind ``damaged``
   stands in place of damaged ones.
-* *A damaged journal holds up no other one*, if the program asks for that: rows are checked before a batch is planned.
+* *A damaged journal delays no other one*, if the program asks for that: rows are checked before a batch is planned.
 
 With a limit, `share` divides rows among the journals that are behind.
 """
@@ -67,8 +67,8 @@ class Follower:
     :ivar max_delay: the seconds after a batch from which on the next one starts with whatever is there; before that, it
         starts only if it is as large as it may be. None: a batch starts whenever there are rows.
     :ivar fail_on_data_loss: whether it is an error if rows are gone before they are read, or are damaged.
-    :ivar start_of: returns where reading starts in a journal, and is told whether the journal joins later than the
-        first ones.
+    :ivar start_of: returns where reading starts in a journal, given whether the journal joins later than the first
+        ones.
     :ivar leaves_damaged: whether a damaged journal waits in front of the damage while the others continue; else damage
         is an error.
     :ivar target: the offset to read up to, and no further; None: follow the journals.
@@ -181,7 +181,7 @@ class Follower:
         self._report_loss("; ".join(what), _NAME)
 
     def _closed(self) -> list[str]:
-        """Return what is damaged in the journals that cannot be opened."""
+        """Return the damage of the journals that cannot be opened."""
         opened = {journal.directory for journal in self._known.values()}
         return [what for directory, what in self.damaged.items() if directory not in opened]
 

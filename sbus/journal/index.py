@@ -6,7 +6,7 @@ sync (`SYNC`). Invariants:
 
 * The record of a batch is written before the batch. Bytes of ``.arrows`` without a record mean nothing.
 * A sync record is written after everything before it, in both files, was synced. Readers read up to the last sync
-  record and ignore what comes after it.
+  record and ignore the rest.
 * Before the last sync record, every record is whole and continues where the record before it ended. If not, the file
   is damaged.
 * The index of a closed segment ends with a sync record.
@@ -78,7 +78,7 @@ class Record(NamedTuple):
     :ivar type: `HEAD`, `BATCH` or `SYNC`.
     :ivar kind: the kind of all rows of the batch; in a sync record, of the last row before it.
     :ivar start: the offset of the first byte in ``.arrows``; in a sync record the same as `end`.
-    :ivar end: the offset behind the last byte.
+    :ivar end: the offset after the last byte.
     :ivar first_seq: the number of the first row; in a sync record, of the first row that readers may not see.
     :ivar rows: the number of rows; 0 unless the record stands for a batch.
     :ivar crc: the CRC-32 of the bytes; 0 in a sync record.
@@ -219,7 +219,7 @@ def last_sync(segment: Segment) -> Record | None:
 
 
 def unsynced_records(segment: Segment) -> list[Record]:
-    """Return the whole records behind the last sync record: the writer makes sure of their rows, or cuts them off.
+    """Return the whole records after the last sync record: the writer makes sure of their rows, or cuts them off.
 
     :raises FileNotFoundError: if there is no index.
     """
@@ -237,7 +237,7 @@ def unsynced_records(segment: Segment) -> list[Record]:
 
 
 def ends_with_sync(segment: Segment) -> bool:
-    """Return whether an index has nothing behind its last sync record: no row that a writer could find to be whole.
+    """Return whether an index has nothing after its last sync record: no row that a writer could find to be whole.
 
     :raises FileNotFoundError: if the segment is gone.
     """

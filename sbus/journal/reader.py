@@ -109,7 +109,7 @@ class JournalReader:
         return segments[0].first_seq if segments else 0
 
     def end(self) -> int:
-        """Return the number behind the last row that readers may see.
+        """Return the number after the last row that readers may see.
 
         Every row before it is there, or was deleted by retention.
         """
@@ -118,14 +118,14 @@ class JournalReader:
     def is_older_than(self, seq: int) -> bool:
         """Return whether the journal is an older copy of one that somebody has read up to a row.
 
-        :param seq: the number behind that row.
+        :param seq: the number after that row.
         """
         segments, end = self._visible()
         # After a power cut there may be fewer rows to see, but more in the file, until a writer opens the journal.
         return end < seq and (not segments or ends_with_sync(segments[-1]))
 
     def _visible(self) -> tuple[list[Segment], int]:
-        """Return the segments, and the number behind the last row that readers may see."""
+        """Return the segments, and the number after the last row that readers may see."""
         segments = self.segments()
         while segments:
             newest = segments[-1]
@@ -155,7 +155,7 @@ class JournalReader:
     def seq_at_time(self, moment: int) -> int:
         """Return the number of the first row at or after a time; else `end`.
 
-        All rows before it are earlier. If the clock was set back, rows behind it may be earlier too.
+        All rows before it are earlier. If the clock was set back, rows after it may be earlier too.
 
         :param moment: the time, in µs since the epoch.
         """
@@ -222,7 +222,7 @@ class JournalReader:
         the journal.
 
         :param start_seq: the number of the first row.
-        :param end_seq: the number behind the last row; at most `end`.
+        :param end_seq: the number after the last row; at most `end`.
         :param min_time: earlier rows are not needed, but may be included; in µs since the epoch.
         :param max_time: later rows are not needed, but may be included.
         :param kinds: rows of other kinds are left out; None: all kinds.
@@ -290,7 +290,7 @@ class JournalReader:
             yield replace(part, start_seq=start_seq)
 
     def limit(self, start_seq: int, max_rows: int | None = None, max_bytes: int | None = None) -> int:
-        """Return the number behind the last row of a read of limited size.
+        """Return the number after the last row of a read of limited size.
 
         Such a read has one row at least.
 

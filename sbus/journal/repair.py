@@ -1,4 +1,4 @@
-"""Repair: makes a damaged journal readable again, and states what is lost.
+"""Repair: makes a damaged journal readable again, and reports the lost rows.
 
 Every row that can be read stays as it is, with its number. In place of each batch that cannot be read, the index gets a
 record of the kind ``damaged`` that covers its rows, so that readers get one row that says how many they were. What is
@@ -66,7 +66,7 @@ from sbus.journal.verify import problems_of
 __all__ = ["DAMAGED", "Lost", "Repaired", "repair"]
 
 DAMAGED = "damaged"
-"""The directory in a journal that keeps what was damaged."""
+"""The directory in a journal that keeps the damaged parts."""
 _FILE_MODE = 0o600
 _PAGE = 4096
 """Bytes that are read at once from a file with bad sectors."""
@@ -88,11 +88,11 @@ class Lost(NamedTuple):
 
 
 class Repaired(NamedTuple):
-    """What was wrong with one segment.
+    """The damage of one segment.
 
     :ivar segment: the segment.
     :ivar lost: the rows that are lost; empty if all of them could be read.
-    :ivar kept: the paths of the copies of what was damaged.
+    :ivar kept: the paths of the copies of the damaged parts.
     """
 
     segment: Segment
@@ -101,7 +101,7 @@ class Repaired(NamedTuple):
 
 
 def repair(directory: str | os.PathLike[str], *, dry_run: bool = False) -> Iterator[Repaired]:
-    """Repair a journal, and yield what was wrong, segment by segment; undamaged segments are left out.
+    """Repair a journal, and yield the damage, segment by segment; undamaged segments are left out.
 
     The caller holds the writer's lock (`sbus.journal.writer.locked`), unless `dry_run`.
 
@@ -128,7 +128,7 @@ def repair(directory: str | os.PathLike[str], *, dry_run: bool = False) -> Itera
 
 
 def _end_of(segment: Segment, journal_id: str) -> int | None:
-    """Return the number behind the last row of the newest segment; None if it has no synced row.
+    """Return the number after the last row of the newest segment; None if it has no synced row.
 
     :raises JournalError: if it cannot be known.
     """
@@ -156,7 +156,7 @@ def _end_of(segment: Segment, journal_id: str) -> int | None:
 
 
 class _Repair:
-    """Finds what is damaged in one segment, and repairs it.
+    """Finds the damage in one segment, and repairs it.
 
     :ivar is_damaged: whether anything is.
     :ivar lost: the rows that are lost.
@@ -244,7 +244,7 @@ class _Repair:
         return record._replace(kind=Kind.DAMAGED, crc=crc)
 
     def apply(self) -> None:
-        """Keep copies of what is damaged, and repair the segment."""
+        """Keep copies of the damaged parts, and repair the segment."""
         self._keep()
         fd = disk.open_existing(self._segment.path(ARROWS))
         try:
@@ -269,7 +269,7 @@ class _Repair:
         return []
 
     def _keep(self) -> None:
-        """Copy what is going to be replaced into the directory `DAMAGED`."""
+        """Copy the files to be replaced into the directory `DAMAGED`."""
         home = os.path.join(self._segment.directory, DAMAGED)
         if not os.path.isdir(home):
             # Copies of rows are as open as the rows.

@@ -25,7 +25,7 @@ class Reports:
 
     A consumer's name belongs to one lake or stream, by its ID. Another one under that name is refused: its reports
     would let retention delete rows that the first one lacks. If the file of the consumer cannot be read, the consumer
-    goes on; its reports fail until it can be, and are refused then.
+    continues; its reports fail until it can be, and are refused then.
 
     :param consumer: the name under which it reports.
     :param identity: the ID of the lake or stream.

@@ -23,7 +23,7 @@ EPOCH_STEP = 60 * SECOND
 
 
 class Step(NamedTuple):
-    """What became of the clock since the last append.
+    """The change of the clock since the last append.
 
     :ivar size: how far it was set, in µs.
     :ivar offset: its new distance from the time that has really passed, in µs; see `RowClock.offset`.

@@ -1,4 +1,4 @@
-"""What can still be read of a damaged segment, and where the rest was.
+"""The readable parts of a damaged segment, and the places of the rest.
 
 `salvage_index` is the index of a segment as far as it is known: damaged records are left out, batches whose records are
 lost are looked for in ``.arrows``, and what is not found becomes a record of the kind ``damaged`` that covers the lost
@@ -33,7 +33,7 @@ __all__ = ["find_header", "salvage_index"]
 
 
 def salvage_index(segment: Segment, journal_id: str) -> Index:
-    """Return what is known of the batches of a segment, whatever is damaged.
+    """Return the known facts about the batches of a segment, whatever is damaged.
 
     :returns: the index; its batches have no holes between them, but may end before the segment does.
     :raises FileNotFoundError: if there is no ``.arrows``.
@@ -105,7 +105,7 @@ def _find_header_before_rows(arrows: IO[bytes], journal_id: str, segment: Segmen
 
 
 class _Finder:
-    """Puts records in order, and finds what is missing between them.
+    """Puts records in order, and finds the missing ones between them.
 
     :ivar batches: the records so far, without holes.
     """
@@ -144,7 +144,7 @@ class _Finder:
         """Search ``.arrows`` for batches from where the last one ended.
 
         :param end: the offset at which to stop.
-        :param end_seq: the number behind the last row that is missing; None: unknown.
+        :param end_seq: the number after the last row that is missing; None: unknown.
         """
         if end <= self._at or (end_seq is not None and end_seq <= self._seq):
             return
@@ -187,7 +187,7 @@ class _Finder:
         return Record(BATCH, kind, self._at, self._at + length, self._seq, count, crc, least, greatest)
 
     def sync_record(self) -> Record | None:
-        """Return the sync record that belongs behind the last batch; None if there is no batch."""
+        """Return the sync record that belongs after the last batch; None if there is no batch."""
         if not self.batches:
             return None
         kind = self.batches[-1].kind

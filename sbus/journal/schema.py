@@ -60,7 +60,7 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class Kind(enum.StrEnum):
-    """What a row stands for: a message, a gap, or a step of the clock."""
+    """The meaning of a row: a message, a gap, or a step of the clock."""
 
     MESSAGE = "message"  # a message of the bus
     START = "start"  # recording started
@@ -208,8 +208,8 @@ class Format:
     def decode(self, data: pa.Buffer, journal_id: str, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Decode the message of a batch; the rows keep this format. Nothing is copied.
 
-        Whoever wrote it can have put anything in it, with the right checksum: offsets that lead out of the batch, too.
-        All columns are checked, so that a batch that is whole for one reader is whole for all of them.
+        Its writer can have put anything in it, with the right checksum: even offsets that lead out of the batch. All
+        columns are checked, so that a batch that is whole for one reader is whole for all of them.
 
         :param columns: the names of the columns to return, in this order; None: all.
         :raises ValueError: if it has no such rows.

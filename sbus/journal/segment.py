@@ -6,7 +6,7 @@ A segment is two files that grow together (`sbus.journal.index` describes the se
   a segment its directory, so that the names of the files survive too; only then is the sync record written.
 * An `OSError` leaves the segment as it was before the call, or marks it `SegmentWriter.suspect`. A suspect segment
   takes no more batches: its writer closes the files and calls `SegmentWriter.reopen`.
-* What was synced is never changed and never cut off, even if it is damaged.
+* Synced bytes are never changed and never cut off, even if they are damaged.
 
 There is one way back from every accident, `SegmentWriter.reopen`. It serves for a segment that a crash left open, and
 for one whose disk has failed. Nothing that it keeps is safe before the next sync; `SegmentWriter.finish` makes it so.
@@ -43,7 +43,7 @@ class SegmentWriter:
     :ivar last: the record that was added last.
     :ivar suspect: whether the content of the files is in doubt. The segment must then be reopened.
     :ivar torn: the bytes of incomplete batches that `reopen` cut off.
-    :ivar damaged: whether `reopen` found that a part of what was synced is missing or damaged.
+    :ivar damaged: whether `reopen` found that synced bytes are missing or damaged.
     """
 
     def __init__(self, segment: Segment, journal_id: str, mode: int, arrows: int, index: int) -> None:
@@ -197,7 +197,7 @@ class SegmentWriter:
     def sync(self) -> None:
         """Sync everything that was appended, and then make it visible to readers.
 
-        :raises OSError: if that fails; it is unknown what is on the disk, and the segment may be suspect.
+        :raises OSError: if that fails; the state of the disk is unknown, and the segment may be suspect.
         """
         if self._synced_seq < self.next_seq:
             self._flush()

@@ -37,7 +37,7 @@ class Slice:
     :ivar segment: the segment.
     :ivar journal_id: the ID of its journal.
     :ivar start_seq: the number of the first row.
-    :ivar end_seq: the number behind the last row.
+    :ivar end_seq: the number after the last row.
     :ivar min_time: batches that end before this time are left out, in µs since the epoch; None: no limit.
     :ivar max_time: batches that begin after this time are left out; None: no limit.
     :ivar kinds: rows of other kinds are left out; None: all kinds.

@@ -7,11 +7,11 @@ Theory of operation
 
 A stream asks for the end of its journals several times a second, and a journal can have ten thousand segments. A
 `Snapshot` therefore lists the directory once, and all questions about one plan get answers from that list. The next
-snapshot takes over the list of the one before if the directory has not changed, which costs one ``stat``.
+`Snapshot` takes the list over if the directory has not changed, which costs one ``stat``.
 
 Invariants:
 
-* The segments of a snapshot are those of one moment. Rows that the recorder appends to the newest of them are seen,
+* The segments of a `Snapshot` are those of one moment. Rows that the recorder appends to the newest of them are seen,
   because their number is in the segment and not in its name.
 * A list is taken over only if it was made after the time stamp of the directory had settled. A change within one tick
   of the kernel's clock can leave the time stamp as it is; so a directory that changed less than a second ago is listed
@@ -31,7 +31,7 @@ from sbus.journal.reader import JournalReader, find_journals
 __all__ = ["OnDamage", "Snapshot", "open_journals"]
 
 OnDamage = Callable[[str, JournalError], None]
-"""Is told the directory of a damaged journal, and the damage."""
+"""Called with the directory of a damaged journal, and the damage."""
 
 _SETTLE_NS = 1_000_000_000
 """Nanoseconds after a change of a directory from which on another change must show in its time stamp."""
@@ -42,7 +42,7 @@ class Snapshot(JournalReader):
 
     Rows that are added to the newest segment are seen.
 
-    :param before: an earlier snapshot, whose list is used if the directory has not changed since.
+    :param before: an earlier `Snapshot`, whose list is used if the directory has not changed since.
     :param skip_damaged: as for `JournalReader`.
     """
 
@@ -75,7 +75,7 @@ def open_journals(
 ) -> dict[str, Snapshot]:
     """Open the journals that paths and globs name, by their IDs.
 
-    :param before: earlier snapshots, by ID.
+    :param before: each earlier `Snapshot`, by ID.
     :param skip_damaged: whether a row of the kind ``damaged`` stands in place of rows that cannot be read.
     :param on_damage: called for each journal that is damaged so that it cannot be opened, which is then left out;
         None: that is an error.

@@ -33,7 +33,7 @@ class Verified(NamedTuple):
 
     :ivar segment: the segment.
     :ivar rows: the number of rows that could be read.
-    :ivar problems: what is wrong, a sentence each.
+    :ivar problems: the problems, a sentence each.
     """
 
     segment: Segment
@@ -81,7 +81,7 @@ def verify(directory: str | os.PathLike[str], report: Callable[[str], object]) -
 
 
 def problems_of(segment: Segment, journal_id: str) -> list[str]:
-    """Return what is wrong with one segment, a sentence each."""
+    """Return the problems of one segment, a sentence each."""
     check = _Check(segment, journal_id)
     try:
         check()

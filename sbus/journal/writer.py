@@ -1,6 +1,6 @@
 """The writer of a journal: appends, syncs, rolls segments, repairs after a crash.
 
-What it promises, after a crash of the process as well as after a power cut:
+Its promises, after a crash of the process as well as after a power cut:
 
 * A row that was synced is never lost, changed or renumbered.
 * No reader sees a row before it is synced.
@@ -230,7 +230,7 @@ class JournalWriter:
             self.ended = "crash"
 
     def _continue_after(self, segment: Segment) -> None:
-        """Continue behind the last row of a segment.
+        """Continue after the last row of a segment.
 
         :raises JournalError: if it cannot be known which row is the last one.
         """
@@ -292,7 +292,7 @@ class JournalWriter:
     ) -> None:
         """Append the row of a message whose payload is too long to be kept.
 
-        :param digest: what is kept of the payload.
+        :param digest: the digest of the payload.
         :param time: when the message arrived; as for `append`.
         :param senders: its publisher; None: unknown.
         :raises OSError: as for `append`.

@@ -1,1 +1,1 @@
-"""Lakes without Spark: table formats, and what is done to a lake between its batches."""
+"""Lakes without Spark: table formats, and the maintenance of a lake between its batches."""

@@ -27,11 +27,11 @@ _MAX_REPORTED = 10
 
 @dataclass(slots=True)
 class Findings:
-    """What a check has found.
+    """The result of a check.
 
     :ivar files: files that were read.
     :ivar rows: rows in these.
-    :ivar problems: what is wrong, one line each.
+    :ivar problems: the problems, one line each.
     :ivar holes: rows that are missing between others, for each journal; that is no fault after `forget` or a loss that
         was allowed. Where a ``damaged`` row stands for rows, none is missing.
     """
@@ -43,7 +43,7 @@ class Findings:
 
 
 def check(table: Table) -> Iterator[Findings]:
-    """Read a lake, and yield what is found so far after each hour; the last time, everything.
+    """Read a lake, and yield the result so far after each hour; the last time, the whole result.
 
     :raises sbus.errors.LakeError: if the table itself cannot be read.
     """
@@ -111,7 +111,7 @@ def _read(table: Table, file: DataFile, ranges: dict[str, list[tuple[int, int]]]
 
 
 def _ranges(seqs: pa.Array) -> list[tuple[int, int]]:
-    """Return the ranges of consecutive numbers, each with the number behind its last."""
+    """Return the ranges of consecutive numbers, each with the number after its last."""
     breaks = pc.indices_nonzero(pc.not_equal(pc.subtract(seqs[1:], seqs[:-1]), 1)).to_pylist()
     starts, ends = [0, *(at + 1 for at in breaks)], [*breaks, len(seqs) - 1]
     return [(seqs[start].as_py(), seqs[end].as_py() + 1) for start, end in zip(starts, ends, strict=True)]

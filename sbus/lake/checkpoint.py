@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 
 Each batch has two small files. Spark writes them for ``sbus spark archive``, and `Checkpoint.plan` and
-`Checkpoint.mark` for ``sbus archive``, so that either goes on where the other was::
+`Checkpoint.mark` for ``sbus archive``, so that either continues where the other was::
 
     <checkpoint>/offsets/<number>    before the batch runs: the offset that it reads up to
     <checkpoint>/commits/<number>    after the batch has run

@@ -18,7 +18,7 @@ removed: what it counts later, it finds gone.
 Sizes keep six significant bits: up to 63 they are exact, and above that at most 1.6 % too small. A publisher is the
 UID of a user, `PROGRAM` or `UNKNOWN`.
 
-*Rows* are all that a report needs of the others: gaps with the rows before and behind them, and of each journal the
+*Rows* are all that a report needs of the others: gaps with the rows before and after them, and of each journal the
 rows with the least and greatest time and number.
 """
 

@@ -78,7 +78,7 @@ _OWNER = "sbus.lake"
 """The property of the table that has the ID of the lake."""
 _ADDED = {"sbus": "columns", "note": "of publishers and hosts"}
 _UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|\\")
-"""What the ``deltalake`` package takes for a part of a URL in a path, however it is written."""
+"""The characters of a path that the ``deltalake`` package takes for a part of a URL, however they are written."""
 _LAST_CHECKPOINT = "_last_checkpoint"
 """The file of the log that names its last summary."""
 _NEWEST = 8
@@ -88,7 +88,7 @@ _BLOCK = 8 << 20
 _CREDENTIALS = ("AWS_", "AZURE_", "GOOGLE_")
 """The variables of the environment that reach object storage."""
 _COMPACTED = "compacted"
-"""What the names of files begin with that compaction, ``prune`` and ``forget`` write."""
+"""The beginning of the names of files that compaction, ``prune`` and ``forget`` write."""
 _ORPHAN_HOURS = 168
 """Hours after which a file that no commit names is an orphan."""
 
@@ -221,7 +221,7 @@ class DeltaLake(Table):
 
     @contextlib.contextmanager
     def _writing_log(self) -> Iterator[None]:
-        """Do for the files that the library writes to the log what it does not: give them their access, and sync."""
+        """Give the files that the library writes to the log their access, and sync them: the library does neither."""
         if not self._is_local:
             yield
             return

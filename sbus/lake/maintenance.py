@@ -1,15 +1,15 @@
-"""Compaction, ``prune`` and ``forget``: what is done to the hours of a lake, in any table format.
+"""Compaction, ``prune`` and ``forget``: changes to the hours of a lake, in any table format.
 
 Theory of operation
 -------------------
 
 Each of the three reads the files of an hour, merges the rows that stay into new files in ``work``, and puts these in
 the place of the old ones with one `Table.replace`. Merging needs no lock but that of maintenance: the files that it
-reads never change, because only settled ones are read. So archive and readers go on meanwhile.
+reads never change, because only settled ones are read. So archive and readers continue meanwhile.
 
 A process may be killed at any operation. Before `Table.replace` has done its one step, the new files are leftovers in
 ``work`` or orphans that no reader sees, and the next maintenance removes them. After it, all is done. Running it again
-is always right: what is compact already is left alone.
+is always right: it leaves compact hours alone.
 
 *An hour is closed* when it is over by the clock of this machine, and `_CLOSED_AFTER` seconds more for batches in hand;
 an hour ahead of the clock, when none of its files has changed for an hour. Rows that come to a closed hour later are
@@ -52,7 +52,7 @@ Matcher = Callable[[pa.RecordBatch], pa.BooleanArray]
 
 @dataclass(slots=True)
 class Outcome:
-    """What maintenance has done.
+    """The result of maintenance.
 
     :ivar hours: hours that were changed.
     :ivar before: files that were replaced.
@@ -185,7 +185,7 @@ def forget(
 ) -> Outcome:
     """Remove the messages with certain keys, and the files that had them.
 
-    It is complete if nothing is left (`Outcome.left`): no file in the lake or its state has such a message any more.
+    It is complete if nothing is left (`Outcome.left`): no file in the lake or its state has such a message any longer.
     Journals and copies of the lake still have the messages. So has a query that is running, until its process ends.
 
     :param pattern: a pattern of the bus, which a key has to match.

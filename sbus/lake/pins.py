@@ -1,7 +1,7 @@
-"""Snapshots for slow readers: hard links that keep files readable for as long as a process lives.
+"""Pins for slow readers: hard links that keep files readable for as long as a process lives.
 
 Spark lists the files of a query when it is planned, and opens them minutes later. Compaction may have put another
-directory in their place by then. So a reader links the files that it has listed into a directory of its own::
+directory in their place by then. So a reader links the files that it has listed into its own directory::
 
     <lake>.sbus/readers/<id>/date=2026-01-31/hour=07/0000000042.parquet
     <lake>.sbus/readers/<id>.lock         locked by the process for as long as it lives
@@ -45,7 +45,7 @@ _mine: dict[Path, Path] = {}
 
 
 class Pins:
-    """The snapshots of the readers of a lake.
+    """The pinned files of the readers of a lake.
 
     :param directory: the lake.
     :param state: its state.
@@ -102,7 +102,7 @@ class Pins:
         return made
 
     def remove_dead(self) -> int:
-        """Remove the snapshots of processes that have ended.
+        """Remove the pins of processes that have ended.
 
         :returns: how many living readers there are.
         """

@@ -18,8 +18,8 @@ The state stays *inside*, in ``/srv/lake/_sbus``, if the directory above cannot 
 
 A lake of an earlier version has its state inside, too. The next archive moves it with one rename, under all its locks,
 so a crash leaves it at one place or the other. `Place.find` looks at both each time, so a process that waited for a
-lock takes the one that was moved. While a query reads a snapshot (`sbus.lake.pins`), or if the rename fails, the state
-stays where it is until the next start.
+lock takes the one that was moved. While a query reads pinned files (`sbus.lake.pins`), or if the rename fails, the
+state stays where it is until the next start.
 """
 
 from __future__ import annotations

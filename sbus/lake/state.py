@@ -7,8 +7,8 @@ Three locks, each taken with flock(2), so that it ends with its process:
 
 * ``lock``: the one archive that writes, for as long as it runs.
 * ``maintenance.lock``: compaction, ``prune`` and ``forget``, one at a time; for as long as one runs.
-* ``commit.lock``: the moment in which the set of files changes, in milliseconds. Whoever holds one of the others waits
-  for it; nothing waits for another lock while it holds this one.
+* ``commit.lock``: the moment in which the set of files changes, in milliseconds. A process that holds one of the others
+  waits for it; none waits for another lock while it holds this one.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class State:
         disk.make_directories(str(path), mode)
 
     def apply_mode(self) -> None:
-        """Let what is new have the permissions that are asked for, also in a lake that is there already.
+        """Give new files the requested permissions, also in a lake that is there already.
 
         :raises OSError: if the lake belongs to another user.
         """

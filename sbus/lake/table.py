@@ -22,7 +22,7 @@ A format promises:
    and never other rows: no name is used twice.
 3. *Durable before reported.* When `commit` or `replace` returns, a power cut cannot take it back.
 
-`Table.vacuum` deletes what no reader can need any more, and `Table.history` says what happened to the table.
+`Table.vacuum` deletes files that no reader needs any longer, and `Table.history` lists the changes of the table.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ batches, and hands packets to a `Wire` (`sbus.link.wire`). It has no clock: each
 ========  ==============================================================================================================
 stage     what happens on a connection
 ========  ==============================================================================================================
-GREETING  The link has asked for what it needs to know. A server ignores a question that it does not know, so the last
-          one is one that every server answers: ``whoami`` above, ``chain/off`` below, where ``whoami`` may have no
+GREETING  The link has asked its questions. A server ignores a question that it does not know, so the last one is one
+          that every server answers: ``whoami`` above, ``chain/off`` below, where ``whoami`` may have no
           answer before the link's name above is known.
 KNOWN     The bus has answered. When both have, the link checks the path, announces it below, subscribes above to all
           that is wanted below, and asks the master again.
@@ -19,9 +19,9 @@ OPEN      The master has answered: the subscriptions are in force, and the link 
 
 Invariants:
 
-* *Only what is listed crosses.* The link subscribes on each side to the intersections of the wanted patterns with the
-  listed ones (`sbus.link.interest`). Of secret messages, down: those that begin with the link's own name and go on with
-  other credentials; up: those that the bus below sends it, if secrets go up.
+* *Only listed keys cross.* The link subscribes on each side to the intersections of the wanted patterns with the listed
+  ones (`sbus.link.interest`). Of secret messages, down: those that begin with the link's own name and go on with other
+  credentials; up: those that the bus below sends it, if secrets go up.
 * *No echo.* The link publishes on the connection on which it subscribes, with ``echo/off``.
 * *Trees only.* A bus that finds its own identifier in the path above is in a loop. The link announces the path before
   it asks the last time: of two links that would close a loop at the same moment, at least one sees the other.
@@ -75,7 +75,7 @@ _LIMITS = (b"violation ", b"user-limit ")
 
 
 class _Bus:
-    """What the link knows of one of its buses.
+    """The state of one of the link's buses.
 
     :ivar interest: what to subscribe to here.
     :ivar stage: how far the connection has come.
@@ -188,7 +188,7 @@ class LinkCore:
             self._wire.is_up(False, self._master)
 
     def _reset(self, side: Side) -> None:
-        """Forget what was said on a connection, by either end."""
+        """Forget the state of a connection, on both ends."""
         self._buses[side].reset()
         self._buses[side.other].authors.restart_target()
 
@@ -208,7 +208,7 @@ class LinkCore:
         return min(times, default=None)
 
     def tick(self, now: float) -> None:
-        """Do what is due: changes of interest, and a report of both sums of losses to the bus below."""
+        """Do the work that is due: changes of interest, and a report of both sums of losses to the bus below."""
         if not self.is_up:
             return
         for side in Side:
@@ -234,7 +234,7 @@ class LinkCore:
                 self._wire.log(f"subscribing {where} to what is wanted again, and no more to the listed patterns whole")
 
     def _fence(self) -> None:
-        """Have the master confirm what has been asked for, unless a question is under way.
+        """Have the master confirm the link's requests, unless a question is under way.
 
         The reply confirms all subscriptions sent before the question, and the link passes that on (``link/fence``).
         Changes that come meanwhile share the next question.
@@ -421,7 +421,7 @@ class LinkCore:
     # --- interest ----------------------------------------------------------------------------
 
     def _wanted(self, side: Side, bus: _Bus, payload: bytes, now: float) -> bool:
-        """Note a change of what is wanted on one side; return whether that took long."""
+        """Note a change of the wanted patterns on one side; return whether that took long."""
         words = payload.split(b" ", 2)
         if len(words) < 3 or not words[1].isdigit() or len(words[1]) > _LONGEST_NUMBER:
             return False

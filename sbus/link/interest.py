@@ -1,4 +1,4 @@
-"""What one side of a link asks the other side for: subscriptions for the patterns that are wanted here.
+"""The requests of one side of a link to the other: subscriptions to the patterns that are wanted here.
 
 .. rubric:: Theory of operation
 
@@ -66,7 +66,7 @@ MAX_BYTES = 1 << 19
 
 CONSIDERED = 32
 """The maximal number of patterns that a call of `Interest.changes` considers in vain: less than 4 ms, mostly 0.1 ms.
-The thread may be that of a bus, and what is wanted is anybody's choice."""
+The thread may be that of a bus, and any client chooses wanted patterns."""
 
 NOTED = 64
 """The maximal number of noted patterns that one call of `Interest.changes` counts: mostly 2 ms."""
@@ -229,7 +229,7 @@ class Interest:
 
     @property
     def settled(self) -> int:
-        """The number up to which each added pattern is covered by what has been asked for.
+        """The number up to which the requested patterns cover each added one.
 
         The other side has to confirm what `changes` has returned by then, before a client here may count on it.
         """

@@ -1,15 +1,15 @@
 """The link between two buses as a Twisted service: the connections, their queues, and time.
 
-What a link says and carries is decided by `sbus.link.core`. This module connects to both buses, again after 0.1 s,
-doubling to 5 s, and moves packets.
+`sbus.link.core` decides what a link says and carries. This module connects to both buses, again after 0.1 s, doubling
+to 5 s, and moves packets.
 
 A bus that takes packets more slowly than the other sends them fills its queue here. Above `HIGH_WATER` the other
 connection is not read from, so that the other bus queues for the link, in a queue that the publishers' users share
 (`sbus.flood.shared`). The queue here is short, because each message in it waits for all earlier ones. Both connections
-are non-blocking, and a link never chooses *block*, so it holds nobody up.
+are non-blocking, and a link never chooses *block*, so nobody waits for it.
 
-Stopping: the link shuts down its sending side at the bus below, which sends what it has queued, and closes; the link
-passes that on and closes the connection above, all within `STOP_TIMEOUT`.
+Stopping: the link shuts down its sending side at the bus below, which sends its queue, and closes; the link passes that
+on and closes the connection above, all within `STOP_TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["HIGH_WATER", "STOP_TIMEOUT", "LinkService"]
 HIGH_WATER = 256 << 10
 """Bytes in the queue for one bus above which the other bus is not read from; below a quarter it is read again."""
 STOP_TIMEOUT = 5.0
-"""Seconds for which a link that stops passes on what is queued for it."""
+"""Seconds for which a link that stops passes on the messages queued for it."""
 _REPORT_INTERVAL = 60.0
 """Seconds between two log lines with the same reason why there is no link."""
 
@@ -50,7 +50,7 @@ _REPORT_INTERVAL = 60.0
 class _Queue(FifoQueue):
     """The packets on their way to one bus.
 
-    :param on_lost: called with the messages that cannot be sent any more.
+    :param on_lost: called with the messages that can no longer be sent.
     :param on_room: called when the queue has become short.
     """
 
@@ -228,7 +228,7 @@ class LinkService(Service):
             self._connect_after(side, next(self._delays[side]))
 
     def stopService(self) -> defer.Deferred[None]:
-        """Pass on what is queued for the link, and disconnect."""
+        """Pass on the messages queued for the link, and disconnect."""
         super().stopService()
         return defer.Deferred.fromCoroutine(self._stop())
 
@@ -366,7 +366,7 @@ class LinkService(Service):
             connection.resume()
 
     def flush(self, is_due_changed: bool = True) -> None:
-        """Send what has been queued, and set the timer."""
+        """Send the queued packets, and set the timer."""
         if self._is_receiving:
             return
         for side in Side:

@@ -28,7 +28,7 @@ class Options(CommandLine):
 
     command = "sbus-link"
     synopsis = "[options]"
-    longdesc = "Link a bus to its master: carry what is listed, and wanted on the other side, both ways."
+    longdesc = "Link a bus to its master: carry the listed messages that the other side wants, both ways."
 
     optParameters = [
         [

@@ -7,7 +7,7 @@ Judging by both policies confirms every change that is reported. The examples tr
   the pattern that may be anything becomes text that occurs in no pattern, and all depths are tried.
 * A change shows for a client that at most two rules have to match. So two groups are enough, and one client stands for
   all that the same rules match.
-* A pattern is refused where it is wide, too: it covers what is closed, and no allowed pattern covers all of it. So each
+* A pattern is refused where it is wide, too: it covers closed keys, and no allowed pattern covers all of it. So each
   part is tried as a prefix of every length, as far as `_WIDEST` permits.
 """
 
@@ -120,7 +120,7 @@ def _shares(policy: Policy) -> dict[tuple[int, str], int]:
 
 
 class _Comparison:
-    """What two policies say about one verb."""
+    """The verdicts of two policies about one verb."""
 
     def __init__(self, old: Policy, new: Policy, verb: Verb) -> None:
         self._verb = verb
@@ -185,7 +185,7 @@ class _Comparison:
             yield from self._crowd.clients(rules) if given is None else given
 
     def _is_same(self, asked: Shape, found: list[list[tuple[Rule, str, bytes]]], is_secret: bool) -> bool:
-        """Return whether both policies say the same about what is asked, to all clients."""
+        """Return whether both policies give the same verdict on the question, for all clients."""
         one, other = (
             {(rule.users, rule.groups, rule.listeners, field, pattern) for rule, field, pattern in entries}
             for entries in found

@@ -47,7 +47,7 @@ class _Rule:
 def convert(files: Sequence[tuple[str, str]]) -> str:
     """Return the policy.
 
-    What cannot be said here is left out if it allows, and wider if it denies; a comment says so.
+    A rule that has no equivalent here is left out if it allows, and widened if it denies; a comment says so.
 
     :param files: the path and the text of each file, in the order in which D-Bus reads them.
     :raises UsageError: if one is not XML, or declares entities.

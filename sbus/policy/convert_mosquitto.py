@@ -27,7 +27,7 @@ _ANYBODY = ""
 def convert(files: Sequence[tuple[str, str]]) -> str:
     """Return the policy.
 
-    What cannot be said here is left out if it allows, and wider if it denies; a comment says so.
+    A rule that has no equivalent here is left out if it allows, and widened if it denies; a comment says so.
 
     :param files: the path and the text of the file.
     :raises UsageError: if there are several, as mosquitto has one.
@@ -85,7 +85,7 @@ def _add(draft: Draft, source: str, access: str, topic: str, user: str) -> None:
 
 
 def _patterns(topic: str, is_deny: bool) -> tuple[list[str], str]:
-    """Return the patterns of a topic filter, and what has to be said about them."""
+    """Return the patterns of a topic filter, and the remarks about them."""
     why = ""
     levels = topic.split("/")
     is_below = levels[-1] == "#"

@@ -1,4 +1,4 @@
-"""A policy that is written from the access rules of another bus: its rules, and what was not converted and why."""
+"""A policy that is written from the access rules of another bus: its rules, and the entries that were not converted."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class Draft:
         self._lines += ["version = 1", 'default = "deny"']
 
     def comment(self, source: str, why: str) -> None:
-        """Note what was not converted, or not as it was."""
+        """Note an entry that was not converted, or changed."""
         self._lines += ["", f"# {_one_line(source)}", f"#   {why}"]
 
     def rule(self, source: str, why: str, **fields: Iterable[str]) -> None:
         """Add a rule.
 
-        :param source: what it comes from.
+        :param source: the entry in the other bus's rules.
         :param why: how it differs from that; empty: it does not.
         :param fields: the lists of the rule, by name; an empty one is left out.
         """

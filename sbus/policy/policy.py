@@ -69,7 +69,7 @@ class Zone:
 
 
 class Rights:
-    """What a class of clients may do: those that the same rules match.
+    """The rights of a class of clients: those that the same rules match.
 
     :ivar publishes_all: whether every publication is allowed and none is audited, so that nothing has to be asked.
     :ivar rates: the ``max_rate`` s of the rules, from the lowest one on, in messages a second of one user.

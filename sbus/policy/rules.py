@@ -23,7 +23,7 @@ Verb = Literal["publish", "subscribe"]
 PATTERN_FIELDS = ("publish", "subscribe", "subscribe_exact", "deny_publish", "deny_subscribe")
 
 RESERVED_NAMES = frozenset({"closed", "credentials", "default", "secret", "several"})
-"""What a refusal reports where no rule of a policy decided."""
+"""The name that a refusal reports where no rule of a policy decided."""
 
 LEAST_USER_MEMORY = 64 << 10
 """The smallest share of memory of a user, in bytes, here and of ``--user-memory``: enough for a few clients."""
@@ -62,7 +62,7 @@ class Verdict:
 
 
 ALLOWED = Verdict(True)
-"""The verdict for what is allowed and not audited, whichever rule allowed it."""
+"""The verdict for an action that is allowed and not audited, whichever rule allowed it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

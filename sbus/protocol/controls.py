@@ -194,14 +194,14 @@ CONTROLS = (
         repeated=False,
         meaning="name no publishers",
     ),
-    Control(key=DENIED_ON, group=DENIED, answer=Answer.EMPTY, meaning="tell me what I may not do, and keep me"),
+    Control(key=DENIED_ON, group=DENIED, answer=Answer.EMPTY, meaning="report refusals to me, and keep me connected"),
     Control(
         key=DENIED_OFF,
         group=DENIED,
         default=True,
         answer=Answer.EMPTY,
         repeated=False,
-        meaning="disconnect me if I do what I may not",
+        meaning="disconnect me if I act without permission",
     ),
     Control(key=OBSERVER_ON, group=OBSERVER, answer=Answer.EMPTY, meaning="count none of my subscriptions as interest"),
     Control(
@@ -212,7 +212,7 @@ CONTROLS = (
         repeated=False,
         meaning="count my subscriptions as interest",
     ),
-    Control(key=CHAIN_ON, group=CHAIN, answer=Answer.EMPTY, meaning="tell me when my credentials change"),
+    Control(key=CHAIN_ON, group=CHAIN, answer=Answer.EMPTY, meaning="report changes of my credentials"),
     Control(
         key=CHAIN_OFF,
         group=CHAIN,

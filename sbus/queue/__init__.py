@@ -8,8 +8,8 @@ joins the two to the bus: what arrives is applied at once. Then, turn by turn, a
 transaction, and only after that does the service confirm new jobs and send those that it hands out. `sbus.queue.turns`
 says when a turn begins. A disk that refuses is asked again; no turn overtakes another.
 
-A worker announces itself: ``ready`` names the most jobs that it takes at once, and those that it holds. It announces
-itself anew after each interruption, with another *round*. Jobs of an earlier round that it does not hold were lost on
+A worker announces itself: ``ready`` names the most jobs that it takes at once, and those that it has. It announces
+itself anew after each interruption, with another *round*. Jobs of an earlier round that it does not have were lost on
 the way: they are available again, and the worker drops them should they still arrive.
 
 A worker is gone when its process ends (a pidfd, if bus and service share its PID namespace) or when nobody subscribes

@@ -388,13 +388,13 @@ class _Jobs(JobQueue):
         self.leave(jobs)
 
     def renewed(self, job: Job) -> None:
-        """Take a job of the stream; what was known of it is out of date."""
+        """Take a job of the stream; anything known of it before is out of date."""
         if (known := self.jobs.get(job.id)) is not None:
             self.forget([known])
         self.add(job)
 
     def take_changes(self) -> Changes:
-        """Return what has changed for the stream: jobs that leave, dead ones, and those that are done."""
+        """Return the changes for the stream: jobs that leave, dead ones, and those that are done."""
         changes = super().take_changes()
         moved = [copy(job) for job in changes.changed if job.reason or job.id not in self.jobs]
         return Changes(changed=moved, gone=changes.gone)

@@ -1,4 +1,4 @@
-"""The jobs of one queue: which worker gets which job, and when.
+"""The jobs of one job queue: which worker gets which job, and when.
 
 Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durable, and then sends what
 `JobQueue.advance` has handed out (`JobQueue.sent`). Each job that is not done has a state:
@@ -13,13 +13,14 @@ Pure decisions: the caller passes the time, makes `JobQueue.take_changes` durabl
 
 The number of a job that an operator has deleted stays in its heap, and is passed over at its turn.
 
-What a worker gets in one turn is a *batch*. The store notes in one row who has it, instead of once for each job.
+The jobs that a worker gets in one turn are a *batch*. The store notes their worker in one row, instead of once for each
+job.
 
 *Bytes.* A worker has jobs up to its credit, and up to its part of `_MOST_BYTES_OUT`, or one job. So the jobs of a
 worker that does not read fit its queue on the bus, which would drop the rest.
 
-*Alone.* A job that was out twice may have killed its workers. From then on it goes to a worker that has no other, so
-that no other job is charged with the same death. If no worker is idle, the least busy one gets no more until it is.
+*Alone.* A job that was out twice may have killed its workers. From then on it goes to a worker without other jobs, so
+that the same death counts against no other job. If no worker is idle, the least busy one gets no more until it is.
 """
 
 from __future__ import annotations
@@ -234,7 +235,7 @@ class JobQueue:
     :param jobs: the jobs in the store. The leases of those in a batch begin anew.
     :param next_id: the ID of the next new job.
     :ivar jobs: all jobs by ID.
-    :ivar workers: by holder, with those that held jobs before the service was started.
+    :ivar workers: by holder, with those that had jobs before the service was started.
     :ivar events: the number of events since the start, by name.
     :ivar died: jobs that have died since the caller last cleared it.
     """
@@ -298,7 +299,7 @@ class JobQueue:
     def ready(self, holder: bytes, uid: int, round: int, credit: int, held: Mapping[int, int]) -> bool:
         """Take an announcement; return whether there is a place for the worker.
 
-        :param held: the jobs that the worker holds, each with its tries.
+        :param held: the jobs that the worker has, each with its tries.
         """
         worker = self.workers.get(holder)
         if worker is None:
@@ -325,7 +326,7 @@ class JobQueue:
             self._forget_idle(worker)
 
     def held(self, holder: bytes, deliveries: Iterable[tuple[int, int]]) -> list[Job]:
-        """Return the jobs, ID and tries each, that a worker still holds, once each. It is no longer silent."""
+        """Return the jobs, ID and tries each, that a worker still has, once each. It is no longer silent."""
         jobs: dict[int, Job] = {}
         if (worker := self.workers.get(holder)) is not None:
             jobs, worker.is_silent = worker.jobs, False
@@ -393,7 +394,7 @@ class JobQueue:
         self.forget(jobs)
 
     def forget(self, jobs: list[Job]) -> None:
-        """Know nothing of jobs from now on; what changed before still goes to the store."""
+        """Forget all jobs; earlier changes still go to the store."""
         self._take_back(jobs)
         for job in jobs:
             del self.jobs[job.id]
@@ -408,7 +409,7 @@ class JobQueue:
     # --- time --------------------------------------------------------------------------------
 
     def advance(self, now: float) -> list[Batch]:
-        """Do what is due, hand out jobs as far as workers have room, and return these."""
+        """Do the work that is due, hand out jobs as far as workers have room, and return these."""
         while self._delayed and self._delayed[0][0] <= now:
             due, id = heappop(self._delayed)
             job = self.jobs.get(id)
@@ -517,7 +518,7 @@ class JobQueue:
         self._aside[job.state] += 1
 
     def _join_line(self, job: Job) -> bool:
-        """Return whether a job is the first one of its key; put it behind the others if it is not."""
+        """Return whether a job is the first one of its key; put it after the others if it is not."""
         first = self._first.setdefault(job.key, job)
         if first is not job:
             self._behind.setdefault(job.key, deque()).append(job)

@@ -1,13 +1,14 @@
-"""One queue on the bus: its two connections, its turns, and its workers' ends.
+"""One job queue on the bus: its two connections, its turns, and its workers' ends.
 
-Two connections, so that acks never wait behind new jobs: publishers are read on the first one only as fast as the disk
-takes their jobs, workers and operators on the second one always. The bus holds publishers back as soon as the socket is
-full (soft ``block``): with its queue, a flood of one user would be up to 65,536 jobs ahead of another's.
+There are two connections, so that acks never wait behind new jobs: the first one reads publishers only as fast as the
+disk takes their jobs; the second one always reads workers and operators. The bus blocks publishers as soon as the first
+socket is full (soft ``block``): if it used its queue, a flood of one user would be up to 65,536 jobs ahead of
+another's.
 
-A turn writes to the disk without a thread: while it does, the next messages gather, and they share the next sync.
+A turn writes to the disk without a thread. Meanwhile the next messages gather, and share the next sync.
 
-While the disk refuses, the first connection is read a little now and then. A bus disconnects a client that blocks and
-reads nothing (``--block-timeout``), and what is published after that is lost.
+While the disk refuses, the service reads a little of the first connection now and then. A bus disconnects a client that
+blocks and reads nothing (``--block-timeout``), and jobs that are published after that are lost.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class QueueService(Service):
     """A queue, while the service runs.
 
     :param address: the address of the bus.
-    :param fail: called when the service cannot go on; the log has the reason.
+    :param fail: called when the service cannot continue; the log has the reason.
     :ivar jobs: the jobs.
     :ivar problem: why the disk refuses, or nothing.
     """
@@ -481,7 +482,7 @@ class QueueService(Service):
         }
 
     async def _look(self, do: Callable[[], T]) -> T:
-        """Read the store once, for an operator: a turn that the disk refuses goes on holding publishers back."""
+        """Read the store once, for an operator; while the disk refuses a turn, publishers stay blocked."""
         try:
             return await self._call(do)
         except (sqlite3.OperationalError, QueueError) as e:

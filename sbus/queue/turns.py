@@ -75,7 +75,7 @@ class Turns:
         return True
 
     def end(self, close: Callable[[], object]) -> defer.Deferred[None]:
-        """Run a last turn, and close what it needs: others that wait do nothing."""
+        """Run a last turn, and close its resources; others that wait do nothing."""
 
         async def take_last() -> None:
             await self._take()

@@ -40,7 +40,7 @@ class Vigils:
         self._bus, self._trusts_pids = bus, trusts_pids
 
     def expect(self, holder: bytes) -> _Vigil:
-        """Watch over the process of a worker that held jobs before the service was started: it may come back later."""
+        """Watch over the process of a worker that had jobs before the service was started: it may come back later."""
         vigil = self._vigils.get(holder)
         if vigil is None:
             key = self._prefix + holder.partition(b" ")[0]

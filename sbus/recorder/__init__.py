@@ -6,7 +6,7 @@
 `Counters`           what it has recorded
 ===================  =================================================================================
 
-``twistd sbus-recorder`` runs it as a process of its own, and ``twistd sbus --record=DIR`` as a child process beside the
+``twistd sbus-recorder`` runs it as a separate process, and ``twistd sbus --record=DIR`` as a child process beside the
 bus. It has no privileges: it connects, subscribes and chooses its flood control like any other client.
 docs/pipeline/2-recorder.rst is the guide.
 

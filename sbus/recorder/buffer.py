@@ -1,7 +1,7 @@
 """Collects messages into batches for the journal: by number, by size, or by time.
 
-Each batch costs the journal a record, a checksum and two writes, so a batch should hold many messages. But a message
-that arrives alone must not wait for others, so a timer bounds how long it is held.
+Each batch costs the journal a record, a checksum and two writes, so a batch should have many messages. But a message
+that arrives alone must not wait for others, so a timer bounds its wait.
 
 Messages go straight from received packets into the columns of a batch (`sbus.protocol.columns`). Messages that were
 read together share one time, and consecutive messages of one publisher share one name. A payload in sealed memory is a
@@ -83,7 +83,7 @@ class BatchBuffer:
     :param send: called with each batch.
     :param rows: the number of messages that completes a batch.
     :param size: the number of bytes, in keys and payloads, that completes a batch; the last message may exceed it.
-    :param seconds: the longest time that a message is held.
+    :param seconds: the longest time that a message waits for others.
     :param max_payload: the bytes in the longest payload of sealed memory that is kept.
     :param capacity: the bytes of memory that messages may take until they are written.
     :param now: returns the time, in µs since the epoch.

@@ -1,4 +1,4 @@
-"""The recorder's client of the bus: what it receives goes into columns, and no object is made for a message."""
+"""The recorder's client of the bus: messages go into columns, and no object is made for each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RecorderBus(Bus):
         self.send([build(SUB, pattern) for pattern in patterns])
 
     def confirm(self, timeout: float) -> defer.Deferred[None]:
-        """Fire once the bus has handled everything sent so far, between the packets before and behind its answer."""
+        """Fire once the bus has handled everything sent so far, between the packets before and after its answer."""
         if self.core.dialect.control:
             return self.fence(timeout)
         # Without control messages, a message of its own to itself is the only question that the bus answers.

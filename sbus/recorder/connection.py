@@ -25,8 +25,8 @@ After subscribing, it sends a *fence*.            Some patterns may not be in fo
 Back-pressure: when the sink has no capacity, the socket is not read until `Connection.resume`. Messages then queue in
 the kernel and in the bus, where flood control decides about them (`sbus.recorder.pressure`). Nothing is dropped here.
 
-Stopping: the recorder shuts down its sending side. The bus ends the subscriptions, sends what it has queued, and closes
-the connection; after that no message can follow, and everything received was recorded.
+Stopping: the recorder shuts down its sending side. The bus ends the subscriptions, sends its queue, and closes the
+connection; after that no message can follow, and everything received was recorded.
 
 Reconnecting: the pauses grow (`sbus.client.connecting.Backoff`), and start over only after a connection that was
 confirmed and lasted `_MIN_LIFETIME`. So a bus that accepts and disconnects at once is not tried in a tight loop.
@@ -66,14 +66,14 @@ _REPORT_INTERVAL = 60.0
 """Seconds between two log lines with the same reason why nothing is recorded."""
 
 GapDetails = Mapping[str, object]
-"""What is known about a gap: ``since``, in µs since the epoch, and ``reason``; the JSON object of its row."""
+"""The details of a gap: ``since``, in µs since the epoch, and ``reason``; the JSON object of its row."""
 
 
 class RecordSink(Protocol):
     """Takes the messages that a `Connection` receives."""
 
     def connected(self) -> None:
-        """Hold the messages that are added from now on, until `recording_started`."""
+        """Keep the messages that are added from now on, until `recording_started`."""
 
     def recording_started(self, gap: GapDetails | None) -> None:
         """Record that all patterns are in force: every message from now on arrives.
@@ -90,7 +90,7 @@ class RecordSink(Protocol):
         """
 
     def add_lost(self, lost: Lost) -> None:
-        """Take a loss that the bus has reported; it stands behind the messages added before."""
+        """Take a loss that the bus has reported; it stands after the messages added before."""
 
     def has_capacity(self) -> bool:
         """Return whether more messages may come; else the sink calls `Connection.resume` when they may."""

@@ -3,7 +3,7 @@
 The payload of a large message does not pass through the event loop. The loop makes a `Payload`, a batch of one row, of
 the packet and the descriptor of the memory. The thread maps the memory and writes the payload as an ordinary message;
 if it is longer than ``max_payload``, the thread writes the length and the SHA-256. Hashing and writing release the
-interpreter's lock, so the loop goes on receiving.
+interpreter's lock, so the loop continues to receive.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ _IDLE_SYNC_INTERVAL = 60.0
 
 @dataclass(slots=True)
 class Counters:
-    """What a recording has done.
+    """The counters of a recording.
 
     :ivar rows: the number of messages in the journal.
     :ivar bytes: the bytes in their keys and payloads.
@@ -103,7 +103,7 @@ class Recording:
     :param backoff: the pauses between attempts to connect.
     :param retry: the seconds between two attempts to write to a disk that fails.
     :param reopen: opens a journal in the place of one that was moved away; None: the recording waits until it is back.
-    :ivar counters: what has been done so far.
+    :ivar counters: the counters so far.
     """
 
     _log = Logger(namespace="sbus.recorder")
@@ -203,7 +203,7 @@ class Recording:
         self.thread_ended(self._given_up_rows + sum(batch.rows for batch in self._submitted), None)
 
     def log_counters(self) -> None:
-        """Log what has been recorded so far."""
+        """Log the counters so far."""
         self._log.info(
             "recorded {c.rows} messages ({c.bytes} bytes) and {c.gaps} gaps; {waiting} bytes of memory wait for the "
             "disk; lag {c.lag:.3f} s, at most {c.longest_lag:.3f} s; lost {c.lost} messages; the bus dropped "
@@ -310,7 +310,7 @@ class Recording:
         self._submit_row(lambda journal, now: journal.append_gap(kind, details, now))
 
     def _submit_row(self, append: Callable[[JournalWriter, int], object]) -> None:
-        """Append the row of a gap behind the messages in the buffer."""
+        """Append the row of a gap after the messages in the buffer."""
         self._buffer.flush()
         now = clock.now()
         self._thread.submit(Job(lambda journal: append(journal, now)))

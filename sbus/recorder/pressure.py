@@ -1,16 +1,16 @@
-"""The choice between holding publishers and losing messages, while the recorder lags behind.
+"""The choice between blocking publishers and losing messages, while the recorder lags behind.
 
-The recorder's *lag* is the age of the oldest message that is not in the journal yet, wherever it waits. What waits here
-is known. What waits in the bus and in the kernel shows by asking: the bus answers a question behind everything that it
-has queued before, so the age of a question without an answer is a lower bound of the lag.
+The recorder's *lag* is the age of the oldest message that is not in the journal yet, wherever it waits. The age of
+messages here is known. For messages in the bus and in the kernel, the recorder asks: the bus answers a question after
+everything that it has queued before, so the age of a question without an answer is a lower bound of the lag.
 
 While the lag is below ``max_lag`` the recorder has chosen ``blocking/hard/block``: once its queue in the bus is full,
 the bus reads its publishers no faster than the recorder takes their messages, and nothing is lost. Above it the
-recorder chooses ``blocking/hard/discard``: the bus lets the publishers go on at once, drops what does not fit, and
-sends a receipt for it. Below half of ``max_lag`` it chooses to block again.
+recorder chooses ``blocking/hard/discard``: the bus lets the publishers continue at once, drops messages that do not
+fit, and sends a receipt for them. Below half of ``max_lag`` it chooses to block again.
 
-So a disk that fails, or a recorder that stays too slow, holds publishers not much longer than ``max_lag``. A
-recorder that is stopped as a process cannot choose; the ``--block-timeout`` of the bus ends that.
+So a disk that fails, or a recorder that stays too slow, blocks publishers not much longer than ``max_lag``. A recorder
+that is stopped as a process cannot choose; the ``--block-timeout`` of the bus ends that.
 
 Rejected: to go by the length of the queue. The bus does not report it, and a queue that is full but moves fast does
 no harm. Rejected: to discard from the start and to enlarge the queue. A burst of a second at 400,000 messages a second
@@ -38,11 +38,11 @@ class Pressure:
     """Chooses the hard strategy of one connection.
 
     :param reactor: provides the timer.
-    :param max_lag: seconds of lag up to which publishers may be held.
+    :param max_lag: seconds of lag up to which publishers may be blocked.
     :param ask: sends a question to the bus; fires when the answer is there.
     :param choose: sends the choice of a hard strategy.
     :param waiting: returns the age in seconds of the oldest message here that is not in the journal; 0 without one.
-    :ivar is_blocking: whether publishers may be held.
+    :ivar is_blocking: whether publishers may be blocked.
     :ivar lag: the newest lag, in seconds.
     """
 
@@ -92,14 +92,14 @@ class Pressure:
             self.is_blocking = False
             self._choose("discard")
             self._log.warn(
-                "the recorder is {lag:.1f} s behind (--max-lag): the bus holds no more publishers for it, and drops "
+                "the recorder is {lag:.1f} s behind (--max-lag): the bus blocks no more publishers for it, and drops "
                 "what its queue cannot take",
                 lag=self.lag,
             )
         elif not self.is_blocking and self.lag < self._max_lag / 2:
             self.is_blocking = True
             self._choose("block")
-            self._log.info("the recorder has caught up: the bus may hold publishers for it again")
+            self._log.info("the recorder has caught up: the bus may block publishers for it again")
         if self._asked is None and self._has_traffic:
             self._has_traffic = False
             self._asked = self._reactor.seconds()

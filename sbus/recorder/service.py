@@ -97,11 +97,11 @@ class RecorderService(Service):
 
     @property
     def counters(self) -> Counters:
-        """What has been recorded since the last start."""
+        """The counters since the last start."""
         return self._recording.counters if self._recording is not None else Counters()
 
     def log_counters(self) -> None:
-        """Log what has been recorded since the last start."""
+        """Log the counters since the last start."""
         if self._recording is not None:
             self._recording.log_counters()
 

@@ -30,11 +30,11 @@ class Settings:
     :ivar hard: the hard strategy, for when the recorder's queue is full. With ``adaptive`` the recorder chooses
         ``block`` while its lag is below `max_lag`, and else ``discard`` (`sbus.recorder.pressure`). The early dialect
         has no flood control.
-    :ivar max_lag: the lag in seconds up to which ``adaptive`` holds publishers.
+    :ivar max_lag: the lag in seconds up to which ``adaptive`` blocks publishers.
     :ivar order: the order in which the server sends queued messages; None: the default of the server.
     :ivar batch_rows: the number of messages that completes a batch.
     :ivar batch_bytes: the number of bytes, in keys and payloads, that completes a batch.
-    :ivar batch_time: the longest time that a message is held for its batch, in seconds.
+    :ivar batch_time: the longest time that a message waits for its batch, in seconds.
     :ivar sync: the seconds between two syncs while there are new rows; 0: a sync after every batch.
     :ivar buffer_bytes: the bytes of memory, in messages that are not written yet, at which the bus is no longer read.
     :ivar max_payload: the bytes in the longest payload that is kept, if it comes in sealed memory; of a longer one, the

@@ -60,14 +60,14 @@ class Options(CommandLine):
             "soft",
             None,
             None,
-            f"What the bus does when the recorder's socket is full: {', '.join(_SOFT)} [default: {_SOFT[0]}]",
+            f"Action of the bus when the recorder's socket is full: {', '.join(_SOFT)} [default: {_SOFT[0]}]",
             choice("soft", *_SOFT),
         ],
         [
             "hard",
             None,
             None,
-            f"What the bus does when the recorder's queue is full: {', '.join(_HARD)} [default: {_DEFAULTS.hard}: "
+            f"Action of the bus when the recorder's queue is full: {', '.join(_HARD)} [default: {_DEFAULTS.hard}: "
             "block up to --max-lag, and discard beyond]",
             choice("hard", *_HARD),
         ],
@@ -75,7 +75,7 @@ class Options(CommandLine):
             "max-lag",
             None,
             None,
-            "Lag up to which the bus may hold publishers for the recorder, with --hard=adaptive [default: 5s]",
+            "Lag up to which the bus may block publishers for the recorder, with --hard=adaptive [default: 5s]",
             duration("max-lag", 0.1),
         ],
         [

@@ -116,7 +116,7 @@ class JournalThread:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Add a job behind those that were submitted before."""
+        """Add a job after those that were submitted before."""
         self._jobs.put(job)
 
     def finish(self) -> None:

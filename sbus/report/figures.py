@@ -185,7 +185,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What was lost in the period for one cause, by the rows of the journal that report it.
+    """The losses of the period for one cause, by the rows of the journal that report them.
 
     :ivar kind: ``lost`` if the bus dropped messages for the recorder, ``damaged`` if recorded rows cannot be read.
     :ivar reason: the bus's reason in its receipts, such as ``queue-full``; empty for ``damaged``.
@@ -207,7 +207,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class ClockStep:
-    """The recorder's clock was set: times before and behind this one cannot be compared.
+    """The recorder's clock was set: times before and after this one cannot be compared.
 
     :ivar time: the time of the row that reports it, by the new clock.
     :ivar step: how far it was set, in µs; negative: back; None if the row does not say.
@@ -261,7 +261,7 @@ class Report:
     :ivar gaps: the gaps of both periods, in order; at most `sbus.report.engine.gaps.MAX_GAPS`.
     :ivar histogram: (lower bound, upper bound, number of messages) of payload sizes, in bytes.
     :ivar journals: each journal, by its ID.
-    :ivar losses: what was lost in the period, the largest number first; of many causes, these.
+    :ivar losses: the losses of the period, the largest number first; of many causes, these.
     :ivar lost_share: the part of the period's messages, of all keys, that the bus is known to have dropped for the
         recorder.
     :ivar steps: the steps of clocks in the period, in order; of many, the newest.
@@ -294,7 +294,7 @@ class Report:
     ahead: int = 0
 
     def name_of(self, journal: str) -> str:
-        """Return how people call a journal: by its host, unless another one has the same, or by its ID."""
+        """Return the name of a journal for readers: its host, unless another one has the same, or its ID."""
         host = self.journals[journal].host if journal in self.journals else ""
         if not host:
             return f"journal {journal[:8]}"

@@ -81,7 +81,7 @@ class Groups:
 
 
 FIRST_NS = 500
-"""Nanoseconds that a copy counts for before one was measured: about what it takes in workload 1-64."""
+"""Nanoseconds that a copy counts for before one was measured: about the time that it takes in workload 1-64."""
 
 
 def learned(ns: int, copies: int, took: int) -> int:

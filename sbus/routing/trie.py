@@ -151,7 +151,7 @@ else:
 
 
 class _Trie:
-    """Patterns without regard to what is reserved (rules 1 to 4 of matching), each with a table of subscribers.
+    """Patterns without regard to reserved keys (rules 1 to 4 of matching), each with a table of subscribers.
 
     :ivar everything: the table of the empty pattern.
     :ivar nothing: the table of the patterns that can match nothing.

@@ -19,8 +19,8 @@ packets in tiny pieces          counts the reads: if nine in ten of 1,000 (`_JUD
 
 Invariants:
 
-* *Nothing complete is held back.* `FrameReader.read` returns every complete packet that it has received. The socket
-  would not become readable for the sake of a packet that is in memory already.
+* *Complete packets never wait.* `FrameReader.read` returns every complete packet that it has received. The socket would
+  not become readable for the sake of a packet that is in memory already.
 * *Memory follows the bytes sent*, not an announced length: a peer that announces a megabyte and sends nothing costs
   four bytes.
 

@@ -77,7 +77,7 @@ __all__ = ["PacketTransport", "closed"]
 _UNBUNDLED_AT_ONCE = 128 << 10
 """Bytes of bundles that are taken apart together, whatever their packets."""
 _ENOUGH_UNBUNDLED = 4_096
-"""Messages after which no more bundles are taken apart: 16 of the largest hold 300,000, which takes 30 ms."""
+"""Messages after which no more bundles are taken apart: 16 of the largest have 300,000, which takes 30 ms."""
 _LONGEST_HEAD = 512
 """Bytes of a large packet up to its first NUL, at most, that are compared with those of the next ones."""
 

@@ -9,8 +9,8 @@ Journals are tables and streams; DataFrames can be published to a bus.
     spark = get_session()
     spark.read.format("sbus").load("/var/lib/sbus/journal")
 
-A program with a session of its own calls `register` with it instead. Spark is an extra, so nothing of it is imported
-before it is used.
+A program with its own session calls `register` with it instead. Spark is an extra, so nothing of it is imported before
+it is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a row of a journal says of its message, as expressions of Spark."""
+"""The message in a row of a journal, as expressions of Spark."""
 
 from __future__ import annotations
 

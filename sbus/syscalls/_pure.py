@@ -60,10 +60,10 @@ class PacketReader:
         self._view = memoryview(self._buffer)
 
     def read(self, sock: socket.socket, most: int = MAX_BATCH) -> tuple[list[bytes], bool]:
-        """Receive what has arrived, at most one batch, without waiting.
+        """Receive the packets that have arrived, at most one batch, without waiting.
 
         It ends early after `read_bytes`, or an eighth of that if they come in large packets: so one sender of these
-        does not hold up all others, and the CPU's cache keeps them until they are sent. The compiled twin reads a few
+        does not delay all others, and the CPU's cache keeps them until they are sent. The compiled twin reads a few
         packets more, or a whole batch if there was no large one within the last seconds.
 
         A packet longer than `max_packet` becomes an empty one (`Truncated`). Descriptors that a peer sends along are

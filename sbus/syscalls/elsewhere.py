@@ -5,8 +5,8 @@ A peer that passes such a descriptor could stop this process for hours. The kern
 those for which recvmsg(2) had no room, and those in a socket that is closed unread.
 
 The calls that wait for one user are a `Closing`. They are made one by one, so a user delays only itself. All users
-share 64 threads that peers can hold up, and one for sealed memory, which takes CPU time alone: peers who hold up all 64
-delay only the closing of descriptors other than sealed memory.
+share 64 threads that peers can keep busy, and one for sealed memory, which takes CPU time alone: peers who keep all 64
+busy delay only the closing of descriptors other than sealed memory.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _MANY = 256
 """Calls of one user that wait, each with a descriptor: the next read brings up to 2,024 more (8 packets of 253), and a
 user must not take all that the process may have (20,000 in our units)."""
 _MOST_HELD_UP = 64
-"""Threads that peers can hold up: with one for each user, a person with 65,536 subordinate UIDs had as many."""
+"""Threads that peers can keep busy: with one for each user, a user with 65,536 subordinate UIDs had as many."""
 
 
 class _Threads:
-    """Threads that make the calls of lines, by turns; they end when no line waits.
+    """Threads that make the calls of all lines, in turn; they end when no line waits.
 
     There is no lock, as a destructor may need them. At worst, a line has two threads for a while.
 

@@ -1,7 +1,7 @@
 """Tools for testing programs that use a bus.
 
 ================================  ===================================================================
-`RunningBus`, `running_bus`       a real server in a process of its own (also as the pytest fixture
+`RunningBus`, `running_bus`       a real server in a separate process (also as the pytest fixture
                                   ``sbus_bus``, see `sbus.testing.pytest_plugin`)
 `BusMixin`, `InProcessBus`        a real server inside a trial test, on the test's own reactor
 `RecordingClient` and its kin     clients that subscribe, and keep every message for the test
@@ -13,7 +13,7 @@ would have to repeat its matching, its flood control and its errors, and would b
 Only a protocol is tested against a fake, the transport, because the kernel cannot be made to fill a socket on request.
 
 Nothing sleeps. A bus is returned when it has answered a client. A recording client is returned when the server has
-confirmed its subscriptions. "Nothing more came" is a round trip behind everything that the server had before
+confirmed its subscriptions. "Nothing more came" is a round trip after everything that the server had before
 (``settle``), not a pause. So a test that passes on a loaded machine passes on every machine.
 
 A name is imported when it is first used: a test that launches a server process does not load Twisted, and a run of

@@ -1,8 +1,8 @@
 """Clients that record: a test sees every message that a program has published.
 
 There is one for each kind of program, with the same methods: `RecordingClient` blocks, `AsyncioRecordingClient` is
-awaited, `TwistedRecordingClient` returns Deferreds. The server has confirmed the subscriptions before the test goes on,
-so every message published from then on is recorded::
+awaited, `TwistedRecordingClient` returns Deferreds. The server has confirmed the subscriptions before the test
+continues, so every message published from then on is recorded::
 
     with RecordingClient(bus.address, "weather/") as recording:
         run_my_program()

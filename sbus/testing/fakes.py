@@ -125,7 +125,7 @@ class FakePacketTransport(Endings):
     def end(self) -> None:
         """End the peer's sending.
 
-        The protocol reads end-of-file behind the packets that are kept for it.
+        The protocol reads end-of-file after the packets that are kept for it.
         """
         self._peer_ended = True
         if self.read_side is ReadSide.OPEN:
@@ -148,7 +148,7 @@ class FakePacketTransport(Endings):
     def breakDown(self) -> None:
         """End the peer's reading.
 
-        Nothing can be written any more; what the peer has sent can still be read.
+        Nothing more can be written; packets that the peer has sent can still be read.
         """
         self._lose_writing()
 
@@ -258,7 +258,7 @@ class FakePacketTransport(Endings):
         return limit
 
     def stop_bundling(self) -> None:
-        """Note that bundles are not allowed any more."""
+        """Note that bundles are no longer allowed."""
         self.bundle_limit = 0
 
     def pass_payloads(self, wanted: bool, share: PayloadShare | None = None) -> bool:
@@ -277,7 +277,7 @@ class FakePacketTransport(Endings):
             self._call_soon(self._resume)
 
     def read_on(self) -> None:
-        """Deliver now what was kept, and what has arrived."""
+        """Deliver now the packets that were kept, and those that have arrived."""
         if self.is_paused:
             self.move(Event.RESUME)
         self._resume()
@@ -320,14 +320,14 @@ class FakePacketTransport(Endings):
             self.capacity -= 1
 
     def _read(self) -> None:
-        """Deliver what has arrived, and the end of file behind it."""
+        """Deliver the packets that have arrived, and the end of file after them."""
         self._deliver()
         if self.read_side is ReadSide.OPEN and self._peer_ended and not self._arrived:
             self.move(Event.END_OF_FILE)
             self._report_end_of_file()
 
     def _resume(self) -> None:
-        """Deliver what was kept; then read again."""
+        """Deliver the packets that were kept; then read again."""
         self._deliver()
         if self._arrived:
             return
@@ -344,7 +344,7 @@ class FakePacketTransport(Endings):
             half.readConnectionLost()
 
     def _deliver(self) -> None:
-        """Hand over what has arrived, as far as the protocol takes it."""
+        """Hand over the packets that have arrived, as far as the protocol takes them."""
         receiver = IPacketReceiver(self.protocol, None)
         while self._arrived and self.read_side in (ReadSide.OPEN, ReadSide.RESUMING):
             assert self.protocol is not None

@@ -1,4 +1,4 @@
-"""A real bus for a test: ``twistd sbus`` in a process of its own.
+"""A real bus for a test: ``twistd sbus`` in a separate process.
 
 It accepts connections when the test begins, and it is gone when the test ends::
 
@@ -53,7 +53,7 @@ def command_line(options: dict[str, OptionValue]) -> list[str]:
 
 
 class RunningBus:
-    """A bus in a process of its own; `running_bus` makes it.
+    """A bus in a separate process; `running_bus` makes it.
 
     :ivar address: where it listens; the same after a `restart`.
     :ivar options: the options of its server, see `command_line`.
@@ -195,7 +195,7 @@ def running_bus(socket: str | None = None, *, timeout: float = 10.0, **options: 
     The bus accepts connections when the block begins. At its end the server is stopped by its process ID, and all of
     its files are removed.
 
-    :param socket: where it listens; by default in a temporary directory of its own.
+    :param socket: where it listens; by default in a new temporary directory.
     :param timeout: seconds that its start and its stop may take.
     :param options: options of ``twistd sbus`` as Python names, such as ``max_packet=1000``; see `command_line`.
     :raises sbus.errors.ConnectError: if it does not come up; the text has the end of its log.

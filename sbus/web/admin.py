@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 
 This process asks with the rights of its user, and the bus's kernel says who that is. A refusal (403) is an `AdminError`
-like every other failure: the page shows its text in the panels that need the admin socket, and the others go on.
+like every other failure: the page shows its text in the panels that need the admin socket, and the others continue.
 
 Every answer is bounded (`MOST_ANSWER` bytes, `TIMEOUT` seconds). The stream of events is read as it comes;
 an event longer than `MOST_EVENT` ends it.

@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 
 Every local user can connect to a port of 127.0.0.1, and every web site that the user visits can make the browser send
-requests to it. Three checks stand against that; each holds alone.
+requests to it. Three checks stand against that; each is sufficient alone.
 
 *Host.* A site that rebinds its name to 127.0.0.1 reaches this server as its own origin, so the browser would let it
 read the answers. Its requests still carry its name. `parse_host` takes an address apart as an address, and only
@@ -15,7 +15,7 @@ may be another than the server's, because ``ssh -L`` changes it, and a rebound n
 another origin is refused, also one of another port of this host (``same-site``). Programs other than browsers send
 neither header.
 
-*Token.* Everything but the files of the page needs a token of 32 random bytes, in a header of its own. There is no
+*Token.* Everything but the files of the page needs a token of 32 random bytes, in a separate header. There is no
 cookie: browsers send the cookies of 127.0.0.1 to all of its ports, and another user may listen on the next one. No page
 of another origin can set the header, since no answer permits that (CORS).
 """
@@ -49,7 +49,7 @@ class Host(NamedTuple):
 
 
 class Headers(Protocol):
-    """What the guard needs of the headers of a request (`twisted.web.http_headers.Headers`)."""
+    """The methods of a request's headers that the guard uses (`twisted.web.http_headers.Headers`)."""
 
     def getRawHeaders(self, name: bytes) -> Sequence[bytes] | None:
         """Return the values of a header, or None."""

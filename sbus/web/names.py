@@ -21,7 +21,8 @@ def user_name(uid: int) -> str:
 
 
 class Programs:
-    """What the processes of clients call themselves: a hint, since a process chooses its name (proc(5), ``comm``).
+    """The names that the processes of clients give themselves: a hint, since a process chooses its name (proc(5),
+    ``comm``).
 
     Each client is looked up once, when it is first seen: its PID may have another process later.
     """

@@ -1,4 +1,4 @@
-"""What the admin socket says, kept for all open pages together.
+"""The answers of the admin socket, kept for all open pages together.
 
 Theory of operation
 -------------------
@@ -7,7 +7,7 @@ The status is asked for once a second for as long as ``sbus web`` runs, so that 
 five minutes at once. Everything else is asked for only while a page shows it. Pages that show the same share the
 answers.
 
-A page gets what is new since it last looked: every answer has a number, and a `View` remembers the numbers that it has
+A page gets the changes since it last looked: every answer has a number, and a `View` remembers the numbers that it has
 seen. A page that looks seldom therefore skips answers, and none of them waits for it.
 
 A refusal (403), a bus without an admin socket and one that has stopped are states, not ends: they are asked again after
@@ -65,7 +65,7 @@ class _Events(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class View:
-    """What one page shows, and which answers it has seen.
+    """The view of one page, and the answers that it has seen.
 
     :ivar clients: the table of clients, if it is shown.
     :ivar depth: segments of a key that make a prefix, if the page shows who talks to whom.
@@ -85,7 +85,7 @@ class _Latest:
 
 
 class Overview:
-    """Asks the admin socket, and knows what has changed since a page last looked."""
+    """Asks the admin socket, and knows the changes since a page last looked."""
 
     _log = Logger(namespace="sbus.web")
 

@@ -35,7 +35,7 @@ _log = Logger(namespace="sbus.web")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What to serve, and where.
+    """The page to serve, and its address.
 
     :ivar address: the bus.
     :ivar dialect: the dialect's name.

@@ -221,7 +221,7 @@ class PageSite(Site):
         answering.addCallbacks(self._answered, self._failed, callbackArgs=(request,), errbackArgs=(request,))
 
     def _close_after(self, request: PageRequest) -> None:
-        """Have the connection end with this answer: what is pipelined behind it would be answered unread."""
+        """Have the connection end with this answer: what is pipelined after it would be answered unread."""
         channel: Any = request.channel
         channel.persistent = False
         request.responseHeaders.setRawHeaders(b"connection", [b"close"])

@@ -4,13 +4,13 @@ Theory of operation
 -------------------
 
 A page that is open holds one request, whose answer never ends. `TICK` times a second the stream asks each of its
-sources for what has changed, and writes that as events. There is no queue: twisted.web pauses the stream while the
-browser does not read, ticks then write nothing, sources that describe a state are asked later for the newest one, and
-the connection to the bus drops what nobody takes (`sbus.web.taps`). So a browser that hangs costs this process at most
-64 MB of memory, for what the connection to the bus has noted and the text of one look, and the bus nothing.
+sources for changes, and writes them as events. There is no queue: twisted.web pauses the stream while the browser does
+not read, ticks then write nothing, sources that describe a state are asked later for the newest one, and the connection
+to the bus drops what nobody takes (`sbus.web.taps`). So a browser that hangs costs this process at most 64 MB of
+memory, for what the connection to the bus has noted and the text of one look, and the bus nothing.
 
-What the page shows is in the request's parameters; a page that shows something else opens a new stream and ends the
-old one. The server keeps no state of a page beyond that.
+The request's parameters say what the page shows; a page that shows something else opens a new stream and ends the old
+one. The server keeps no state of a page beyond that.
 
 A comment every `PING` seconds lets both ends notice that the other has gone.
 """
@@ -40,7 +40,7 @@ _KEYS_EVERY = 4
 
 
 class Answer(Protocol):
-    """What a stream needs of its request (`twisted.web.http.Request`)."""
+    """The methods of a request that a stream uses (`twisted.web.http.Request`)."""
 
     def write(self, data: bytes, /) -> object: ...
     def finish(self) -> object: ...
@@ -86,7 +86,7 @@ class PageStream:
         self._state: object = None
 
     def start(self, hello: dict[str, Any]) -> None:
-        """Write the first events, and go on."""
+        """Write the first events, and continue."""
         self._request.notifyFinish().addBoth(lambda _: self._ended())
         self._request.registerProducer(self, True)
         self._overview.attach(self._view)

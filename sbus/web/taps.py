@@ -3,12 +3,12 @@
 Theory of operation
 -------------------
 
-Each open page has a connection to the bus of its own, with ``soft/discard`` and receipts: what the page does not take
-is dropped for it and counted, and no other client notices. Its subscriptions are no interest (``observer/on``).
+Each open page has its own connection to the bus, with ``soft/discard`` and receipts: what the page does not take is
+dropped for it and counted, and no other client notices. Its subscriptions are no interest (``observer/on``).
 
 The page's stream looks at the messages a few times a second. Between two looks each pattern takes `HIGH_WATER`
 messages, and then the client library stops reading its socket. That bounds this process's work at any rate of the bus,
-and the receipts say what was not seen. Rates of keys are therefore rates of what was seen.
+and the receipts count the messages that were not seen. Rates of keys are therefore rates of those that were.
 
 No message is kept. When one comes, the beginnings of its key and its payload are noted, and everything that is noted
 has a bound: `MOST_KEYS` keys (the one that has been quiet longest goes first), those that went since the last report,
@@ -107,7 +107,7 @@ class _Inflow(ABC):
 
     @abstractmethod
     def _note(self, message: Message) -> None:
-        """Keep what is shown of a message, and no more."""
+        """Keep the part of a message that is shown, and no more."""
 
     def go_on(self) -> int:
         """Let the next messages come; return how many have come since the last call."""

@@ -21,7 +21,7 @@ __all__ = ["explain"]
 
 
 @click.command(
-    short_help="Say who would get a message, and who would not.",
+    short_help="List the clients that would get a message, and those that would not.",
     epilog="""\
 \b
 Examples:

@@ -1,4 +1,4 @@
-"""``sbus monitor``: what is published, by whom, and who got it."""
+"""``sbus monitor``: the messages that are published, with their publishers and receivers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALL_MISSED = {
 
 
 @click.command(
-    short_help="Watch what is published.",
+    short_help="Watch the messages on a bus.",
     epilog="""\
 \b
 Examples:

@@ -15,7 +15,7 @@ __all__ = ["patterns"]
 
 
 @click.command(
-    short_help="List what clients are subscribed to.",
+    short_help="List the patterns that clients subscribe to.",
     epilog="""\
 \b
 Examples:

@@ -39,7 +39,7 @@ class Screen:
         return found.columns or 80, found.lines or 24
 
     def draw(self, lines: Sequence[str], header: int) -> None:
-        """Replace what is shown.
+        """Replace the text on the screen.
 
         :param header: the index of the line to show in reverse.
         """

@@ -46,9 +46,9 @@ _SIDES = ">>><<<>>>>>><"
 
 
 class View:
-    """What is printed: the last answers, and what the user has chosen.
+    """The screen: the last answers, and the choices of the user.
 
-    :ivar sort: what clients are sorted by.
+    :ivar sort: the order of clients.
     :ivar filter: text that a row must contain.
     :ivar is_paused: whether new answers are ignored.
     """
@@ -80,7 +80,7 @@ class View:
         self._status, self._clients = status, clients
 
     def press(self, key: str) -> bool:
-        """Take a key; return whether to go on."""
+        """Take a key; return whether to continue."""
         if self.typed is not None:
             if key in ("\n", "\r"):
                 self.filter, self.typed = self.typed, None

@@ -1,4 +1,4 @@
-"""``sbus users``: the users of a bus, and what they take."""
+"""``sbus users``: the users of a bus, and their parts of its limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Example:
 @connection_options
 @pass_target
 def users(target: Target, admin: str | None, as_json: bool) -> None:
-    """List the users with a client, with what they take of their shares; most memory first.
+    """List the users with a client, and the parts of their shares that they use; most memory first.
 
     "connects" is how often the user may connect at once now, and how many of these come back in a second. "denied"
     counts what the user had no permission for; --json has the rules. The last column says where the limits come from:

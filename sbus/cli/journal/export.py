@@ -35,7 +35,7 @@ Examples:
 @click.option("--output", "-o", metavar="FILE", help="File to write.  [default: standard output]")
 @pattern_option
 @range_options
-@click.option("--no-sender", is_flag=True, help="Leave out who published each message.")
+@click.option("--no-sender", is_flag=True, help="Leave out the publisher of each message.")
 def export(
     directory: str,
     format_: str | None,

@@ -21,7 +21,7 @@ __all__ = ["ls"]
 
 
 class _SegmentInfo(TypedDict):
-    """What readers may see of a segment.
+    """The part of a segment that readers may see.
 
     Times are µs since the epoch; gaps are counted by kind.
     """

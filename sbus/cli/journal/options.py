@@ -68,7 +68,7 @@ def row_options(command: F) -> F:
         journal_argument,
         pattern_option,
         click.option("--gaps", "only_gaps", is_flag=True, help="Print only gaps."),
-        click.option("--sender", is_flag=True, help="Print who published each message, before its key."),
+        click.option("--sender", is_flag=True, help="Print the publisher of each message before its key."),
         message_options(noun="row", moment="recording time"),
     )
     for option in reversed(options):

@@ -1,4 +1,4 @@
-"""``sbus journal repair``: make a damaged journal readable, and say what is lost."""
+"""``sbus journal repair``: make a damaged journal readable, and report the lost rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROWS_LOST = 3
 
 
 @click.command(
-    short_help="Make a damaged journal readable; say what is lost.",
+    short_help="Make a damaged journal readable; report lost rows.",
     epilog="""\
 \b
 Exit status:
@@ -34,7 +34,7 @@ Examples:
 """,
 )
 @journal_argument
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done. The recorder may be running.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print the repairs. The recorder may be running.")
 @click.option("--json", "output_json", is_flag=True, help="Print one JSON object per damaged segment.")
 @click.pass_context
 def repair(ctx: click.Context, directory: str, dry_run: bool, output_json: bool) -> None:

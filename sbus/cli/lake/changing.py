@@ -25,8 +25,8 @@ __all__ = ["compact", "forget", "prune", "vacuum"]
 def compact(location: str, state: str | None) -> None:
     """Merge the small files of each closed hour into sorted files of 128 to 256 MiB.
 
-    The archive and readers may go on: they see each row once at any time. The command may be
-    killed at any time; run it again. The archive does this by itself, unless --no-compact is given.
+    The archive and readers may continue: they see each row once at any time. The command may be killed at any time; run
+    it again. The archive does this by itself, unless --no-compact is given.
     """
     table = open_lake(location, state)
     from sbus.lake.maintenance import compact as run
@@ -78,8 +78,8 @@ def prune(location: str, state: str | None, keep_days: float) -> None:
 def forget(ctx: click.Context, location: str, state: str | None, key: bytes) -> None:
     """Remove the messages whose key matches PATTERN, and the files that had them.
 
-    The exit status is 0 if no file of the lake has such a message any more, and 1 if some files could
-    not be touched, because an archive is working on them: run the command again.
+    The exit status is 0 if no file of the lake has such a message any longer, and 1 if some files could not be touched,
+    because an archive is working on them: run the command again.
 
     Journals and copies of the lake still have these messages, and so has a query that is running,
     until its process ends.

@@ -124,7 +124,7 @@ def check(ctx: click.Context, location: str, state: str | None, output_json: boo
         ctx.exit(1)
 
 
-@click.command(short_help="Print what happened to a lake.")
+@click.command(short_help="Print the changes to a lake.")
 @lake_argument
 @click.option("--json", "output_json", is_flag=True, help="Print one JSON object per change.")
 def history(location: str, state: str | None, output_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``sbus policy check``: what is wrong with a policy, and what in it changes nothing."""
+"""``sbus policy check``: the errors of a policy, and the entries that change nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check"]
 
 
 @click.command(
-    short_help="Find errors, and what changes nothing.",
+    short_help="Find errors, and entries that change nothing.",
     epilog="""\
 \b
 Examples:

@@ -23,7 +23,9 @@ Examples:
 """,
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
-@click.option("--from", "origin", required=True, type=click.Choice(list(_CONVERTERS)), help="What the rules are of.")
+@click.option(
+    "--from", "origin", required=True, type=click.Choice(list(_CONVERTERS)), help="The program whose rules these are."
+)
 def convert(files: tuple[str, ...], origin: str) -> None:
     """Print a policy that allows no more than the access rules in FILE.
 

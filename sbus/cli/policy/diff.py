@@ -27,7 +27,7 @@ __all__ = ["diff"]
 
 
 @click.command(
-    short_help="Compare two policies by what they allow.",
+    short_help="Compare the rights that two policies give.",
     epilog="""\
 \b
 Examples:

@@ -1,4 +1,4 @@
-"""What the commands of ``sbus policy`` share: options, and how clients and rules are shown."""
+"""The common parts of the commands of ``sbus policy``: options, and the text of clients and rules."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Lost(NamedTuple):
 
 
 class RunningBus:
-    """What a bus says of its policy and of its clients.
+    """The answers of a bus about its policy and its clients.
 
     :param admin: its admin socket.
     """

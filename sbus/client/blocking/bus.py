@@ -83,7 +83,7 @@ class Bus(BlockingConnection[Subscription]):
         """Publish a message; return when it has been handed to the kernel.
 
         :param flags: flags of send(2); with ``MSG_DONTWAIT``, a full socket raises `BlockingIOError`, and so does a
-            large message before the bus has said what it takes.
+            large message before the bus has announced its limits.
         :param timeout: seconds to wait while the socket is full; None for no limit.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
         :raises sbus.errors.PacketTooLong: if the message does not fit a packet.
@@ -362,7 +362,7 @@ class Bus(BlockingConnection[Subscription]):
         self._callbacks.clear()
 
     def forked(self, error: Forked) -> None:
-        """Give the connection up in a forked child; what was received is the parent's to read."""
+        """Give the connection up in a forked child; the parent reads what was received."""
         self._error = error
         self._detach()
         self._batch.take()
@@ -381,7 +381,7 @@ class Bus(BlockingConnection[Subscription]):
     # --- what `Subscription` calls -----------------------------------------------------------
 
     def _take_shared(self, subscription: Subscription) -> list[Message]:
-        """Return the unread messages of a subscription that gets a queue of its own.
+        """Return the unread messages of a subscription that gets its own queue.
 
         They leave the queue of the bus, except those that other subscriptions share there.
         """

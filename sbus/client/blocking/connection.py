@@ -370,7 +370,7 @@ class BlockingConnection(ClientApi[Sub]):
         return self._read_ready(deadline)
 
     def _read_now(self, wanted: Sized) -> None:
-        """Receive what is here.
+        """Receive the packets that are here.
 
         :param wanted: where the messages go; if some are there, the end of the connection is not raised yet.
         """

@@ -19,7 +19,7 @@ Args = TypeVarTuple("Args")
 
 
 class Owner(Protocol):
-    """What a subscription needs of its `sbus.client.blocking.Bus`."""
+    """The methods of `sbus.client.blocking.Bus` that a subscription uses."""
 
     _batch: Batch
     _callbacks: Callbacks
@@ -29,7 +29,7 @@ class Owner(Protocol):
         """Receive until a condition holds."""
 
     def _read_now(self, wanted: MessageQueue) -> None:
-        """Receive what is here."""
+        """Receive the packets that are here."""
 
     def report_lost(self, lost: Lost) -> None:
         """Call ``on_lost``."""
@@ -38,7 +38,7 @@ class Owner(Protocol):
         """Return whether messages wait for the readers of the bus."""
 
     def _keep_shared(self, mark: LossMark) -> None:
-        """Put a mark behind these messages."""
+        """Put a mark after these messages."""
 
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus."""
@@ -60,9 +60,9 @@ class Subscription:
     """The messages of one pattern.
 
     They go to the readers of the bus. Once the subscription itself is read (by iteration, `get`, `get_many` or
-    `get_ready`), it has a queue of its own, which takes over those that were not read yet. A callback instead gets
-    each message whenever the bus is read; if it raises, that read raises the error after it has
-    dispatched all messages that came together.
+    `get_ready`), it has its own queue, which takes over those that were not read yet. A callback instead gets each
+    message whenever the bus is read; if it raises, that read raises the error after it has dispatched all messages that
+    came together.
 
     :ivar pattern: the pattern subscribed to.
     :ivar callback: the function called with each message, or None.

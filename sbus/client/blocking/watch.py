@@ -14,7 +14,7 @@ __all__ = ["Watch"]
 
 
 class Owner(Protocol):
-    """What a watch needs of its `sbus.client.blocking.Bus`."""
+    """The methods of `sbus.client.blocking.Bus` that a watch uses."""
 
     def _read_until(self, condition: Callable[[], object], deadline: float | None) -> None:
         """Receive until a condition holds."""

@@ -22,7 +22,7 @@ Producer: TypeAlias = IPushProducer | IPullProducer
 
 
 class Session(Protocol):
-    """What a producer's adapter needs of its `sbus.client.tx.Bus`.
+    """The methods of `sbus.client.tx.Bus` that a producer's adapter uses.
 
     :ivar outbox: the packets to send.
     """

@@ -24,7 +24,7 @@ classImplements(Outbox, IPacketQueue)  # here, because the other clients must no
 
 
 class Session(Protocol):
-    """What a connection needs of the `sbus.client.tx.Bus` that it belongs to.
+    """The methods of `sbus.client.tx.Bus` that a connection uses.
 
     :ivar outbox: the packets to send.
     """

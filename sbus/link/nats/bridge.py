@@ -2,9 +2,9 @@
 
 .. rubric:: Theory of operation
 
-The bridge is a client of the bus and a client of NATS. What the operator lists with ``--out`` goes from the bus to NATS
-(`sbus.link.nats.outgoing`); of what is listed with ``--in``, only what clients of the bus want is subscribed to on NATS
-(`sbus.link.nats.wanted`) and published on the bus (`sbus.link.nats.incoming`).
+The bridge is a client of the bus and a client of NATS. Messages listed with ``--out`` go from the bus to NATS
+(`sbus.link.nats.outgoing`); of the keys listed with ``--in``, the bridge subscribes on NATS only to those that clients
+of the bus want (`sbus.link.nats.wanted`), and publishes the messages on the bus (`sbus.link.nats.incoming`).
 
 Nothing comes back the way it went: echo is off on both sides, and messages of this bus's own origin are dropped. That
 is enough as long as there is one bridge to a bus (`sbus.link.nats.state`) and no other way round. So a bus with a
@@ -65,7 +65,7 @@ _MIN_LIFETIME = 1.0
 """Seconds that a connection must have lasted for the next attempt to be made without a pause."""
 _POLL = 0.02
 _NOT_PERMITTED = "permissions violation for publish"
-"""What nats-server says when it refuses a message that its user may not publish."""
+"""The text with which nats-server refuses a message that its user may not publish."""
 _TOO_MANY = "maximum subscriptions"
 """Words of nats-server when a client, or its account, subscribes to more than it may."""
 
@@ -79,7 +79,7 @@ class Bridge:
 
     :param state: the locked state file.
     :raises sbus.errors.UsageError: if the login cannot be used.
-    :ivar counters: what it has carried and lost.
+    :ivar counters: the messages carried and lost.
     """
 
     _log = Logger(namespace="sbus.nats")
@@ -193,7 +193,7 @@ class Bridge:
             self._failure.set_exception(error)
 
     async def stop(self) -> None:
-        """Send what waits, for 5 seconds at most, and end `run`."""
+        """Send the waiting messages, for 5 seconds at most, and end `run`."""
         self._stopping = True
         await self._take_no_more()
         outgoing, incoming = self._outgoing, self._incoming
@@ -213,7 +213,7 @@ class Bridge:
             self._failure.set_result(None)
 
     async def _take_no_more(self) -> None:
-        """End the subscriptions on the bus, and receive what it has queued for them."""
+        """End the subscriptions on the bus, and receive the messages queued for them."""
         bus = self._bus
         if bus is None or self._local is None:
             return
@@ -225,7 +225,7 @@ class Bridge:
         await asyncio.sleep(0)  # `_take` gets the rest
 
     def log_counters(self) -> None:
-        """Log what has been carried and lost, and what waits."""
+        """Log the messages carried, lost and waiting."""
         outgoing, incoming, connection = self._outgoing, self._incoming, self._connection
         self._log.info(
             "{counters}; waiting: {out} for NATS, {come} for the bus; NATS: {server}; subscriptions: {subscriptions}",
@@ -259,7 +259,7 @@ class Bridge:
         self._tell_state()
 
     async def _answered(self, bus: Bus) -> None:
-        """Wait until the bus has handled what it was sent, however long it takes."""
+        """Wait until the bus has handled all messages, however long it takes."""
         while True:
             try:
                 return await bus.fence(_ANSWER_TIME)
@@ -353,7 +353,7 @@ class Bridge:
                 delays = Backoff(first=0.1, longest=5.0).delays()
 
     def _ask_for_less(self, why: str) -> None:
-        """Ask for fewer patterns from now on if nats-server has refused so many: clients choose what they want."""
+        """Ask for fewer patterns from now on if nats-server has refused this number; clients choose the patterns."""
         if _TOO_MANY in why.lower() and self._incoming is not None:
             self._wanted.lower_limit(self._incoming)
 

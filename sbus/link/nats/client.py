@@ -3,14 +3,14 @@
 .. rubric:: Theory of operation
 
 nats-py is the client that nats.io maintains, and the only living one on PyPI for all Pythons that sbus supports
-(nats-core and natsio need 3.13). `Connection` uses little of it, because a bridge must know what it has lost:
+(nats-core and natsio need 3.13). `Connection` uses little of it, because a bridge must know its losses:
 
 * **A connection lives once.** nats-py can reconnect by itself; it then sends what waited in its buffer, and cannot say
   what of it had arrived before. Here a lost connection is the end of the object, and the bridge makes another.
-* **One queue for all subscriptions.** nats-py puts the messages of each subscription into a queue of its own, read by a
-  task of its own, so that the messages of one publisher may overtake each other. It also parses all headers. `_Client`
-  takes each message before that (it overrides ``_process_msg``) and hands it on as bytes, in the order of the socket.
-  That halves the CPU time per message, too.
+* **One queue for all subscriptions.** nats-py gives each subscription its own queue and task, so that the messages of
+  one publisher may overtake each other. It also parses all headers. `_Client` takes each message before that (it
+  overrides ``_process_msg``) and hands it on as bytes, in the order of the socket. That halves the CPU time per
+  message, too.
 * **A fence that fences.** nats-py's ``flush`` sends its PING before the commands that wait in its buffer. `fence` waits
   until that buffer is empty first; then the PONG says that nats-server has handled all that was published before.
 * **An end without waiting.** ``close`` sends the buffer first, for ever if the server is stopped; `abort` does not.
@@ -136,7 +136,7 @@ class _Client(Client):
 
 
 class _Errors:
-    """What the library reports: the last error while it connects, and later all of them."""
+    """The errors that the library reports: the last one while it connects, and later all of them."""
 
     def __init__(self) -> None:
         self.last: Exception | None = None
@@ -222,7 +222,7 @@ class Connection:
     def peers(self) -> list[str]:
         """Return the URLs of the servers of the cluster, as far as nats-server has reported them by now.
 
-        Of what it reports, the library would refuse a whole list for one URL that it cannot use.
+        The library would refuse the whole list of a server for one URL that it cannot use.
         """
         urls = [f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}" for uri in self._client.servers]
         return [url for url in urls if is_usable(url)]
@@ -266,7 +266,7 @@ class Connection:
         _abort(self._client)
 
     async def close(self) -> None:
-        """Send what waits, and end the connection; aborts it after a second."""
+        """Send the waiting messages, and end the connection; abort it after a second."""
         if self.lost.done():
             _abort(self._client)
             return
@@ -277,7 +277,7 @@ class Connection:
 
 
 def _abort(client: _Client) -> None:
-    """End the client's tasks, and close its socket without sending what waits."""
+    """End the client's tasks, and close its socket without sending waiting messages."""
     writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
     if writer is not None:
         writer.transport.abort()

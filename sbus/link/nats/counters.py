@@ -1,4 +1,4 @@
-"""What a bridge has carried and what it has not, as numbers."""
+"""The numbers of messages that a bridge has carried and lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Counters:
     :ivar bus_lost: lost on their way from the bus to the bridge, as the bus reports.
     :ivar received: received from NATS.
     :ivar published: published on the bus.
-    :ivar missed: never received, although subscribed to: the gaps in ``Sbus-Seq``.
+    :ivar missed: never received, although subscribed to: the missing numbers in ``Sbus-Seq``.
     :ivar own: dropped, because they came from this bus.
     :ivar unlisted: dropped, because no listed pattern that is wanted matches the key.
     :ivar forged: dropped, because they are no messages of a bridge of this realm: header, packet or subject is wrong.

@@ -1,14 +1,14 @@
-"""From NATS to the bus: what is believed, what was missed, and the queue.
+"""From NATS to the bus: checks, missed messages, and the queue.
 
 .. rubric:: Theory of operation
 
-Whoever may publish in the realm can send anything, so nothing of a message is trusted. In this order: the headers are
-those of a bridge; the origin is not this bus; the packet is a message, its key is allowed and open (nothing under ``!``
-crosses), and its mapped key is the subject; a pattern that is asked for matches the key; it is no double. What fails is
-dropped and counted. What passes is published on the bus byte for byte.
+A client that may publish in the realm can send anything, so nothing of a message is trusted. In this order: the headers
+are those of a bridge; the origin is not this bus; the packet is a message, its key is allowed and open (nothing under
+``!`` crosses), and its mapped key is the subject; a pattern that is asked for matches the key; it is no double. A
+message that fails is dropped and counted. One that passes is published on the bus byte for byte.
 
-The verdict on a key (its subject, and whether it is wanted) is kept until what is asked for changes, so that the next
-message with that key costs one look-up.
+The verdict on a key (its subject, and whether it is wanted) is kept until the requested patterns change, so that the
+next message with that key costs one look-up.
 
 Messages wait in one queue with a limit in bytes. The pump hands the client of the bus as much as its socket takes; what
 comes when the queue is full is dropped and counted. The bridge never stops reading NATS: nats-server would drop more,
@@ -40,7 +40,7 @@ _KEYS = 65_536
 _BATCH = 512
 _ENTRY_BYTES = 100
 _FENCE_PAUSE = 0.25
-"""Seconds between two questions to the bus whether it has handled what was published."""
+"""Seconds between two questions to the bus whether it has handled the messages published there."""
 
 
 def parse_headers(headers: bytes) -> tuple[bytes, int, int] | None:
@@ -163,7 +163,7 @@ class Incoming:
             self._awake.set()
 
     def _is_wanted(self, key: bytes, name: bytes) -> bool:
-        """Judge a key for the first time; count what is not good."""
+        """Judge a key for the first time; count a bad one."""
         try:
             CURRENT.check(key)
         except Violation:
@@ -182,7 +182,7 @@ class Incoming:
         return True
 
     async def run(self, bus: Bus) -> None:
-        """Publish on the bus what comes, until the bus is closed."""
+        """Publish incoming messages on the bus, until the bus is closed."""
         self._core = bus.core
         fencing = asyncio.ensure_future(self._confirm(bus))
         try:

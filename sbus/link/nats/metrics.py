@@ -25,7 +25,9 @@ def families(
     :param subscriptions: subscriptions on NATS.
     """
     yield gauge("sbus_nats_connected", "1 while the bridge is connected to NATS. If 0, its log says why.", is_connected)
-    yield gauge("sbus_nats_subscriptions", "Subscriptions on NATS, for what clients of the bus want.", subscriptions)
+    yield gauge(
+        "sbus_nats_subscriptions", "Subscriptions on NATS, for the patterns of the bus's clients.", subscriptions
+    )
     yield gauge(
         "sbus_nats_waiting_messages",
         "Messages that wait for NATS, and for the bus. If it stays high, that side is too slow, or away.",
@@ -34,7 +36,7 @@ def families(
     )
     yield counter(
         "sbus_nats_messages",
-        "Messages by what became of them; the page on NATS explains each kind.",
+        "Messages by their fate; the page on NATS explains each kind.",
         asdict(counters),
         "kind",
     )

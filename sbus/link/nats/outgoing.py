@@ -2,14 +2,14 @@
 
 .. rubric:: Theory of operation
 
-Messages wait in one queue, which has a limit in bytes. What comes when it is full is dropped and counted; the bridge
-goes on reading the bus, so that it never holds up a publisher. A message leaves the queue when it is handed to a
+Messages wait in one queue, which has a limit in bytes. When it is full, the bridge drops and counts messages, but
+continues to read the bus, so that it never blocks a publisher. A message leaves the queue when it is handed to a
 connection, and is never sent again: at most once.
 
-What was handed over is *unconfirmed* until a fence says that nats-server has handled it. At most `WINDOW` messages and
-`WINDOW_BYTES` are unconfirmed, so the library's buffers are bounded by that, and so is what a dying nats-server can
-lose in silence. What is unconfirmed when a connection is lost may have arrived or not: it is counted as such. The
-receivers count what is really missing.
+A message that was handed over is *unconfirmed* until a fence says that nats-server has handled it. At most `WINDOW`
+messages and `WINDOW_BYTES` are unconfirmed. This bounds the library's buffers, and the messages that a dying
+nats-server can lose in silence. Messages that are unconfirmed when a connection is lost may have arrived or not, and
+are counted as such. The receivers count those that are really missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WINDOW_BYTES = 4 << 20
 _BATCH = 128
 """Messages handed over before the library may write, and others may run."""
 _PAUSE = 0.05
-"""Seconds between two fences while the window is less than half full."""
+"""Seconds between two fences while less than half of `WINDOW` is unconfirmed."""
 _SUBJECTS = 65_536
 _ENTRY_BYTES = 200
 """Bytes that a queued message costs beside its own."""

@@ -1,23 +1,24 @@
-"""Sequence numbers: how a bridge counts, to the message, what it never received.
+"""Sequence numbers: how a bridge counts exactly the messages that it never received.
 
 .. rubric:: Theory of operation
 
-A receiver subscribes to some of what an origin sends. One sequence of numbers for all messages of an origin would
-therefore have gaps that mean nothing. So each *key* has a sequence: ``Sbus-Seq: <run>.<number>``. The number counts
-the messages of that key from 1. The run says which count it is: it grows whenever an origin begins to count again.
+A receiver subscribes to some of the messages that an origin sends. In one sequence for all messages of an origin, it
+would therefore miss numbers that mean nothing. So each *key* has a sequence: ``Sbus-Seq: <run>.<number>``. The number
+counts the messages of that key from 1. The run says which count it is: it grows whenever an origin begins to count
+again.
 
 `Numbering` gives the numbers. Beyond `MAX_KEYS` keys it forgets all of them and begins a new run.
 
-`Ledger` compares them. Per origin and key it has the last number; the next one must be the one after it. What lies
-between was missed. A number that is not above the last is a double (NATS sends one copy for each of two subscriptions
-that match), or late (it took another way through a cluster and was overtaken); such a message is dropped, so no message
-is doubled and the order of each key holds. A late one was counted as missed before, so the sums stay right.
+`Ledger` compares them. Per origin and key it has the last number; the next one must be the one after it. Numbers
+between the two were missed. A number that is not above the last is a double (NATS sends one copy for each of two
+subscriptions that match), or late (it took another way through a cluster and was overtaken). Such a message is dropped,
+so no message is doubled, and each key keeps its order. A late one was counted as missed before, so the sums stay right.
 
-A key that was not subscribed to for a while has a gap that is no loss. The ledger therefore remembers which patterns
-were given up (`Ledger.gave_up`): the last `_REMEMBERED` of them, or `_REMEMBERED_BYTES`.
+A key that was not subscribed to for a while misses numbers without a loss. The ledger therefore remembers which
+patterns were given up (`Ledger.gave_up`): the last `_REMEMBERED` of them, or `_REMEMBERED_BYTES`.
 
-What this cannot count: messages of a key before the first one that arrived, and the last ones of a key until another
-one of that key arrives.
+Not counted: messages of a key before the first one that arrived, and the last ones of a key until another one of that
+key arrives.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _REMEMBERED_BYTES = 1 << 20
 
 
 def _short(key: bytes) -> bytes:
-    """Return what is remembered of a key: no key of a bus has a NUL."""
+    """Return the text that stands for a key: no key of a bus has a NUL."""
     return key if len(key) <= LONGEST_KEY else b"\0" + hashlib.sha256(key).digest()
 
 
@@ -87,7 +88,7 @@ class Ledger:
         self._generation = 0
 
     def gave_up(self, pattern: bytes) -> None:
-        """Note that this pattern is not subscribed to any more."""
+        """Note that this pattern is no longer subscribed to."""
         self._given_up.append(pattern)
         self._given_up_bytes += len(pattern)
         while len(self._given_up) > _REMEMBERED or self._given_up_bytes > _REMEMBERED_BYTES:

@@ -59,7 +59,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a bridge carries, and within which limits.
+    """The keys that a bridge carries, and its limits.
 
     :ivar nats: URLs of nats-servers of one cluster.
     :ivar name: the name of this bus among the joined ones.

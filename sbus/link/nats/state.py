@@ -3,9 +3,9 @@
 It is locked (flock(2)) for as long as the bridge runs, so a second bridge finds the first, and a server can find out
 whether a bus has one (`has_bridge`). Two bridges of one bus would carry each other's messages round for ever.
 
-The bridge maps the file into memory and counts in it what it has taken over and what it has dealt with. The kernel
-keeps these pages when the process is killed. So the next bridge knows how many messages died with the last one: at
-most those that were taken over, and not dealt with. (It does not survive the machine.)
+The bridge maps the file into memory and counts in it the messages that it has taken over and handled. The kernel keeps
+these pages when the process is killed. So the next bridge knows how many messages died with the last one: at most those
+that were taken over, and not dealt with. (It does not survive the machine.)
 
 The file also holds the bridge's own identity, for a bus that has none (``link/path``), and the last run that messages
 were counted with: a bridge that starts after the clock was set back would be taken for an old one.
@@ -32,7 +32,7 @@ _COUNTS = struct.Struct("<QQQQ")
 _RUN = struct.Struct("<Q")
 _ID, _COUNTS_AT, _RUN_AT, _SIZE = slice(8, 40), 40, 72, 128
 _RUN_STEP = 1_000_000_000
-"""What a bridge may add to its run while it counts (`sbus.link.nats.sequence.Numbering`), and more."""
+"""More than a bridge may add to its run while it counts (`sbus.link.nats.sequence.Numbering`)."""
 
 
 def state_path(address: str) -> str:

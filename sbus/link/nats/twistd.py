@@ -83,7 +83,7 @@ class Options(CommandLine):
     ]
 
     optFlags = [
-        ["all-in", None, "Subscribe to all that --in lists, and not only to what clients of the bus want"],
+        ["all-in", None, "Subscribe to all patterns of --in, not only to those that clients of the bus want"],
     ]
 
     compData = usage.Completions(
@@ -237,7 +237,7 @@ class BridgeService(Service):
             self._fail()
 
     def stopService(self) -> defer.Deferred[None]:
-        """Send what waits, and end the bridge."""
+        """Send the waiting messages, and end the bridge."""
         super().stopService()
         return defer.Deferred.fromFuture(self._loop.create_task(self._stop()))
 
@@ -252,7 +252,7 @@ class BridgeService(Service):
             self._state = None
 
     def log_counters(self) -> None:
-        """Log what has been carried and lost."""
+        """Log the messages carried and lost."""
         if self._bridge is not None:
             self._bridge.log_counters()
 

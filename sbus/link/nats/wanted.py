@@ -1,4 +1,4 @@
-"""What a bridge asks NATS for: from the patterns of the bus's clients to subscriptions on a connection.
+"""The requests of a bridge to NATS: from the patterns of the bus's clients to subscriptions on a connection.
 
 The bus lists the open patterns of its clients, and reports each change (``interest/patterns``). `sbus.link.interest`
 decides which patterns to ask for; several of these may have one subject on NATS. A connection that is new subscribes to
@@ -97,7 +97,7 @@ class Wanted:
     # --- what NATS is asked for --------------------------------------------------------------
 
     async def follow(self, incoming: Incoming) -> None:
-        """Subscribe to what is wanted, for ever."""
+        """Subscribe to the wanted patterns, for ever."""
         if not self._settings.listed_in:
             return
         if self.asks_bus:
@@ -133,7 +133,7 @@ class Wanted:
             self._changed[name] = None
 
     def lower_limit(self, incoming: Incoming) -> None:
-        """Ask for fewer patterns on the next connection: NATS has refused so many."""
+        """Ask for fewer patterns on the next connection: NATS has refused this number."""
         before = set(self._interest.asked)
         self._interest.lower_limit()
         after = {pattern for _, pattern in self._interest.restart(time.monotonic())}

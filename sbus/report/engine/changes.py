@@ -1,8 +1,8 @@
 """Compare a period with the one before: new and vanished keys, changed rates.
 
 Rates are per second of *recorded* time, so that a loss does not look like less traffic. Each journal counts by its own:
-of two hosts of which one was not recorded for half a day, the rates of the other stay as they are. What was not
-recorded in one of the periods is neither new nor gone in the other.
+of two hosts of which one was not recorded for half a day, the rates of the other stay as they are. Keys that were not
+recorded in one of the periods are neither new nor gone in the other.
 
 A rate counts as changed if it differs by the factor `MIN_RATE_RATIO` and by more than chance explains. Random counts
 vary with their square root, and the difference of two square roots has the same spread for all counts, so square roots

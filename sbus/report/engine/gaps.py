@@ -1,4 +1,4 @@
-"""Find the gaps of a recording, so that a loss is not reported as silence; and count what was lost."""
+"""Find the gaps of a recording, so that a loss is not reported as silence; and count lost messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ROWS_AT_ONCE = 4096
 
 
 class Journal(NamedTuple):
-    """What the rows of a time say of their journal.
+    """The facts about a journal that its rows of a time show.
 
     :ivar extent: the time from the first of them to the last.
     :ivar first_seq: the number of the first.
@@ -141,7 +141,7 @@ def gaps_of(
 
 
 def find_losses(database: Database, period: Span) -> list[Loss]:
-    """Return what was lost in a period, by cause; however many rows report it, all of them count."""
+    """Return the losses of a period, by cause; however many rows report them, all of them count."""
     found: dict[tuple[str, str], list[int]] = {}
     database.execute(
         "SELECT kind, us, payload FROM rows WHERE kind IN ('lost', 'damaged') AND us >= ? AND us < ?", period

@@ -24,7 +24,7 @@ __all__ = ["measure"]
 _AHEAD = HOUR
 """µs by which a row may be ahead of this machine's clock: the clocks of two hosts differ, though seldom by minutes."""
 _MIN_LABEL_SHARE = 0.01
-"""The least share of the messages of a prefix with a colour of its own: less cannot be seen."""
+"""The least share of the messages of a prefix with its own colour: less cannot be seen."""
 _MIN_TIME = -62_135_596_800_000_000
 """The beginning of the year 1, in µs since the epoch: the earliest time of a `datetime`."""
 _ATTEMPTS = 3

@@ -1,4 +1,4 @@
-"""Who publishes what: the messages of each user, and their prefixes."""
+"""Publishers: the messages of each user, and their prefixes."""
 
 from __future__ import annotations
 

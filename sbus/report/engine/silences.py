@@ -24,7 +24,7 @@ what chance makes the pauses between bursts        A key whose other breaks take
                                                    a silence.
 =================================================  ===================================================================
 
-The pauses before the first message and behind the last one are breaks too, if they are that long: of a rest each
+The pauses before the first message and after the last one are breaks too, if they are that long: of a rest each
 night, 48 hours show one and the ends of two. A break that is longer than the key is known to have kept its rhythm is no
 silence: the key came once, and left.
 

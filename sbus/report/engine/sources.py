@@ -49,7 +49,7 @@ class Extent(NamedTuple):
 
 
 class Source(Protocol):
-    """What a report asks of its rows."""
+    """The questions of a report about its rows."""
 
     def extent(self, latest: int) -> Extent:
         """Return the time of all rows; those after `latest` (µs since the epoch) are ahead of the clock."""

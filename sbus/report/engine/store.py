@@ -1,6 +1,6 @@
 """The database of one report: the messages by window and the other rows of both periods, in DuckDB, on disk.
 
-Its memory is limited; what does not fit is on disk, in a directory of this process that only its user can read, because
+Its memory is limited; beyond that it is on disk, in a directory of this process that only its user can read, because
 keys can be confidential. Two things fill it: rows, which it counts as they come, and the counts of a lake's hours. From
 then on nothing tells them apart.
 """

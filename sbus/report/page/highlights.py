@@ -1,4 +1,4 @@
-"""What stands out in a period, in sentences for a reader with ten seconds."""
+"""The highlights of a period, in sentences for a reader with ten seconds."""
 
 from __future__ import annotations
 

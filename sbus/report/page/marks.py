@@ -1,4 +1,4 @@
-"""What several sections mark in their charts: the time that they span, and gaps of the recording."""
+"""The marks that several sections share in their charts: the time that they span, and gaps of the recording."""
 
 from __future__ import annotations
 

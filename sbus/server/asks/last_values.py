@@ -212,7 +212,7 @@ class _Pull:
 
 
 class LastValues:
-    """The last values of one bus: a `sbus.server.core.interfaces.Receiver` that keeps what it receives.
+    """The last values of one bus: a `sbus.server.core.interfaces.Receiver` that keeps the messages that it receives.
 
     :param rules: the patterns to keep; the first one that matches a key is the key's.
     :param scheduler: where a snapshot waits between two slices.

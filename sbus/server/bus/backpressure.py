@@ -25,9 +25,9 @@ packets that leave its queue, or in fewer unread bytes in the kernel (`sbus.serv
 packet is noted, and a timer that ends too early runs again for the rest. The time-out also ends clients that block each
 other or themselves. Another choice of strategies unblocks the publishers, but the timer continues.
 
-*Publishers held by a full queue.* At its hard limit, a queue blocks only publishers of users with more than a fair part
-of it (`sbus.server.bus.queue_shares`), and keeps the others' messages meanwhile. Soft blocking concerns the publisher
-of the message at hand.
+*Publishers blocked by a full queue.* At its hard limit, a queue blocks only publishers of users with more than a fair
+part of it (`sbus.server.bus.queue_shares`), and keeps the others' messages meanwhile. Soft blocking concerns the
+publisher of the message at hand.
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ class Delivery(PayloadPosting):
     def find_outlet(self, route: Route[Receiver]) -> Outlet | None:
         """Return the outlet of a route: its only receiver's socket, if nothing is in the way of messages to it.
 
-        That holds until anything else happens.
+        This is valid until anything else happens.
         """
         if len(route.receivers) != 1 or self.touched or self.uncounted or self._muted:
             return None

@@ -1,9 +1,9 @@
 """Denials: the replies about refusals to a client that has asked for them (``denied/on``).
 
 A denial is a reply. While `MAX_REPLIES` replies wait, further denials of messages are only counted, and one more gives
-their number when there is room. So denials of messages never keep a client from being read, as other replies do: a
-client that only publishes, and reads nothing, is not held up by them. Denials of subscriptions are never summed up: a
-client must know which of its subscriptions it has. A new policy ends each of them once, so their number is bounded.
+their number when there is room. So denials of messages never keep a client from being read, as other replies do, even
+if it only publishes and reads nothing. Denials of subscriptions are never summed up: a client must know which of its
+subscriptions are in force. A new policy ends each of them once, so their number is bounded.
 """
 
 from __future__ import annotations

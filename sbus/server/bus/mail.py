@@ -173,7 +173,7 @@ class Mail:
 
         :param size: their bytes.
         :param work: the nanoseconds that they will take.
-        :param account: the owner of the part of the mailbox to charge; None for the program around the bus.
+        :param account: the key of the part of the mailbox to charge; None for the program around the bus.
         :param signature: the publisher's signature.
         """
         post, user = self._post, self.group.user

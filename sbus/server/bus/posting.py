@@ -165,7 +165,7 @@ class Posting(Post):
 
 
 def account_of(publisher: Publisher) -> Hashable:
-    """Return the owner of the mailbox part that messages take: the publisher's user, or the author named by a link.
+    """Return the key of the mailbox part that messages take: the publisher's user, or the author named by a link.
 
     A user counts by its UID: one that leaves and returns is another object, while its messages still wait.
     """

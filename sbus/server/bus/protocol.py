@@ -140,7 +140,7 @@ class BusProtocol(ReceivingHalf):
             self._depart().begin(reason, detail)
 
     def readConnectionLost(self) -> None:
-        """Send the client what is queued, as long as it reads, then close (`IHalfCloseableProtocol`)."""
+        """Send the client its queue, as long as it reads, then close (`IHalfCloseableProtocol`)."""
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
             self._fast_path = False

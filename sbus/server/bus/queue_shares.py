@@ -1,13 +1,13 @@
 """Queue shares: the users whose messages wait in a receiver's queue, with the weight of each.
 
-A receiver that blocks publishers of several users, as a recorder does, holds only those with more than a fair part of
-its queue: of its messages, if their number is nearer to its limit than their bytes are, and otherwise of its bytes. So
-a user with few messages is not held because one other user, or forty, flood the bus.
+A receiver that blocks publishers of several users, as a recorder does, blocks only those of users with more than a fair
+part of its queue: of its messages, if their number is nearer to its limit than their bytes are, and otherwise of its
+bytes. So a user with few messages is not blocked because one other user, or forty, flood the bus.
 
-The queue knows its messages, but not their users. So the shares keep a line of (user, messages, bytes) beside it, and
-drop from its front the messages that must have left the queue. That is exact for a first-in, first-out queue from which
-nothing was dropped; for others it is an estimate. Adjacent messages of one user are one entry. There is a line only for
-receivers that can block the publisher at hand and are congested.
+The queue knows its messages, but not their users. So the shares keep a list of (user, messages, bytes) beside it, and
+drop from its front the messages that must have left the queue. This is exact for a first-in, first-out queue from which
+nothing was dropped, and an estimate for others. Adjacent messages of one user are one entry. Only receivers that can
+block the publisher at hand and are congested have a list.
 """
 
 from __future__ import annotations

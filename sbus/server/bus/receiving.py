@@ -103,7 +103,7 @@ class ReceivingHalf(_Hot, ABC):
     :ivar signature: names the client as a publisher to receivers that have asked for senders.
     :ivar settings: the client's choices; those that have a place in its stream may not be in force yet.
     :ivar has_echo: whether it gets its own messages, as these say.
-    :ivar rights: what it may publish and subscribe to.
+    :ivar rights: its rights to publish and subscribe.
     :ivar is_free: whether it may publish everything, and gets its own messages: nothing is to be asked for a run.
     :ivar untold: refusals of which it has had no denial (`sbus.server.bus.denials`).
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).

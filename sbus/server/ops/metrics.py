@@ -214,7 +214,7 @@ class Metrics:
         memory = budget.memory
         yield gauge(
             "sbus_memory_bytes",
-            "Memory that clients make the server hold. At the limit the largest holder is disconnected: sbus users.",
+            "Memory that clients make the server hold. At the limit, the user with most loses a client: sbus users.",
             memory.held,
         )
         yield gauge("sbus_memory_limit_bytes", "The limit of that (--max-memory).", memory.limit)
@@ -237,7 +237,7 @@ class Metrics:
         )
         yield gauge(
             "sbus_users_at_limit",
-            "Users that have as much as one user may have, by what. They are refused more: see sbus users.",
+            "Users at a limit of one user, by the limit. They are refused more: see sbus users.",
             at_limit,
             "limit",
         )

@@ -96,14 +96,14 @@ class Options(CommandLine):
             "policy",
             None,
             None,
-            "File, or directory of *.toml, that says who may publish and subscribe to what; SIGHUP reads it again "
+            "File, or directory of *.toml, with the rights to publish and subscribe; SIGHUP reads it again "
             "[default: none]",
         ],
         [
             "on-violation",
             None,
             "disconnect",
-            "What to do when a client breaks the protocol: disconnect it, or ignore (drop the packet)",
+            "Reaction to a client that breaks the protocol: disconnect it, or ignore (drop the packet)",
             choice("on-violation", "disconnect", "ignore"),
         ],
         ["dialect", None, "current", "Protocol revision: current or early", choice("dialect", *DIALECTS)],
@@ -139,15 +139,16 @@ class Options(CommandLine):
             "max-memory",
             None,
             None,
-            "Memory that all clients together may make the server hold, such as 64M or 2G; at it, the largest holder "
-            "is disconnected [default: three quarters of what cgroup or RLIMIT_AS leave, else half of the machine's]",
+            "Memory that all clients together may take, such as 64M or 2G; at it, the largest client of the user with "
+            "most is disconnected [default: three quarters of what cgroup or RLIMIT_AS leave, else half of the "
+            "machine's]",
             size("max-memory", LEAST_MAX_MEMORY),
         ],
         [
             "user-memory",
             None,
             None,
-            "The part of it that one user may hold; root and the server's user may hold any "
+            "The part of it that one user may take; root and the server's user may take any "
             "[default: a quarter of --max-memory]",
             size("user-memory", LEAST_USER_MEMORY),
         ],
@@ -172,12 +173,17 @@ class Options(CommandLine):
             "Address of a bus that becomes this one's master; the bus starts a link to it, and restarts it if it dies "
             "(see twistd sbus-link --help)",
         ],
-        ["name", None, None, "Name of the bus, for people: links tell it when they find a loop [default: the address]"],
+        [
+            "name",
+            None,
+            None,
+            "Name of the bus, for people: a link reports it when it finds a loop [default: the address]",
+        ],
         [
             "admin",
             None,
             None,
-            "Path of the admin socket: metrics, and what operators ask (HTTP); auto: the path of the bus with .admin "
+            "Path of the admin socket: metrics and requests of operators (HTTP); auto: the path of the bus with .admin "
             "appended; systemd:NAME [default: the one that systemd passes as admin, else none]",
         ],
         ["metrics-group", None, None, "", functools.partial(parse_group, option="--metrics-group")],
@@ -242,7 +248,7 @@ class Options(CommandLine):
             "files are never touched",
         ],
         ["auto-close", "c", "Stop when the last client has left"],
-        ["check", None, "Check all options and what they name, print what the bus would do, and exit"],
+        ["check", None, "Check all options and the files and users in them, print the actions of the bus, and exit"],
         [
             "block-across-users",
             None,

@@ -144,7 +144,7 @@ class SubordinateIds:
         return found.name if found.owner in exempt else found.owner
 
     def _refresh(self) -> None:
-        """Read the file if it has changed; an error keeps what is known."""
+        """Read the file if it has changed; after an error the known ranges stay."""
         try:
             status = os.stat(self._path)
             version: object = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

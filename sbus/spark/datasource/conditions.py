@@ -1,7 +1,7 @@
 """The conditions of a query, as far as they help to read less.
 
 Spark hands over those parts of a ``WHERE`` that compare one column with literals, and all of them hold for a row of the
-result. What is not understood here is ignored: Spark checks each row once more.
+result. Any other condition is ignored: Spark checks each row once more.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _CACHED_KEYS = 100_000
 
 @dataclass(slots=True)
 class RowFilter:
-    """What a read selects.
+    """The rows that a read selects.
 
     :ivar pattern: select only messages whose keys it matches; None: all messages.
     :ivar gaps: whether to select the rows that are not messages, too.

@@ -132,7 +132,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What a stream reads, from where on, and how much at a time.
+    """The journals that a stream reads, where it starts, and how much it takes at a time.
 
     :ivar read: the rows and their form.
     :ivar max_rows: the largest number of rows in a batch; None: no limit.

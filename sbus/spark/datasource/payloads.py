@@ -100,7 +100,7 @@ class PayloadParser:
         return _array(values, self._type), pa.array(problems, pa.string())
 
     def _reason(self, error: Exception) -> str:
-        """Return in one short line what is wrong: the form of the payload, or the type of its value."""
+        """Return the problem in one short line: the form of the payload, or the type of its value."""
         is_malformed = type(error).__name__ != "ValidationError"  # a name, because msgspec need not be there for text
         return (f"not {self._format}: {error}" if is_malformed else str(error))[:_MAX_REASON]
 

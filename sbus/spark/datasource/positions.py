@@ -65,7 +65,7 @@ class Positions:
         return self.times.get(journal_id, self.default)
 
     def resolve(self, journal: JournalReader) -> int:
-        """Return the number of a row of this journal, from its first to behind its last.
+        """Return the number of a row of this journal, from its first to the one after its last.
 
         :raises sbus.errors.JournalError: if the row of the option was deleted, or is not there yet.
         """

@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 
 Before Spark plans a query, it passes the conditions to a reader with `PushingReader.pushFilters`, and the limit to one
-with ``pushLimit``. Both only reduce what is read: Spark still checks and counts every row.
+with ``pushLimit``. Both only reduce the rows that are read: Spark still checks and counts every row.
 
 *Since which Spark.* Spark 4.3 keeps the plan for a query's conditions with the result of ``load()``. A second query on
 that DataFrame, or the other side of a union, then silently gets the rows of the first. The change that added
@@ -13,7 +13,7 @@ have that method, whatever the version; `test_filters_of_queries_on_one_table` f
 
 *Only when Spark asks.* Spark refuses every query on a reader that takes conditions unless
 ``spark.sql.python.filterPushdown.enabled`` is true; the default is false, and a data source cannot see the setting. But
-Spark asks in a program of its own, and only there does the reader take conditions.
+Spark asks in a separate program, and only there does the reader take conditions.
 """
 
 from __future__ import annotations

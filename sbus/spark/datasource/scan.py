@@ -94,7 +94,7 @@ def described(options: ReadOptions) -> StructType | str:
 
 
 class JournalPartition(InputPartition):
-    """What one task reads.
+    """The rows that one task reads.
 
     :ivar slices: parts of journals, in the order of their rows.
     """

@@ -7,7 +7,7 @@ Spark registers the class `SbusDataSource` and makes an instance of it wherever 
 it starts for the planning of a query, and again on the executors. Instances and readers are pickled. So nothing is kept
 between two calls; every decision follows from the options, and the state of a stream is in its offsets.
 
-``schema`` is called at ``load()``, in a process of its own. It checks the options and opens the journals, so that a
+``schema`` is called at ``load()``, in a separate process. It checks the options and opens the journals, so that a
 misspelt option or a missing journal fails there and not in the middle of a query.
 """
 

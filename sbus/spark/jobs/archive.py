@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 
 The source is `sbus.spark.datasource.stream`, and each batch goes to `Lake.write`. The four steps of `sbus.lake.archive`
-hold here, too:
+are the same here:
 
 1. *A batch has fixed rows.* Spark writes the offset of a batch to its checkpoint before the batch runs.
 2. *A batch has a fixed place.* The lake names files by the number of the batch. Other tasks may divide a batch that
@@ -15,9 +15,9 @@ hold here, too:
    (`sbus.lake.checkpoint.Checkpoint.sync`). If a power cut takes back marks or offsets that were not synced, their
    batches are planned again, perhaps with other limits; the lake then removes what the old ones had put there.
 
-What drives it: Spark calls ``_write`` from a thread of its own. The program that runs the job calls `Archive.wait`
-repeatedly; each call notes the batches that are done by now and reports them. Nothing depends on when that happens: a
-report that is late only delays retention.
+Spark drives it: it calls ``_write`` from its own thread. The program that runs the job calls `Archive.wait` repeatedly;
+each call notes the batches that are done by now and reports them. Nothing depends on when that happens: a report that
+is late only delays retention.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Archive(ArchiveJob):
             super().stop()
 
     def _write(self, rows: DataFrame, batch: int) -> None:
-        """Write a batch; Spark calls this in a thread of its own."""
+        """Write a batch; Spark calls this in its own thread."""
         self._written[batch] = self._lake.write(rows, batch, writers=self._writers)
 
     @property

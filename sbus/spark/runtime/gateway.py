@@ -1,7 +1,7 @@
 """Start the JVM, and report a failure in one line, with the remedy where one is known.
 
-What the JVM writes while it starts is kept back: if it starts, the text goes where it was meant to go, and so does all
-that it writes later; if it does not, the line that names the cause becomes the error.
+The output of the JVM while it starts is kept back: if it starts, the text goes where it was meant to go, and so does
+all that it writes later; if it does not, the line that names the cause becomes the error.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def starting(conf: Mapping[str, str], variables: Sequence[str]) -> Iterator[None
 def explain(text: str, variables: Sequence[str]) -> str:
     """Return in one line why the JVM has ended.
 
-    :param text: what it has written.
+    :param text: its output.
     :param variables: the variables of its environment that may be of another installation.
     """
     for pattern in _CAUSES:
@@ -105,7 +105,7 @@ def _unset(variables: Sequence[str]) -> str:
 
 
 class _Output:
-    """What the JVM writes to one of its outputs: kept, then forwarded or dropped.
+    """One output of the JVM: kept, then forwarded or dropped.
 
     :param target: the descriptor to forward it to.
     :ivar writer: the end of a pipe for the JVM; the caller closes it.
@@ -137,7 +137,7 @@ class _Output:
         return b"".join(self._kept or ()).decode(errors="replace")
 
     def forward(self) -> None:
-        """Write what there is, and from now on what comes."""
+        """Write the output so far, and from now on all of it."""
         with self._lock:
             self._write(_NOISE.sub(b"", b"".join(self._kept or ())))
             self._kept = None

@@ -1,7 +1,7 @@
 """How far a streaming query is behind the journals that it reads.
 
-Spark asks the source for the newest offset with each report (``latestOffset`` in a query's progress), so the
-difference to what was read is the lag. Sources in Python have no metrics of their own in Spark 4.3.
+Spark asks the source for the newest offset with each report (``latestOffset`` in a query's progress), so the difference
+to the rows that were read is the lag. Sources in Python cannot have metrics in Spark 4.3.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ two minutes for a Python worker      It has to answer in that time; Spark's defa
 a log of errors only                 And not of those that the caller gets as an exception (``log4j2.properties``).
 ===================================  ===================================================================================
 
-With Spark Connect (a master such as ``sc://host:15002``) the session is on the server, which has settings of its own.
+With Spark Connect (a master such as ``sc://host:15002``) the session is on the server, which has its own settings.
 Nothing of Java runs here, and the package goes to the server as an artifact of the session.
 """
 

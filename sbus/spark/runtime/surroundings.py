@@ -146,7 +146,7 @@ def _choose_java(java: str) -> None:
 
 
 def _choose_spark() -> None:
-    """Make pyspark start the Spark of its own version."""
+    """Make pyspark start the Spark of the same version."""
     own = os.path.dirname(os.path.abspath(pyspark.__file__))
     given = os.environ.get("SPARK_HOME")
     if not _is_spark(own) or (given and _is_spark(given)):

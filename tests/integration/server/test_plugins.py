@@ -166,7 +166,7 @@ class TestStrategies:
         assert started.dropped() == 500 - len(got)
 
     def test_soft_that_blocks(self, bus, plugins):
-        """A new soft mode may hold publishers back, for some messages and not for others."""
+        """A new soft mode may block publishers, for some messages and not for others."""
         started = bus(SMALL, "--block-timeout=600", env=plugins())
         reader = started.client(b"important/*", b"idle/*")
         reader.cmsg(b"blocking/soft/important")
@@ -309,7 +309,7 @@ class TestPolicy:
         assert started.client(user=(OTHER_USER[0], 4445)).sync() == []
 
     def test_blocking(self, bus, plugins):
-        """It says whom a receiver may hold back."""
+        """It says whom a receiver may block."""
         started = bus("--credentials=read-mostly", SMALL, "--queue-messages=10", env=plugins())
         reader = started.client(b"public/*")
         reader.cmsg(b"blocking/soft/block")

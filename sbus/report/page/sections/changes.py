@@ -1,4 +1,4 @@
-"""What changed against the period before."""
+"""The changes against the period before."""
 
 from __future__ import annotations
 

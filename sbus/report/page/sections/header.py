@@ -65,7 +65,7 @@ def _tiles(report: Report) -> list[Tile]:
 
 
 def _recorded_tile(report: Report) -> Tile:
-    """Return the part of the time that was recorded, the mean of the journals, and what is missing in it."""
+    """Return the part of the time that was recorded, the mean of the journals, and the missing parts."""
     span = report.period.end - report.period.start
     shares = {journal: found.recorded / span for journal, found in report.journals.items()}
     interruptions = sum(1 for g in report.gaps if g.is_interruption and g.end > report.period.start)
@@ -81,7 +81,7 @@ def _recorded_tile(report: Report) -> Tile:
 
 
 def _lost_tile(report: Report) -> list[Tile]:
-    """Return the tile of what was lost, if anything was."""
+    """Return the tile of lost messages, if there are any."""
     losses = report.losses
     if not losses:
         return []

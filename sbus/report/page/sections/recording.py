@@ -1,4 +1,4 @@
-"""The recording: its gaps, what was lost, and steps of clocks."""
+"""The recording: its gaps, losses, and steps of clocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GapRow(NamedTuple):
 
 
 class LossRow(NamedTuple):
-    """What was lost for one cause.
+    """The losses for one cause.
 
     :ivar begin: when it was first reported, in ms since the epoch.
     :ivar finish: when it was last reported, likewise.
@@ -64,7 +64,7 @@ class JournalRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordingSection:
-    """The longest gaps, in order; the journals; what was lost; and the newest steps of clocks.
+    """The longest gaps, in order; the journals; the losses; and the newest steps of clocks.
 
     :ivar journals: the least recorded first; empty unless there are several, so that each row names its own.
     :ivar more: how many shorter gaps there are; empty if none.

@@ -61,7 +61,7 @@ class TrafficSection:
     """Messages and bytes over time, by prefix.
 
     :ivar labels: the prefix of each colour; None for all other keys.
-    :ivar marks: the style of each kind of mark in the charts, and what it means.
+    :ivar marks: the style of each kind of mark in the charts, and its meaning.
     :ivar table: None if there was no message.
     """
 
