@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Nothing(SbusError):
-    """The command has not found its object, and exits with status 3."""
+    """The command has found nothing, and exits with status 3."""
 
 
 _NAMED_ESCAPES = str.maketrans({"\n": "\\n", "\t": "\\t", "\r": "\\r"})
