@@ -45,9 +45,8 @@ MEMBERSHIPS = 256
 QUANTUM = 500_000
 """Nanoseconds of one turn while several users are active. With 4 ms, a bystander with 256 messages under way had a
 tenth of its throughput beside a flood (row ``stopped``); with 0.15 or 2 ms, a crowd had half as much as with 0.5 or 1
-(row ``many-small-12-1-250-silent``). A turn itself takes 40 µs. Two more ways to serve a lone client sooner cost that
-crowd: looks at the sockets every 0.1 ms of a turn a third of its throughput, and waiting 40 µs for the next message of
-a user who has time left a fifth."""
+(row ``many-small-12-1-250-silent``). A turn itself takes 40 µs. Waiting 40 µs for the next message
+of a user who has time left would take a fifth of that crowd's throughput."""
 
 
 class Members(Protocol):
@@ -255,14 +254,15 @@ class Lines:
 
     # --- turns -------------------------------------------------------------------------------
 
-    def turn(self, until: int, clock: Callable[[], int]) -> None:
+    def turn(self, now: int, until: int, clock: Callable[[], int]) -> None:
         """Do what stands in the lines until the clock shows `until`, each time beginning with another line.
 
         Work that raises an exception is dropped.
+
+        :param now: the time that the clock showed last. If that is before `until`, something is done.
         """
         first, self._first = self._first, (self._first + 1) % 3
         serve = (self._serve_mail, self._serve_chores, self._serve_readers)
-        now = clock()
         for at in (first, first + 1, first + 2):
             now = serve[at % 3](until, clock, now)
 

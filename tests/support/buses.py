@@ -119,15 +119,21 @@ class HandTurnedBus(Bus):
 
     def finish(self) -> None:
         """Let turns pass until nothing waits for one; no time passes for timers."""
-        while self.registry.scheduler._ring:
-            self.turn()
-        self.turn()  # what the last one has brought is sent
+        ring = self.registry.scheduler._ring
+        while True:
+            while ring:
+                self.turn()
+            self.turn()  # what the last one has brought is sent
+            if not ring:
+                break
 
     def use_up(self, peer: Peer, work: int) -> None:
         """Have a client's user use up its time, while other users are active: the rest of its work waits for turns.
+
+        These are whole, as if many packets came from others.
 
         :param work: by how much it exceeds its time, in microseconds.
         """
         scheduler, lines = self.registry.scheduler, peer.protocol.user.lines
         lines.deficit = -1_000 * work
-        scheduler.crowd, scheduler.is_busy = CROWD, True
+        scheduler.crowd, scheduler.is_busy, scheduler._arrived = CROWD, True, 1 << 40

@@ -215,7 +215,7 @@ class BusProtocol(ReceivingHalf):
             ):
                 delivery = self._delivery
                 if is_busy:
-                    scheduler.begin(lines)
+                    scheduler.begin(lines, total)
                 try:
                     at = registry.deliver(packets, route, self, True)
                     if total >= MIN_READ and self.transport is not None:
@@ -269,7 +269,7 @@ class BusProtocol(ReceivingHalf):
             if scheduler.is_busy and not scheduler.may_go_on(lines):
                 self._wait(scheduler.wait)
             else:
-                until = scheduler.begin(lines)
+                until = scheduler.begin(lines, total - at)
                 try:
                     if self._pace is None:
                         at, total = self._handle_some(packets, at, until)

@@ -277,7 +277,7 @@ def test_each_turn_begins_with_another_line():
     lines.chores[Work(machine, MANY, QUANTUM, "chores")] = None
     lines.enter(Reader(machine, lines, MANY, QUANTUM, "readers"), False)
     for _ in range(6):
-        lines.turn(machine.now + QUANTUM, lambda: machine.now)
+        lines.turn(machine.now, machine.now + QUANTUM, lambda: machine.now)
     assert machine.log == ["mail", "chores", "readers"] * 2
 
 
@@ -286,7 +286,7 @@ def test_a_line_without_work_leaves_its_turn_to_the_next():
     machine, lines = Machine(), Lines()
     lines.chores[Work(machine, 2, 1, "chore")] = None
     lines.enter(Reader(machine, lines, 1, 1, "reader"), False)
-    lines.turn(machine.now + QUANTUM, lambda: machine.now)
+    lines.turn(machine.now, machine.now + QUANTUM, lambda: machine.now)
     assert machine.log == ["chore", "chore", "reader"]
     assert lines.is_empty
 
@@ -297,7 +297,7 @@ def test_mail_keeps_its_order():
     for name in "abc":
         lines.mail.append(Work(machine, 3, QUANTUM // 2, name))
     while lines.mail:
-        lines.turn(machine.now + QUANTUM, lambda: machine.now)
+        lines.turn(machine.now, machine.now + QUANTUM, lambda: machine.now)
     assert machine.log == [*"aaabbbccc"]
 
 
@@ -308,7 +308,7 @@ def test_chores_take_turns():
     for chore in (*some, *some):
         lines.chores[chore] = None
     while lines.chores:
-        lines.turn(machine.now + 1, lambda: machine.now)
+        lines.turn(machine.now, machine.now + 1, lambda: machine.now)
     assert machine.log == [*"abab"]
 
 
@@ -316,7 +316,7 @@ def test_a_step_is_made_in_any_turn():
     """A turn that begins with work makes one step at least, and none after its end."""
     machine, lines = Machine(), Lines()
     lines.mail.append(Work(machine, 5, 10, "step"))
-    lines.turn(machine.now + 1, lambda: machine.now)
+    lines.turn(machine.now, machine.now + 1, lambda: machine.now)
     assert machine.log == ["step"]
-    lines.turn(machine.now, lambda: machine.now)
+    lines.turn(machine.now, machine.now, lambda: machine.now)
     assert machine.log == ["step"]

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sbus.fair import Lines
 from sbus.fair.lines import QUANTUM
-from sbus.fair.scheduler import ALONE, CROWD, LONGEST_CHARGE
+from sbus.fair.scheduler import ALONE, CROWD, FEW, LONGEST_CHARGE, SLICE
 from tests.support.examples import examples
 from tests.unit.fair.fakes import Machine, Reader, Work
 
@@ -24,6 +24,11 @@ def busy(machine: Machine) -> None:
     for _ in range(2):
         machine.scheduler.change(Lines())
     assert machine.scheduler.is_busy
+
+
+def crowd(machine: Machine, packets: int) -> None:
+    """Have another user send some packets between two slices."""
+    machine.scheduler.begin(Lines(), packets)
 
 
 def add(machine: Machine, lines: Lines, line: str, length: int, steps: float = FOREVER) -> Work | Reader:
@@ -302,11 +307,84 @@ def test_a_user_with_mail_is_not_alone_while_another_one_sends():
     machine.batch(sender, 1)
     work = add(machine, receiver, "mail", QUANTUM // 4, 20)
     assert not machine.scheduler.is_contended
-    machine.turn()
+    machine.turn(4)
     assert work.took == QUANTUM
     machine.scheduler.last = receiver
     machine.turn()
     assert work.took > 2 * QUANTUM
+
+
+# --- slices --------------------------------------------------------------------------------------
+
+
+def test_a_turn_has_slices_while_few_packets_come():
+    """The sockets are looked at within a turn, which is a user's until it is spent."""
+    machine, one, two = Machine(), Lines(), Lines()
+    busy(machine)
+    works = [add(machine, lines, "chores", SLICE // 2) for lines in (one, two)]
+    took = []
+    for _ in range(2 * QUANTUM // SLICE):
+        crowd(machine, FEW // 2)
+        machine.turn()
+        took.append(tuple(work.took // SLICE for work in works))
+    assert took == [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (5, 1), (5, 2), (5, 3), (5, 4), (5, 5)]
+
+
+def test_the_last_slice_of_a_turn_is_what_is_left():
+    """A user's time exceeds its turn by one step at most, however many slices the turn has."""
+    machine, one, two = Machine(), Lines(), Lines()
+    busy(machine)
+    step = 3 * SLICE // 10
+    first, second = (add(machine, lines, "chores", step) for lines in (one, two))
+    while not second.took:
+        machine.turn()
+    assert QUANTUM <= first.took < QUANTUM + step
+
+
+def test_a_turn_is_whole_while_many_packets_come():
+    """Looks would bring a few of many packets each time. Earlier packets count by halves."""
+    machine, lines = Machine(), Lines()
+    busy(machine)
+    work = add(machine, lines, "chores", SLICE // 2)
+    crowd(machine, 4 * FEW)
+    took = []
+    for _ in range(4):
+        before = work.took
+        machine.turn()
+        took.append(work.took - before)
+    assert took == [QUANTUM, QUANTUM, SLICE, SLICE]
+
+
+def test_waiting_clients_of_others_count_as_packets():
+    """A crowd without time left is one all the same; clients of the user whose turn it is are none."""
+    machine, lines, other = Machine(), Lines(), Lines()
+    busy(machine)
+    work = add(machine, lines, "chores", SLICE // 2)
+    machine.turn()
+    assert work.took == SLICE
+    for _ in range(2 * FEW):
+        machine.scheduler.wait(lines, Reader(machine, lines, 1, 0))
+        machine.scheduler.begin(lines, 2 * FEW)
+    machine.turn()
+    assert work.took == 2 * SLICE
+    for _ in range(2 * FEW):
+        machine.scheduler.wait(other, Reader(machine, other, 1, 0))
+    machine.turn()
+    assert work.took == QUANTUM
+
+
+def test_a_user_whose_turn_it_is_and_that_is_forgotten_leaves_nothing():
+    """Nor does a turn go to a user that has been taken out of the ring between two slices."""
+    machine, lines, other = Machine(), Lines(), Lines()
+    busy(machine)
+    gone, work = add(machine, lines, "chores", SLICE), add(machine, other, "chores", SLICE)
+    machine.turn()
+    machine.scheduler.finish(lines)
+    machine.turn()
+    assert (gone.took, work.took) == (SLICE, SLICE)
+
+
+# --- events --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -482,11 +560,11 @@ def test_a_batch_in_a_turn_is_charged_once():
     """A batch that is handled in its user's turn is part of the turn, which is charged as a whole."""
     machine, lines = Machine(), Lines()
     busy(machine)
-    reader = Reader(machine, lines, 3, QUANTUM // 10)
+    reader = Reader(machine, lines, 3, SLICE // 3)
     reader.wait()
     machine.turn()
     assert reader.left == 0
-    assert lines.deficit == QUANTUM - 3 * QUANTUM // 10
+    assert lines.deficit == QUANTUM - 3 * (SLICE // 3)
 
 
 def test_in_a_turn_only_its_user_is_read():
@@ -596,6 +674,7 @@ def test_a_chore_in_a_turn():
     """In a turn, a chore of its user is part of it, as far as it lasts; one of another user waits for that user's."""
     machine, lines, other = Machine(), Lines(), Lines()
     busy(machine)
+    crowd(machine, FEW + 1)
     own, foreign = Work(machine, 3, QUANTUM // 4, "own"), Work(machine, 1, 1, "foreign")
     work = Work(machine, 1, QUANTUM // 2, "work")
 

@@ -345,9 +345,9 @@ def test_sockets_with_room_are_a_chore():
     assert bus.registry.counters.dropped == 0
 
 
-@pytest.mark.parametrize("order", [b"order/stack", b"order/random"])
-def test_a_long_backlog_is_put_in_order_in_turns(order):
-    """A client's choice of another order takes its user's turns, by the messages that have to be put into it."""
+@pytest.mark.parametrize(("order", "least"), [(b"order/stack", 1), (b"order/random", 3)])
+def test_a_long_backlog_is_put_in_order_in_turns(order, least):
+    """A client's choice of another order takes its user's turns, by the messages that have to get ranks."""
     bus = HandTurnedBus(tick=LONG_LOOK)
     reader, publisher = connect(bus, b"SUB k", uid=2), connect(bus)
     reader.stall()
@@ -365,7 +365,7 @@ def test_a_long_backlog_is_put_in_order_in_turns(order):
         turns += 1
     bus.finish()
     got += reader.take()
-    assert turns >= 3
+    assert turns >= least
     assert sorted(got) == sorted(b"MSG k\0%d" % n for n in range(count))
     assert order != b"order/stack" or got == [b"MSG k\0%d" % n for n in reversed(range(count))]
 
