@@ -298,6 +298,9 @@ class _Repair:
                 disk.write(fd, data, at)
             disk.truncate(fd, size)
             disk.sync(fd)
+        except OSError:
+            disk.remove(path)  # the next repair makes another one
+            raise
         finally:
             os.close(fd)
         self.kept.append(os.path.join(self._segment.directory, DAMAGED, os.path.basename(path)))

@@ -36,6 +36,7 @@ from sbus.journal.snapshot import open_journals
 from sbus.journal.summary import read_summary
 from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
+from tests.support.disks import filled, mounted
 from tests.support.examples import examples
 from tests.support.faults import Crash, FaultyDisk
 from tests.support.journals import Clock, forge
@@ -556,6 +557,21 @@ class TestRepair:
             assert [found.lost for found in repair(journal)] == [[]]
         assert all_rows(journal, skip_damaged=False) == before
         assert not any(found.problems for found in verify(journal, pytest.fail))
+
+    def test_full_disk(self, whole: Path, tmp_path: Path) -> None:
+        """It ends with status 1 and the remedy, leaves nothing behind, and is done once there is room."""
+        with mounted(tmp_path / "disk", "256k") as disk:
+            journal = Path(shutil.copytree(whole, disk / "journal"))
+            (journal / "damaged").mkdir()
+            damage_batch(journal, 1)
+            with filled(disk):
+                done = CliRunner().invoke(cli, ["journal", "repair", str(journal)])
+                assert (done.exit_code, os.listdir(journal / "damaged")) == (1, [])
+                assert re.search(
+                    r"cannot write the repair to .*/journal: No space .*: make room there, or", done.stderr
+                )
+            done = CliRunner().invoke(cli, ["journal", "repair", str(journal)])
+            assert (done.exit_code, len(os.listdir(journal / "damaged"))) == (3, 3)
 
     def test_newest_segment_beyond_repair(self, journal: Path, tmp_path: Path) -> None:
         """The error names a way out: without the segment's files the archive takes what is left."""
