@@ -107,7 +107,7 @@ def repair(directory: str | os.PathLike[str], *, dry_run: bool = False) -> Itera
 
     :param dry_run: whether to change nothing.
     :raises JournalError: if there is no journal, or it cannot be known which row is the last one.
-    :raises OSError: if the journal cannot be written; the call may be repeated.
+    :raises OSError: if the journal cannot be read or written; the call may be repeated.
     """
     directory = os.path.abspath(directory)
     identity = read_identity(directory)
@@ -205,7 +205,7 @@ class _Repair:
                                      max_time=self._segment.first_time)]  # fmt: skip
             try:
                 read_record(path, file, head)
-            except (JournalError, OSError):
+            except JournalError:
                 self._overwrite.append((0, self._format.header(self._journal_id)))
                 self._asides.append((0, head.end))
             at, seq, time = head.end, self._segment.first_seq, self._segment.first_time
@@ -225,7 +225,7 @@ class _Repair:
         try:
             assert self._format is not None
             read_batch(path, file, record, self._journal_id, self._format)
-        except (JournalError, OSError):
+        except JournalError:
             return self._lose(record)
         return record
 

@@ -321,6 +321,47 @@ def test_a_bad_sector(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_record("x", rows, record)
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize("suffix", [".arrows", ".idx"])
+def test_a_file_that_cannot_be_opened_now(
+    journal: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, code: int
+) -> None:
+    """Its rows are not lost, also for a reader that may lose rows: nothing takes them for damaged ones."""
+    path, real = list_segments(str(journal))[0].path(suffix), os.open
+
+    def fail(name: Any, *args: Any, **how: Any) -> int:
+        if name == path:
+            raise OSError(code, os.strerror(code), name)
+        return real(name, *args, **how)
+
+    monkeypatch.setattr("sbus.journal.layout.os.open", fail)
+    with pytest.raises(JournalError if code == errno.EACCES else OSError) as caught:
+        all_rows(journal, skip_damaged=True)
+    assert path in str(caught.value)
+    with locked(journal), pytest.raises(type(caught.value)):
+        list(repair(journal))
+    monkeypatch.undo()
+    assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+
+
+def test_a_read_that_fails_now(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk did not damage the rows, as on a file server that is away, no repair overwrites them."""
+    real = os.pread
+
+    def fail(fd: int, size: int, at: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".arrows"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(fd, size, at)
+
+    before = {path: path.read_bytes() for path in journal.iterdir()}
+    monkeypatch.setattr("sbus.journal.index.os.pread", fail)
+    with pytest.raises(OSError, match="Stale file handle"):
+        all_rows(journal, skip_damaged=True)
+    with pytest.raises(OSError, match="Stale file handle"):
+        list(repair(journal))
+    assert {path: path.read_bytes() for path in journal.iterdir()} == before
+
+
 @pytest.mark.parametrize("name", ["lock", ".arrows", ".idx"])
 def test_a_writer_names_a_link(journal: Path, tmp_path: Path, name: str) -> None:
     """A writer does not follow a link, either: it says which one it is, and what to do."""
