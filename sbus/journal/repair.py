@@ -57,7 +57,7 @@ from sbus.journal.layout import (
     read_identity,
 )
 from sbus.journal.salvage import find_header, salvage_index
-from sbus.journal.schema import END_OF_STREAM, FORMAT, Format, Kind, encode
+from sbus.journal.schema import END_OF_STREAM, FORMAT, MAX_DAMAGED, Format, Kind, encode
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.slices import read_batch
 from sbus.journal.summary import read_summary
@@ -172,7 +172,6 @@ class _Repair:
         self._format: Format | None = None
         self._overwrite: list[tuple[int, bytes]] = []  # offset and bytes
         self._asides: list[tuple[int, int]] = []  # offsets of the damaged bytes
-        self._header = b""
         index_is_whole = self._index_is_whole()
         # An open segment without its index is searched like a closed one.
         index = salvage_index(segment if index_is_whole else segment._replace(closed=True), journal_id)
@@ -212,6 +211,11 @@ class _Repair:
             for record in index.batches:
                 records.append(self._check_batch(path, file, record))
                 at, seq, time = record.end, record.next_seq, record.max_time
+        if self._end_seq - seq > MAX_DAMAGED:
+            raise JournalError(
+                f"{path}: {self._end_seq - seq} rows are missing after row {seq - 1}, more than a journal can lose: "
+                "move the files of a later segment that do not belong to the journal elsewhere, and repair again"
+            )
         if seq < self._end_seq:
             end = max(at, os.stat(path).st_size - len(END_OF_STREAM))
             records.append(self._lose(Record(BATCH, Kind.DAMAGED, at, end, seq, self._end_seq - seq, 0, time, time)))

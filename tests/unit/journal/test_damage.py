@@ -614,6 +614,29 @@ class TestRepair:
             done = CliRunner().invoke(cli, ["journal", "repair", str(journal)])
             assert (done.exit_code, len(os.listdir(journal / "damaged"))) == (3, 3)
 
+    def test_number_in_the_summary(self, journal: Path) -> None:
+        """A summary whose numbers contradict each other does not say which row is the last one."""
+        path = Path(list_segments(str(journal))[1].path(".json"))
+        path.write_text(path.read_text().replace('"rows": 20', '"rows": 2000'))
+        with pytest.raises(JournalError, match="contradict each other"):
+            JournalWriter.open(journal)
+        with locked(journal):
+            assert [found.lost for found in repair(journal)] == [[]]
+        assert JournalReader(journal).end() == ROWS
+
+    def test_file_of_another_journal(self, journal: Path) -> None:
+        """A file whose name leaves out more rows than can be lost is no segment of the journal."""
+        before = {path: path.read_bytes() for path in journal.iterdir() if path.name != "lock"}
+        stray = journal / "0000009999999999-1700000000000000.arrows"
+        stray.touch()
+        with (
+            locked(journal),
+            pytest.raises(JournalError, match=r"rows are missing after row 39, more than .* elsewhere"),
+        ):
+            list(repair(journal))
+        stray.unlink()
+        assert {path: path.read_bytes() for path in journal.iterdir() if path.name != "lock"} == before
+
     def test_newest_segment_beyond_repair(self, journal: Path, tmp_path: Path) -> None:
         """The error names a way out: without the segment's files the archive takes what is left."""
         lose_all_but_rows(journal, 1, 1 << 20)
