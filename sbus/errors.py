@@ -19,7 +19,8 @@
      │   └─ ConnectionLost
      ├─ JournalError
      │   ├─ JournalLocked
-     │   └─ JournalMissing
+     │   ├─ JournalMissing
+     │   └─ JournalUnreadable
      ├─ LakeError
      │   └─ StorageError
      ├─ QueueError
@@ -50,6 +51,7 @@ __all__ = [
     "JournalError",
     "JournalLocked",
     "JournalMissing",
+    "JournalUnreadable",
     "LakeError",
     "ListenError",
     "NobodyListens",
@@ -246,6 +248,10 @@ class JournalLocked(JournalError):
 
 class JournalMissing(JournalError):
     """There is no journal in a directory: it was moved away, is not mounted, or the name is wrong."""
+
+
+class JournalUnreadable(JournalError):
+    """This user may not read a file of a journal, whose rows are therefore not lost."""
 
 
 class LakeError(SbusError):

@@ -17,6 +17,7 @@ rows until the writer opens the journal again; it finds the rows and adds the re
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
@@ -26,7 +27,7 @@ from typing import IO, NamedTuple
 import pyarrow as pa
 
 from sbus.errors import JournalError
-from sbus.journal.layout import INDEX, LATEST, Segment, open_plain, read_blocks
+from sbus.journal.layout import BAD_DISK, INDEX, LATEST, Segment, open_plain, read_blocks
 from sbus.journal.schema import KINDS, Kind
 
 __all__ = [
@@ -263,6 +264,7 @@ def read_record(path: str, file: IO[bytes], record: Record) -> pa.Buffer:
     """Return the bytes that a record stands for.
 
     :raises JournalError: if they are missing or damaged.
+    :raises OSError: if they cannot be read for another reason, such as a lack of memory.
     """
     fd = file.fileno()
     size = os.fstat(fd).st_size
@@ -275,9 +277,13 @@ def read_record(path: str, file: IO[bytes], record: Record) -> pa.Buffer:
             data = os.pread(fd, length, record.start)
         elif _checksum(fd, record) == record.crc:
             data = _read_long(fd, record)
-    except (OSError, MemoryError) as e:
-        what = getattr(e, "strerror", None) or e
-        raise JournalError(f"{path}: the bytes {record.start} to {record.end} cannot be read: {what}: {REPAIR}") from e
+    except MemoryError:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), path) from None
+    except OSError as e:
+        if e.errno not in BAD_DISK:
+            raise OSError(e.errno, e.strerror, path) from None
+        what = f"the bytes {record.start} to {record.end} cannot be read: {e.strerror}"
+        raise JournalError(f"{path}: {what}: {REPAIR}") from e
     if data is None or zlib.crc32(data) != record.crc:
         raise JournalError(
             f"{path}: the bytes {record.start} to {record.end} are damaged "

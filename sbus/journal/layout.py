@@ -17,11 +17,12 @@ import stat
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
-from sbus.errors import JournalError, JournalMissing
+from sbus.errors import JournalError, JournalMissing, JournalUnreadable
 from sbus.journal.schema import Format, find_format
 
 __all__ = [
     "ARROWS",
+    "BAD_DISK",
     "IDENTITY",
     "INDEX",
     "LATEST",
@@ -47,6 +48,9 @@ ARROWS, INDEX, SUMMARY = ".arrows", ".idx", ".json"
 
 LATEST = 10**16 - 1
 """The latest time of a row, in µs since the epoch: names of segments have 16 digits for it. It is in November 2286."""
+
+BAD_DISK = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
+"""The errors of a disk that has damaged what was on it. After any other one, another try may read it."""
 
 _LONGEST_OBJECT = 16 << 20
 """Bytes in the longest JSON file: a summary with many long keys, or the manifest of a batch with many files."""
@@ -100,6 +104,7 @@ def list_segments(directory: str) -> list[Segment]:
     """List the segments of a journal, the oldest first; only the directory is read.
 
     :raises JournalMissing: if there is no such directory.
+    :raises JournalUnreadable: if this user may not read it.
     """
     # While a segment is being closed, this listing may miss its summary, but never its .arrows.
     names = _names(directory)
@@ -118,6 +123,8 @@ def list_segments(directory: str) -> list[Segment]:
 def _names(directory: str) -> list[str]:
     try:
         return os.listdir(directory)
+    except PermissionError as e:
+        raise _may_not_read(directory) from e
     except (FileNotFoundError, NotADirectoryError):
         raise JournalMissing(
             f"{directory}: there is no such journal: name the directory that the recorder writes"
@@ -176,10 +183,13 @@ def open_plain(path: str) -> IO[bytes]:
     """Open a plain file to read it. A link is not followed, and a pipe is not waited for.
 
     :raises FileNotFoundError: if there is none.
+    :raises JournalUnreadable: if this user may not read it.
     :raises JournalError: if it is anything else.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError as e:
+        raise _may_not_read(path) from e
     except OSError as e:
         if e.errno == errno.ELOOP:
             raise link_error(path) from None
@@ -190,6 +200,10 @@ def open_plain(path: str) -> IO[bytes]:
             return open(fd, "rb")
         os.close(fd)
     raise JournalError(f"{path}: it is damaged (no plain file): restore it from a copy")
+
+
+def _may_not_read(path: str) -> JournalUnreadable:
+    return JournalUnreadable(f"{path}: this user may not read it: let it, or use the user of the recorder")
 
 
 def read_blocks(fd: int, start: int = 0, end: int = _MOST) -> Iterator[tuple[int, bytes]]:
@@ -214,7 +228,7 @@ def _read(fd: int, size: int, at: int) -> bytes:
     try:
         return os.pread(fd, size, at)
     except OSError as e:
-        if e.errno != errno.EIO:
+        if e.errno not in BAD_DISK:
             raise
         raise _unreadable(os.readlink(f"/proc/self/fd/{fd}"), e) from None
 
@@ -242,7 +256,7 @@ def read_object(path: str) -> dict[str, Any]:
         try:
             data = file.read(_LONGEST_OBJECT + 1)
         except OSError as e:
-            if e.errno != errno.EIO:
+            if e.errno not in BAD_DISK:
                 raise
             raise _unreadable(path, e) from None
     try:

@@ -57,7 +57,7 @@ from sbus.journal.layout import (
     read_identity,
 )
 from sbus.journal.salvage import find_header, salvage_index
-from sbus.journal.schema import END_OF_STREAM, FORMAT, Format, Kind, encode
+from sbus.journal.schema import END_OF_STREAM, FORMAT, MAX_DAMAGED, Format, Kind, encode
 from sbus.journal.segment import SegmentWriter
 from sbus.journal.slices import read_batch
 from sbus.journal.summary import read_summary
@@ -107,7 +107,7 @@ def repair(directory: str | os.PathLike[str], *, dry_run: bool = False) -> Itera
 
     :param dry_run: whether to change nothing.
     :raises JournalError: if there is no journal, or it cannot be known which row is the last one.
-    :raises OSError: if the journal cannot be written; the call may be repeated.
+    :raises OSError: if the journal cannot be read or written; the call may be repeated.
     """
     directory = os.path.abspath(directory)
     identity = read_identity(directory)
@@ -172,7 +172,6 @@ class _Repair:
         self._format: Format | None = None
         self._overwrite: list[tuple[int, bytes]] = []  # offset and bytes
         self._asides: list[tuple[int, int]] = []  # offsets of the damaged bytes
-        self._header = b""
         index_is_whole = self._index_is_whole()
         # An open segment without its index is searched like a closed one.
         index = salvage_index(segment if index_is_whole else segment._replace(closed=True), journal_id)
@@ -205,13 +204,18 @@ class _Repair:
                                      max_time=self._segment.first_time)]  # fmt: skip
             try:
                 read_record(path, file, head)
-            except (JournalError, OSError):
+            except JournalError:
                 self._overwrite.append((0, self._format.header(self._journal_id)))
                 self._asides.append((0, head.end))
             at, seq, time = head.end, self._segment.first_seq, self._segment.first_time
             for record in index.batches:
                 records.append(self._check_batch(path, file, record))
                 at, seq, time = record.end, record.next_seq, record.max_time
+        if self._end_seq - seq > MAX_DAMAGED:
+            raise JournalError(
+                f"{path}: {self._end_seq - seq} rows are missing after row {seq - 1}, more than a journal can lose: "
+                "move the files of a later segment that do not belong to the journal elsewhere, and repair again"
+            )
         if seq < self._end_seq:
             end = max(at, os.stat(path).st_size - len(END_OF_STREAM))
             records.append(self._lose(Record(BATCH, Kind.DAMAGED, at, end, seq, self._end_seq - seq, 0, time, time)))
@@ -225,7 +229,7 @@ class _Repair:
         try:
             assert self._format is not None
             read_batch(path, file, record, self._journal_id, self._format)
-        except (JournalError, OSError):
+        except JournalError:
             return self._lose(record)
         return record
 
@@ -298,6 +302,9 @@ class _Repair:
                 disk.write(fd, data, at)
             disk.truncate(fd, size)
             disk.sync(fd)
+        except OSError:
+            disk.remove(path)  # the next repair makes another one
+            raise
         finally:
             os.close(fd)
         self.kept.append(os.path.join(self._segment.directory, DAMAGED, os.path.basename(path)))

@@ -24,7 +24,7 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbus.errors import JournalError
+from sbus.errors import JournalError, JournalUnreadable
 from sbus.journal.index import BATCH, HEAD, SYNC, Index, Record, open_rows, scan
 from sbus.journal.layout import INDEX, Segment, open_plain
 from sbus.journal.schema import END_OF_STREAM, FORMATS, KINDS, Format, Kind, damaged_rows
@@ -38,11 +38,13 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
     :returns: the index; its batches have no holes between them, but may end before the segment does.
     :raises FileNotFoundError: if there is no ``.arrows``.
     :raises OSError: if the segment cannot be read.
-    :raises JournalError: if its ``.arrows`` is no plain file.
+    :raises JournalError: if its ``.arrows`` is no plain file, or this user may not read it.
     """
     try:
         with open_plain(segment.path(INDEX)) as file:
             records = [record for _, record in scan(file.fileno()) if record]
+    except JournalUnreadable:
+        raise
     except (FileNotFoundError, JournalError):
         records = []
     if not segment.closed:

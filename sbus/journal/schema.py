@@ -42,6 +42,7 @@ __all__ = [
     "FORMATS",
     "GAPS",
     "KINDS",
+    "MAX_DAMAGED",
     "MESSAGES",
     "Column",
     "Format",
@@ -82,8 +83,8 @@ MESSAGES = frozenset({Kind.MESSAGE, Kind.DIGEST})
 GAPS = frozenset(KINDS) - MESSAGES - {Kind.CLOCK}
 """The kinds of gaps: messages may be missing before such a row, and of `Kind.DAMAGED` in its place."""
 
-_MAX_DAMAGED = 2**32 - 1
-"""A record of the index counts rows with 32 bits."""
+MAX_DAMAGED = 2**32 - 1
+"""The most rows that a ``damaged`` row stands for: a record of the index counts rows with 32 bits."""
 
 _NAMES = pa.dictionary(pa.int8(), pa.utf8())
 _TIME = pa.timestamp("us", tz="UTC")
@@ -426,4 +427,4 @@ def damaged_rows(payload: bytes) -> int:
         rows = json.loads(payload)["rows"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return 1
-    return min(rows, _MAX_DAMAGED) if isinstance(rows, int) and rows >= 1 else 1
+    return min(rows, MAX_DAMAGED) if isinstance(rows, int) and rows >= 1 else 1

@@ -7,6 +7,7 @@ A segment is two files that grow together (`sbus.journal.index` describes the se
 * An `OSError` leaves the segment as it was before the call, or marks it `SegmentWriter.suspect`. A suspect segment
   takes no more batches: its writer closes the files and calls `SegmentWriter.reopen`.
 * Synced bytes are never changed and never cut off, even if they are damaged.
+* An ``.arrows`` without an index is damaged: its name comes to the disk after that of the index, and goes before it.
 
 There is one way back from every accident, `SegmentWriter.reopen`. It serves for a segment that a crash left open, and
 for one whose disk has failed. Nothing that it keeps is safe before the next sync; `SegmentWriter.finish` makes it so.
@@ -72,6 +73,7 @@ class SegmentWriter:
         remove_segment(segment)  # an earlier attempt may have failed to begin it, and then to remove it
         index = disk.create(segment.path(INDEX), mode)
         try:
+            disk.sync_directory(segment.directory)  # so that no power cut leaves an .arrows without its index
             arrows = disk.create(segment.path(ARROWS), mode)
         except OSError:
             os.close(index)
@@ -309,5 +311,8 @@ class SegmentWriter:
 
 def remove_segment(segment: Segment) -> None:
     """Remove the files of a segment, the ``.arrows`` first: by it a segment is listed."""
-    for suffix in (ARROWS, INDEX, SUMMARY):
+    if os.path.lexists(segment.path(ARROWS)):
+        disk.remove(segment.path(ARROWS))
+        disk.sync_directory(segment.directory)  # likewise
+    for suffix in (INDEX, SUMMARY):
         disk.remove(segment.path(suffix))

@@ -21,9 +21,9 @@ from typing import IO, NoReturn, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbus.errors import JournalError
+from sbus.errors import JournalError, JournalUnreadable
 from sbus.journal.index import REPAIR, Index, Record, open_rows, read_index, read_record
-from sbus.journal.layout import ARROWS, INDEX, SUMMARY, Segment, list_segments, read_identity
+from sbus.journal.layout import ARROWS, BAD_DISK, INDEX, SUMMARY, Segment, list_segments, read_identity
 from sbus.journal.salvage import find_header, salvage_index
 from sbus.journal.schema import FORMAT, FORMATS, Format, Kind, damaged_row, decode, read_header
 
@@ -192,6 +192,8 @@ def _read_leniently(part: Slice, columns: Sequence[str] | None) -> Iterator[pa.R
     """Yield the rows of a slice, and a row of the kind ``damaged`` in place of what cannot be read.
 
     :raises JournalMissing: if the journal as a whole was moved away: its rows are not lost.
+    :raises JournalUnreadable: if this user may not read them: nor are they.
+    :raises OSError: if they cannot be read for another reason than damage, such as too many open files: nor are they.
     """
     path, next_seq, time = part.segment.path(ARROWS), part.start_seq, part.segment.first_time
 
@@ -203,6 +205,8 @@ def _read_leniently(part: Slice, columns: Sequence[str] | None) -> Iterator[pa.R
         index = salvage_index(part.segment, part.journal_id)
         file = open_rows(part.segment)
     except (OSError, JournalError) as e:
+        if not _is_damage(e):
+            raise
         read_identity(part.segment.directory)
         yield from lost(part.end_seq, f"{path}: {e.strerror or e}" if isinstance(e, OSError) else e)
         return
@@ -217,12 +221,21 @@ def _read_leniently(part: Slice, columns: Sequence[str] | None) -> Iterator[pa.R
                 try:
                     assert header is not None
                     rows = _rows_of(part, batch, path, file, columns, header[1])
-                except (JournalError, OSError, pa.ArrowException) as e:
+                except (JournalError, pa.ArrowException) as e:
+                    if not _is_damage(e):
+                        raise
                     yield from lost(end, e)
                 else:
                     yield rows
             next_seq = end
     yield from lost(part.end_seq, f"{path}: the rows are missing in it")
+
+
+def _is_damage(error: Exception) -> bool:
+    """Return whether an error means that rows are lost."""
+    if isinstance(error, OSError):
+        return error.errno in BAD_DISK or isinstance(error, FileNotFoundError)
+    return not isinstance(error, JournalUnreadable | MemoryError)
 
 
 def _check_header(path: str, file: IO[bytes], index: Index, journal_id: str) -> Format:

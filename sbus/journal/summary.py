@@ -108,6 +108,8 @@ def read_summary(segment: Segment) -> Summary:
         keys, least, greatest = fields["keys"], fields["min_key"], fields["max_key"]
         if max(abs(int(fields["min_time"])), abs(int(fields["max_time"]))) > LATEST:
             raise ValueError("no such time")
+        if int(fields["last_seq"]) != int(fields["first_seq"]) + int(fields["rows"]) - 1:
+            raise ValueError("its numbers of rows contradict each other")
         return Summary(
             first_seq=int(fields["first_seq"]),
             rows=int(fields["rows"]),

@@ -41,7 +41,7 @@ from sbus.errors import JournalError
 from sbus.journal import disk
 from sbus.journal.clock import SECOND, from_seconds, now, to_seconds, uptime
 from sbus.journal.digests import Digest
-from sbus.journal.index import last_sync
+from sbus.journal.index import REPAIR, last_sync
 from sbus.journal.layout import (
     ARROWS,
     IDENTITY,
@@ -191,7 +191,8 @@ class JournalWriter:
                 try:
                     writer = self._reopen(segment)
                 except FileNotFoundError:
-                    newest = segment  # its index is missing: `_continue_after` says so if it is the newest one
+                    self._warn(f"{segment.path(INDEX)}: it is missing: {REPAIR}")
+                    newest = segment  # `_continue_after` refuses it, if no other one follows
                     continue
                 self._finish(writer)
                 if writer.next_seq == segment.first_seq:

@@ -8,7 +8,7 @@ import json
 import click
 
 from sbus.cli.journal.options import journal_argument
-from sbus.cli.output import pluralize, printable_text
+from sbus.cli.output import explained_writing, pluralize, printable_text
 from sbus.distribution import needs
 from sbus.journal import clock
 
@@ -51,7 +51,12 @@ def repair(ctx: click.Context, directory: str, dry_run: bool, output_json: bool)
         from sbus.journal.lock import locked
         from sbus.journal.repair import repair as repair_segments
     segments = lost = 0
-    with contextlib.nullcontext() if dry_run else locked(directory):
+    with (
+        explained_writing(
+            "the repair", directory, "copy the journal to another disk, and repair again", only_full=True
+        ),
+        contextlib.nullcontext() if dry_run else locked(directory),
+    ):
         for found in repair_segments(directory, dry_run=dry_run):
             segments += 1
             rows = sum(part.rows for part in found.lost)

@@ -36,6 +36,7 @@ from sbus.journal.snapshot import open_journals
 from sbus.journal.summary import read_summary
 from sbus.journal.verify import verify
 from sbus.journal.writer import JournalWriter
+from tests.support.disks import filled, mounted
 from tests.support.examples import examples
 from tests.support.faults import Crash, FaultyDisk
 from tests.support.journals import Clock, forge
@@ -320,6 +321,47 @@ def test_a_bad_sector(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_record("x", rows, record)
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize("suffix", [".arrows", ".idx"])
+def test_a_file_that_cannot_be_opened_now(
+    journal: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, code: int
+) -> None:
+    """Its rows are not lost, also for a reader that may lose rows: nothing takes them for damaged ones."""
+    path, real = list_segments(str(journal))[0].path(suffix), os.open
+
+    def fail(name: Any, *args: Any, **how: Any) -> int:
+        if name == path:
+            raise OSError(code, os.strerror(code), name)
+        return real(name, *args, **how)
+
+    monkeypatch.setattr("sbus.journal.layout.os.open", fail)
+    with pytest.raises(JournalError if code == errno.EACCES else OSError) as caught:
+        all_rows(journal, skip_damaged=True)
+    assert path in str(caught.value)
+    with locked(journal), pytest.raises(type(caught.value)):
+        list(repair(journal))
+    monkeypatch.undo()
+    assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+
+
+def test_a_read_that_fails_now(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk did not damage the rows, as on a file server that is away, no repair overwrites them."""
+    real = os.pread
+
+    def fail(fd: int, size: int, at: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".arrows"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(fd, size, at)
+
+    before = {path: path.read_bytes() for path in journal.iterdir()}
+    monkeypatch.setattr("sbus.journal.index.os.pread", fail)
+    with pytest.raises(OSError, match="Stale file handle"):
+        all_rows(journal, skip_damaged=True)
+    with pytest.raises(OSError, match="Stale file handle"):
+        list(repair(journal))
+    assert {path: path.read_bytes() for path in journal.iterdir()} == before
+
+
 @pytest.mark.parametrize("name", ["lock", ".arrows", ".idx"])
 def test_a_writer_names_a_link(journal: Path, tmp_path: Path, name: str) -> None:
     """A writer does not follow a link, either: it says which one it is, and what to do."""
@@ -494,7 +536,9 @@ def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int) -> 
         with locked(journal):
             assert [found.lost for found in repair(journal)] == [[]]
     with JournalWriter.open(journal, clock=Clock(), warn=reports.append) as writer:
-        assert (writer.next_seq, reports) == (ROWS, [])
+        assert writer.next_seq == ROWS
+        missing = f"{segments[0].path('.idx')}: it is missing: "
+        assert [report[: len(missing)] for report in reports] == [missing] * (number == 0)
         writer.append([(b"new", b"")])
     if number == 0:
         with locked(journal):
@@ -556,6 +600,44 @@ class TestRepair:
             assert [found.lost for found in repair(journal)] == [[]]
         assert all_rows(journal, skip_damaged=False) == before
         assert not any(found.problems for found in verify(journal, pytest.fail))
+
+    def test_full_disk(self, whole: Path, tmp_path: Path) -> None:
+        """It ends with status 1 and the remedy, leaves nothing behind, and is done once there is room."""
+        with mounted(tmp_path / "disk", "256k") as disk:
+            journal = Path(shutil.copytree(whole, disk / "journal"))
+            (journal / "damaged").mkdir()
+            damage_batch(journal, 1)
+            with filled(disk):
+                done = CliRunner().invoke(cli, ["journal", "repair", str(journal)])
+                assert (done.exit_code, os.listdir(journal / "damaged")) == (1, [])
+                assert re.search(
+                    r"cannot write the repair to .*/journal: No space .*: make room there, or", done.stderr
+                )
+            done = CliRunner().invoke(cli, ["journal", "repair", str(journal)])
+            assert (done.exit_code, len(os.listdir(journal / "damaged"))) == (3, 3)
+
+    def test_number_in_the_summary(self, journal: Path) -> None:
+        """A summary whose numbers contradict each other does not say which row is the last one."""
+        path = Path(list_segments(str(journal))[1].path(".json"))
+        path.write_text(path.read_text().replace('"rows": 20', '"rows": 2000'))
+        with pytest.raises(JournalError, match="contradict each other"):
+            JournalWriter.open(journal)
+        with locked(journal):
+            assert [found.lost for found in repair(journal)] == [[]]
+        assert JournalReader(journal).end() == ROWS
+
+    def test_file_of_another_journal(self, journal: Path) -> None:
+        """A file whose name leaves out more rows than can be lost is no segment of the journal."""
+        before = {path: path.read_bytes() for path in journal.iterdir() if path.name != "lock"}
+        stray = journal / "0000009999999999-1700000000000000.arrows"
+        stray.touch()
+        with (
+            locked(journal),
+            pytest.raises(JournalError, match=r"rows are missing after row 39, more than .* elsewhere"),
+        ):
+            list(repair(journal))
+        stray.unlink()
+        assert {path: path.read_bytes() for path in journal.iterdir() if path.name != "lock"} == before
 
     def test_newest_segment_beyond_repair(self, journal: Path, tmp_path: Path) -> None:
         """The error names a way out: without the segment's files the archive takes what is left."""

@@ -378,6 +378,32 @@ def test_damaged_journals_do_not_hold_up_the_others(what: str, new_journal: NewJ
     )
 
 
+@pytest.mark.parametrize("suffix", ["journal.json", "arrows", "idx"])
+def test_a_journal_that_may_not_be_read(
+    suffix: str, new_journal: NewJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds up no other one, and its rows follow once the user may read it."""
+    for name in ("a", "b"):
+        with new_journal(name, clock=Clock(MIDNIGHT)) as journal:
+            journal.append(messages(10))
+    real = os.open
+
+    def fail(name: Any, *args: Any, **how: Any) -> int:
+        if str(name).startswith(f"{tmp_path}/a/") and str(name).endswith(suffix):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return real(name, *args, **how)
+
+    lake = tmp_path / "lake"
+    arguments = ["archive", f"--journal={tmp_path}/[ab]", f"--lake={lake}", "--once"]
+    with monkeypatch.context() as patching:
+        patching.setattr("sbus.journal.layout.os.open", fail)
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert (result.exit_code, len(archived(lake))) == (1, 10)
+    assert result.stderr.endswith(f"sbus: 1 journal could not be archived beyond damage: {tmp_path}/a\n")
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert (result.exit_code, len(archived(lake))) == (0, 20)
+
+
 def test_rows_that_wait_for_a_repair_fill_no_batch(new_journal: NewJournal, tmp_path: Path) -> None:
     """However many they are, the rows of other journals wait for the next batch as ever."""
     for name in ("a", "b"):
