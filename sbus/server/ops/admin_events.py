@@ -24,7 +24,6 @@ from sbus.server.ops.tap import Source, Tap
 from sbus.server.ops.viewers import (
     DEEPEST,
     LONGEST_HEAD,
-    LONGEST_KEY,
     MOST_KEYS,
     Flow,
     MessageViewer,
@@ -142,7 +141,7 @@ class _Stream:
         lost, losers = self._tap.lost(note.number)
         return {
             "time": note.at,
-            "key": as_text(note.key[:LONGEST_KEY]),
+            "key": as_text(note.key),
             "is_secret": note.head is None,
             "size": note.size,
             "head": None if note.head is None else base64.b64encode(note.head).decode(),

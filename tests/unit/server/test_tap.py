@@ -17,7 +17,15 @@ from sbus.server.bus.posting import OF_OTHERS
 from sbus.server.core.limits import Limits
 from sbus.server.ops.admin_events import events
 from sbus.server.ops.tap import BURST, MOST_LOSSES, Tap
-from sbus.server.ops.viewers import MOST_FLOWS, MOST_KEYS, MOST_NOTES, MessageViewer, TalkViewer, UnroutedViewer
+from sbus.server.ops.viewers import (
+    LONGEST_KEY,
+    MOST_FLOWS,
+    MOST_KEYS,
+    MOST_NOTES,
+    MessageViewer,
+    TalkViewer,
+    UnroutedViewer,
+)
 from tests.support.buses import Bus
 
 
@@ -260,6 +268,19 @@ def test_a_reader_that_does_not_read():
     assert (len(messages.take()), messages.missed) == (MOST_NOTES, 100)
     assert (len(talk.take()), talk.others) == (MOST_FLOWS, 100)
     assert (len(unrouted.take()), unrouted.others) == (MOST_KEYS, 100)
+
+
+def test_long_keys_and_payloads_are_not_kept():
+    """What waits for a reader has the beginning of a key and of a payload alone; a pattern sees all of the key."""
+    bus = Bus()
+    publisher = bus.connect()
+    tap = Tap(bus.registry, Time())
+    viewer = MessageViewer(CURRENT, b"k/" + b"x" * LONGEST_KEY + b"/", 10)
+    tap.add(viewer)
+    key = b"k/%b/%b" % (b"x" * LONGEST_KEY, b"y" * 100_000)
+    publisher.send(b"MSG %b\0%b" % (key, b"p" * 100_000), b"MSG k/%b\0" % (b"y" * 100_000))
+    (note,) = viewer.take()
+    assert (note.key, note.head, note.size) == (key[:LONGEST_KEY], b"p" * 10, 100_000)
 
 
 def test_losses_are_bounded():
