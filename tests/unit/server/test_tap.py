@@ -283,6 +283,20 @@ def test_long_keys_and_payloads_are_not_kept():
     assert (note.key, note.head, note.size) == (key[:LONGEST_KEY], b"p" * 10, 100_000)
 
 
+@pytest.mark.parametrize("asked", [{"monitor": "", "head": "4096"}, {"talk": "8"}, {"unrouted": "1"}])
+def test_pieces_are_short(asked):
+    """Also of keys that take long to write: each is written in the time of the bus."""
+    bus = Bus()
+    publisher = bus.connect()
+    tap = Tap(bus.registry, Time())
+    pieces = events(bus.registry, tap, Asked(asked, True))
+    next(pieces)
+    publisher.send(*(b"MSG %02d%b\0%b" % (n, b"\xff" * LONGEST_KEY, b"p" * 4096) for n in range(40)))
+    found = [piece or "" for piece in iter_until_none(pieces)]
+    assert "".join(found).count("\\xff") == 40 * (LONGEST_KEY - 2)
+    assert max(map(len, found)) < 3 * (5 * LONGEST_KEY + 6000)
+
+
 def test_losses_are_bounded():
     """A receiver that loses message by message does not make the tap grow."""
     bus = Bus()
