@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from typing import Any
 
 import pytest
@@ -330,7 +331,7 @@ def test_a_recorder_that_is_gone():
     assert figures(bus)["sbus_attached_up recorder"] == 0
     assert got(bus, "/v1/status")["has_recorder"] is False
     bus.registry.sidecar = 77
-    bus.connect(pid=77)
+    bus.connect(uid=os.geteuid(), pid=77)
     assert figures(bus)["sbus_attached_up recorder"] == 1
 
 
