@@ -97,10 +97,12 @@ def _secret(path: str | None) -> str:
     assert path is not None
     try:
         text = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as e:
-        raise UsageError(f"{path}: {e}") from e
+    except OSError as e:
+        raise UsageError(f"{path}: {e.strerror}: correct the path, or let this user read the file") from e
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{path}: this is no text: name the file with the secret") from e
     if not text:
-        raise UsageError(f"{path}: the file is empty; it has to hold the secret")
+        raise UsageError(f"{path}: the file is empty: write the secret into it")
     return text
 
 

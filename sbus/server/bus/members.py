@@ -9,10 +9,11 @@ from collections import Counter
 
 from twisted.internet import defer
 
+from sbus.protocol.keys import PeerCredentials
 from sbus.server.bus.admission import reserve
 from sbus.server.core.interfaces import Client
 from sbus.server.core.listeners import MAIN, Listener
-from sbus.server.core.users import User
+from sbus.server.core.users import User, is_exempt
 
 __all__ = ["Members"]
 
@@ -48,9 +49,9 @@ class Members:
         """Return whether the sidecar with this PID is connected."""
         return any(self.clients[number].peer.pid == pid for number in self._sidecars)
 
-    def has_room(self, pid: int, listener: Listener = MAIN) -> bool:
-        """Return whether one more client may come at this socket, if it is of this process."""
-        if self._is_sidecar(pid):
+    def has_room(self, peer: PeerCredentials, listener: Listener = MAIN) -> bool:
+        """Return whether one more client may come at this socket."""
+        if self.is_sidecar(peer):
             return True
         return self.count < self._limit and (
             listener.max_clients is None or self._at[listener.name] < listener.max_clients
@@ -69,8 +70,9 @@ class Members:
             return False
         return most - self._at[listener.name] <= reserve(most) and self._of_user_at[listener.name, uid] > 0
 
-    def _is_sidecar(self, pid: int) -> bool:
-        return pid != 0 and pid in (self.sidecar, self.link)
+    def is_sidecar(self, peer: PeerCredentials) -> bool:
+        """Return whether this is a sidecar, and no client of another user that had its PID before, and has waited."""
+        return peer.pid != 0 and peer.pid in (self.sidecar, self.link) and is_exempt(peer.uid)
 
     def add(self, client: Client) -> None:
         """Add a client and give it its number."""
@@ -78,7 +80,7 @@ class Members:
         client.number = self._last_number
         self.clients[client.number] = client
         client.user.clients[client] = None
-        if self._is_sidecar(client.peer.pid):
+        if self.is_sidecar(client.peer):
             self._sidecars.add(client.number)
         else:
             self._at[client.listener.name] += 1

@@ -303,9 +303,8 @@ class SubscriptionRegistry(Service):
 
     def _uid_of(self, peer: PeerCredentials) -> int:
         """Return the UID that a peer counts as: its own, that of its owner, the recorder's or the link's."""
-        sidecars = {self._members.sidecar: RECORDER, self._members.link: LINK}
-        if peer.pid in sidecars and is_exempt(peer.uid):  # another user's client had the PID before, and waited
-            return sidecars[peer.pid]
+        if self._members.is_sidecar(peer):
+            return RECORDER if peer.pid == self._members.sidecar else LINK
         return peer.uid if self._owner_of is None else self._owner_of(peer.uid)
 
     def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:
@@ -324,7 +323,7 @@ class SubscriptionRegistry(Service):
 
         The verdict of a policy comes later, in `connected`.
         """
-        if not self._members.has_room(peer.pid, listener):
+        if not self._members.has_room(peer, listener):
             reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
         else:
             uid = self._uid_of(peer)
@@ -338,7 +337,7 @@ class SubscriptionRegistry(Service):
         reason: CloseReason | None = None
         if not self.running:
             reason = CloseReason.SERVER_STOPPED
-        elif not self._members.has_room(client.peer.pid, client.listener):
+        elif not self._members.has_room(client.peer, client.listener):
             reason = CloseReason.TOO_MANY_CLIENTS
         elif not (client.listener.admits(client.peer) and self.credentials.mayConnect(client.peer)):
             reason = CloseReason.NOT_ALLOWED

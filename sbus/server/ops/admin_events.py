@@ -24,7 +24,6 @@ from sbus.server.ops.tap import Source, Tap
 from sbus.server.ops.viewers import (
     DEEPEST,
     LONGEST_HEAD,
-    LONGEST_KEY,
     MOST_KEYS,
     Flow,
     MessageViewer,
@@ -39,7 +38,9 @@ _INTERVAL = 1.0
 """Seconds between two events ``status``, ``talk`` and ``unrouted``."""
 _DEFAULT_HEAD = 256
 _AT_ONCE = 16
-"""Messages, flows or keys in one piece: less than 0.2 ms."""
+"""Messages in one event."""
+_ROWS = 2
+"""Messages, flows or keys in one piece: less than 0.1 ms, or 0.6 ms if their keys are long, and not UTF-8."""
 _NAMED = 64
 """Receivers that are named for each flow."""
 _BEGIN = ": events of sbus\nretry: 2000\n\n"
@@ -131,18 +132,15 @@ class _Stream:
         if not (notes or missed or too_late):
             return
         for at in range(0, len(notes) or 1, _AT_ONCE):
-            data = {
-                "messages": [self._message(note) for note in notes[at : at + _AT_ONCE]],
-                "missed": {"budget": missed, "reader": too_late},
-            }
+            figures = {"missed": {"budget": missed, "reader": too_late}}
             missed = too_late = 0
-            yield _event("messages", data)
+            yield from _listed("messages", figures, messages=map(self._message, notes[at : at + _AT_ONCE]))
 
     def _message(self, note: Note) -> dict[str, Any]:
         lost, losers = self._tap.lost(note.number)
         return {
             "time": note.at,
-            "key": as_text(note.key[:LONGEST_KEY]),
+            "key": as_text(note.key),
             "is_secret": note.head is None,
             "size": note.size,
             "head": None if note.head is None else base64.b64encode(note.head).decode(),
@@ -231,7 +229,7 @@ def _listed(name: str, figures: dict[str, Any], **lists: Iterable[dict[str, Any]
         waiting: list[str] = []
         for row in rows:
             waiting.append(json.dumps(row))
-            if len(waiting) == _AT_ONCE:
+            if len(waiting) == _ROWS:
                 yield text + comma + ", ".join(waiting)
                 text, comma = "", ", "
                 waiting = []

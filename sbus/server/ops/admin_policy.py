@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from twisted.internet import defer
 from twisted.python.failure import Failure
@@ -14,13 +14,12 @@ from sbus.errors import UsageError
 from sbus.journal.keytext import as_text
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.permissions import is_judged
-from sbus.server.ops.admin_lists import listed
 from sbus.server.ops.admin_status import STEP
 
 __all__ = ["Reloadable", "judged", "policy", "reload"]
 
-_MOST_PATTERNS = 256
-"""Patterns in one piece of an answer."""
+_BYTES = 512
+"""Bytes of patterns in one piece of an answer, about: less than 0.4 ms, if none of them is UTF-8."""
 
 
 class Reloadable(Protocol):
@@ -57,17 +56,14 @@ def policy(registry: SubscriptionRegistry, files: Reloadable | None) -> Pieces:
 
 def judged(registry: SubscriptionRegistry) -> Pieces:
     """Answer with all clients whom a policy judges, and their open patterns."""
-    yield from listed("clients", _rows(registry))
-
-
-def _rows(registry: SubscriptionRegistry) -> Iterator[dict[str, Any] | None]:
+    yield '{"clients": ['
+    comma = ""
     for at, client in enumerate(list(registry.clients.values()), 1):
         if at % STEP == 0:
-            yield None
+            yield ""
         if not is_judged(client) or client.reason is not None:
             continue
         who = client.identity
-        patterns = [pattern for pattern, (_, secret) in client.patterns.items() if secret is None]
         row = {
             "client": client.number,
             "pid": client.peer.pid,
@@ -77,8 +73,37 @@ def _rows(registry: SubscriptionRegistry) -> Iterator[dict[str, Any] | None]:
             "listener": who.listener,
             "is_proven": who.is_proven,
         }
-        for start in range(0, len(patterns) or 1, _MOST_PATTERNS):
-            yield {**row, "patterns": list(map(as_text, patterns[start : start + _MOST_PATTERNS]))}
+        yield f'{comma}{json.dumps(row)[:-1]}, "patterns": '
+        yield from _texts([pattern for pattern, (_, secret) in client.patterns.items() if secret is None])
+        yield "}"
+        comma = ",\n"
+    yield "]}\n"
+
+
+def _texts(patterns: list[bytes]) -> Iterator[str]:
+    """Yield patterns as a list of JSON strings, in pieces: a user chooses how long they are."""
+    text, size = "[", 0
+    for number, pattern in enumerate(patterns):
+        text += ', "' if number else '"'
+        start = 0
+        while start < len(pattern):
+            end = _end_of_piece(pattern, start + _BYTES)
+            text += json.dumps(as_text(pattern[start:end]))[1:-1]
+            size += end - start
+            start = end
+            if size >= _BYTES:
+                yield text
+                text, size = "", 0
+        text += '"'
+    yield text + "]"
+
+
+def _end_of_piece(data: bytes, end: int) -> int:
+    """Return where to cut bytes, at an index or a little before it, so that no character of UTF-8 is cut."""
+    for at in range(end, end - 4, -1):
+        if at >= len(data) or data[at] & 0xC0 != 0x80:
+            return at
+    return end  # no character has so many bytes after its first
 
 
 def reload(files: Reloadable | None) -> Pieces:

@@ -47,7 +47,7 @@ class Note(NamedTuple):
     """A message that was published.
 
     :ivar number: its number at the tap.
-    :ivar key: its key; of a secret one the address, up to the PID.
+    :ivar key: the beginning of its key; of a secret one the address, up to the PID.
     :ivar size: the bytes of its payload.
     :ivar head: the first bytes of its payload; None if it is secret.
     """
@@ -92,8 +92,9 @@ class MessageViewer:
             if len(notes) >= MOST_NOTES:
                 self.missed += 1
                 continue
+            key, size = key[:LONGEST_KEY], len(packet) - end - 1
             head = None if is_secret else packet[end + 1 : end + 1 + self._head]
-            notes.append(Note(at, run.at, key, len(packet) - end - 1, head, run.publisher, run.sender, run.receivers))
+            notes.append(Note(at, run.at, key, size, head, run.publisher, run.sender, run.receivers))
 
     def take(self) -> list[Note]:
         """Return the messages kept so far, the oldest first, and forget them."""

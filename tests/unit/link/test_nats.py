@@ -356,8 +356,13 @@ def test_secrets_come_from_files(tmp_path: Path) -> None:
     assert connect_options(("nats://me:pw@localhost",), Login()) == {"user": "me", "password": "pw"}
     assert connect_options(("nats://tok@localhost",), Login()) == {"token": "tok"}
     assert connect_options(urls, Login(creds=name)) == {"user_credentials": name}
-    for bad in (os.devnull, str(tmp_path / "missing")):
-        with pytest.raises(UsageError, match=bad):
+    path.write_bytes(b"\xff")
+    for bad, why in (
+        (os.devnull, "the file is empty: write the secret into it"),
+        (str(tmp_path / "missing"), "No such file or directory: correct the path, or let this user read the file"),
+        (name, "this is no text: name the file with the secret"),
+    ):
+        with pytest.raises(UsageError, match=f"^{bad}: {why}$"):
             connect_options(urls, Login(token_file=bad))
     with pytest.raises(UsageError, match="TLS"):
         connect_options(urls, Login(tls_ca=name))

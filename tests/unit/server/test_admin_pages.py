@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from zope.interface import implementer
 
 from sbus.admin.pages import CLIENT_SORTS, Asked, Problem
+from sbus.journal.keytext import as_text, from_text
 from sbus.server.asks.last_values import LastValueRule
 from sbus.server.core.credentials import AccessSettings, KernelCredentials
 from sbus.server.core.interfaces import ICredentials
@@ -47,6 +49,26 @@ def test_patterns():
     assert [row["pattern"] for row in got(bus, "/v1/patterns", prefix="b")["patterns"]] == ["b"]
     with pytest.raises(Problem, match="no client 9"):
         got(bus, "/v1/patterns", client="9")
+
+
+def test_clients_that_a_policy_judges():
+    """Each has its open patterns, however long, in pieces that take the bus no time; secret ones are left out."""
+    bus = Bus()
+    long = [
+        b"\xff" * 3000,
+        b"a" + "\U0001f600".encode() * 1000,
+        b"ab" + "\u20ac".encode() * 1000,
+        b"\x80" * 1001 + b'"\\',
+    ]
+    patterns = [b"", b"*", b"\\", *long, *(b"%d" % number for number in range(1000))]
+    bus.connect(pid=42).send(*(b"SUB " + pattern for pattern in patterns), b"SUB !/cred/100/1000/42/hidden")
+    bus.connect(pid=7)
+    pieces = [piece or "" for piece in pages(bus.registry)["GET", "/v1/policy/clients"][0](Asked({}))]
+    one, other = json.loads("".join(pieces))["clients"]
+    assert [*map(from_text, one["patterns"])] == patterns
+    assert [*map(as_text, patterns)] == one["patterns"]
+    assert (other["pid"], other["patterns"]) == (7, [])
+    assert max(map(len, pieces)) < 8000
 
 
 def test_patterns_whose_last_values_are_kept():
@@ -309,7 +331,7 @@ def test_a_recorder_that_is_gone():
     assert figures(bus)["sbus_attached_up recorder"] == 0
     assert got(bus, "/v1/status")["has_recorder"] is False
     bus.registry.sidecar = 77
-    bus.connect(pid=77)
+    bus.connect(uid=os.geteuid(), pid=77)
     assert figures(bus)["sbus_attached_up recorder"] == 1
 
 

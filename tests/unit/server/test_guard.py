@@ -251,6 +251,13 @@ def test_the_program_is_not_judged(policy):
     recorder.send(b"SUB ")
     other.send(b"SUB ")
     assert not other.is_connected
+    other = bus.connect(uid=os.geteuid() + 1, pid=77)
+    recorder.transport.hang_up()
+    bus.settle()
+    assert other.is_connected
+    assert not bus.registry.is_attached(77), "it counts as a client"
+    recorder = bus.connect(uid=os.geteuid(), pid=77)
+    recorder.send(b"SUB ")
     bus.registry.publish(b"elsewhere", b"x")
     bus.settle()
     assert recorder.take() == [b"MSG elsewhere\0x"]

@@ -26,6 +26,9 @@ class User:
         self.clients: dict[Any, None] = {}
 
 
+ROOT = User(0)
+
+
 class Client:
     """A client that is nothing but a number."""
 
@@ -50,15 +53,18 @@ class MembersMachine(RuleBasedStateMachine):
         self.empty: list[Any] = []
         self.gone: list[Any] = []
 
-    @rule(is_sidecar=st.booleans(), listener=st.sampled_from([MAIN, SMALL]), of=st.integers(0, 1))
-    def come(self, is_sidecar, listener, of):
-        new: Any = Client(SIDECAR if is_sidecar else 5, listener, self.users[of])
+    @rule(
+        is_sidecar=st.booleans(),
+        has_its_pid=st.booleans(),
+        listener=st.sampled_from([MAIN, SMALL]),
+        of=st.integers(0, 1),
+    )
+    def come(self, is_sidecar, has_its_pid, listener, of):
+        new: Any = Client(SIDECAR if is_sidecar or has_its_pid else 5, listener, ROOT if is_sidecar else self.users[of])
         is_full = listener is SMALL and any(each.listener is SMALL for each in self.ordinary)
-        assert self.members.has_room(new.peer.pid, listener) == (
-            is_sidecar or (len(self.ordinary) < LIMIT and not is_full)
-        )
+        assert self.members.has_room(new.peer, listener) == (is_sidecar or (len(self.ordinary) < LIMIT and not is_full))
         assert new not in self.members
-        if self.members.has_room(new.peer.pid, listener):
+        if self.members.has_room(new.peer, listener):
             self.members.add(new)
             (self.sidecars if is_sidecar else self.ordinary).append(new)
             self.numbers.append(new.number)

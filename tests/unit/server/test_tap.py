@@ -17,7 +17,15 @@ from sbus.server.bus.posting import OF_OTHERS
 from sbus.server.core.limits import Limits
 from sbus.server.ops.admin_events import events
 from sbus.server.ops.tap import BURST, MOST_LOSSES, Tap
-from sbus.server.ops.viewers import MOST_FLOWS, MOST_KEYS, MOST_NOTES, MessageViewer, TalkViewer, UnroutedViewer
+from sbus.server.ops.viewers import (
+    LONGEST_KEY,
+    MOST_FLOWS,
+    MOST_KEYS,
+    MOST_NOTES,
+    MessageViewer,
+    TalkViewer,
+    UnroutedViewer,
+)
 from tests.support.buses import Bus
 
 
@@ -260,6 +268,33 @@ def test_a_reader_that_does_not_read():
     assert (len(messages.take()), messages.missed) == (MOST_NOTES, 100)
     assert (len(talk.take()), talk.others) == (MOST_FLOWS, 100)
     assert (len(unrouted.take()), unrouted.others) == (MOST_KEYS, 100)
+
+
+def test_long_keys_and_payloads_are_not_kept():
+    """What waits for a reader has the beginning of a key and of a payload alone; a pattern sees all of the key."""
+    bus = Bus()
+    publisher = bus.connect()
+    tap = Tap(bus.registry, Time())
+    viewer = MessageViewer(CURRENT, b"k/" + b"x" * LONGEST_KEY + b"/", 10)
+    tap.add(viewer)
+    key = b"k/%b/%b" % (b"x" * LONGEST_KEY, b"y" * 100_000)
+    publisher.send(b"MSG %b\0%b" % (key, b"p" * 100_000), b"MSG k/%b\0" % (b"y" * 100_000))
+    (note,) = viewer.take()
+    assert (note.key, note.head, note.size) == (key[:LONGEST_KEY], b"p" * 10, 100_000)
+
+
+@pytest.mark.parametrize("asked", [{"monitor": "", "head": "4096"}, {"talk": "8"}, {"unrouted": "1"}])
+def test_pieces_are_short(asked):
+    """Also of keys that take long to write: each is written in the time of the bus."""
+    bus = Bus()
+    publisher = bus.connect()
+    tap = Tap(bus.registry, Time())
+    pieces = events(bus.registry, tap, Asked(asked, True))
+    next(pieces)
+    publisher.send(*(b"MSG %02d%b\0%b" % (n, b"\xff" * LONGEST_KEY, b"p" * 4096) for n in range(40)))
+    found = [piece or "" for piece in iter_until_none(pieces)]
+    assert "".join(found).count("\\xff") == 40 * (LONGEST_KEY - 2)
+    assert max(map(len, found)) < 3 * (5 * LONGEST_KEY + 6000)
 
 
 def test_losses_are_bounded():
