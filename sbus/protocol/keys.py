@@ -35,7 +35,10 @@ from sbus.errors import Violation, ViolationReason
 
 __all__ = ["CURRENT", "EARLY", "Dialect", "OpenPattern", "PeerCredentials", "SecretKey", "matches", "matches_open"]
 
-_BANG = re.compile(rb"(?<![^/])!(?![^/])")
+_BANG = re.compile(rb"!(?![^/])(?<![^/]!)")
+"""A segment ``!``. It begins with a byte to look for: the other way round, a key as long as a packet took 5 ms."""
+_MOST_CREDENTIALS = 1_024
+"""Credentials in one key, chained: to check these takes 2 ms, and as many as fit a packet 50 ms."""
 _CREDENTIALS = re.compile(rb"!/cred/([^/]*)/([^/]*)/([^/]*)/")
 _ID = re.compile(rb"(?:0|[1-9][0-9]{0,9})?")
 _LARGEST_ID = 2**32 - 1
@@ -136,12 +139,13 @@ def _check_reserved(key: bytes) -> SecretKey | None:
     """
     if usual := _USUAL.fullmatch(key):
         return SecretKey(*usual.groups())
-    secret = None
+    secret, count = None, 0
     bang = _BANG.search(key)
     while bang:
         start = bang.start()
+        count += 1
         credentials = _CREDENTIALS.match(key, start)
-        if not credentials or (start and not secret):
+        if not credentials or (start and not secret) or count > _MOST_CREDENTIALS:
             raise Violation(ViolationReason.RESERVED_KEY)
         for field in credentials.groups():
             if not _ID.fullmatch(field) or (field and int(field) > _LARGEST_ID):

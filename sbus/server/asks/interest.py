@@ -100,7 +100,7 @@ class _EndedWatches:
         """See `sbus.fair.Entry`."""
         clock = self._interest.scheduler.clock
         while self.watches:
-            self._interest.drop_some(self, _DROPPED_AT_ONCE)
+            self._interest.drop_some(self)
             if clock() >= until:
                 break
         return not self.watches
@@ -424,17 +424,17 @@ class Interest:
             watched.walks.clear()
             watched.user.lines.chores.pop(watched, None)
 
-    def drop_ended(self, user: User, most: int) -> None:
+    def drop_ended(self, user: User) -> None:
         """Remove some watches of a client of this user that has ended all of them, if there is one."""
         ended = next((ended for ended in self._ended if ended.client.user is user), None)
         if ended is not None:
-            self.drop_some(ended, most)
+            self.drop_some(ended)
 
-    def drop_some(self, ended: _EndedWatches, most: int) -> None:
+    def drop_some(self, ended: _EndedWatches) -> None:
         """Remove watches of a client that has ended all of them."""
         watches = ended.watches
         count = cost = memory = 0
-        while watches and count < most:
+        while watches and count < _DROPPED_AT_ONCE:
             key, watch = watches.popitem()
             self._end(watch)
             count += 1

@@ -10,11 +10,11 @@ The list for one client is a *feed*. The patterns are counted only while there i
 clients already connected are counted in slices. Clients that become observers, or are no longer, are recounted as
 chores of their users. A `Recount` has the patterns that are left.
 
-Each feed has an agenda, an ordered table of patterns that may have changed, and a set of the patterns that its client
-knows. A pattern that ends before the client learns of it leaves the agenda. So the agenda is bounded by the existing
-patterns and by those that the client knows.
+Each feed has a list of the patterns that were there, an agenda of those that may have changed since, and a set of the
+patterns that its client knows. A pattern that ends before the client learns of it leaves the agenda. So that is bounded
+by the existing patterns and those that the client knows.
 
-The patterns of the agenda are compared with the set only when the client's queue has room: a client that reads slowly
+Both are compared with the set only when the client's queue has room: a client that reads slowly
 gets the sum of all changes, and the server keeps a pattern once. Sending is work of the client's user.
 
 Each change has a number. Numbers never fall in a feed: a client that gets one has got all earlier ones.
@@ -51,21 +51,32 @@ class _Flush(Protocol):
 class PatternFeed:
     """The list for one client.
 
+    :param patterns: the patterns that there are.
+    :param number: the number of the last change.
+    :ivar listed: those of them whose turn has not come, the first one last; they come before the agenda.
+    :ivar number: the number by which the client learns of them.
     :ivar agenda: the patterns that may have changed, each with the number of its last change; None is the mark.
     :ivar known: the patterns that the client knows of, each with the number by which it has learnt of it.
     :ivar has_room: whether the client's queue had room when it was looked at last.
     :ivar is_waiting: whether it stands among the chores of the client's user.
     """
 
-    __slots__ = ("_lists", "agenda", "client", "has_room", "is_waiting", "known")
+    __slots__ = ("_lists", "agenda", "client", "has_room", "is_waiting", "known", "listed", "number")
 
-    def __init__(self, lists: PatternLists, client: Client) -> None:
+    def __init__(self, lists: PatternLists, client: Client, patterns: dict[bytes, int], number: int) -> None:
         self._lists = lists
         self.client = client
+        self.listed = list(reversed(patterns))  # an agenda of them would take 15 times as long to make
+        self.number = number
         self.agenda: OrderedDict[bytes | None, int] = OrderedDict()  # unlike a dict, it finds its first item at once
         self.known: dict[bytes, int] = {}
         self.is_waiting = False
         self.has_room = True
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is more to send."""
+        return bool(self.listed or self.agenda)
 
     def note(self, pattern: bytes | None, number: int) -> None:
         self.agenda.pop(pattern, None)
@@ -82,7 +93,7 @@ class PatternFeed:
 
     def describe(self) -> dict[str, Any]:
         """See `sbus.fair.Entry`."""
-        return {"client": self.client.number, "patterns": len(self.agenda)}
+        return {"client": self.client.number, "patterns": len(self.listed) + len(self.agenda)}
 
 
 class Recount:
@@ -148,8 +159,7 @@ class PatternLists:
             left = filter(_is_client, self._leaving)  # their patterns are taken off one by one
             self._to_count = dict.fromkeys((*self._clients.values(), *left))
             self._count_on()
-        feed = self._feeds[client] = PatternFeed(self, client)
-        feed.agenda = OrderedDict.fromkeys(self._counts, self._number)
+        feed = self._feeds[client] = PatternFeed(self, client, self._counts, self._number)
         client.on_room = (*client.on_room, feed.on_room)
         if not self._to_count:
             feed.note(None, self._number)
@@ -163,6 +173,7 @@ class PatternLists:
             return
         hooks = feed.client.on_room
         feed.client.on_room = tuple(hook for hook in hooks if hook != feed.on_room)
+        feed.listed.clear()
         feed.agenda.clear()
         feed.client.user.lines.chores.pop(feed, None)
         if not self._feeds:
@@ -184,7 +195,8 @@ class PatternLists:
         feed = self._feeds.get(client)
         if feed is None:
             return 0
-        return feed.known.get(pattern) or feed.agenda.get(pattern, 0)
+        is_listed = feed.listed and pattern in self._counts
+        return feed.known.get(pattern) or feed.agenda.get(pattern, feed.number if is_listed else 0)
 
     def added(self, receiver: Receiver, pattern: bytes) -> None:
         """See `sbus.server.core.interfaces.PatternEvents`."""
@@ -290,21 +302,21 @@ class PatternLists:
         self.flush()
 
     def _waiting(self) -> Iterable[PatternFeed]:
-        return [feed for feed in self._feeds.values() if feed.agenda]
+        return [feed for feed in self._feeds.values() if feed.has_more]
 
     def go_on(self, feed: PatternFeed, until: int) -> None:
         """Send more of a feed, in a turn of its client's user."""
         if self._feeds.get(feed.client) is feed:
             while self._send(feed) and self._scheduler.clock() < until:
                 pass
-            if feed.has_room and feed.agenda:
+            if feed.has_room and feed.has_more:
                 self._wait(feed)
             self.flush()
 
     def go_on_soon(self, feed: PatternFeed) -> None:
         """Continue in a turn: the client's queue has room."""
         feed.has_room = True
-        if feed.agenda:
+        if feed.has_more:
             self._wait(feed)
 
     def _wait(self, feed: PatternFeed) -> None:
@@ -313,18 +325,24 @@ class PatternLists:
             self._scheduler.add_chore(feed.client.user.lines, feed)
 
     def _send(self, feed: PatternFeed) -> bool:
-        """Send some of a feed's agenda, as far as the client's queue has room.
+        """Send some of a feed's patterns, as far as the client's queue has room.
 
         :returns: whether there is more to send, and room for it.
         """
         client, agenda = feed.client, feed.agenda
         for _ in range(_SENT_AT_ONCE):
-            if not agenda:
+            if not feed.has_more:
                 return False
             feed.has_room = client.waiting_replies < MAX_REPLIES or self._has_flushed(feed)
             if not feed.has_room:
                 return False  # `on_room` comes back
-            pattern, number = agenda.popitem(last=False)
+            pattern: bytes | None
+            if feed.listed:
+                pattern, number = feed.listed.pop(), feed.number
+                if pattern in agenda:
+                    continue  # it has changed since, and has its number there
+            else:
+                pattern, number = agenda.popitem(last=False)
             if pattern is None:
                 client.notify(controls.INTEREST_PATTERNS, b"")
                 continue
@@ -336,7 +354,7 @@ class PatternLists:
                 else:
                     del feed.known[pattern]
                 client.notify(controls.INTEREST_PATTERN, b"%b %d %b" % (b"+" if is_there else b"-", number, pattern))
-        return bool(agenda)
+        return feed.has_more
 
     def _has_flushed(self, feed: PatternFeed) -> bool:
         """Send the packets that are queued for a feed; return whether there is room now."""

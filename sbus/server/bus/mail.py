@@ -252,12 +252,12 @@ class Mail:
         """Move the messages that were not handed over into a gap."""
         left = self.group.receivers[self._at :]
         copies = len(left) * len(self.packets)
-        if self._at or self.skip is not None:
+        if self._at:
             for receiver in left:
                 if receiver is not self.skip:
                     gap.add_for(receiver, len(self.packets), self._size)
         else:
-            gap.add(self.group, len(self.packets), self._size, False)
+            gap.add(self.group, self.skip, len(self.packets), self._size, False)
         self._post.scheduler.mail_copies -= copies
         self._post.scheduler.mail_bytes -= len(left) * self._size
         self._end(0)
@@ -281,7 +281,7 @@ class Gap:
         self._post = post
         self._lines = lines
         self._copies = self._copied_bytes = self._number = 0
-        self._groups: dict[Group[Receiver], tuple[int, int]] = {}
+        self._groups: dict[tuple[Group[Receiver], Receiver | None], tuple[int, int]] = {}
         self._receivers: dict[Receiver, tuple[int, int]] = {}
         self._begun = False
 
@@ -289,20 +289,23 @@ class Gap:
         """Return whether more losses can join."""
         return not self._begun
 
-    def add(self, group: Group[Receiver], messages: int, size: int, is_waiting: bool = True) -> None:
+    def add(
+        self, group: Group[Receiver], skip: Receiver | None, messages: int, size: int, is_waiting: bool = True
+    ) -> None:
         """Note messages that are lost for a group.
 
+        :param skip: see `Mail`.
         :param size: their bytes.
         :param is_waiting: their copies count as waiting until the gap is reached.
         """
         self._number = self._post.handled()
-        found = self._groups.get(group)
+        found = self._groups.get((group, skip))
         if found is not None:
-            self._groups[group] = found[0] + messages, found[1] + size
+            self._groups[group, skip] = found[0] + messages, found[1] + size
         else:
             if len(self._groups) >= GAP_GROUPS:
-                self._spread(next(iter(self._groups)))
-            self._groups[group] = messages, size
+                self._spread(*next(iter(self._groups)))
+            self._groups[group, skip] = messages, size
             self._lines.expect(group)
         if is_waiting:
             copies = messages * len(group.receivers)
@@ -320,11 +323,12 @@ class Gap:
         else:
             self._receivers[receiver] = found[0] + messages, found[1] + size
 
-    def _spread(self, group: Group[Receiver]) -> None:
+    def _spread(self, group: Group[Receiver], skip: Receiver | None) -> None:
         """Count the losses of a group by receiver."""
-        messages, size = self._groups.pop(group)
+        messages, size = self._groups.pop((group, skip))
         for receiver in group.receivers:
-            self.add_for(receiver, messages, size)
+            if receiver is not skip:
+                self.add_for(receiver, messages, size)
         self._lines.settle(group)
 
     def _begin(self) -> None:
@@ -339,7 +343,7 @@ class Gap:
         clock = self._post.scheduler.clock
         self._begin()
         while self._groups:
-            self._spread(next(iter(self._groups)))
+            self._spread(*next(iter(self._groups)))
             if clock() >= until:
                 return False
         left = self._receivers
@@ -357,8 +361,8 @@ class Gap:
     def drop(self, gap: Gap) -> None:
         """Move losses that are not accounted for into another gap, whatever the cause."""
         self._begin()
-        for group, (messages, size) in self._groups.items():
-            gap.add(group, messages, size, False)
+        for (group, skip), (messages, size) in self._groups.items():
+            gap.add(group, skip, messages, size, False)
             self._lines.settle(group)
         for receiver, (messages, size) in self._receivers.items():
             gap.add_for(receiver, messages, size)
@@ -369,8 +373,9 @@ class Gap:
         return {
             "lost": [
                 (_number(receiver), messages)
-                for group, (messages, _) in self._groups.items()
+                for (group, skip), (messages, _) in self._groups.items()
                 for receiver in group.receivers
+                if receiver is not skip
             ]
             + [(_number(receiver), messages) for receiver, (messages, _) in self._receivers.items()]
         }

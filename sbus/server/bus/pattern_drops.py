@@ -24,8 +24,6 @@ from sbus.server.core.users import User
 
 __all__ = ["PatternDrop", "PatternDrops"]
 
-_DROPPED_AT_ONCE = 16
-"""Patterns that are dropped between two looks at the clock: each takes 15 µs, or a millisecond with many routes."""
 _FINISHED_AT_ONCE = 512
 """Patterns that are dropped in one turn of the reactor when the server has stopped: about 5 ms."""
 
@@ -43,7 +41,7 @@ class PatternDrop:
         """See `sbus.fair.Entry`."""
         drops, patterns = self._drops, self.receiver.patterns
         while drops.receivers.get(self.receiver) is self:  # else it has come back, or another one has dropped all
-            drops.drop(self.receiver, _DROPPED_AT_ONCE)
+            drops.drop(self.receiver, 1)  # which takes 15 µs, or more than a millisecond with many routes
             if patterns and drops.scheduler.clock() >= until:
                 return False
         return True
@@ -94,8 +92,8 @@ class PatternDrops:
             self._on_dropped(receiver)
 
     def of(self, user: User) -> Receiver | None:
-        """Return a receiver of this user, if there is one."""
-        return next((receiver for receiver in self.receivers if receiver.user is user), None)
+        """Return a receiver of this user that still has patterns, if there is one."""
+        return next((receiver for receiver in self.receivers if receiver.user is user and receiver.patterns), None)
 
     def finish(self) -> defer.Deferred[None]:
         """Drop all patterns in slices, without turns; fires when nothing is left."""

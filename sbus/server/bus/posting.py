@@ -124,14 +124,14 @@ class Posting(Post):
             kept = None if payload is None else payload.held(group.user)
             work = count * len(group.receivers) * lines.ns
             has_room = lines is sender or lines.has_room(account, work, size, gap is not None)
+            skip = publisher if lines is sender and not has_echo else None
             if not has_room or (payload is not None and kept is None):
                 if gap is None:
                     gap = Gap(self, lines)
                     self.scheduler.append(lines, gap)
-                gap.add(group, count, size)
+                gap.add(group, skip, count, size)  # type: ignore[arg-type]
                 continue
             waiter = publisher if group.user.blockers and self._may_be_blocked(publisher, group) else None
-            skip = publisher if lines is sender and not has_echo else None
             if kept is not None or waiter is not None or type(last) is not Mail or not last.takes(group, skip, count):  # type: ignore[arg-type]
                 last = Mail(self, group, skip, waiter, kept)  # type: ignore[arg-type]
                 self.scheduler.append(lines, last)

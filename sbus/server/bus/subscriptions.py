@@ -24,9 +24,6 @@ from sbus.server.core.users import User
 
 __all__ = ["Subscriptions"]
 
-_ROOM_MADE = 128
-"""Patterns of a departed client, or watches that have ended, to drop at once if their user needs room for a new one."""
-
 
 class Subscriptions:
     """The subscriptions of all receivers.
@@ -140,8 +137,9 @@ class Subscriptions:
             return
         # Those that are still being dropped must not count against connected clients.
         if (client := self._drops.of(user)) is not None:
-            self._drops.drop(client, _ROOM_MADE)
-        self._interest.drop_ended(user, _ROOM_MADE)
+            self._drops.drop(client, 1)
+        else:
+            self._interest.drop_ended(user)
         if user.patterns >= user.share.patterns.most:
             raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
 

@@ -226,6 +226,17 @@ def test_bad_ids(field, position):
         assert caught.value.reason is ViolationReason.BAD_ID
 
 
+@pytest.mark.parametrize("credentials", [b"!/cred/1/2/3/", b"!/cred////"])
+def test_a_chain_has_a_most(credentials):
+    """A key has up to 1,024 credentials: as many as fit a packet would stop the bus for 50 ms."""
+    secret = CURRENT.check(credentials * 1_024 + b"x")
+    assert secret is not None
+    assert secret.rest == credentials * 1_023 + b"x"
+    with pytest.raises(Violation) as caught:
+        CURRENT.check(credentials * 1_025 + b"x")
+    assert caught.value.reason is ViolationReason.RESERVED_KEY
+
+
 @pytest.mark.parametrize(
     ("pattern", "matched", "unmatched"),
     [

@@ -107,6 +107,33 @@ def test_many_patterns_for_a_slow_reader():
     assert len(picture.patterns) == 5000
 
 
+def test_the_numbers_of_patterns_that_were_there():
+    """A list that begins among many patterns takes no look at each; their numbers are known before they are sent."""
+    bus = Bus()
+    first, root, one = bus.connect(uid=0), bus.connect(uid=0), bus.connect()
+    first.send(ASK)
+    for number in range(3_000):
+        bus.registry.subscribe(one.protocol, b"%d" % number)
+    root.stall()
+    root.send(ASK)
+    lists = bus.registry._pattern_lists
+    assert len(lists._feeds[root.protocol].agenda) == 1  # the mark
+    one.send(b"UNSUB 1000", b"SUB 1000", b"UNSUB 2000", b"SUB new")
+    expected = {pattern: lists.number_of(root.protocol, pattern) for pattern in one.protocol.patterns}
+    assert (lists.number_of(root.protocol, b"2000"), min(expected.values())) == (0, 3_000)
+    got: list[bytes] = []
+    while END not in got:
+        root.drain(40)
+        got += root.take()
+    for _ in range(40):
+        root.drain()
+        bus.settle()
+        got += root.take()
+    assert {pattern: number for number, pattern in numbers([each for each in got if each != END])} == expected
+    ordered = [number for number, _ in numbers([each for each in got if each != END])]
+    assert ordered == sorted(ordered)
+
+
 def test_patterns_that_come_and_go_do_not_pile_up():
     """A pattern that has gone before a listener learnt of it is not kept for the listener, however slowly it reads."""
     bus = Bus()

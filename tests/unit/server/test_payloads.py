@@ -105,6 +105,24 @@ def test_parts_of_receivers() -> None:
     assert files(bus) == 3
 
 
+def test_a_gap_is_none_of_a_publisher_without_echo() -> None:
+    """Payloads that find no room in the mail of their publisher's own user are no losses of the publisher itself."""
+    bus = Bus(limits=Limits(user_payloads=1))
+    readers = [asking(bus, b"SUB k", uid=2000) for _ in range(3)]
+    publisher = asking(bus, b"SUB k", b"CMSG echo/off", b"CMSG receipts/on", uid=2000)
+    publisher.take()
+    stranger = bus.connect(uid=3000)
+    bus.registry.scheduler.is_busy = True
+    stranger.transport.deliver(b"MSG k\0of another user")  # from now on the receivers wait
+    publisher.transport.deliver(fmsg(b"k", b"x" * 1000), fmsg(b"k", b"y" * 1000))
+    bus.settle()
+    assert publisher.take() == [b"MSG k\0of another user"]
+    assert [len(reader.take()) for reader in readers] == [2, 2, 2]
+    assert (publisher.protocol.lost, [reader.protocol.lost for reader in readers]) == (0, [1, 1, 1])
+    counters = bus.registry.counters
+    assert (counters.routed, counters.dropped) == (4 + 2 * 3, 3)
+
+
 def test_half_of_the_memory_of_a_user() -> None:
     """What waits of a user's payloads takes at most half of the memory that the user may hold.
 
