@@ -14,8 +14,8 @@ Otherwise a reader that resumes could close a subscription, or publish, between 
 subscriptions, which share the socket. The server's queue for this client then fills, and the strategies chosen with
 ``flood_control`` decide there.
 
-*Writing.* A packet that is alone in its turn goes to the socket at once, for short round trips. Packets that are written
-together leave together (`Session._write`).
+*Writing.* A packet that is alone in its turn goes to the socket at once. Packets that are written together leave
+together (`Session._write`).
 
 *While there is no bus*, messages wait in the outbox, up to ``reconnect_buffer`` bytes. With a bus there is no limit, as
 callers wait for its back-pressure.
