@@ -183,6 +183,7 @@ class Bus(BlockingConnection[Subscription]):
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
         self._hint(pattern)
+        self._check_whole()
         subscription = Subscription(self, callback)
         if sender:
             subscription.require_sender()
@@ -194,6 +195,7 @@ class Bus(BlockingConnection[Subscription]):
         try:
             self.send(packets)
         except BaseException:
+            self._check_whole()
             with self.limit(0.0):
                 begun.close()
             raise
@@ -273,6 +275,7 @@ class Bus(BlockingConnection[Subscription]):
 
     def watch_subscribers(self, key: bytes | str) -> Watch:
         watch = Watch(self, as_bytes(key))
+        self._check_whole()
         self._begin(self.core.watch(watch), watch)
         return watch
 

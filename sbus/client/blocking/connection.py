@@ -40,13 +40,7 @@ from typing import TypeVar
 from sbus.client.api import ClientApi, State, Sub
 from sbus.client.blocking.callbacks import Callbacks
 from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in, poll_socket
-from sbus.client.connecting import (
-    SERVER_CLOSED,
-    connect_first,
-    connect_once,
-    describe_loss,
-    find_address,
-)
+from sbus.client.connecting import SERVER_CLOSED, connect_first, connect_once, describe_loss, find_address
 from sbus.client.core import Batch
 from sbus.client.dispatch import LASTING
 from sbus.client.inlet import Inlet, PayloadInlet
@@ -103,6 +97,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._outbox = Outbox()
         self.core.on_settled = lambda: self._release(self._outbox)
         self._outbox.extend(self.core.resync_packets())
+        self._handed_over = self.core.extensions.questions.count  # those whose packets went to the outbox
         self._deadline: float | None = None  # of the round trip under way
         self._limit: float | None = None  # of the block of `limit` under way
         self._sock: socket.socket | None = None
@@ -151,6 +146,7 @@ class BlockingConnection(ClientApi[Sub]):
         if self._error is not None:
             raise self._error
         self._outbox.extend(packets)
+        self._handed_over = self.core.extensions.questions.count
         if self._loss_reason is None or self._reconnecting:
             self._drain(self._deadline)
 
@@ -457,10 +453,16 @@ class BlockingConnection(ClientApi[Sub]):
         """See `sbus.client.api.ClientApi.waiter`."""
         return PolledWaiter()
 
+    def _check_whole(self) -> None:
+        """Take the connection for lost if the last call was interrupted between a question and its packet."""
+        if self.core.extensions.questions.count != self._handed_over:
+            self._connection_lost(_INTERRUPTED)
+
     def _run(self, call: Coroutine[PolledWaiter, None, T], timeout: float | None) -> T:
         """Run a coroutine of `ClientApi`: read the socket while it waits."""
         outer = self._deadline
         error: Exception | None = None
+        self._check_whole()
         try:
             self._deadline = deadline = self._until(timeout)
             while True:
@@ -549,6 +551,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._resync_fence = PolledWaiter()
         resync = self.core.resync_packets() + self.core.fence(self._resync_fence)
         self._outbox.restart(resync, hold=self.core.holds)
+        self._handed_over = self.core.extensions.questions.count
         for waiter in waiters:
             waiter.set_exception(error)
 
