@@ -49,17 +49,11 @@ _MEMORY_RETRY = 0.05
 
 
 class _Waiter:
-    """A waiter (`sbus.client.core.Waiter`) on a future.
-
-    :param loop: the event loop of the connection, in which nobody else could complete it.
-    :raises sbus.errors.UsageError: if another one is running.
-    """
+    """A waiter (`sbus.client.core.Waiter`) on a future."""
 
     __slots__ = ("_future",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        if asyncio.get_running_loop() is not loop:
-            raise UsageError("this connection to the bus is that of another event loop: connect in each loop")
         self._future: asyncio.Future[bytes] = loop.create_future()
 
     def set_result(self, value: bytes) -> None:
@@ -277,7 +271,13 @@ class Bus(Session[Subscription]):
     # --- what `Session` needs ----------------------------------------------------------------
 
     def waiter(self) -> _Waiter:
-        """See `sbus.client.api.ClientApi.waiter`."""
+        """Return a new waiter.
+
+        :raises sbus.errors.UsageError: if another event loop is running, whose coroutines nobody would wake up.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            self._check_open()
+            raise UsageError("this connection to the bus is that of another event loop: connect in each loop")
         return _Waiter(self._loop)
 
     def callback_failed(self, error: BaseException) -> None:
@@ -397,7 +397,7 @@ class Bus(Session[Subscription]):
         """See `sbus.client.session.Session`."""
         self._check_open()
         if len(self.outbox):
-            waiter = _Waiter(self._loop)
+            waiter = self.waiter()
             self.outbox.wait(waiter)
             await waiter
 
