@@ -195,7 +195,6 @@ class Bus(BlockingConnection[Subscription]):
         try:
             self.send(packets)
         except BaseException:
-            self._check_whole()
             with self.limit(0.0):
                 begun.close()
             raise
@@ -440,6 +439,7 @@ class Bus(BlockingConnection[Subscription]):
             self._kept += len(messages)
 
     def _end_watch(self, watch: Watch) -> None:
+        self._check_whole()
         if self._error is None:
             self._send_last(self.core.extensions.unwatch(watch))
 
@@ -457,6 +457,7 @@ class Bus(BlockingConnection[Subscription]):
         self._messages.keep(mark)
 
     def _unsubscribe(self, subscription: Subscription) -> None:
+        self._check_whole()
         if self._error is None:
             self._send_last(self.core.unsubscribe(subscription))
 

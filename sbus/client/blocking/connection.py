@@ -93,8 +93,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._callbacks = Callbacks()
         self._call_user = self._callbacks.call
         self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
-        # What to send before any message:
-        self._outbox = Outbox()
+        self._outbox = Outbox()  # what to send before any message
         self.core.on_settled = lambda: self._release(self._outbox)
         self._outbox.extend(self.core.resync_packets())
         self._handed_over = self.core.extensions.questions.count  # those whose packets went to the outbox
@@ -384,6 +383,7 @@ class BlockingConnection(ClientApi[Sub]):
         :param deadline: until when to wait for a connection.
         :returns: the packets, or `_OTHER`; nothing if there were none.
         """
+        self._check_whole()
         self._callbacks.settle()
         try:
             packets = self._read_batch(deadline)
