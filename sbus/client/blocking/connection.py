@@ -209,6 +209,7 @@ class BlockingConnection(ClientApi[Sub]):
             taken = self._outbox.take(send_limit(self.core.bundle_limit))
             if not taken:
                 return  # the rest waits for the server's word about payloads
+            handed_over, self._handed_over = self._handed_over, -1  # unless interrupted before the outbox knows
             try:
                 sent = self._send(sock, taken)
                 if sock is not self._sock:
@@ -216,7 +217,9 @@ class BlockingConnection(ClientApi[Sub]):
                 self._outbox.ack(taken, sent)
             except PacketTooLong:
                 self._outbox.ack(taken, 1)
+                self._handed_over = handed_over
                 raise
+            self._handed_over = handed_over
             if not sent:
                 self._wait_writable(sock, deadline)
 
@@ -262,10 +265,7 @@ class BlockingConnection(ClientApi[Sub]):
             pass  # nothing is here yet, or the connection is lost, which the next send finds out
 
     def _wait_writable(self, sock: socket.socket, deadline: float | None) -> None:
-        """Wait until the socket takes packets again; keep what comes meanwhile if replies are due.
-
-        While many replies wait for a client, the server reads nothing from it.
-        """
+        """Wait for a full socket; take replies meanwhile: a server with many for this client reads nothing from it."""
         keeps = self.core.extensions.questions.are_open
         events = select.POLLOUT | select.POLLIN if keeps else select.POLLOUT
         if (deadline is not None and time.monotonic() >= deadline) or not self._poll(sock, events, deadline):
@@ -454,7 +454,7 @@ class BlockingConnection(ClientApi[Sub]):
         return PolledWaiter()
 
     def _check_whole(self) -> None:
-        """Take the connection for lost if the last call was interrupted between a question and its packet."""
+        """Take the connection for lost if a call was interrupted before its packet was in the outbox, or as it left."""
         if self.core.extensions.questions.count != self._handed_over:
             self._connection_lost(_INTERRUPTED)
 
@@ -508,9 +508,9 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _detach(self) -> None:
         self._usable = None
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+        sock, self._sock = self._sock, None  # before an interruption could leave a closed one here
+        if sock is not None:
+            sock.close()
 
     def _connected(self, deadline: float | None) -> socket.socket | None:
         """Return the socket, after reconnecting if necessary.

@@ -248,6 +248,7 @@ def test_an_interrupted_read_ends_the_connection(shared: Bus, reconnect: bool, e
                 client.fence(TIMEOUT)
 
 
+@pytest.mark.parametrize("method", ["extend", "ack"])
 @pytest.mark.parametrize("reconnect", [False, True])
 @pytest.mark.parametrize(
     "ask",
@@ -260,17 +261,19 @@ def test_an_interrupted_read_ends_the_connection(shared: Bus, reconnect: bool, e
     ids=["whoami", "has_subscribers", "watch", "last"],
 )
 def test_an_interrupted_question_ends_the_connection(
-    shared: Bus, monkeypatch: pytest.MonkeyPatch, ask: Callable[[blocking.Bus], object], reconnect: bool
+    shared: Bus, monkeypatch: pytest.MonkeyPatch, ask: Callable[[blocking.Bus], object], reconnect: bool, method: str
 ) -> None:
-    """If a signal handler raises between a question and its packet, later questions do not get each other's answers."""
+    """If a signal handler raises before a question is in the outbox, or as it leaves, no question gets the answer to
+    another one.
+    """
 
-    def interrupted(outbox: Outbox, packets: list[bytes]) -> None:
+    def interrupted(outbox: Outbox, packets: list[bytes], *_: int) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
     with sbus.connect(str(shared.address), reconnect=reconnect) as client:
         client.fence(TIMEOUT)
-        monkeypatch.setattr(Outbox, "extend", interrupted)
+        monkeypatch.setattr(Outbox, method, interrupted)
         with pytest.raises(KeyboardInterrupt):
             ask(client)
         if reconnect:
