@@ -36,7 +36,7 @@ from sbus.client.payload_sender import PayloadSender
 from sbus.client.payloads import Buffer
 from sbus.client.session import Session
 from sbus.client.subscription import QueuedSubscription, WatchQueue
-from sbus.errors import Closed, ConnectError, Disconnected, Forked, PacketTooLong, TimedOut
+from sbus.errors import Closed, ConnectError, Disconnected, Forked, PacketTooLong, TimedOut, UsageError
 from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
@@ -53,8 +53,8 @@ class _Waiter:
 
     __slots__ = ("_future",)
 
-    def __init__(self) -> None:
-        self._future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[bytes] = loop.create_future()
 
     def set_result(self, value: bytes) -> None:
         if not self._future.done():
@@ -271,8 +271,14 @@ class Bus(Session[Subscription]):
     # --- what `Session` needs ----------------------------------------------------------------
 
     def waiter(self) -> _Waiter:
-        """See `sbus.client.api.ClientApi.waiter`."""
-        return _Waiter()
+        """Return a new waiter.
+
+        :raises sbus.errors.UsageError: if another event loop is running, whose coroutines nobody would wake up.
+        """
+        if asyncio.get_running_loop() is not self._loop:
+            self._check_open()
+            raise UsageError("this connection to the bus is that of another event loop: connect in each loop")
+        return _Waiter(self._loop)
 
     def callback_failed(self, error: BaseException) -> None:
         """See `sbus.client.session.Session`."""
@@ -391,7 +397,7 @@ class Bus(Session[Subscription]):
         """See `sbus.client.session.Session`."""
         self._check_open()
         if len(self.outbox):
-            waiter = _Waiter()
+            waiter = self.waiter()
             self.outbox.wait(waiter)
             await waiter
 

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import math
 import operator
+from inspect import iscoroutinefunction
 
 from sbus.errors import InvalidKey, UsageError
 
-__all__ = ["as_bytes", "check_count", "check_function", "check_payload", "check_seconds", "check_text"]
+__all__ = [
+    "as_bytes",
+    "check_callback",
+    "check_count",
+    "check_function",
+    "check_payload",
+    "check_seconds",
+    "check_text",
+]
 
 
 def as_bytes(text: bytes | str, what: str = "key") -> bytes:
@@ -61,6 +70,18 @@ def check_function(function: object, what: str) -> None:
     """
     if not callable(function):
         raise UsageError(f"{what} is a function, not {type(function).__name__}")
+
+
+def check_callback(function: object, what: str) -> None:
+    """Check that an argument can be called, and makes no coroutine.
+
+    :param what: what the function is, for the error.
+    :raises UsageError: if it is something else.
+    """
+    check_function(function, what)
+    call = getattr(type(function), "__call__", None)  # noqa: B004  # of which kind it is
+    if iscoroutinefunction(function) or iscoroutinefunction(call):
+        raise UsageError(f"{what} is an ordinary function: it may begin a task, but nobody awaits its coroutine")
 
 
 def check_seconds(seconds: object, name: str = "timeout") -> float:

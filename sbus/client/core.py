@@ -40,11 +40,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from inspect import iscoroutinefunction
 from typing import Any
 
 from sbus.client.agreement import Agreement, PacketLimit, is_limit
-from sbus.client.arguments import as_bytes, check_function, check_payload
+from sbus.client.arguments import as_bytes, check_callback, check_payload
 from sbus.client.choices import Choices
 from sbus.client.denials import Denial
 from sbus.client.dispatch import Batch, Dispatcher, Message, Sink, Waiter
@@ -306,9 +305,7 @@ class ClientCore:
         secret = self._check(pattern, "pattern")
         self._sized(build(UNSUB, pattern))  # longer than SUB by two bytes
         if sink.callback is not None:
-            check_function(sink.callback, "a callback")
-        if iscoroutinefunction(sink.callback):
-            raise UsageError("a callback is an ordinary function: it may begin a task, but nobody awaits its coroutine")
+            check_callback(sink.callback, "a callback")
         if last:
             self._control(LAST, pattern)
         packets = self._ask_senders() if sender else []

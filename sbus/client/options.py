@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
-from sbus.client.arguments import check_count, check_function, check_seconds
+from sbus.client.arguments import check_callback, check_count, check_seconds
 from sbus.client.connecting import Backoff
 from sbus.client.core import ClientCore, Sink, find_dialect
 from sbus.client.denials import Denial
@@ -101,7 +101,7 @@ class ConnectOptions:
             raise UsageError(f"reconnect={self.reconnect!r:.80}: give True, False or a Backoff")
         for name in ("on_gap", "on_lost", "on_denied", "on_control"):
             if (function := getattr(self, name)) is not None:
-                check_function(function, name)
+                check_callback(function, name)
 
     @property
     def buffer_size(self) -> int:

@@ -54,10 +54,12 @@ class Questions:
     """The questions of one connection that have no reply yet.
 
     :ivar ignored: the control messages among the questions that the server has ignored.
+    :ivar count: how many questions there have been, on all connections.
     """
 
     def __init__(self) -> None:
         self.ignored: set[bytes] = set()
+        self.count = 0
         self._asked: deque[_Question] = deque()
 
     @property
@@ -72,6 +74,7 @@ class Questions:
         :param waiter: completed with the reply, or with a `UsageError` if the server has ignored the question.
         :param ignored: the text of that error.
         """
+        self.count += 1
         self._asked.append(_Question(control, subject, waiter, ignored))
 
     def answer(self, control: bytes, subject: bytes, value: bytes) -> bool:

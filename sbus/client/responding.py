@@ -13,6 +13,7 @@ line with the limit and the remedy.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Protocol, Self, TypeAlias
 
@@ -163,6 +164,9 @@ class Responder:
                 request.answer(result)
         except Exception as error:
             self._failed(request, error)
+        except BaseException as error:
+            _give_up(request, error)
+            raise
 
     def _run(self, rest: Coroutine[Any, Any, None], result: Awaitable[object]) -> None:
         try:
@@ -184,6 +188,11 @@ class Responder:
                 request.answer(payload)
         except Exception as error:
             self._failed(request, error)
+        except GeneratorExit:
+            raise  # nobody runs it any further
+        except BaseException as error:
+            _give_up(request, error)
+            raise
 
     def _failed(self, request: Request, error: Exception) -> None:
         try:
@@ -200,3 +209,9 @@ class Responder:
             request.fail(f"the responder failed ({type(error).__name__}): its log says why")
         except Disconnected:
             pass  # the requester learns of it by its time-out
+
+
+def _give_up(request: Request, error: BaseException) -> None:
+    """Tell a requester that its handler is stopped, as by asyncio's cancellation."""
+    with suppress(Disconnected):
+        request.fail(f"the responder gave up ({type(error).__name__})")

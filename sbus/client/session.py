@@ -14,16 +14,15 @@ Otherwise a reader that resumes could close a subscription, or publish, between 
 subscriptions, which share the socket. The server's queue for this client then fills, and the strategies chosen with
 ``flood_control`` decide there.
 
-*Writing.* A packet that is alone in its turn goes to the socket at once, past the outbox, which keeps a round trip
-short. Packets that are written together leave together (`Session._write`).
+*Writing.* A packet that is alone in its turn goes to the socket at once. Packets that are written together leave
+together (`Session._write`).
 
 *While there is no bus*, messages wait in the outbox, up to ``reconnect_buffer`` bytes. With a bus there is no limit, as
 callers wait for its back-pressure.
 
 *Reconnecting.* When the connection is lost, the session rebuilds the outbox: first the packets that restore settings
-and subscriptions, with a fence, then the unsent messages, which the outbox keeps back until it is known what the new
-server takes. Only then do pending calls fail, because their callers may use the client at once.
-`Session._reconnect_loop` connects.
+and subscriptions, and a fence, then the unsent messages, kept back until the server's limits are known. Only then do
+pending calls fail: their callers may use the client at once. `Session._reconnect_loop` connects.
 
 *The end* is final: `Session._end` sets the error, which every later call raises, and all waiters fail.
 """

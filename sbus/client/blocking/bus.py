@@ -183,6 +183,7 @@ class Bus(BlockingConnection[Subscription]):
         :raises sbus.errors.InvalidKey: if the protocol does not allow the pattern.
         """
         self._hint(pattern)
+        self._check_whole()
         subscription = Subscription(self, callback)
         if sender:
             subscription.require_sender()
@@ -273,6 +274,7 @@ class Bus(BlockingConnection[Subscription]):
 
     def watch_subscribers(self, key: bytes | str) -> Watch:
         watch = Watch(self, as_bytes(key))
+        self._check_whole()
         self._begin(self.core.watch(watch), watch)
         return watch
 
@@ -437,6 +439,7 @@ class Bus(BlockingConnection[Subscription]):
             self._kept += len(messages)
 
     def _end_watch(self, watch: Watch) -> None:
+        self._check_whole()
         if self._error is None:
             self._send_last(self.core.extensions.unwatch(watch))
 
@@ -454,6 +457,7 @@ class Bus(BlockingConnection[Subscription]):
         self._messages.keep(mark)
 
     def _unsubscribe(self, subscription: Subscription) -> None:
+        self._check_whole()
         if self._error is None:
             self._send_last(self.core.unsubscribe(subscription))
 

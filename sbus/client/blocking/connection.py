@@ -40,13 +40,7 @@ from typing import TypeVar
 from sbus.client.api import ClientApi, State, Sub
 from sbus.client.blocking.callbacks import Callbacks
 from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in, poll_socket
-from sbus.client.connecting import (
-    SERVER_CLOSED,
-    connect_first,
-    connect_once,
-    describe_loss,
-    find_address,
-)
+from sbus.client.connecting import SERVER_CLOSED, connect_first, connect_once, describe_loss, find_address
 from sbus.client.core import Batch
 from sbus.client.dispatch import LASTING
 from sbus.client.inlet import Inlet, PayloadInlet
@@ -99,10 +93,10 @@ class BlockingConnection(ClientApi[Sub]):
         self._callbacks = Callbacks()
         self._call_user = self._callbacks.call
         self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
-        # What to send before any message:
-        self._outbox = Outbox()
+        self._outbox = Outbox()  # what to send before any message
         self.core.on_settled = lambda: self._release(self._outbox)
         self._outbox.extend(self.core.resync_packets())
+        self._handed_over = self.core.extensions.questions.count  # those whose packets went to the outbox
         self._deadline: float | None = None  # of the round trip under way
         self._limit: float | None = None  # of the block of `limit` under way
         self._sock: socket.socket | None = None
@@ -151,6 +145,7 @@ class BlockingConnection(ClientApi[Sub]):
         if self._error is not None:
             raise self._error
         self._outbox.extend(packets)
+        self._handed_over = self.core.extensions.questions.count
         if self._loss_reason is None or self._reconnecting:
             self._drain(self._deadline)
 
@@ -214,6 +209,7 @@ class BlockingConnection(ClientApi[Sub]):
             taken = self._outbox.take(send_limit(self.core.bundle_limit))
             if not taken:
                 return  # the rest waits for the server's word about payloads
+            handed_over, self._handed_over = self._handed_over, -1  # unless interrupted before the outbox knows
             try:
                 sent = self._send(sock, taken)
                 if sock is not self._sock:
@@ -221,7 +217,9 @@ class BlockingConnection(ClientApi[Sub]):
                 self._outbox.ack(taken, sent)
             except PacketTooLong:
                 self._outbox.ack(taken, 1)
+                self._handed_over = handed_over
                 raise
+            self._handed_over = handed_over
             if not sent:
                 self._wait_writable(sock, deadline)
 
@@ -267,10 +265,7 @@ class BlockingConnection(ClientApi[Sub]):
             pass  # nothing is here yet, or the connection is lost, which the next send finds out
 
     def _wait_writable(self, sock: socket.socket, deadline: float | None) -> None:
-        """Wait until the socket takes packets again; keep what comes meanwhile if replies are due.
-
-        While many replies wait for a client, the server reads nothing from it.
-        """
+        """Wait for a full socket; take replies meanwhile: a server with many for this client reads nothing from it."""
         keeps = self.core.extensions.questions.are_open
         events = select.POLLOUT | select.POLLIN if keeps else select.POLLOUT
         if (deadline is not None and time.monotonic() >= deadline) or not self._poll(sock, events, deadline):
@@ -388,6 +383,7 @@ class BlockingConnection(ClientApi[Sub]):
         :param deadline: until when to wait for a connection.
         :returns: the packets, or `_OTHER`; nothing if there were none.
         """
+        self._check_whole()
         self._callbacks.settle()
         try:
             packets = self._read_batch(deadline)
@@ -457,10 +453,16 @@ class BlockingConnection(ClientApi[Sub]):
         """See `sbus.client.api.ClientApi.waiter`."""
         return PolledWaiter()
 
+    def _check_whole(self) -> None:
+        """Take the connection for lost if a call was interrupted before its packet was in the outbox, or as it left."""
+        if self.core.extensions.questions.count != self._handed_over:
+            self._connection_lost(_INTERRUPTED)
+
     def _run(self, call: Coroutine[PolledWaiter, None, T], timeout: float | None) -> T:
         """Run a coroutine of `ClientApi`: read the socket while it waits."""
         outer = self._deadline
         error: Exception | None = None
+        self._check_whole()
         try:
             self._deadline = deadline = self._until(timeout)
             while True:
@@ -506,9 +508,9 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _detach(self) -> None:
         self._usable = None
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+        sock, self._sock = self._sock, None  # before an interruption could leave a closed one here
+        if sock is not None:
+            sock.close()
 
     def _connected(self, deadline: float | None) -> socket.socket | None:
         """Return the socket, after reconnecting if necessary.
@@ -549,6 +551,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._resync_fence = PolledWaiter()
         resync = self.core.resync_packets() + self.core.fence(self._resync_fence)
         self._outbox.restart(resync, hold=self.core.holds)
+        self._handed_over = self.core.extensions.questions.count
         for waiter in waiters:
             waiter.set_exception(error)
 

@@ -15,7 +15,7 @@ import pytest
 from sbus.client import aio, outbox
 from sbus.client.core import Message
 from sbus.client.subscription import HIGH_WATER
-from sbus.errors import Closed, Disconnected
+from sbus.errors import Closed, Disconnected, UsageError
 from sbus.syscalls import batch
 from tests.integration.clients.backends import AsyncioBackend, FakeServer, turn, unread, wait_stuck
 from tests.support.descriptors import descriptors
@@ -203,3 +203,20 @@ async def test_callback_that_raises_a_cancellation(native: AsyncioBackend, share
     assert got == [b"%d" % i for i in range(20)]
     failures: list[BaseException] = [*native.take_failures()]
     assert [type(error) for error in failures] == [asyncio.CancelledError] * 20
+
+
+def test_another_event_loop(shared: Bus) -> None:
+    """Calls that wait say that a connection is that of one event loop; nothing would end their wait in another one."""
+
+    async def connect() -> aio.Bus:
+        return await aio.connect(str(shared.address))
+
+    async def use() -> None:
+        sub = bus.subscribe("k")
+        for call in (bus.fence(), bus.whoami(1.0), bus.request("k"), bus.inbox("a"), sub.get(), sub.get_many()):
+            with pytest.raises(UsageError, match="that of another event loop: connect in each loop"):
+                await call
+        await bus.close()
+
+    bus = asyncio.run(connect())
+    asyncio.run(use())

@@ -705,15 +705,15 @@ def test_reason_behind_a_message_whose_callback_finds_the_end(directory: Path) -
 
     def publish(message: sbus.Message) -> None:
         try:
-            client.publish("k")
+            connection.publish("k")
         except ConnectionLost as error:
             errors.append(error)
 
-    with FakeServer(directory / "fake") as server, sbus.connect(str(server.address)) as client:
-        client.subscribe("k", publish)
+    with FakeServer(directory / "fake") as server, sbus.connect(str(server.address)) as connection:
+        connection.subscribe("k", publish)
         peer = server.accept_now()
         peer.send(b"MSG k\0", b"CMSG bye\0violation the client broke the protocol")
         peer.close()
         with pytest.raises(ConnectionLost) as lost:
-            client.receive(TIMEOUT)
+            connection.receive(TIMEOUT)
     assert [error.reason for error in (*errors, lost.value)] == [CloseReason.VIOLATION] * 2

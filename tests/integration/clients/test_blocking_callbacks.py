@@ -16,6 +16,7 @@ from sbus.client import blocking
 from sbus.client.blocking.callbacks import DEEPEST
 from sbus.client.connecting import Backoff
 from sbus.client.losses import Lost
+from sbus.client.outbox import Outbox
 from sbus.errors import Closed, ConnectionLost, Disconnected, RequestFailed, SbusError, TimedOut
 from sbus.protocol.bundles import pack
 from sbus.syscalls.polling import is_readable
@@ -245,6 +246,42 @@ def test_an_interrupted_read_ends_the_connection(shared: Bus, reconnect: bool, e
         else:
             with pytest.raises(ConnectionLost, match="a signal handler's exception interrupted the client"):
                 client.fence(TIMEOUT)
+
+
+@pytest.mark.parametrize("method", ["extend", "ack"])
+@pytest.mark.parametrize("reconnect", [False, True])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.whoami(TIMEOUT),
+        lambda client: client.has_subscribers("k", TIMEOUT),
+        lambda client: client.watch_subscribers("k").get(TIMEOUT),
+        lambda client: client.subscribe("k", last=True).get_ready(),
+    ],
+    ids=["whoami", "has_subscribers", "watch", "last"],
+)
+def test_an_interrupted_question_ends_the_connection(
+    shared: Bus, monkeypatch: pytest.MonkeyPatch, ask: Callable[[blocking.Bus], object], reconnect: bool, method: str
+) -> None:
+    """If a signal handler raises before a question is in the outbox, or as it leaves, no question gets the answer to
+    another one.
+    """
+
+    def interrupted(outbox: Outbox, packets: list[bytes], *_: int) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with sbus.connect(str(shared.address), reconnect=reconnect) as client:
+        client.fence(TIMEOUT)
+        monkeypatch.setattr(Outbox, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ask(client)
+        if reconnect:
+            ask(client)
+            assert client.whoami(TIMEOUT).startswith(b"!/cred/")
+        else:
+            with pytest.raises(ConnectionLost, match="a signal handler's exception interrupted the client"):
+                ask(client)
 
 
 def test_an_interrupted_callback_does_no_harm(client: blocking.Bus, shared: Bus) -> None:

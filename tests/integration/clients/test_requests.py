@@ -128,6 +128,23 @@ async def test_handler_may_be_a_coroutine_function(looping: Backend, shared: Bus
     assert all(isinstance(error, LookupError) for error in failures)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_handler_that_is_cancelled(native: Backend, shared: Bus, is_async: bool) -> None:
+    """The requester learns at once that a handler was cancelled, as by what it waits for."""
+    server, bus = await native.connect(shared.address), await native.connect(shared.address)
+    cancelled: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+
+    async def wait(request: Any) -> bytes:
+        return await cancelled
+
+    await server.respond("ask", wait if is_async else lambda request: cancelled.result())
+    await server.fence()
+    with pytest.raises(RequestFailed, match=r"^the responder gave up \(CancelledError\)$"):
+        await bus.request("ask")
+    assert all(isinstance(error, asyncio.CancelledError) for error in native.take_failures())
+
+
 async def test_closing_in_a_handler(looping: Backend, shared: Bus) -> None:
     """An async handler may close its own connection. The requester waits in vain, or hears that nobody is there
     if the bus sees the end before it counts the subscribers.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
 
-from sbus.client.arguments import check_count, check_function, check_seconds, check_text
+from sbus.client.arguments import check_callback, check_count, check_function, check_seconds, check_text
 from sbus.client.options import ConnectOptions
 from sbus.client.queues import build_put
 from sbus.errors import UsageError
@@ -71,5 +72,24 @@ def test_functions_and_text() -> None:
     check_text("why", "the cause")
     with pytest.raises(UsageError, match=r"^a callback is a function, not int$"):
         check_function(5, "a callback")
+    with pytest.raises(UsageError, match=r"^on_gap is a function, not int$"):
+        check_callback(5, "on_gap")
     with pytest.raises(UsageError, match=r"^the cause is str, not bytes$"):
         check_text(b"why", "the cause")
+
+
+def test_callbacks_are_ordinary_functions() -> None:
+    """Nobody would await what a coroutine function makes, whether it is one or an object that is called like one."""
+
+    async def function(message: object) -> None:
+        """Never run."""
+
+    class Handler:
+        async def __call__(self, message: object) -> None:
+            """Never run."""
+
+    check_callback(print, "on_gap")
+    check_callback(Handler, "on_gap")  # makes an object
+    for callback in (function, partial(function, 1), Handler()):
+        with pytest.raises(UsageError, match=r"^on_gap is an ordinary function: it may begin a task, but nobody"):
+            check_callback(callback, "on_gap")

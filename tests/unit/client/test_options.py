@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from asyncio import sleep
 from typing import get_type_hints
 
 import pytest
@@ -47,6 +48,10 @@ def test_every_call_is_documented(bus: type) -> None:
         ({"timeout": "1"}, "give a number of seconds"),
         ({"reconnect": 5}, "give True, False or a Backoff"),
         ({"on_gap": "log"}, "on_gap is a function, not str"),
+        *[
+            ({name: sleep}, f"{name} is an ordinary function")
+            for name in ("on_gap", "on_lost", "on_denied", "on_control")
+        ],
     ],
 )
 def test_values_are_checked(options: dict, error: str) -> None:
