@@ -3,29 +3,27 @@
 Theory of operation
 -------------------
 
-Everything here runs in one thread, in turns of an event loop, and nothing waits except coroutines. The backend supplies
-the socket, the loop and the waiters through the abstract methods; it calls `Session._receive_packets` with packets and
+Everything runs in one thread, in turns of an event loop, and only coroutines wait. The backend supplies the socket, the
+loop and the waiters (the abstract methods). It calls `Session._receive_packets` with packets, and
 `Session._disconnected` when the connection is lost.
 
 *Reading.* The session dispatches a batch of packets as a whole before any reader wakes up (`Session.schedule_wake`).
 Otherwise a reader that resumes could close a subscription, or publish, between two messages of one batch.
 
 *Back-pressure.* While a subscription has its high-water mark of unread messages, the session stops reading, for all
-subscriptions, which share the socket. The server's queue for this client then fills, and the strategies chosen with
-``flood_control`` decide there.
+subscriptions, which share the socket. The server's queue for this client then fills, and its flood control decides.
 
-*Writing.* A packet that is alone in its turn goes to the socket at once, past the outbox, which keeps a round trip
-short. Packets that are written together leave together (`Session._write`).
+*Writing.* A packet alone in its turn goes to the socket at once, past the outbox, which keeps a round trip short.
+Packets that are written together leave together (`Session._write`).
 
-*While there is no bus*, messages wait in the outbox, up to ``reconnect_buffer`` bytes. With a bus there is no limit, as
+*While there is no bus*, messages wait in the outbox, up to ``reconnect_buffer`` bytes. With a bus there is no limit:
 callers wait for its back-pressure.
 
-*Reconnecting.* When the connection is lost, the session rebuilds the outbox: first the packets that restore settings
-and subscriptions, with a fence, then the unsent messages, which the outbox keeps back until it is known what the new
-server takes. Only then do pending calls fail, because their callers may use the client at once.
-`Session._reconnect_loop` connects.
+*Reconnecting.* When the connection is lost, the session rebuilds the outbox: the packets that restore settings and
+subscriptions, a fence, and the unsent messages, which wait there until it is known what the new server takes. Only then
+do pending calls fail, because their callers may use the client at once. `Session._reconnect_loop` connects.
 
-*The end* is final: `Session._end` sets the error, which every later call raises, and all waiters fail.
+*The end* is final: `Session._end` sets the error of every later call, and all waiters fail.
 """
 
 from __future__ import annotations
