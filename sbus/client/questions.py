@@ -7,14 +7,18 @@ proves more than the client's name: a question that was asked before it and is n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from sbus.client.dispatch import Waiter
 from sbus.errors import UsageError
 from sbus.protocol.controls import WHOAMI
+from sbus.protocol.packets import CMSG, build
 
 __all__ = ["CallingWaiter", "Questions"]
+
+_REPLY = build(CMSG, WHOAMI, b"")
+"""The beginning of the server's reply to ``whoami``."""
 
 
 class _Question(NamedTuple):
@@ -62,10 +66,10 @@ class Questions:
         self.count = 0
         self._asked: deque[_Question] = deque()
 
-    @property
-    def are_open(self) -> bool:
-        """Whether a reply is expected."""
-        return bool(self._asked)
+    def are_open_after(self, packets: Iterable[bytes]) -> bool:
+        """Return whether a reply to ``whoami``, which ends each block of questions, is due after some packets."""
+        due = sum(question.control == WHOAMI for question in self._asked)
+        return due > 0 and due > sum(packet.startswith(_REPLY) for packet in packets)
 
     def ask(self, control: bytes, subject: bytes, waiter: Waiter | None, *, ignored: str = "") -> None:
         """Expect a reply, or for a question other than ``whoami``, none at all.

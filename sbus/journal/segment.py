@@ -2,8 +2,9 @@
 
 A segment is two files that grow together (`sbus.journal.index` describes the second). What `SegmentWriter` guarantees:
 
-* A batch is visible to readers only after `SegmentWriter.sync`: first both files are synced, and with the first sync of
-  a segment its directory, so that the names of the files survive too; only then is the sync record written.
+* A batch is visible to readers only after `SegmentWriter.sync`: first both files are synced, and only then is the sync
+  record written.
+* No power cut takes the index and leaves bytes of rows: both names are synced before anything is written.
 * An `OSError` leaves the segment as it was before the call, or marks it `SegmentWriter.suspect`. A suspect segment
   takes no more batches: its writer closes the files and calls `SegmentWriter.reopen`.
 * Synced bytes are never changed and never cut off, even if they are damaged.
@@ -61,7 +62,6 @@ class SegmentWriter:
         self._index = index
         self._index_size = 0
         self._synced_seq = segment.first_seq
-        self._names_synced = False
 
     @classmethod
     def create(cls, segment: Segment, journal_id: str, mode: int) -> SegmentWriter:
@@ -80,6 +80,7 @@ class SegmentWriter:
             raise
         writer = cls(segment, journal_id, mode, arrows, index)
         try:
+            disk.sync_directory(segment.directory)
             writer._add(HEAD, Kind.MESSAGE, 0, header(journal_id), segment.first_time, segment.first_time)
         except OSError:
             writer._discard()
@@ -105,7 +106,7 @@ class SegmentWriter:
         """
         arrows = disk.open_existing(segment.path(ARROWS))
         try:
-            # Without its index, no row of a segment can be kept: `_recover` would cut all of them off.
+            # Rows without an index have lost it: `_recover` would cut all of them off.
             if os.fstat(arrows).st_size:
                 index = disk.open_existing(segment.path(INDEX))
             else:
@@ -209,9 +210,6 @@ class SegmentWriter:
         try:
             disk.sync(self._arrows)
             disk.sync(self._index)
-            if not self._names_synced:
-                disk.sync_directory(self.segment.directory)
-                self._names_synced = True
         except OSError:
             self.suspect = True
             raise

@@ -35,6 +35,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sized
 from contextlib import contextmanager
+from itertools import islice
 from typing import TypeVar
 
 from sbus.client.api import ClientApi, State, Sub
@@ -265,8 +266,12 @@ class BlockingConnection(ClientApi[Sub]):
             pass  # nothing is here yet, or the connection is lost, which the next send finds out
 
     def _wait_writable(self, sock: socket.socket, deadline: float | None) -> None:
-        """Wait for a full socket; take replies meanwhile: a server with many for this client reads nothing from it."""
-        keeps = self.core.extensions.questions.are_open
+        """Wait until the socket takes packets again; keep what comes up to the last reply that is due.
+
+        While many replies wait for a client, the server reads nothing from it. Whatever else comes waits at the server.
+        """
+        unprocessed = islice(self._batch.packets, self._batch.position, None)
+        keeps = self.core.extensions.questions.are_open_after(unprocessed)
         events = select.POLLOUT | select.POLLIN if keeps else select.POLLOUT
         if (deadline is not None and time.monotonic() >= deadline) or not self._poll(sock, events, deadline):
             raise TimedOut("the socket stayed full")

@@ -7,7 +7,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from sbus.client.blocking.work import Work
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
 from sbus.errors import Disconnected, TimedOut
+from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
+from tests.integration.clients.backends import FakeServer
 from tests.support.harness import Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
@@ -40,9 +43,9 @@ def stuck(server: Bus, client: blocking.Bus) -> Iterator[None]:
             yield
 
 
-def fill(client: blocking.Bus, size: int) -> None:
+def fill(client: blocking.Bus, size: int, flags: int = socket.MSG_DONTWAIT) -> None:
     while True:
-        client.publish("x", bytes(size), flags=socket.MSG_DONTWAIT)
+        client.publish("x", bytes(size), flags=flags)
 
 
 @contextmanager
@@ -229,3 +232,25 @@ def test_many_questions_at_once(client: blocking.Bus, shared: Bus) -> None:
         client.fence()
     assert got == [b"0", b"1", b"2"]
     assert {watch.has_subscribers for watch in watches} == {False}
+
+
+def test_a_publisher_does_not_keep_what_it_does_not_read(directory: Path) -> None:
+    """While a call waits for room, messages wait at the server, whose flood control decides about them."""
+    with FakeServer(directory / "fake") as server, sbus.connect(str(server.address)) as client:
+        client.subscribe("k")
+        peer = server.accept_now()
+        sent: list[int] = []
+
+        def flood() -> None:
+            with suppress(OSError):  # the client has closed
+                for number in range(20_000):
+                    peer.send(b"MSG k\0" + bytes(1000))
+                    sent.append(number)
+
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        with pytest.raises(TimedOut), client.limit(1.0):
+            fill(client, 1000, flags=0)
+        client.close()
+        flooding.join()
+    assert len(sent) * 1000 < 4 * LARGEST_SEND_BUFFER

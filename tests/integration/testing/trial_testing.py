@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from twisted.internet import reactor
+from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from sbus.client import tx
@@ -100,10 +101,13 @@ class MixinTests(BusMixin, TestCase):
         recording = await bus.record("a/")
         with self.assertRaises(NotAllowed):
             await bus.record("!/cred/1/2/3/")
-        waiting = recording.wait_for(1, timeout=0.2)
+        clock = Clock()
+        self.patch(recording, "_reactor", clock)
+        waiting = recording.wait_for(1)
         await bus.service.registry.guard.adopt(Policy([Rule(0, "none", "", deny_subscribe=(b"a/",))]))
         with self.assertRaises(NotAllowed):
             await recording.settle()
+        clock.advance(10)
         for waits in (waiting, recording.wait_for(1)):
             with self.assertRaises(NotAllowed):
                 await waits

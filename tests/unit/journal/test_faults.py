@@ -79,6 +79,27 @@ def test_every_step(tmp_path, names, count):
     assert first > 10
 
 
+def test_power_cuts_that_leave_the_rows_and_not_the_name_of_the_index(tmp_path):
+    """Whenever the power is cut in a new journal: the next writer continues."""
+    for step in itertools.count():
+        directory, disk = tmp_path / str(step), FaultyDisk()
+        with disk():
+            disk.crash_at(step)
+            with suppress(Crash), JournalWriter.open(directory) as journal:
+                journal.append([(b"k", b"1")])
+                journal.sync()
+            has_crashed = disk.is_dead
+            disk.work_again()
+            let_go(directory)
+            names = iter([True, False])  # of the rows and of the index, if neither is synced
+            disk.cut_power(lambda count: int(not next(names, True)) if count == 2 else 0)  # noqa: B023
+            with JournalWriter.open(directory) as journal:
+                assert journal.next_seq in (0, 1)
+        if not has_crashed:
+            break
+    assert step > 10
+
+
 def test_closing_twice(tmp_path):
     """A journal that cannot be closed releases its lock, and synced rows stay."""
     disk = FaultyDisk()
