@@ -314,7 +314,10 @@ class NotAllowed(SbusError):
         ask = "ask the administrator of the bus"
         if self.rule == "credentials":
             return f"{what}: a plug-in of the server refuses it (rule: credentials); {ask}"
-        why = {"default": "no rule of the policy allows it", "closed": "the key is closed, and no rule allows it"}
+        closed = "it matches closed keys, and no rule allows all of it"
+        if self.verb != b"SUB":
+            closed = "the key is closed, and no rule allows it"
+        why = {"default": "no rule of the policy allows it", "closed": closed}
         command = f"sbus policy explain --user {os.geteuid()} {verb.partition(' ')[0]} {key}"
         return f"{what}: {why.get(self.rule, 'the policy of the bus forbids it')} (rule: {self.rule}); {ask}: {command}"
 

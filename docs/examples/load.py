@@ -11,7 +11,7 @@ from sbus.server import BusService, Limits
 
 bus = BusService(
     SeqpacketServerEndpoint(reactor, "load.sock", mode=0o770, reuse=True),
-    limits=Limits(max_clients=100, queue_bytes=1 << 20),
+    limits=Limits(max_clients=100, user_clients=50, queue_bytes=1 << 20),
 )
 
 

@@ -27,6 +27,8 @@ _SEGMENT = {
     b"**": "'**' is the same as '*', and matches to the next {!r} or the end; no wildcard matches several segments",
 }
 """The same in the middle of a pattern, and MQTT's wildcard for one segment."""
+_SEPARATORS = "./:"
+"""What separates segments at one bus or another: NATS, MQTT, Redis by custom."""
 
 
 class Mismatch(NamedTuple):
@@ -71,11 +73,13 @@ def never_matches(pattern: bytes, dialect: Dialect = CURRENT) -> str | None:
     Matching does not backtrack: ``*`` takes a segment to its end, so nothing but ``*`` can follow it there.
     """
     for part in pattern.split(dialect.separator):
-        _, star, rest = part.partition(b"*")
-        if star and rest.strip(b"*"):
+        left = part.partition(b"*")[2].lstrip(b"*").decode(errors="replace")
+        if left:
+            separator = dialect.separator.decode()
+            foreign = f"write {separator!r} for {left[0]!r}, or " if left[0] in _SEPARATORS else ""
             return (
-                f"it can never match: '*' takes everything up to the next {dialect.separator.decode()!r} or the end, "
-                f"so nothing is left for {rest.lstrip(b'*').decode(errors='replace')!r}; end the segment with '*'"
+                f"it can never match: '*' takes everything up to the next {separator!r} or the end, "
+                f"so nothing is left for {left!r}; {foreign}end the segment with '*'"
             )
     return None
 

@@ -3,8 +3,7 @@
 Theory of operation
 -------------------
 
-Without a thread or an event loop, nothing happens between two calls. Each does what it needs itself, within its own
-deadline.
+Without a thread or an event loop, nothing happens between two calls. Each does its work within its own deadline.
 
 *Sending.* Messages bypass the outbox. They go from the caller's list to the socket, and a call returns when the kernel
 has them all. The outbox has everything else (subscriptions, settings, questions, replies), which must precede later
@@ -266,12 +265,8 @@ class BlockingConnection(ClientApi[Sub]):
             pass  # nothing is here yet, or the connection is lost, which the next send finds out
 
     def _wait_writable(self, sock: socket.socket, deadline: float | None) -> None:
-        """Wait until the socket takes packets again; keep what comes up to the last reply that is due.
-
-        While many replies wait for a client, the server reads nothing from it. Whatever else comes waits at the server.
-        """
-        unprocessed = islice(self._batch.packets, self._batch.position, None)
-        keeps = self.core.extensions.questions.are_open_after(unprocessed)
+        """Wait for a full socket; keep what comes up to the last reply that is due, for which the server may wait."""
+        keeps = self.core.extensions.questions.are_open_after(islice(self._batch.packets, self._batch.position, None))
         events = select.POLLOUT | select.POLLIN if keeps else select.POLLOUT
         if (deadline is not None and time.monotonic() >= deadline) or not self._poll(sock, events, deadline):
             raise TimedOut("the socket stayed full")

@@ -138,6 +138,11 @@ def test_tours(library: str, bus: StartBus) -> None:
     assert sorted(printed) == sorted(SUBSCRIPTIONS + NAMES + SENDER + REFUSED + FORBIDDEN + LISTENING + TOURS[library])
 
 
+def test_a_program_after_nats(bus: StartBus) -> None:
+    """The program of the page for those who come from another bus gets its reading and its reply."""
+    assert output("convert/readings.py", bus().address) == "sensors/kitchen/temperature 21.5\nb'noon'\n"
+
+
 def test_a_blocking_inbox_keeps_its_messages(bus: StartBus) -> None:
     """An inbox keeps its messages from the start, also while the program waits for something else."""
     with blocking.connect(str(bus().address)) as client:

@@ -491,6 +491,7 @@ def test_an_application_with_a_bus_in_it(directory: Path, spawn: Callable[..., A
         assert re.fullmatch(rb"MSG machine/load\x00\d+\.\d\d", client.recv())
     application.stop()
     assert not (directory / "load.sock").exists()
+    assert "#warn]" not in application.log
 
 
 def test_two_buses_in_one_process(directory: Path, spawn: Callable[..., Any]) -> None:

@@ -228,6 +228,7 @@ def test_without_the_question_denials_are_unknown() -> None:
         (b"MSG", "sensors", ["may not publish 'k/x y'", "(rule: sensors)", "sbus policy explain --user"]),
         (b"SUB", "default", ["may not subscribe to", "no rule of the policy allows it", "subscribe 'k/x y'"]),
         (b"MSG", "closed", ["the key is closed", "publish 'k/x y'"]),
+        (b"SUB", "closed", ["it matches closed keys, and no rule allows all of it", "subscribe 'k/x y'"]),
         (b"SUB", "secret", ["only the client with that name", "whoami"]),
         (b"SUB", "credentials", ["a plug-in of the server refuses it"]),
     ],

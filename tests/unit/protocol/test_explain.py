@@ -112,6 +112,20 @@ def test_patterns_that_can_never_match(pattern: bytes, is_impossible: bool) -> N
 
 
 @pytest.mark.parametrize(
+    ("pattern", "dialect", "remedy"),
+    [
+        (b"a/*b", CURRENT, "nothing is left for 'b'; end the segment with '*'"),
+        (b"a.*.b", CURRENT, "nothing is left for '.b'; write '/' for '.', or end the segment with '*'"),
+        (b"a:*:b", CURRENT, "nothing is left for ':b'; write '/' for ':', or end the segment with '*'"),
+        (b"a/*/b", EARLY, "nothing is left for '/b'; write '.' for '/', or end the segment with '*'"),
+    ],
+)
+def test_the_remedy_names_the_separator(pattern: bytes, dialect: Dialect, remedy: str) -> None:
+    """A pattern with the separator of another bus says which one this bus has."""
+    assert (never_matches(pattern, dialect) or "").endswith(remedy)
+
+
+@pytest.mark.parametrize(
     ("pattern", "dialect", "start"),
     [
         (b"a/#", CURRENT, "'#' is an ordinary byte, and no wildcard; the pattern 'a/' matches everything below"),
