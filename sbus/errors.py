@@ -251,7 +251,7 @@ class JournalMissing(JournalError):
 
 
 class JournalUnreadable(JournalError):
-    """This user may not read a file of a journal, whose rows are therefore not lost."""
+    """This user may not read a file of a journal. That does not mean that its rows are lost."""
 
 
 class LakeError(SbusError):

@@ -2,7 +2,7 @@
 
 *Packets.* A server says its limit in the answer to ``bye/on``, if it is not the usual one. Up to that answer the usual
 one counts. Without a connection it is that of the last server, and the next one may have a lower limit. So the outbox
-keeps what waited back until the answer; ``whoami`` after the question shows that none comes.
+keeps the waiting messages until the answer; ``whoami`` after the question shows that none comes.
 
 *Sealed memory.* A client that wants payloads asks ``payload/on``, and ``whoami`` after it. The answer to the first has
 the agreement; the answer to the second without one shows that the server takes no payloads. Up to that answer the

@@ -61,7 +61,7 @@ class Outbox:
     A packet that is taken back leaves a hole, the empty packet, so that no position changes. The holes are removed
     before packets are taken to be sent, and when nothing else is left.
 
-    :ivar is_held: whether messages are kept back, and what follows them, until it is known what the server takes.
+    :ivar is_held: whether the messages, and all packets after them, wait until the limits of the server are known.
     :ivar packets: the packets, and holes among them; empty if nothing waits, which costs less to ask than `len`.
     """
 

@@ -45,8 +45,8 @@ MEMBERSHIPS = 256
 QUANTUM = 500_000
 """Nanoseconds of one turn while several users are active. With 4 ms, a bystander with 256 messages under way had a
 tenth of its throughput beside a flood (row ``stopped``); with 0.15 or 2 ms, a crowd had half as much as with 0.5 or 1
-(row ``many-small-12-1-250-silent``). A turn itself takes 40 µs. Waiting 40 µs for the next message
-of a user who has time left would take a fifth of that crowd's throughput."""
+(row ``many-small-12-1-250-silent``). A turn itself takes 40 µs. Waiting 40 µs for the next message of a user who has
+time left would take a fifth of that crowd's throughput."""
 
 
 class Members(Protocol):
@@ -259,7 +259,7 @@ class Lines:
 
         Work that raises an exception is dropped.
 
-        :param now: the time that the clock showed last. If that is before `until`, something is done.
+        :param now: the time that the clock showed last; before `until`, at least one step is done.
         """
         first, self._first = self._first, (self._first + 1) % 3
         serve = (self._serve_mail, self._serve_chores, self._serve_readers)

@@ -1,8 +1,8 @@
 """The users whom a process trusts as itself: root, and its own user.
 
-In a user namespace without a mapping for every user, the kernel reports the overflow UID for all whom it cannot name
-(user_namespaces(7)). A process that runs as that UID there, as images with ``USER nobody`` do, cannot tell its own
-user's processes from theirs. So it has no own user.
+In a user namespace without a mapping for every user, the kernel reports the overflow UID for all users without one
+(user_namespaces(7)). A process with that UID, as in images with ``USER nobody``, cannot tell its own user's processes
+from theirs. So it has no own user.
 """
 
 from __future__ import annotations
