@@ -31,7 +31,7 @@ import re
 from pathlib import Path
 
 from sbus import ownership
-from sbus.errors import LakeError
+from sbus.errors import LakeError, StorageError
 from sbus.journal import disk
 from sbus.syscalls.locks import is_locked
 
@@ -67,8 +67,8 @@ class Place:
         """Make the directories of the lake and of its state; the state has the owner of the lake.
 
         :param mode: the permissions.
-        :raises sbus.errors.LakeError: if the lake is gone, and its state is not: nothing may be in the way when it is
-            put back.
+        :raises sbus.errors.StorageError: if the lake is gone, and its state is not: nothing may be in the way when it
+            is put back.
         """
         found = self.find()
         if (self._beside / _MARKED).exists() and not self.lake.exists():
@@ -101,6 +101,7 @@ class Place:
         :param has_rows: whether the lake has files.
         :param has_archived: whether the state knows batches as done.
         :raises sbus.errors.LakeError: if it does not, with the remedy.
+        :raises sbus.errors.StorageError: if the rows are gone.
         """
         if self.find() == self._inside:
             return
@@ -120,13 +121,13 @@ class Place:
         """Check that the lake is still where it was marked: it can be moved away while an archive writes it.
 
         :param identity: the ID in the state.
-        :raises sbus.errors.LakeError: if it is not.
+        :raises sbus.errors.StorageError: if it is not.
         """
         if (self._beside / _MARKED).exists() and not (self._inside / identity).is_dir():
             raise self._is_gone()
 
-    def _is_gone(self) -> LakeError:
-        return LakeError(
+    def _is_gone(self) -> StorageError:
+        return StorageError(
             f"{self.lake}: its rows are gone, but its state is there, so they would not be archived again: put the "
             f"lake back, or remove {self._beside} to archive all that the journals have"
         )

@@ -102,7 +102,7 @@ class State:
     def check_mark(self, format_: str) -> None:
         """Check that the lake is still in its place, after `settle`.
 
-        :raises sbus.errors.LakeError: if it was moved away or removed.
+        :raises sbus.errors.StorageError: if it was moved away or removed.
         """
         if isinstance(self._place, Place):
             self._place.check_mark(self.identity(format_))
