@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -32,14 +31,6 @@ from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 from tests.support.examples import examples
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received, socket_pair
 from tests.support.transports import World, flood_controlled, numbered
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-
 
 QUEUE, DISCARD, _, ERROR, _ = SOFT_STRATEGIES
 RANDOM = ORDERS[2]
