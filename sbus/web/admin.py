@@ -60,23 +60,16 @@ class AdminError(SbusError):
         self.detail = detail
 
 
-@implementer(IAgentEndpointFactory)
-class _Endpoints:
+@implementer(IAgentEndpointFactory, IStreamClientEndpoint)
+class _Endpoint:
+    """Connects to a Unix stream socket, whatever the URI, and waits while its backlog is full."""
+
     def __init__(self, reactor: Any, path: str) -> None:
         self._reactor = reactor
         self._path = path
 
     def endpointForURI(self, uri: object) -> _Endpoint:
-        return _Endpoint(self._reactor, self._path)
-
-
-@implementer(IStreamClientEndpoint)
-class _Endpoint:
-    """Connects to a Unix stream socket, and waits while its backlog is full."""
-
-    def __init__(self, reactor: Any, path: str) -> None:
-        self._reactor = reactor
-        self._path = path
+        return self
 
     def connect(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IProtocol]:
         """Connect; fails with OSError or `AddressError`, and is cancelled when there is no time left."""
@@ -204,7 +197,7 @@ class Admin:
     def __init__(self, reactor: Any, path: str | None) -> None:
         self._reactor = reactor
         self.path = path
-        self._agent = client.Agent.usingEndpointFactory(reactor, _Endpoints(reactor, path or ""))
+        self._agent = client.Agent.usingEndpointFactory(reactor, _Endpoint(reactor, path or ""))
 
     async def ask(self, path: str, parameters: Mapping[str, str] | None = None, method: str = "GET") -> Any:
         """Return the JSON of an answer.
