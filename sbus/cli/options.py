@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from sbus.cli.combined import combined
 from sbus.cli.deadline import Deadline
 from sbus.cli.types import Size
 from sbus.errors import ConnectError, TimedOut
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sbus.client.blocking import Bus
 
 __all__ = ["DIALECTS", "Target", "connection_options", "pass_target"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CURRENT, EARLY)}
 
@@ -89,37 +87,30 @@ pass_target = click.make_pass_decorator(Target, ensure=True)
 """Call the command with the `Target` as its first argument."""
 
 
-def connection_options(command: F) -> F:
-    """Give a command the options that say which bus to use.
-
-    They are accepted before and after its name.
-    """
-    options = (
-        click.option(
-            "--socket",
-            "-s",
-            metavar="ADDRESS",
-            expose_value=False,
-            callback=_store,
-            shell_complete=_complete_path,
-            help="Address of the bus: a path, @NAME or /dev/unix/abstract/HEX.",
-        ),
-        click.option(
-            "--dialect",
-            type=click.Choice(list(DIALECTS)),
-            expose_value=False,
-            callback=_store,
-            help="Protocol revision that the server speaks.  [default: current]",
-        ),
-        click.option(
-            "--max-packet",
-            type=Size(64),
-            metavar="SIZE",
-            expose_value=False,
-            callback=_store,
-            help=f"Longest packet, where the server does not say it, such as 512K.  [default: {DEFAULT_MAX_PACKET}]",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+connection_options = combined(
+    click.option(
+        "--socket",
+        "-s",
+        metavar="ADDRESS",
+        expose_value=False,
+        callback=_store,
+        shell_complete=_complete_path,
+        help="Address of the bus: a path, @NAME or /dev/unix/abstract/HEX.",
+    ),
+    click.option(
+        "--dialect",
+        type=click.Choice(list(DIALECTS)),
+        expose_value=False,
+        callback=_store,
+        help="Protocol revision that the server speaks.  [default: current]",
+    ),
+    click.option(
+        "--max-packet",
+        type=Size(64),
+        metavar="SIZE",
+        expose_value=False,
+        callback=_store,
+        help=f"Longest packet, where the server does not say it, such as 512K.  [default: {DEFAULT_MAX_PACKET}]",
+    ),
+)
+"""The options that say which bus to use. They are accepted before and after the name of a command."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from sbus.cli.combined import combined
 from sbus.cli.deadline import Deadline
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Nothing, pluralize, printable_text
@@ -70,10 +71,10 @@ def _command(
             except NobodyListens:
                 raise no_service(name) from None
 
-        decorated: Any = pass_target(answered)
-        for option in (connection_options, _TIMEOUT, *reversed(options), click.argument("name", required=is_named)):
-            decorated = option(decorated)
-        return queue.command(short_help=short_help)(decorated)
+        of_queue: Any = pass_target(answered)
+        name_argument = click.argument("name", required=is_named)
+        with_options = combined(name_argument, *options, _TIMEOUT, connection_options)
+        return queue.command(short_help=short_help)(with_options(of_queue))
 
     return decorate
 
