@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem
 
 from sbus.cli.combined import combined
 from sbus.cli.deadline import Deadline
-from sbus.cli.types import Size
+from sbus.cli.types import SECONDS, Size
 from sbus.errors import ConnectError, TimedOut
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
@@ -18,7 +18,7 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 if TYPE_CHECKING:
     from sbus.client.blocking import Bus
 
-__all__ = ["DIALECTS", "Target", "connection_options", "pass_target"]
+__all__ = ["DIALECTS", "Target", "connection_options", "pass_target", "timeout_option"]
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CURRENT, EARLY)}
 
@@ -114,3 +114,7 @@ connection_options = combined(
     ),
 )
 """The options that say which bus to use. They are accepted before and after the name of a command."""
+
+timeout_option = click.option(
+    "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
+)
