@@ -31,6 +31,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.attacks.kernel import cpu
+from benchmarks.measure import rotated
 from benchmarks.receipts import ask, connect
 from sbus.protocol.bundles import MAGIC, pack
 from sbus.protocol.packets import SUB, build
@@ -173,12 +174,6 @@ def prepared(address: str, *patterns: bytes, bundled: bool) -> socket.socket:
         sock.send(build(SUB, pattern))
     ask(sock, _WHOAMI)
     return sock
-
-
-def rotated(names: list[str], number: int) -> list[str]:
-    """Return the names in the order of one round: each comes first in its turn."""
-    at = number % len(names)
-    return names[at:] + names[:at]
 
 
 class Installation(NamedTuple):
