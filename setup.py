@@ -70,7 +70,7 @@ def extensions() -> list[Extension]:
 
 
 def data_files() -> list[tuple[str, list[str]]]:
-    """Return the manual pages and completions, if ``make share`` has built them: directory, files."""
+    """Return the manual pages and completions, if ``make dist`` has built them: directory, files."""
     share = Path("build", "share")
     directories = sorted({path.parent for path in share.rglob("*") if path.is_file()})
     return [

@@ -25,30 +25,20 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from benchmarks.attacks.kernel import cpu  # noqa: E402
+from benchmarks.receipts import WHOAMI, ask, connect  # noqa: E402
 from sbus.testing import RunningBus, running_bus  # noqa: E402
-
-_WHOAMI = b"CMSG !/cred/whoami"
-
-
-def connect(bus: RunningBus) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.connect(bus.address)
-    sock.settimeout(20)
-    return sock
 
 
 def fence(sock: socket.socket) -> None:
     """Wait until the server has handled everything; drop what comes before."""
-    sock.send(_WHOAMI)
-    while not sock.recv(1 << 16).startswith(_WHOAMI):
-        pass
+    ask(sock, b"!/cred/whoami")
 
 
 def watching(bus: RunningBus, clients: int, keys: int) -> list[socket.socket]:
     """Connect clients that watch keys each."""
     socks = []
     for _ in range(clients):
-        sock = connect(bus)
+        sock = connect(bus.address)
         for number in range(keys):
             sock.send(b"CMSG interest/on\0key/%d" % number)
             if number % 50 == 49:
@@ -60,7 +50,7 @@ def watching(bus: RunningBus, clients: int, keys: int) -> list[socket.socket]:
 
 def message_cost(bus: RunningBus, subscriber: socket.socket, messages: int) -> float:
     """Return the server's CPU time for a message from one client to another, in microseconds."""
-    with connect(bus) as publisher:
+    with connect(bus.address) as publisher:
         fence(publisher)
         before = cpu(bus.pid)
         for number in range(messages // 64):
@@ -73,7 +63,7 @@ def message_cost(bus: RunningBus, subscriber: socket.socket, messages: int) -> f
 
 def p99(bus: RunningBus, seconds: float) -> float:
     """Return the 99th percentile of a bystander's round trips, in microseconds."""
-    with connect(bus) as one:
+    with connect(bus.address) as one:
         one.send(b"SUB mine")
         fence(one)
         times = []
@@ -95,7 +85,7 @@ def slow_reader(bus: RunningBus, seconds: float, request: bytes) -> int:
     try:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            with connect(bus) as sock:
+            with connect(bus.address) as sock:
                 sock.send(request)
                 for number in range(10_001):
                     if number % 10 == 0:
@@ -121,7 +111,7 @@ def main() -> None:
     with running_bus() as plain, running_bus() as watched:
         socks = watching(watched, 100, 1024)
         costs: tuple[list[float], list[float]] = ([], [])
-        subscribers = [connect(bus) for bus in (plain, watched)]
+        subscribers = [connect(bus.address) for bus in (plain, watched)]
         for sock in subscribers:
             sock.send(b"SUB key/*")
             fence(sock)
@@ -135,13 +125,13 @@ def main() -> None:
         for sock in socks:
             sock.close()
     with running_bus(last_value="state/,keys=20000") as bus:
-        with connect(bus) as publisher:
+        with connect(bus.address) as publisher:
             for number in range(10_000):
                 publisher.send(b"MSG state/%d\0%b" % (number, b"x" * 100))
             fence(publisher)
         trips: tuple[list[float], list[float]] = ([], [])
         for _ in range(options.rounds):
-            for side, request in zip(trips, (_WHOAMI, b"CMSG last\0state/*"), strict=True):
+            for side, request in zip(trips, (WHOAMI, b"CMSG last\0state/*"), strict=True):
                 pid = slow_reader(bus, options.secs + 0.2, request)
                 side.append(p99(bus, options.secs))
                 os.waitpid(pid, 0)

@@ -29,12 +29,13 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
+from benchmarks.attacks.kernel import cpu  # noqa: E402
 from benchmarks.client_programs import PROGRAMS, SIZE, Program  # noqa: E402
 from benchmarks.report import Table, thousands, two  # noqa: E402
 from benchmarks.servers import SERVERS, Failed, Server, Workshop, running, twistd  # noqa: E402
 from sbus.syscalls.polling import is_readable  # noqa: E402
 
-__all__ = ["await_true", "cpu_seconds", "main", "read_line", "started", "table"]
+__all__ = ["await_true", "main", "read_line", "started", "table"]
 
 COMMITTED = ROOT / "docs" / "performance"
 PASSING = ROOT / "build" / "benchmarks"
@@ -158,12 +159,12 @@ def _run(workshop: Workshop, name: str, seconds: float) -> Record:
             ):
                 if read_line(receiver) != "ready":
                     raise Failed("the receiver does not begin with 'ready'")
-                server_cpu = cpu_seconds(server.pid)
+                server_cpu = cpu(server.pid)
                 assert publisher.stdin is not None
                 publisher.stdin.write(b"go\n")
                 publisher.stdin.flush()
                 received = json.loads(read_line(receiver))
-                server_cpu = cpu_seconds(server.pid) - server_cpu
+                server_cpu = cpu(server.pid) - server_cpu
                 published = json.loads(read_line(publisher))
     except Failed as e:
         return {"error": str(e)}
@@ -229,12 +230,6 @@ def read_line(process: subprocess.Popen[bytes]) -> str:
     if not line:
         raise Failed(f"{process.args!r} has ended: {process.wait()}")
     return line
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of all threads of a process, in seconds (``clock_getcpuclockid``)."""
-    seconds: float = time.clock_gettime(~pid << 3 | 2)
-    return seconds
 
 
 def table(records: Sequence[Record]) -> Table:

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from benchmarks.clients import await_true, cpu_seconds, read_line, started  # noqa: E402
+from benchmarks.attacks.kernel import cpu  # noqa: E402
+from benchmarks.clients import await_true, read_line, started  # noqa: E402
 from benchmarks.report import Table, thousands, two  # noqa: E402
 from benchmarks.servers import Failed, Server, Workshop, running  # noqa: E402
 
@@ -81,11 +82,11 @@ def _run(workshop: Workshop, name: str, python: str, size: int, seconds: float) 
         with started(python, _PROGRAM, receive, server.address, size, seconds) as receiver:
             if read_line(receiver) != "ready":
                 raise Failed(f"{name}: the receiver does not begin with 'ready'")
-            between = cpu_seconds(server.pid)
+            between = cpu(server.pid)
             with started(python, _PROGRAM, publish, server.address, size, seconds) as publisher:
                 published = json.loads(read_line(publisher))
                 received = json.loads(read_line(receiver))
-                between = cpu_seconds(server.pid) - between
+                between = cpu(server.pid) - between
     count = received["received"]
     if count != published["published"]:
         raise Failed(f"{name}: {published['published']} were published and {count} received")

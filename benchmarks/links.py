@@ -21,22 +21,22 @@ import os
 import select
 import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.attacks.kernel import cpu
+from benchmarks.measure import rotated
 from benchmarks.receipts import ask, connect
 from sbus.protocol.bundles import MAGIC, pack
 from sbus.protocol.packets import SUB, build
 from sbus.syscalls.polling import is_readable
+from sbus.testing import RunningBus, running_bus
 
 CHUNK = 8192
 SIZE = 64
@@ -49,19 +49,7 @@ class Failed(Exception):
     """Something was lost, or took too long."""
 
 
-@contextmanager
-def daemon(*options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run ``twistd sbus``."""
-    command = [str(Path(sys.executable).with_name("twistd")), "-n", "--pidfile=", "sbus", *options]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield server
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def child_of(server: subprocess.Popen[bytes]) -> int:
+def child_of(server: RunningBus) -> int:
     """Return the PID of a bus's link."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
@@ -188,12 +176,6 @@ def prepared(address: str, *patterns: bytes, bundled: bool) -> socket.socket:
     return sock
 
 
-def rotated(names: list[str], number: int) -> list[str]:
-    """Return the names in the order of one round: each comes first in its turn."""
-    at = number % len(names)
-    return names[at:] + names[:at]
-
-
 class Installation(NamedTuple):
     """What is measured: ``bus`` is one bus, and ``link`` two buses with a link.
 
@@ -213,23 +195,18 @@ class Installation(NamedTuple):
 @contextmanager
 def installed() -> Iterator[Installation]:
     """Run a bus, and a master with a bus below it."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sbus-bench-"))
-        alone, root, leaf = (f"{folder}/{name}" for name in ("alone", "root", "leaf"))
-        bus = stack.enter_context(daemon(f"--socket={alone}"))
-        master = stack.enter_context(daemon(f"--socket={root}"))
-        stack.callback(connect(root).close)
-        upstream = (f"--upstream={root}", "--upstream-out=", "--upstream-in=")
-        below = stack.enter_context(daemon(f"--socket={leaf}", *upstream))
-        stack.callback(connect(leaf).close)
-        found = Installation(
-            {"bus": (alone, alone), "link": (leaf, root)},
+    with (
+        running_bus() as bus,
+        running_bus() as master,
+        running_bus(upstream=master.address, upstream_out="", upstream_in="") as below,
+    ):
+        yield Installation(
+            {"bus": (bus.address, bus.address), "link": (below.address, master.address)},
             {
                 "bus": {"bus": bus.pid},
                 "link": {"master": master.pid, "below": below.pid, "link": child_of(below)},
             },
         )
-        yield found
 
 
 def measure_flow(found: Installation, rounds: int, messages: int, *, bundled: bool, prioritized: bool) -> None:

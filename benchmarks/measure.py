@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import twisted
 from benchmarks.servers import OURS, SERVERS, Failed, Running, Server, Workshop, running, twistd
@@ -19,12 +19,13 @@ from benchmarks.workloads import Case, Kind, Pin, Scale, Who
 from sbus import __version__
 from sbus.syscalls.batch import COMPILED
 
-__all__ = ["BASE", "Results", "machine", "measure", "run"]
+__all__ = ["BASE", "Results", "machine", "measure", "rotated", "run"]
 
 BASE = "yardstick"
 """The server that all others are compared with."""
 
 Record = dict[str, Any]
+T = TypeVar("T")
 
 
 # --- running --------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ def measure(
         [
             (case, server)
             for case in cases
-            for server in _rotated(servers, number)
+            for server in rotated(servers, number)
             if number < case.rounds and concerns(case, server)
         ]
         for number in range(rounds)
@@ -78,9 +79,10 @@ def measure(
             progress(done, total)
 
 
-def _rotated(servers: Sequence[Server], by: int) -> list[Server]:
-    by %= max(len(servers), 1)
-    return [*servers[by:], *servers[:by]]
+def rotated(items: Sequence[T], number: int) -> list[T]:
+    """Return what is measured in the order of one round: each comes first in its turn."""
+    at = number % max(len(items), 1)
+    return [*items[at:], *items[:at]]
 
 
 def run(workshop: Workshop, server: Server, case: Case, scale: Scale) -> Record:

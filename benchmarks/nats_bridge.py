@@ -17,14 +17,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -32,9 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from benchmarks.attacks.kernel import cpu  # noqa: E402
+from benchmarks.attacks.kernel import cpu, resident  # noqa: E402
+from benchmarks.recording import TWISTD, running  # noqa: E402
 
-_TWISTD = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
 _KEYS = [b"bench/%d" % number for number in range(10)]
 _AHEAD = 20_000
 """Messages that may be on their way."""
@@ -84,23 +82,6 @@ async def main(url, count):
     print(time.monotonic(), flush=True)
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """
-
-
-@contextlib.contextmanager
-def started(command: list[str], ready: str, log: Path) -> Iterator[int]:
-    """Run a process until the end of the block; the block begins when its log has the text `ready`."""
-    with log.open("w+") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        try:
-            deadline = time.monotonic() + 30
-            while ready not in log.read_text():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit(f"{command}: {log.read_text()}")
-                time.sleep(0.02)
-            yield process.pid
-        finally:
-            process.terminate()
-            process.wait(30)
 
 
 def through_clients(url: str, count: int, size: int) -> float:
@@ -154,14 +135,12 @@ def through_bridges(url: str, count: int, size: int, folder: Path) -> tuple[floa
         bridges = []
         for name, direction in (("a", "--out=bench/"), ("b", "--in=bench/")):
             bus = str(folder / name)
-            stack.enter_context(
-                started([*_TWISTD, "sbus", f"--socket={bus}"], "sbus listens on", folder / f"{name}.log")
-            )
-            command = [*_TWISTD, "sbus-nats", f"--socket={bus}", f"--name={name}", f"--nats={url}", direction]
-            bridges.append(stack.enter_context(started(command, "joined NATS", folder / f"{name}.nats.log")))
-        before = [*map(cpu, bridges)]
+            stack.enter_context(running([*TWISTD, "sbus", f"--socket={bus}"], folder / f"{name}.log", "listens on"))
+            command = [*TWISTD, "sbus-nats", f"--socket={bus}", f"--name={name}", f"--nats={url}", direction]
+            bridges.append(stack.enter_context(running(command, folder / f"{name}.nats.log", "joined NATS")))
+        before = [bridge.cpu() for bridge in bridges]
         rate = asyncio.run(_carry(str(folder / "a"), str(folder / "b"), count, size))
-        return rate, [(cpu(pid) - was) / count * 1e6 for pid, was in zip(bridges, before, strict=True)]
+        return rate, [(bridge.cpu() - was) / count * 1e6 for bridge, was in zip(bridges, before, strict=True)]
 
 
 def _open(port: int, *lines: bytes) -> socket.socket:
@@ -207,16 +186,12 @@ def server_alone(port: int, pid: int, copies: int, count: int, size: int) -> flo
 
 def memory_of_connections(port: int, pid: int, count: int, subscriptions: int) -> float:
     """Return the memory that nats-server takes for a connection with some subscriptions, in KiB."""
-
-    def resident() -> int:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    before = resident()
+    before = resident(pid)
     sockets = [
         _open(port, *(b"SUB sbus.commands.%d.%d %d" % (number, each, each) for each in range(subscriptions)))
         for number in range(count)
     ]
-    taken = resident() - before
+    taken = resident(pid) - before
     for sock in sockets:
         sock.close()
     return taken / count / 1024
@@ -237,7 +212,7 @@ def main() -> None:
             folder = Path(name)
             (port,) = free_ports(1)
             server = [nats_server(), "-a", "127.0.0.1", "-p", str(port)]
-            with started(server, "Server is ready", folder / "nats.log"):
+            with running(server, folder / "nats.log", "Server is ready"):
                 url = f"nats://127.0.0.1:{port}"
                 clients = through_clients(url, options.messages, options.size)
                 bridges, spent = through_bridges(url, options.messages, options.size, folder)
@@ -251,7 +226,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="sbus-") as name:
         (port,) = free_ports(1)
         server = [nats_server(), "-a", "127.0.0.1", "-p", str(port)]
-        with started(server, "Server is ready", Path(name) / "nats.log") as pid:
+        with running(server, Path(name) / "nats.log", "Server is ready") as process:
+            pid = process.pid
             for copies in (1, 8):
                 spent_alone = server_alone(port, pid, copies, options.messages, options.size)
                 print(f"nats-server: {spent_alone:.2f} µs a message with {copies} receivers", flush=True)

@@ -28,21 +28,20 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.attacks.kernel import cpu
-from benchmarks.links import daemon
 from benchmarks.payload_programs import LIBRARIES, WINDOW, touch
-from benchmarks.receipts import connect
 from benchmarks.report import Table, two
 from sbus.syscalls.memfd import Memfd
+from sbus.testing import running_bus
 
 _PROGRAM = str(Path(__file__).with_name("payload_programs.py"))
 _MODULES = {"zenoh": "zenoh", "iceoryx2": "iceoryx2"}
 _BASE = "sbus payloads"
-_ROOM = ("--queue-bytes=100000000", "--total-queue-bytes=1000000000")
+_ROOM: dict[str, Any] = {"queue_bytes": 100_000_000, "total_queue_bytes": 1_000_000_000}
 """Room for the messages under way of any case, also where they are copied."""
 _KI, _MI = 1 << 10, 1 << 20
 _POOL = 32 * _MI
@@ -98,14 +97,12 @@ Figures = dict[str, float]
 @contextmanager
 def _address(library: str) -> Iterator[tuple[str, int]]:
     """Yield an address, and the PID of the server at it; 0 without one."""
-    with tempfile.TemporaryDirectory() as directory:
-        address = f"{directory}/socket"
-        if not library.startswith("sbus"):
-            yield address, 0
-            return
-        with daemon(f"--socket={address}", *_ROOM) as server:
-            connect(address).close()
-            yield address, server.pid
+    if library.startswith("sbus"):
+        with running_bus(**_ROOM) as bus:
+            yield bus.address, bus.pid
+    else:
+        with tempfile.TemporaryDirectory() as directory:
+            yield f"{directory}/socket", 0
 
 
 def measure(library: str, case: Case, count: int) -> Figures:

@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
+from benchmarks.measure import rotated  # noqa: E402
 from benchmarks.queue_clients import Client, JetStream, Redis, Sbus  # noqa: E402
 from benchmarks.recording import PATIENCE, TWISTD, running  # noqa: E402
 from benchmarks.servers import Workshop  # noqa: E402
@@ -142,8 +143,7 @@ def compare(arguments: argparse.Namespace) -> None:
     for workers, batch in itertools.product(arguments.workers, arguments.batches):
         found: dict[str, list[float]] = {name: [] for name in systems}
         for number in range(arguments.rounds):
-            for at in range(len(systems)):
-                system = systems[(number + at) % len(systems)]
+            for system in rotated(systems, number):
                 found[system].append(run(system, workers, batch, arguments.seconds, arguments.directory))
         rates = {name: median(values) for name, values in found.items()}
         cells = (f"{rate:>12,.0f} ({rates['sbus'] / rate:6.2f}x)" for rate in rates.values())

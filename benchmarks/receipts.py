@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import socket
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -25,31 +23,23 @@ from benchmarks.attacks.kernel import cpu
 from sbus.protocol.bundles import pack, unbundle
 from sbus.protocol.packets import CMSG, SUB, build
 from sbus.syscalls.polling import is_readable
+from sbus.testing import running_bus
 
 WHOAMI = build(CMSG, b"!/cred/whoami")
 CHUNK = 8192
-CASES = {
-    "nothing lost": ((), 100, 100, 1.0),
-    "lost in runs": (("--queue-messages=4096",), 100, 100, 0.5),
-    "lost one by one": (("--queue-bytes=1500000",), 100, 3000, 0.5),
+CASES: dict[str, tuple[dict[str, Any], int, int, float]] = {
+    "nothing lost": ({}, 100, 100, 1.0),
+    "lost in runs": ({"queue_messages": 4096}, 100, 100, 0.5),
+    "lost one by one": ({"queue_bytes": 1_500_000}, 100, 3000, 0.5),
 }
 """Options of the server, bytes of even and of odd messages, and the part of the messages that is read."""
 
 
 def connect(address: str) -> socket.socket:
-    end = time.monotonic() + 20
-    while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            sock.connect(address)
-        except OSError:
-            sock.close()
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)
-        else:
-            sock.settimeout(20)
-            return sock
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(address)
+    sock.settimeout(20)
+    return sock
 
 
 def receive(sock: socket.socket) -> list[bytes]:
@@ -69,43 +59,31 @@ def ask(sock: socket.socket, key: bytes) -> None:
 def measure(case: str, *, bundled: bool, receipts: bool, messages: int) -> tuple[float, float]:
     """Return the server's CPU time for each message, in µs, and the part of the messages that was lost."""
     options, even, odd, part = CASES[case]
-    with tempfile.TemporaryDirectory(prefix="sbus-bench-") as folder:
-        address = f"{folder}/bus"
-        command = [str(Path(sys.executable).with_name("twistd")), "-n", "--pidfile=", "sbus", f"--socket={address}"]
-        server = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            reader, publisher = connect(address), connect(address)
-            if receipts:
-                ask(reader, b"receipts/on")
-                ask(reader, b"bye/on")
-            for sock in (reader, publisher):
-                if bundled:
-                    ask(sock, b"bundle/on")
-            reader.send(build(SUB, b"k"))
-            ask(reader, b"!/cred/whoami")
-            chunk = [b"MSG k\0".ljust(odd if i % 2 else even, b".") for i in range(CHUNK)]
-            packets = pack(chunk, 65_536, len(chunk))[0] if bundled else chunk
-            got = told = sent = 0
-            before = cpu(server.pid)
-            while sent < messages:
-                for at in range(0, len(packets), 64):
-                    for packet in packets[at : at + 64]:
-                        publisher.send(packet)
-                        sent += 1 if not bundled else 0
-                    while part == 1.0 and not bundled and got < sent:
-                        got += sum(part.startswith(b"MSG") for part in receive(reader))
-                sent += CHUNK if bundled else 0
-                ask(publisher, b"!/cred/whoami")
-                while got < sent * part - 2 * CHUNK * (part < 1.0) and is_readable(reader, 0.1):
-                    for packet in receive(reader):
-                        if packet.startswith(b"MSG "):
-                            got += 1
-                        else:
-                            told += int(packet.split(b"\0")[1].split(b" ")[0])
-            return (cpu(server.pid) - before) / sent * 1e6, 1 - got / sent
-        finally:
-            server.terminate()
-            server.wait()
+    with running_bus(**options) as bus, connect(bus.address) as reader, connect(bus.address) as publisher:
+        if receipts:
+            ask(reader, b"receipts/on")
+            ask(reader, b"bye/on")
+        for sock in (reader, publisher):
+            if bundled:
+                ask(sock, b"bundle/on")
+        reader.send(build(SUB, b"k"))
+        ask(reader, b"!/cred/whoami")
+        chunk = [b"MSG k\0".ljust(odd if i % 2 else even, b".") for i in range(CHUNK)]
+        packets = pack(chunk, 65_536, len(chunk))[0] if bundled else chunk
+        got = sent = 0
+        before = cpu(bus.pid)
+        while sent < messages:
+            for at in range(0, len(packets), 64):
+                for packet in packets[at : at + 64]:
+                    publisher.send(packet)
+                    sent += 1 if not bundled else 0
+                while part == 1.0 and not bundled and got < sent:
+                    got += sum(part.startswith(b"MSG") for part in receive(reader))
+            sent += CHUNK if bundled else 0
+            ask(publisher, b"!/cred/whoami")
+            while got < sent * part - 2 * CHUNK * (part < 1.0) and is_readable(reader, 0.1):
+                got += sum(packet.startswith(b"MSG ") for packet in receive(reader))
+        return (cpu(bus.pid) - before) / sent * 1e6, 1 - got / sent
 
 
 def main() -> None:

@@ -9,19 +9,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PATIENCE", "TWISTD", "Process", "check", "peak_memory", "running", "turns_of"]
+from benchmarks.attacks import kernel
+
+__all__ = ["PATIENCE", "TWISTD", "Process", "check", "running", "turns_of"]
 
 TWISTD = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile="]
 PATIENCE = 30.0
 """Seconds until a process must have started, or done its work."""
 _IDLE = 0.002
 """Seconds of CPU time within 0.3 s up to which a process counts as idle: its timers."""
-
-
-def peak_memory(pid: int) -> int:
-    """Return the peak of the resident memory of a process, in bytes."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 class Process:
@@ -32,6 +28,10 @@ class Process:
         with log.open("w") as file:
             self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
         self._wait_log(ready)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
 
     @property
     def log(self) -> str:
@@ -46,12 +46,11 @@ class Process:
 
     def cpu(self) -> float:
         """Return the CPU time of all threads so far, in seconds."""
-        # As clock_getcpuclockid(3) makes the clock of a process: /proc has hundredths of a second only.
-        return time.clock_gettime((~self._popen.pid << 3) | 2)
+        return kernel.cpu(self.pid)
 
     def memory(self) -> int:
         """Return the peak of the resident memory, in bytes."""
-        return peak_memory(self._popen.pid)
+        return kernel.peak(self.pid)
 
     def settle(self) -> None:
         """Wait until the process is idle."""

@@ -336,13 +336,14 @@ def notes(results: Results) -> str:
     if results.failures:
         lines += ["Runs that failed and count for nothing:", ""]
         for record in results.failures:
-            reason = _one_line(record["error"])
+            reason = one_line(record["error"])
             lines.append(f"* {record['case']}, {title_of(record['server'])}, round {record['round'] + 1}: {reason}")
         lines.append("")
     return "\n".join(lines)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return a text for the cell of a table."""
     return " ".join(text.split())[:200].replace("*", "").replace("`", "'").replace("|", "/")
 
 

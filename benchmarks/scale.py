@@ -45,7 +45,7 @@ import pyarrow as pa  # noqa: E402
 import pyarrow.compute as pc  # noqa: E402
 
 from benchmarks import keeping, raw, recording  # noqa: E402
-from benchmarks.attacks.kernel import cpu  # noqa: E402
+from benchmarks.attacks.kernel import cpu, peak  # noqa: E402
 from benchmarks.report import NONE, Table  # noqa: E402
 from sbus.journal.clock import HOUR, now  # noqa: E402
 from sbus.journal.reader import JournalReader  # noqa: E402
@@ -146,7 +146,7 @@ class Watch(threading.Thread):
                 try:
                     program = program_of(pid)
                     self._spent[pid] = cpu(pid)
-                    self._peaks[program] = max(self._peaks.get(program, 0), recording.peak_memory(pid))
+                    self._peaks[program] = max(self._peaks.get(program, 0), peak(pid))
                 except (OSError, ValueError, IndexError):
                     pass  # it has ended
 

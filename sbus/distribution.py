@@ -37,18 +37,18 @@ def _has_other(directory: str) -> bool:
         return False
 
 
-def check_installation(directory: str = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) -> None:
+def check_installation() -> None:
     """Check that the other project called ``sbus`` is not installed in the same place.
 
     If it is, but all files of this package are intact, a line on standard error says so.
 
-    :param directory: the directory that contains the package.
     :raises UsageError: if the other project has overwritten this package.
     """
     if _is_overwritten():
         from sbus.errors import UsageError
 
         raise UsageError(f"another package called sbus has overwritten a part of this one: {_REMEDY}")
+    directory = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if _has_other(directory) and sys.stderr is not None:
         print(
             f"sbus: another package called sbus is installed in {directory}, and removing or upgrading it will break "

@@ -110,6 +110,6 @@ def reset_peak(pid: int) -> None:
 
 
 def cpu(pid: int) -> float:
-    """Return the CPU time of all threads since the start, in seconds (clock_getcpuclockid(3))."""
+    """Return the CPU time of all threads since the start, in seconds (clock_getcpuclockid(3)): /proc has hundredths."""
     seconds: float = time.clock_gettime(~pid << 3 | 2)
     return seconds

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.attacks.attack import ALL
 from benchmarks.attacks.catalogue import ATTACKS
 from benchmarks.attacks.measure import PHASES, Record
-from benchmarks.report import Table, thousands
+from benchmarks.report import Table, one_line, thousands
 
 __all__ = ["conditions", "describe", "medians", "missed", "suffix", "tables"]
 
@@ -133,7 +133,7 @@ _ATTACK_HEADER = (
 def _attack_row(record: Record, several: bool) -> list[str]:
     title = _title(record, "attack", several)
     if "error" in record:
-        return [title, *[_NONE] * (len(_ATTACK_HEADER) - 2), f"**{_one_line(record['error'])}**"]
+        return [title, *[_NONE] * (len(_ATTACK_HEADER) - 2), f"**{one_line(record['error'])}**"]
     attack = record["attack_phase"]
     newcomers = attack["newcomers"]
     tried = round(newcomers["count"])
@@ -151,7 +151,7 @@ def _attack_row(record: Record, several: bool) -> list[str]:
         f"{attack['log_per_second']:,.0f}",
         _seconds(record["shut_s"]),
         _seconds(record["gone_s"]),
-        _one_line("; ".join([*missed(record), *_remarks(record)])) or "none",
+        one_line("; ".join([*missed(record), *_remarks(record)])) or "none",
     ]
 
 
@@ -225,7 +225,7 @@ def missed(record: Record) -> list[str]:
 def _memory_row(record: Record, several: bool) -> list[str]:
     title = _title(record, "memory", several)
     if "error" in record:
-        return [title, *[_NONE] * 4, f"**{_one_line(record['error'])}**"]
+        return [title, *[_NONE] * 4, f"**{one_line(record['error'])}**"]
     counted = record["counted"]
     times = record["resident"] / counted if counted else None
     text = _NONE if times is None else f"×{times:.1f}"
@@ -243,15 +243,11 @@ def _memory_row(record: Record, several: bool) -> list[str]:
 # --- a line for each run --------------------------------------------------------------------------
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:200].replace("*", "").replace("`", "'").replace("|", "/")
-
-
 def describe(record: Record) -> str:
     """Describe a record in one line, to show progress."""
     name = f"{record['server']:12} {record.get('attack') or record['memory']:24}"
     if "error" in record:
-        return f"{name} {_one_line(record['error'])}"
+        return f"{name} {one_line(record['error'])}"
     if "memory" in record:
         return f"{name} {record['resident']:,.0f} bytes each"
     p99 = " / ".join(_milliseconds(phase["trips"], "p99_ms") for phase in _phases(record))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from sbus.errors import AddressError
 
@@ -23,13 +22,13 @@ def admin_path(address: str) -> str | None:
     return address + SUFFIX if is_path else None
 
 
-def find_admin(given: str | None = None, bus: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+def find_admin(given: str | None = None, bus: str | None = None) -> str:
     """Return the path of the admin socket: the given one, else ``$SBUS_ADMIN``, else that of the bus.
 
     :param bus: the address of the bus; None for the default one.
     :raises AddressError: if the bus has no path, so that there is no default.
     """
-    found = given or (None if bus else environ.get(VARIABLE))
+    found = given or (None if bus else os.environ.get(VARIABLE))
     if found:
         return found
     from sbus.client.connecting import find_address  # the server uses `admin_path` alone, and loads no client

@@ -8,10 +8,11 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from sbus.cli.combined import combined
 from sbus.cli.job_metrics import ArchiveMetrics
 from sbus.cli.output import Progress, describe_os_error, pluralize, printable_text
 from sbus.cli.stopping import StopRequest, stop_on_signals
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from sbus.lake.job import ArchiveJob
 
 __all__ = ["Choices", "archive_options", "run"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _POLL_INTERVAL = 0.25
 """Seconds between two looks at the job's progress."""
@@ -59,66 +58,61 @@ class Choices:
         }
 
 
-def archive_options(command: F) -> F:
-    """Give a command the common options; it gets their values as `Choices`."""
-    options = (
-        click.option(
-            "--once/--follow",
-            default=False,
-            help="Archive the rows that are there, and exit; or continue with new ones.  [default: --follow]",
-        ),
-        click.option(
-            "--every",
-            type=Duration(),
-            metavar="TIME",
-            default="10s",
-            show_default=True,
-            help="Time from one batch to the next, such as 500ms, 10s or 1m.",
-        ),
-        click.option(
-            "--max-rows",
-            type=COUNT,
-            metavar="N",
-            help="Maximum number of rows in a batch; with as many waiting it starts before its time.  "
-            "[default: 10000000]",
-        ),
-        click.option(
-            "--max-bytes",
-            type=Size(1),
-            metavar="SIZE",
-            help="About the maximum size of a batch in the journals, such as 512M; likewise.",
-        ),
-        click.option(
-            "--consumer",
-            metavar="NAME",
-            help="Name under which the journals keep the archive's position; each lake of a journal needs its own.  "
-            "[default: archive]",
-        ),
-        click.option(
-            "--allow-loss",
-            is_flag=True,
-            help="Continue if journals or rows were deleted before they were archived, or are damaged.",
-        ),
-        click.option(
-            "--format",
-            "table_format",
-            type=click.Choice(["parquet", "delta"]),
-            help="Table format of a new lake.  [default: parquet; of a URL, delta]",
-        ),
-        click.option(
-            "--mode",
-            "-m",
-            type=Mode(),
-            metavar="MODE",
-            help="Permissions of new files of the lake, octal, such as 0640; users who may read them may enter the "
-            "directories.  [default: as the lake has them; of a new one, 0600]",
-        ),
-        click.option("--no-compact", is_flag=True, help="Leave the small files of closed hours to sbus lake compact."),
-        click.option("--no-retry", is_flag=True, help="Exit at the first failure, as with --once."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+archive_options = combined(
+    click.option(
+        "--once/--follow",
+        default=False,
+        help="Archive the rows that are there, and exit; or continue with new ones.  [default: --follow]",
+    ),
+    click.option(
+        "--every",
+        type=Duration(),
+        metavar="TIME",
+        default="10s",
+        show_default=True,
+        help="Time from one batch to the next, such as 500ms, 10s or 1m.",
+    ),
+    click.option(
+        "--max-rows",
+        type=COUNT,
+        metavar="N",
+        help="Maximum number of rows in a batch; with as many waiting it starts before its time.  [default: 10000000]",
+    ),
+    click.option(
+        "--max-bytes",
+        type=Size(1),
+        metavar="SIZE",
+        help="About the maximum size of a batch in the journals, such as 512M; likewise.",
+    ),
+    click.option(
+        "--consumer",
+        metavar="NAME",
+        help="Name under which the journals keep the archive's position; each lake of a journal needs its own.  "
+        "[default: archive]",
+    ),
+    click.option(
+        "--allow-loss",
+        is_flag=True,
+        help="Continue if journals or rows were deleted before they were archived, or are damaged.",
+    ),
+    click.option(
+        "--format",
+        "table_format",
+        type=click.Choice(["parquet", "delta"]),
+        help="Table format of a new lake.  [default: parquet; of a URL, delta]",
+    ),
+    click.option(
+        "--mode",
+        "-m",
+        type=Mode(),
+        metavar="MODE",
+        help="Permissions of new files of the lake, octal, such as 0640; users who may read them may enter the "
+        "directories.  [default: as the lake has them; of a new one, 0600]",
+    ),
+    click.option("--no-compact", is_flag=True, help="Leave the small files of closed hours to sbus lake compact."),
+    click.option("--no-retry", is_flag=True, help="Exit at the first failure, as with --once."),
+)
+"""The common options; a command gets their values as `Choices`."""
 
 
 def run(

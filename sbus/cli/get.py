@@ -7,9 +7,9 @@ import sys
 import click
 
 from sbus.cli.messages import FORMAT_HELP, MessageFormat, ReceivedMessage, message_options
-from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.options import Target, connection_options, pass_target, timeout_option
 from sbus.cli.output import Nothing, escape
-from sbus.cli.types import BYTES, SECONDS
+from sbus.cli.types import BYTES
 from sbus.client.core import Message
 from sbus.errors import UsageError
 from sbus.journal import clock
@@ -31,9 +31,7 @@ Examples:
 )
 @click.argument("patterns", type=BYTES, nargs=-1, required=True, metavar="PATTERN...")
 @message_options(noun="value", moment="arrival time")
-@click.option(
-    "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
-)
+@timeout_option
 @click.option("--sender", is_flag=True, help="Print the publisher of each value before its key.")
 @connection_options
 @pass_target

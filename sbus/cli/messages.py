@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import click
 
+from sbus.cli.combined import combined
 from sbus.cli.output import escape, has_colors, pluralize, speaks_utf8
 from sbus.client.core import Message
 from sbus.client.losses import Lost
@@ -134,7 +135,7 @@ def message_options(*, noun: str, moment: str) -> Callable[[F], F]:
     :param noun: what a line stands for, such as ``message``.
     :param moment: the time that ``--time`` prints, such as ``arrival time``.
     """
-    options = (
+    with_options = combined(
         click.option("--json", "output_json", is_flag=True, help=f"Print one JSON object per {noun}."),
         click.option("--raw", "output_raw", is_flag=True, help="Print payloads only, byte for byte."),
         click.option("--format", "template", metavar="FORMAT", help="Print each message in this format; see below."),
@@ -149,10 +150,7 @@ def message_options(*, noun: str, moment: str) -> Callable[[F], F]:
             message_format = MessageFormat(output_json, output_raw, template, with_time)
             return command(*args, message_format=message_format, **kwargs)
 
-        decorated = cast(F, wrapper)
-        for option in reversed(options):
-            decorated = option(decorated)
-        return decorated
+        return with_options(cast(F, wrapper))
 
     return decorate
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from sbus.cli.combined import combined
 from sbus.cli.deadline import Deadline
-from sbus.cli.types import Size
+from sbus.cli.types import SECONDS, Size
 from sbus.errors import ConnectError, TimedOut
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
@@ -18,9 +18,7 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 if TYPE_CHECKING:
     from sbus.client.blocking import Bus
 
-__all__ = ["DIALECTS", "Target", "connection_options", "pass_target"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["DIALECTS", "Target", "connection_options", "pass_target", "timeout_option"]
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CURRENT, EARLY)}
 
@@ -89,37 +87,34 @@ pass_target = click.make_pass_decorator(Target, ensure=True)
 """Call the command with the `Target` as its first argument."""
 
 
-def connection_options(command: F) -> F:
-    """Give a command the options that say which bus to use.
+connection_options = combined(
+    click.option(
+        "--socket",
+        "-s",
+        metavar="ADDRESS",
+        expose_value=False,
+        callback=_store,
+        shell_complete=_complete_path,
+        help="Address of the bus: a path, @NAME or /dev/unix/abstract/HEX.",
+    ),
+    click.option(
+        "--dialect",
+        type=click.Choice(list(DIALECTS)),
+        expose_value=False,
+        callback=_store,
+        help="Protocol revision that the server speaks.  [default: current]",
+    ),
+    click.option(
+        "--max-packet",
+        type=Size(64),
+        metavar="SIZE",
+        expose_value=False,
+        callback=_store,
+        help=f"Longest packet, where the server does not say it, such as 512K.  [default: {DEFAULT_MAX_PACKET}]",
+    ),
+)
+"""The options that say which bus to use. They are accepted before and after the name of a command."""
 
-    They are accepted before and after its name.
-    """
-    options = (
-        click.option(
-            "--socket",
-            "-s",
-            metavar="ADDRESS",
-            expose_value=False,
-            callback=_store,
-            shell_complete=_complete_path,
-            help="Address of the bus: a path, @NAME or /dev/unix/abstract/HEX.",
-        ),
-        click.option(
-            "--dialect",
-            type=click.Choice(list(DIALECTS)),
-            expose_value=False,
-            callback=_store,
-            help="Protocol revision that the server speaks.  [default: current]",
-        ),
-        click.option(
-            "--max-packet",
-            type=Size(64),
-            metavar="SIZE",
-            expose_value=False,
-            callback=_store,
-            help=f"Longest packet, where the server does not say it, such as 512K.  [default: {DEFAULT_MAX_PACKET}]",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+timeout_option = click.option(
+    "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
+)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.options import Target, connection_options, pass_target, timeout_option
 from sbus.cli.output import Nothing, escape
-from sbus.cli.types import BYTES, SECONDS
+from sbus.cli.types import BYTES
 
 __all__ = ["probe"]
 
@@ -20,9 +20,7 @@ Example:
 """,
 )
 @click.argument("key", type=BYTES)
-@click.option(
-    "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
-)
+@timeout_option
 @connection_options
 @pass_target
 def probe(target: Target, key: bytes, timeout: float) -> None:

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import click
 
+from sbus.cli.combined import combined
 from sbus.cli.deadline import Deadline
-from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.options import Target, connection_options, pass_target, timeout_option
 from sbus.cli.output import Nothing, pluralize, printable_text
 from sbus.cli.pub import read_payload
 from sbus.cli.streams import open_input
@@ -25,9 +26,6 @@ __all__ = ["queue"]
 
 T = TypeVar("T")
 
-_TIMEOUT = click.option(
-    "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
-)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _IDS = click.option("--id", "ids", type=int, multiple=True, metavar="NUMBER", help="Only this job; repeatable.")
 _ANSWER_TIME = 0.5
@@ -70,10 +68,10 @@ def _command(
             except NobodyListens:
                 raise no_service(name) from None
 
-        decorated: Any = pass_target(answered)
-        for option in (connection_options, _TIMEOUT, *reversed(options), click.argument("name", required=is_named)):
-            decorated = option(decorated)
-        return queue.command(short_help=short_help)(decorated)
+        of_queue: Any = pass_target(answered)
+        name_argument = click.argument("name", required=is_named)
+        with_options = combined(name_argument, *options, timeout_option, connection_options)
+        return queue.command(short_help=short_help)(with_options(of_queue))
 
     return decorate
 

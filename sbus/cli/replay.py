@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from sbus.cli.combined import combined
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Progress, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
@@ -22,39 +23,32 @@ if TYPE_CHECKING:
 
 __all__ = ["replay", "replay_options", "run"]
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def replay_options(command: F) -> F:
-    """Give a command the options of every replay."""
-    options = (
-        click.option(
-            "--pattern",
-            type=RECORDED_PATTERN,
-            metavar="PATTERN",
-            default="",
-            help="Publish only messages whose key matches PATTERN.",
-        ),
-        click.option(
-            "--since",
-            type=Time(),
-            metavar="TIME",
-            help="Skip messages before TIME, such as 2026-01-31T12:00 (UTC) or -1h.",
-        ),
-        click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME."),
-        click.option(
-            "--speed",
-            type=Speed(),
-            metavar="FACTOR|max",
-            default="1",
-            show_default=True,
-            help="1 keeps the original timing, 2 is twice as fast, max is as fast as the bus accepts messages.",
-        ),
-        click.option("--prefix", type=BYTES, metavar="TEXT", default="", help="Put TEXT in front of every key."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+replay_options = combined(
+    click.option(
+        "--pattern",
+        type=RECORDED_PATTERN,
+        metavar="PATTERN",
+        default="",
+        help="Publish only messages whose key matches PATTERN.",
+    ),
+    click.option(
+        "--since",
+        type=Time(),
+        metavar="TIME",
+        help="Skip messages before TIME, such as 2026-01-31T12:00 (UTC) or -1h.",
+    ),
+    click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME."),
+    click.option(
+        "--speed",
+        type=Speed(),
+        metavar="FACTOR|max",
+        default="1",
+        show_default=True,
+        help="1 keeps the original timing, 2 is twice as fast, max is as fast as the bus accepts messages.",
+    ),
+    click.option("--prefix", type=BYTES, metavar="TEXT", default="", help="Put TEXT in front of every key."),
+)
+"""The options of every replay."""
 
 
 @click.command(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from sbus.cli.options import Target, connection_options, pass_target
+from sbus.cli.options import Target, connection_options, pass_target, timeout_option
 from sbus.cli.output import escape
-from sbus.cli.types import SECONDS
 from sbus.client.identity import explain_name
 
 __all__ = ["whoami"]
@@ -20,9 +19,7 @@ Example:
   me=$(sbus whoami) && echo "$me"
 """,
 )
-@click.option(
-    "--timeout", "-t", type=SECONDS, default=10.0, show_default=True, metavar="SECONDS", help="Give up after SECONDS."
-)
+@timeout_option
 @connection_options
 @pass_target
 def whoami(target: Target, timeout: float) -> None:

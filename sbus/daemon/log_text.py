@@ -10,7 +10,6 @@ no numbers.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TextIO
 
 from twisted.logger import FileLogObserver, ILogObserver, LogEvent, LogLevel, eventAsText, formatTime
@@ -33,13 +32,13 @@ def line_of(event: LogEvent) -> str | None:
     return f"{formatTime(event.get('log_time'))} {level}: {text}".replace("\n", "\n\t") + "\n"
 
 
-def is_journal(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+def is_journal(stream: TextIO) -> bool:
     """Return whether journald reads a stream."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):  # closed, or not a file at all
         return False
-    return environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def text_log(stream: TextIO | None) -> ILogObserver:

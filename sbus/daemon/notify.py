@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Mapping
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 
 from sbus.daemon.service import Service
 
@@ -30,13 +30,12 @@ class Notifier(Service):
         self._clock = clock
         self._address = environ.get("NOTIFY_SOCKET", "")
         self._interval = _watchdog_interval(environ)
-        self._ping: IDelayedCall | None = None
 
     def ready(self) -> None:
         """Say that the service serves, and begin to ping."""
         self._send(b"READY=1")
         if self._address and self._interval:
-            self._ping = self._clock.callLater(0, self._pings)
+            self._clock.callLater(0, self._pings)
 
     def reloads(self, is_reloading: bool) -> None:
         """Say that a reload begins, or that it has ended."""
@@ -50,7 +49,7 @@ class Notifier(Service):
 
     def _pings(self) -> None:
         self._send(b"WATCHDOG=1")
-        self._ping = self._clock.callLater(self._interval, self._pings)
+        self._clock.callLater(self._interval, self._pings)
 
     def _send(self, state: bytes) -> None:
         if self._address:

@@ -20,7 +20,15 @@ from zope.interface import directlyProvides, implementer
 
 from sbus.daemon.service import Service
 
-__all__ = ["StdinWatcher", "observer"]
+__all__ = ["SUPERVISED_FLAG", "StdinWatcher", "observer"]
+
+SUPERVISED_FLAG = [
+    "supervised",
+    None,
+    "For a parent process: stop when standard input ends, ignore SIGTERM and SIGINT, and log to standard error with "
+    "the level at the start of each line",
+]
+"""The option of ``twistd`` for a service that may be a child process of the bus (`twisted.python.usage`)."""
 
 
 def _write(event: LogEvent) -> None:

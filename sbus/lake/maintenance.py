@@ -36,7 +36,7 @@ from sbus.journal.keytext import from_text
 from sbus.lake.cube import clean
 from sbus.lake.merge import Limits, Merged, iter_rows, merge
 from sbus.lake.table import DataFile, Hour, Table, open_parquet
-from sbus.protocol.keys import CURRENT, Dialect, matches_open
+from sbus.protocol.keys import matches_open
 from sbus.protocol.recorded import check_recorded
 
 __all__ = ["Outcome", "by_hour", "compact", "forget", "is_closed", "is_due", "prune"]
@@ -180,9 +180,7 @@ def prune(table: Table, keep_days: float, *, now: float | None = None) -> Outcom
     return outcome
 
 
-def forget(
-    table: Table, pattern: bytes, *, dialect: Dialect = CURRENT, progress: Progress = lambda text: None
-) -> Outcome:
+def forget(table: Table, pattern: bytes, *, progress: Progress = lambda text: None) -> Outcome:
     """Remove the messages with certain keys, and the files that had them.
 
     It is complete if nothing is left (`Outcome.left`): no file in the lake or its state has such a message any longer.
@@ -193,7 +191,7 @@ def forget(
     :raises sbus.errors.LakeError: if another process maintains the lake; or, when all else is done, if a file is
         damaged, which may have such messages.
     """
-    matches = _matcher(pattern, dialect)
+    matches = _matcher(pattern)
     outcome = Outcome()
     problem: LakeError | None = None
     with _maintaining(table) as work:
@@ -256,10 +254,10 @@ def _may_match(table: Table, file: DataFile, matches: Matcher) -> bool:
         return True  # it is incomplete, and nobody knows what it has
 
 
-def _matcher(pattern: bytes, dialect: Dialect) -> Matcher:
+def _matcher(pattern: bytes) -> Matcher:
     if not pattern:
         raise UsageError("an empty pattern matches every key: to remove everything, remove the directory of the lake")
-    check_recorded(pattern, dialect)
+    check_recorded(pattern)
     known: dict[str, bool] = {}
 
     def matches(rows: pa.RecordBatch) -> pa.BooleanArray:
@@ -267,7 +265,7 @@ def _matcher(pattern: bytes, dialect: Dialect) -> Matcher:
         found = []
         for key in keys.dictionary.to_pylist():
             if key not in known:
-                known[key] = matches_open(pattern, from_text(key), dialect.separator)
+                known[key] = matches_open(pattern, from_text(key))
             found.append(known[key])
         return pc.and_(is_message(rows.column("kind")), pa.array(found, pa.bool_()).take(keys.indices))
 

@@ -14,7 +14,7 @@ from sbus.daemon.options import CommandLine, size
 from sbus.daemon.process import Process
 from sbus.daemon.service import MultiService
 from sbus.daemon.signals import DeferredSignals
-from sbus.daemon.supervised import StdinWatcher
+from sbus.daemon.supervised import SUPERVISED_FLAG, StdinWatcher
 from sbus.errors import UsageError
 from sbus.link.interest import Interest
 from sbus.link.service import LinkService
@@ -54,12 +54,7 @@ class Options(CommandLine):
             None,
             "Carry secret messages for clients of other buses up; the bus below needs --upstream-secrets, too",
         ],
-        [
-            "supervised",
-            None,
-            "For a parent process: stop when standard input ends, ignore SIGTERM and SIGINT, and log to standard error "
-            "with the level at the start of each line",
-        ],
+        SUPERVISED_FLAG,
     ]
 
     compData = usage.Completions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import grp
 import os
 import pwd
@@ -22,8 +23,8 @@ class Names:
 
     def __init__(self) -> None:
         self._overflow_uid, self._overflow_gid = overflow_ids()
-        self._users: dict[str, int] = {}
-        self._groups: dict[str, int] = {}
+        self._user = functools.cache(lambda name: pwd.getpwnam(name).pw_uid)
+        self._group = functools.cache(lambda name: grp.getgrnam(name).gr_gid)
 
     def user(self, name: str | int) -> int:
         """Return a UID.
@@ -32,31 +33,23 @@ class Names:
         :raises UsageError: if no client can prove to be this user, with the remedy.
         """
         uid = _number(name)
-        if uid is None:
-            assert isinstance(name, str)
-            uid = self._users.get(name)
-            if uid is None:
-                try:
-                    uid = self._users[name] = pwd.getpwnam(name).pw_uid
-                except (KeyError, ValueError):
-                    raise UsageError(
-                        f"there is no user {name!r}: create it first, or give a name from `getent passwd`, or a UID"
-                    ) from None
+        try:
+            uid = self._user(name) if uid is None else uid
+        except (KeyError, ValueError):
+            raise UsageError(
+                f"there is no user {name!r}: create it first, or give a name from `getent passwd`, or a UID"
+            ) from None
         return _checked(uid, self._overflow_uid, f"user {name!r}")
 
     def group(self, name: str | int) -> int:
         """Return a GID, as `user` does."""
         gid = _number(name)
-        if gid is None:
-            assert isinstance(name, str)
-            gid = self._groups.get(name)
-            if gid is None:
-                try:
-                    gid = self._groups[name] = grp.getgrnam(name).gr_gid
-                except (KeyError, ValueError):
-                    raise UsageError(
-                        f"there is no group {name!r}: create it first, or give a name from `getent group`, or a GID"
-                    ) from None
+        try:
+            gid = self._group(name) if gid is None else gid
+        except (KeyError, ValueError):
+            raise UsageError(
+                f"there is no group {name!r}: create it first, or give a name from `getent group`, or a GID"
+            ) from None
         return _checked(gid, self._overflow_gid, f"group {name!r}")
 
 

@@ -253,7 +253,7 @@ class _Table:
             pattern = text.encode()
             is_secret = pattern.startswith(SECRET) and field == "deny_publish"
             try:
-                (_check_secret if is_secret else _check_open)(pattern, field)
+                (_check_secret if is_secret else _check_open)(pattern)
             except UsageError as e:
                 self.fail(field, f"{field}: {text!r}: {e}")
             found += _reaching(pattern) if is_secret else (pattern,)
@@ -264,7 +264,7 @@ def _quoted(word: str) -> str:
     return f'"{word}"'
 
 
-def _check_open(pattern: bytes, field: str) -> None:
+def _check_open(pattern: bytes) -> None:
     _check_possible(pattern)
     if CURRENT.is_secret(pattern) and pattern.startswith(SECRET):
         raise UsageError(
@@ -286,7 +286,7 @@ def _check_possible(pattern: bytes) -> None:
         raise UsageError("it can never match: a NUL ends a key; take it out")
 
 
-def _check_secret(pattern: bytes, field: str) -> None:
+def _check_secret(pattern: bytes) -> None:
     """Check a pattern that is compared with the whole text of secret keys."""
     _check_possible(pattern)
     wanted = shape(pattern)

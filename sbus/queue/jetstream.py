@@ -8,8 +8,7 @@ tries, and then ends the old message. If that is interrupted, the job is there t
 stream that no consumer takes.
 
 nats-server drops a message whose ID it knows, so the IDs that users choose must never be those of moves: a put has
-``UID.HEX``, a move ``move.SEQ.KIND``. Puts are written as by older releases, so their IDs of a day are still known. A
-move of an older release is ``SEQ.KIND``: services of such a release can lose dead jobs as long as they run.
+``UID.HEX``, a move ``move.SEQ.KIND``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from sbus.daemon.options import CommandLine, amount, choice, duration, mode, siz
 from sbus.daemon.process import Process
 from sbus.daemon.service import ProcessServices
 from sbus.daemon.signals import DeferredSignals
-from sbus.daemon.supervised import StdinWatcher
+from sbus.daemon.supervised import SUPERVISED_FLAG, StdinWatcher
 from sbus.distribution import needs
 from sbus.errors import SbusError, UsageError
 from sbus.protocol import controls
@@ -172,12 +172,7 @@ class Options(CommandLine):
 
     optFlags = [
         ["force", None, "Also delete segments that a consumer (sbus archive) has yet to read"],
-        [
-            "supervised",
-            None,
-            "For a parent process: stop when standard input ends, ignore SIGTERM and SIGINT, and log to standard error "
-            "with the level at the start of each line",
-        ],
+        SUPERVISED_FLAG,
     ]
 
     compData = usage.Completions(

@@ -99,7 +99,7 @@ class Publisher:
 
     :ivar uid: the user, according to the kernel; `sbus.lake.cube.PROGRAM` and `UNKNOWN` are not users.
     :ivar keys: the number of keys.
-    :ivar prefixes: the prefixes with the most of these messages, and how many; at most `publishers.MAX_PREFIXES`.
+    :ivar prefixes: the prefixes with the most of these messages, and how many.
     """
 
     uid: int

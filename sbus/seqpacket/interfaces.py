@@ -116,12 +116,6 @@ class IPacketTransport(Interface):
     def flush() -> None:
         """Send as much of the queue as the socket takes now."""
 
-    def flush_batch() -> None:
-        """Send one batch of the queue now, or as much of it as the socket takes."""
-
-    def flush_later() -> None:
-        """Send the queue once the socket takes packets, in place of a `flush` now."""
-
     def send_on(exclusive: bool) -> None:
         """Send the packets that waited for the socket: one batch, or more if no other socket is ready.
 

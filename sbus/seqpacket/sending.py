@@ -255,17 +255,6 @@ class SendingHalf(Endings):
                 return
         self._queue_sent()
 
-    def flush_batch(self) -> None:
-        """Send one batch; see `IPacketTransport`."""
-        self.flush(_ONE_ROUND)
-
-    def flush_later(self) -> None:
-        """Send the queue once the socket takes packets; see `IPacketTransport`."""
-        if self._is_writable():
-            self._poll_writing(True)
-        else:
-            self.queue.discard_all()
-
     def send_on(self, exclusive: bool) -> None:
         """Send the packets that waited for the socket; see `IPacketTransport`."""
         self._guarded(self._send_on, exclusive)

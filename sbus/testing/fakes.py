@@ -204,17 +204,6 @@ class FakePacketTransport(Endings):
             else:
                 self._end_writing(Event.SHUT_DOWN)
 
-    def flush_batch(self) -> None:
-        """Send what the socket takes of the queue: a fake's batch has no end."""
-        self.flush()
-
-    def flush_later(self) -> None:
-        """Send the queue soon, if the socket takes packets then; see `IPacketTransport`."""
-        if self._is_writable():
-            self._call_soon(self._writable)
-        else:
-            self.queue.discard_all()
-
     def send_on(self, exclusive: bool) -> None:
         """Send what waited until the socket takes packets again; see `IPacketTransport`."""
         try:

@@ -60,23 +60,16 @@ class AdminError(SbusError):
         self.detail = detail
 
 
-@implementer(IAgentEndpointFactory)
-class _Endpoints:
+@implementer(IAgentEndpointFactory, IStreamClientEndpoint)
+class _Endpoint:
+    """Connects to a Unix stream socket, whatever the URI, and waits while its backlog is full."""
+
     def __init__(self, reactor: Any, path: str) -> None:
         self._reactor = reactor
         self._path = path
 
     def endpointForURI(self, uri: object) -> _Endpoint:
-        return _Endpoint(self._reactor, self._path)
-
-
-@implementer(IStreamClientEndpoint)
-class _Endpoint:
-    """Connects to a Unix stream socket, and waits while its backlog is full."""
-
-    def __init__(self, reactor: Any, path: str) -> None:
-        self._reactor = reactor
-        self._path = path
+        return self
 
     def connect(self, protocolFactory: IProtocolFactory) -> defer.Deferred[IProtocol]:
         """Connect; fails with OSError or `AddressError`, and is cancelled when there is no time left."""
@@ -204,14 +197,14 @@ class Admin:
     def __init__(self, reactor: Any, path: str | None) -> None:
         self._reactor = reactor
         self.path = path
-        self._agent = client.Agent.usingEndpointFactory(reactor, _Endpoints(reactor, path or ""))
+        self._agent = client.Agent.usingEndpointFactory(reactor, _Endpoint(reactor, path or ""))
 
-    async def ask(self, path: str, parameters: Mapping[str, str] | None = None, method: str = "GET") -> Any:
+    async def ask(self, path: str, parameters: Mapping[str, str] | None = None) -> Any:
         """Return the JSON of an answer.
 
         :raises AdminError: if the socket refuses, is not there, or does not answer in time.
         """
-        response = await self._request(method, path, parameters or {})
+        response = await self._request(path, parameters or {})
         body = _Body(MOST_ANSWER)
         response.deliverBody(body)
         return self._parse(response.code, await self._in_time(body.done))
@@ -221,7 +214,7 @@ class Admin:
 
         :raises AdminError: likewise; cancelling ends the stream.
         """
-        response = await self._request("GET", path, parameters)
+        response = await self._request(path, parameters)
         if response.code != 200:
             body = _Body(MOST_ANSWER)
             response.deliverBody(body)
@@ -231,13 +224,11 @@ class Admin:
         response.deliverBody(body)
         await body.done
 
-    async def _request(self, method: str, path: str, parameters: Mapping[str, str]) -> IResponse:
+    async def _request(self, path: str, parameters: Mapping[str, str]) -> IResponse:
         if self.path is None:
             raise AdminError(0, "no admin socket is known: start the bus with --admin=PATH, and give sbus web the same")
         query = f"?{urlencode(parameters, errors='surrogateescape')}" if parameters else ""
-        request: defer.Deferred[IResponse] = self._agent.request(
-            method.encode(), f"http://bus{path}{query}".encode("ascii")
-        )
+        request: defer.Deferred[IResponse] = self._agent.request(b"GET", f"http://bus{path}{query}".encode("ascii"))
         try:
             return await self._in_time(request)
         except AddressError as problem:

@@ -164,11 +164,9 @@ class WebService(Service):
 
     async def _explain(self, request: PageRequest) -> Any:
         """Say who would receive a message of this ``key``."""
-        return await self._ask("GET", "/v1/explain", {"key": request.asked().need("key"), "limit": "20"})
-
-    async def _ask(self, method: str, path: str, parameters: dict[str, str]) -> Any:
+        key = request.asked().need("key")
         try:
-            return await self._admin.ask(path, parameters, method)
+            return await self._admin.ask("/v1/explain", {"key": key, "limit": "20"})
         except AdminError as problem:
             raise Problem(problem.status if 400 <= problem.status < 500 else 502, problem.detail) from None
 

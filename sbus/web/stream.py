@@ -54,7 +54,7 @@ class PageStream:
     """Writes the events of one page until the browser leaves.
 
     :param request: the request, whose headers are set.
-    :param tap: the page's connection to the bus, or None if it shows nothing of it.
+    :param tap: the page's connection to the bus.
     :param overview: the source of what the admin socket says.
     :param view: what the page shows of that.
     :param on_end: called once, when the stream has ended.
@@ -66,7 +66,7 @@ class PageStream:
         self,
         reactor: IReactorTime,
         request: Answer,
-        tap: Tap | None,
+        tap: Tap,
         overview: Overview,
         view: View,
         on_end: Callable[[PageStream], object],
@@ -91,9 +91,8 @@ class PageStream:
         self._request.registerProducer(self, True)
         self._overview.attach(self._view)
         self._write([("hello", hello)])
-        if self._tap is not None:
-            self._opening = defer.Deferred.fromCoroutine(self._tap.open())
-            self._opening.addErrback(lambda failure: failure.trap(defer.CancelledError))
+        self._opening = defer.Deferred.fromCoroutine(self._tap.open())
+        self._opening.addErrback(lambda failure: failure.trap(defer.CancelledError))
         self._call = self._reactor.callLater(0, self._tick)
 
     def close(self) -> None:
@@ -124,8 +123,7 @@ class PageStream:
             self._call.cancel()
         if self._opening is not None:
             self._opening.cancel()
-        if self._tap is not None:
-            self._tap.close()
+        self._tap.close()
         self._overview.detach(self._view)
         self._on_end(self)
 
@@ -134,16 +132,15 @@ class PageStream:
         self._ticks += 1
         if self._is_paused:
             return
-        events = self._overview.changes(self._view)
-        if self._tap is not None:
-            events += self._from_bus(self._tap)
+        events = self._overview.changes(self._view) + self._from_bus()
         if events:
             self._write(events)
         elif self._reactor.seconds() - self._written_at >= PING:
             self._written_at = self._reactor.seconds()
             self._request.write(b":\n\n")
 
-    def _from_bus(self, tap: Tap) -> list[tuple[str, Any]]:
+    def _from_bus(self) -> list[tuple[str, Any]]:
+        tap = self._tap
         events: list[tuple[str, Any]] = []
         if (state := (tap.state, tap.problem)) != self._state:
             self._state = state

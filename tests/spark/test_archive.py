@@ -26,16 +26,10 @@ from sbus.journal.schema import COLUMN_NAMES, Kind
 from sbus.lake.checkpoint import Checkpoint
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from tests.support.archived import archived, files, recorded
+from tests.support.archived import MIDNIGHT, archived, files, messages, recorded
 from tests.support.journals import Clock
 
-MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
 HOUR = 3_600_000_000
-
-
-def messages(count: int) -> list[tuple[bytes, bytes]]:
-    """Different messages, with keys and payloads that are not text."""
-    return [(b"a/\xff/%d" % number, bytes((number % 256,)) * (number % 7)) for number in range(count)]
 
 
 def put_away(spark, journals, lake: Path, **how) -> Archive:

@@ -19,15 +19,13 @@ from sbus.client.blocking import connect
 from sbus.journal.consumers import consumers
 from sbus.journal.reader import JournalReader
 from sbus.journal.writer import JournalWriter
-from tests.integration.recorder.test_recorder import Recorder
-from tests.support import servers as conftest
+from tests.integration.recorder.conftest import Recorder
 from tests.support.archived import archived, recorded
 from tests.support.disks import filled, mounted
 from tests.support.harness import Bus
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-directory, spawn = conftest.directory, conftest.spawn
 TIMEOUT = 400.0
 """Seconds for what an archive does on a busy machine; its start alone may take twenty."""
 

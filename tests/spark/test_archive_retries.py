@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +19,10 @@ from sbus.cli.main import cli
 from sbus.journal.consumers import consumers
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from tests.support.archived import archived, files, recorded
+from tests.support.archived import MIDNIGHT, archived, files, recorded
 from tests.support.journals import Clock
 from tests.support.waiting import wait_until
 
-MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
 TIMEOUT = 60.0
 
 pytestmark = pytest.mark.slow

@@ -22,11 +22,10 @@ from sbus.lake.maintenance import by_hour, compact, forget
 from sbus.lake.plain import PlainTable
 from sbus.spark.jobs.archive import Archive
 from sbus.spark.jobs.lake import Lake
-from tests.support.archived import archived, recorded
+from tests.support.archived import MIDNIGHT, archived, recorded
 from tests.support.journals import Clock
 from tests.support.objects import object_storage
 
-MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
 HOUR = 3_600_000_000
 
 Rows = list[dict[str, Any]]

@@ -17,10 +17,10 @@ from sbus.report import JournalRows, LakeRows, measure
 from sbus.spark.jobs.archive import Archive as SparkArchive
 from sbus.spark.jobs.lake import Lake
 from sbus.spark.jobs.tables import load_rows
+from tests.support.archived import MIDNIGHT
 from tests.support.journals import Clock
 from tests.support.lakes import rows_of
 
-MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
 WEEK = datetime(2026, 1, 26, tzinfo=UTC), datetime(2026, 2, 2, tzinfo=UTC)
 COMMON = "l[1] {a,b}*:#&='\"~$HOME;^+ü]%"
 """Characters of patterns and URLs, and a percent sign that begins no code."""

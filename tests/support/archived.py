@@ -1,7 +1,8 @@
-"""The content of a lake, read without Spark and without the code that wrote it."""
+"""What goes into a lake, and its content, read without Spark and without the code that wrote it."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,15 @@ import pyarrow.parquet as pq
 from sbus.journal.keytext import as_text
 from tests.support.journals import rows as rows_of_journal
 
-__all__ = ["archived", "files", "recorded"]
+__all__ = ["MIDNIGHT", "archived", "files", "messages", "recorded"]
+
+MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
+"""In µs since the epoch."""
+
+
+def messages(count: int) -> list[tuple[bytes, bytes]]:
+    """Different messages, with keys and payloads that are not text."""
+    return [(b"a/\xff/%d" % number, bytes((number % 256,)) * (number % 7)) for number in range(count)]
 
 
 def files(lake: Path) -> list[Path]:

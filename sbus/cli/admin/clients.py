@@ -7,10 +7,9 @@ import json
 import click
 
 from sbus.admin.pages import CLIENT_SORTS
-from sbus.cli.admin.connection import Admin, admin_option, json_option
+from sbus.cli.admin.connection import Admin, admin_option, json_option, limit_option
 from sbus.cli.admin.words import echo_table, format_ago, name_of
 from sbus.cli.options import Target, connection_options, pass_target
-from sbus.cli.types import COUNT
 
 __all__ = ["clients"]
 
@@ -47,7 +46,7 @@ Examples:
     show_default=True,
     help="Sort by this; the highest first.",
 )
-@click.option("--limit", "-n", type=COUNT, default=100, show_default=True, metavar="N", help="At most N rows.")
+@limit_option
 @click.option("--closed", is_flag=True, help="List the connections that have ended, the last one first.")
 @admin_option
 @json_option

@@ -9,19 +9,17 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote_from_bytes
 
 import click
 
 from sbus.admin.locate import find_admin
 from sbus.cli.options import Target
-from sbus.cli.types import SocketPath
+from sbus.cli.types import COUNT, SocketPath
 from sbus.errors import ConnectError, Disconnected, SbusError, TimedOut, UsageError
 
-__all__ = ["Admin", "Refused", "admin_option", "json_option"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["Admin", "Refused", "admin_option", "json_option", "limit_option"]
 
 _TIMEOUT = 30.0
 """Seconds without a byte of an answer."""
@@ -31,19 +29,16 @@ class Refused(SbusError):
     """The bus does not answer this request; the text says why and what to do."""
 
 
-def admin_option(command: F) -> F:
-    """Give a command the option ``--admin``, as the parameter `admin`."""
-    return click.option(
-        "--admin",
-        type=SocketPath(),
-        metavar="PATH",
-        help="Path of the admin socket.  [default: $SBUS_ADMIN, else that of the bus with .admin appended]",
-    )(command)
-
-
-def json_option(command: F) -> F:
-    """Give a command the option ``--json``, as the parameter `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print the answer of the bus as JSON.")(command)
+admin_option = click.option(
+    "--admin",
+    type=SocketPath(),
+    metavar="PATH",
+    help="Path of the admin socket.  [default: $SBUS_ADMIN, else that of the bus with .admin appended]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer of the bus as JSON.")
+limit_option = click.option(
+    "--limit", "-n", type=COUNT, default=100, show_default=True, metavar="N", help="At most N rows."
+)
 
 
 class _Connection(http.client.HTTPConnection):

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from sbus.cli.admin.connection import Admin, admin_option, json_option
+from sbus.cli.admin.connection import Admin, admin_option, json_option, limit_option
 from sbus.cli.admin.words import echo_table
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.types import BYTES, COUNT
@@ -25,7 +25,7 @@ Examples:
 )
 @click.argument("prefix", type=BYTES, default="")
 @click.option("--client", type=COUNT, metavar="NUMBER", help="List the patterns of this client.")
-@click.option("--limit", "-n", type=COUNT, default=100, show_default=True, metavar="N", help="At most N rows.")
+@limit_option
 @admin_option
 @json_option
 @connection_options

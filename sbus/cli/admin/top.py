@@ -19,6 +19,7 @@ from sbus.cli.output import has_colors, printable_text
 from sbus.cli.tables import format_table
 from sbus.cli.types import COUNT, SECONDS
 from sbus.errors import SbusError
+from sbus.syscalls.names import program_name
 
 __all__ = ["View", "top"]
 
@@ -154,7 +155,7 @@ class View:
             str(row["uid"]),
             name_of(row["uid"]) or "-",
             row["listener"],
-            _command(row["pid"]),
+            program_name(row["pid"]) or "-",
             format_ago(row["connected_at"]),
             str(row["patterns"]),
             str(row["queue_messages"]),
@@ -163,15 +164,6 @@ class View:
             f"{self._lost.get(row['client'], 0):,.0f}",
             state or "-",
         )
-
-
-def _command(pid: int) -> str:
-    """Return the name of a process: a hint, which the process itself can set."""
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip()[:15] or "-"
-    except OSError:
-        return "-"
 
 
 @click.command(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import pwd
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,6 +10,7 @@ import click
 
 from sbus.cli.output import printable_text
 from sbus.cli.tables import format_table
+from sbus.syscalls.names import user_name
 
 __all__ = ["echo_table", "format_ago", "format_bytes", "format_span", "name_of"]
 
@@ -46,15 +45,9 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
-@functools.lru_cache(1024)
 def name_of(uid: int) -> str:
     """Return the name of a user, or nothing if it has none."""
-    if uid < 0:
-        return _NAMES.get(uid, "")
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return ""
+    return _NAMES.get(uid, "") if uid < 0 else user_name(uid)
 
 
 def echo_table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> None:

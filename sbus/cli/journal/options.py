@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import click
 
+from sbus.cli.combined import combined
 from sbus.cli.messages import FORMAT_HELP, message_options
 from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.types import Time
 
 __all__ = ["ROWS_EPILOG", "journal_argument", "pattern_option", "range_options", "row_options"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 ROWS_EPILOG = f"""\
 \b
@@ -42,35 +38,27 @@ pattern_option = click.option(
 _SEQ = click.IntRange(min=0)
 
 
-def range_options(command: F) -> F:
-    """Give a command the options that choose rows by their times and numbers."""
-    options = (
-        click.option(
-            "--since",
-            type=Time(),
-            metavar="TIME",
-            help="Skip rows before TIME, such as 2026-01-31T12:00 (UTC) or -15m.",
-        ),
-        click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME."),
-        click.option(
-            "--from", "first", type=_SEQ, metavar="SEQ", help="Skip rows before the one with this sequence number."
-        ),
-        click.option("--to", "last", type=_SEQ, metavar="SEQ", help="Stop after the row with this sequence number."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+range_options = combined(
+    click.option(
+        "--since",
+        type=Time(),
+        metavar="TIME",
+        help="Skip rows before TIME, such as 2026-01-31T12:00 (UTC) or -15m.",
+    ),
+    click.option("--until", type=Time(), metavar="TIME", help="Stop before TIME."),
+    click.option(
+        "--from", "first", type=_SEQ, metavar="SEQ", help="Skip rows before the one with this sequence number."
+    ),
+    click.option("--to", "last", type=_SEQ, metavar="SEQ", help="Stop after the row with this sequence number."),
+)
+"""The options that choose rows by their times and numbers."""
 
 
-def row_options(command: F) -> F:
-    """Give a command the options that choose rows and their format."""
-    options = (
-        journal_argument,
-        pattern_option,
-        click.option("--gaps", "only_gaps", is_flag=True, help="Print only gaps."),
-        click.option("--sender", is_flag=True, help="Print the publisher of each message before its key."),
-        message_options(noun="row", moment="recording time"),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+row_options = combined(
+    journal_argument,
+    pattern_option,
+    click.option("--gaps", "only_gaps", is_flag=True, help="Print only gaps."),
+    click.option("--sender", is_flag=True, help="Print the publisher of each message before its key."),
+    message_options(noun="row", moment="recording time"),
+)
+"""The options that choose rows and their format."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from sbus.cli.combined import combined
 from sbus.distribution import needs
 
 if TYPE_CHECKING:
@@ -14,17 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["lake_argument", "open_lake"]
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def lake_argument(command: F) -> F:
-    """Give a command the lake, and the option ``--state``."""
-    command = click.option(
+lake_argument = combined(
+    click.argument("location", metavar="LAKE"),
+    click.option(
         "--state",
         metavar="DIR",
         help="State directory of a lake in object storage.  [default: below ~/.local/state/sbus]",
-    )(command)
-    return click.argument("location", metavar="LAKE")(command)
+    ),
+)
+"""The lake, and the option ``--state``."""
 
 
 def open_lake(location: str, state: str | None) -> Table:

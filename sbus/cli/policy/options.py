@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import grp
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -23,12 +22,7 @@ __all__ = [
     "who_row",
 ]
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def json_option(command: F) -> F:
-    """Give a command the option ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def load_policy(path: str, listeners: tuple[str, ...] = ()) -> Policy:

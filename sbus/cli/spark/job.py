@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from sbus.cli.combined import combined
 from sbus.cli.job_metrics import JobMetrics
 from sbus.cli.output import Progress
 from sbus.distribution import needs
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["Job", "job_options", "pass_job", "show_tasks"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _PROGRESS_INTERVAL = 0.5
 """Seconds between two updates of the number of tasks."""
@@ -129,57 +128,50 @@ pass_job = click.make_pass_decorator(Job, ensure=True)
 """Call the command with the `Job` as its first argument."""
 
 
-def job_options(command: F) -> F:
-    """Give a command the options of every job.
-
-    They are accepted before and after its name.
-    """
-    common: dict[str, Any] = {"expose_value": False, "callback": _store}
-    options = (
-        click.option(
-            "--journal",
-            "-j",
-            multiple=True,
-            metavar="DIR",
-            help="Journal to read: a directory, or a quoted pattern such as '/shared/*'; repeatable.",
-            **common,
-        ),
-        click.option(
-            "--lake",
-            "-l",
-            metavar="DIR",
-            help="Lake: the directory, or the URL, of the archived Parquet files.",
-            **common,
-        ),
-        click.option(
-            "--state",
-            metavar="DIR",
-            help="State directory of a lake in object storage.  [default: below ~/.local/state/sbus]",
-            **common,
-        ),
-        click.option(
-            "--metrics-file",
-            metavar="FILE",
-            help="File to write metrics to, in Prometheus's text format.",
-            **common,
-        ),
-        click.option(
-            "--master",
-            metavar="URL",
-            help="Where Spark runs, such as spark://HOST:PORT.  [default: local[*]]",
-            **common,
-        ),
-        click.option(
-            "--conf",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Spark setting, such as spark.driver.memory=4g; repeatable.",
-            **common,
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_COMMON: dict[str, Any] = {"expose_value": False, "callback": _store}
+job_options = combined(
+    click.option(
+        "--journal",
+        "-j",
+        multiple=True,
+        metavar="DIR",
+        help="Journal to read: a directory, or a quoted pattern such as '/shared/*'; repeatable.",
+        **_COMMON,
+    ),
+    click.option(
+        "--lake",
+        "-l",
+        metavar="DIR",
+        help="Lake: the directory, or the URL, of the archived Parquet files.",
+        **_COMMON,
+    ),
+    click.option(
+        "--state",
+        metavar="DIR",
+        help="State directory of a lake in object storage.  [default: below ~/.local/state/sbus]",
+        **_COMMON,
+    ),
+    click.option(
+        "--metrics-file",
+        metavar="FILE",
+        help="File to write metrics to, in Prometheus's text format.",
+        **_COMMON,
+    ),
+    click.option(
+        "--master",
+        metavar="URL",
+        help="Where Spark runs, such as spark://HOST:PORT.  [default: local[*]]",
+        **_COMMON,
+    ),
+    click.option(
+        "--conf",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Spark setting, such as spark.driver.memory=4g; repeatable.",
+        **_COMMON,
+    ),
+)
+"""The options of every job. They are accepted before and after its name."""
 
 
 @contextlib.contextmanager

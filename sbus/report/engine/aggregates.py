@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sbus.report.engine.publishers import MAX_PREFIXES, publishers_of
+from sbus.lake.cube import UNKNOWN
 from sbus.report.engine.sizes import sizes_of
 from sbus.report.engine.store import Database
 from sbus.report.engine.windows import MAX_DEPTH, MAX_LABELS, Windows, choose_depth, traffic_of
 from sbus.report.figures import Publisher, Sizes, Totals, Traffic
 
 __all__ = ["Aggregates"]
+
+_MAX_PREFIXES = 3
+"""Prefixes of each publisher, at most."""
 
 
 class Aggregates:
@@ -123,7 +126,7 @@ class Aggregates:
         return sizes_of(found.fetchall(), labels)
 
     def publishers(self, depth: int, top: int) -> tuple[list[Publisher], int]:
-        """Return the users with the most messages, and how many there are."""
+        """Return the users with the most messages, and how many there are; none if no publisher is known."""
         self._database.execute(
             "CREATE TABLE published AS SELECT publisher, name AS key, n, bytes FROM names JOIN ("
             "  SELECT publisher, id, sum(n)::BIGINT AS n, sum(bytes)::BIGINT AS bytes FROM sent WHERE now GROUP BY ALL"
@@ -138,6 +141,13 @@ class Aggregates:
             "  row_number() OVER (PARTITION BY publisher ORDER BY sum(n) DESC, prefix) AS rank "
             "  FROM published GROUP BY publisher, prefix"
             ") WHERE rank <= $most ORDER BY publisher, rank",
-            {"depth": depth, "most": MAX_PREFIXES},
+            {"depth": depth, "most": _MAX_PREFIXES},
         ).fetchall()
-        return publishers_of(users, prefixes, top)
+        if all(uid == UNKNOWN for uid, *_ in users):
+            return [], 0
+        named: dict[int, list[tuple[str, int]]] = {}
+        for uid, text, n in prefixes:
+            named.setdefault(uid, []).append((text, n))
+        found = [Publisher(uid, n, size, keys, named[uid]) for uid, n, size, keys in users]
+        found.sort(key=lambda each: (-each.messages, each.uid))
+        return found[:top], len(found)

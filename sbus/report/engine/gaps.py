@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sbus.client.losses import parse_lost
 from sbus.journal.clock import from_seconds
@@ -183,11 +183,7 @@ def _text(payload: bytes | None) -> str:
 
 def _field(payload: str, name: str) -> str | None:
     """Return a number or a text of a JSON object, as text."""
-    try:
-        details: Any = json.loads(payload)
-    except (ValueError, RecursionError):
-        return None
-    value = details.get(name) if isinstance(details, dict) else None
+    value = _details(payload).get(name)
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
 
 

@@ -69,7 +69,7 @@ def measure(
             with store.opened() as database:
                 progress("rows")
                 _load(database, source, windows)
-                found = _compose(database, source, windows, wanted, pattern, depth, top, progress)
+                found = _compose(database, windows, wanted, pattern, depth, top, progress)
                 return replace(found, ahead=extent.ahead)
         except FileNotFoundError:
             continue
@@ -89,7 +89,6 @@ def _load(database: store.Database, source: Source, windows: Windows) -> None:
 
 def _compose(
     database: store.Database,
-    source: Source,
     windows: Windows,
     wanted: Callable[[str], bool] | None,
     pattern: str,

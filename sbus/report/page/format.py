@@ -139,14 +139,14 @@ def _clock(at: datetime, micros: int) -> str:
     return f"{at:%H:%M}" if micros % (MINUTE) == 0 else f"{at:%H:%M:%S}"
 
 
-def axis_values(largest: float, most: int = 4) -> list[float]:
-    """Return round values from 0 for an axis, up to at least the largest value."""
+def axis_values(largest: float) -> list[float]:
+    """Return at most five round values from 0 for an axis, up to at least the largest value."""
     if largest <= 0:
         return [0, 1]
     step = 10.0**-12
     while True:
         for factor in (1, 2, 5):
-            if step * factor * most >= largest:
+            if 4 * step * factor >= largest:
                 count = math.ceil(float(f"{largest / (step * factor):.9g}"))
                 return [float(f"{step * factor * i:.9g}") for i in range(max(1, count) + 1)]
         step *= 10

@@ -96,19 +96,16 @@ class Backpressure:
         self._blocked: dict[_Publisher, set[_Receiver]] = {}
         self._shares: dict[_Receiver, QueueShares] = {}
 
-    def kept(
-        self, publisher: _Publisher, receiver: _Receiver, messages: int, size: int, queued: int, queued_bytes: int
-    ) -> None:
+    def kept(self, publisher: _Publisher, receiver: _Receiver, messages: int, size: int, queued: int) -> None:
         """Note that a congested receiver, which may block the publisher, has kept messages.
 
         :param size: the bytes in them.
         :param queued: the messages in the receiver's queue, these included.
-        :param queued_bytes: the bytes in these.
         """
         shares = self._shares.get(receiver)
         if shares is None:
             shares = self._shares[receiver] = QueueShares(self._limits)
-        shares.add(publisher.user, messages, size, queued, queued_bytes)
+        shares.add(publisher.user, messages, size, queued)
 
     @property
     def held(self) -> int:

@@ -412,9 +412,7 @@ class Delivery(PayloadPosting):
             self._failed(receiver)
 
     def _note_kept(self, publisher: Publisher, receiver: Receiver, queue: SendQueue, messages: int, size: int) -> None:
-        self._backpressure.kept(
-            publisher, receiver, queue.messages - messages, queue.size - size, queue.messages, queue.size
-        )
+        self._backpressure.kept(publisher, receiver, queue.messages - messages, queue.size - size, queue.messages)
 
     def _send_named(
         self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None, packed: BundleCache

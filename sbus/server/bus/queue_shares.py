@@ -34,13 +34,12 @@ class QueueShares:
         self._of: dict[Hashable, tuple[int, int]] = {}
         self._total = (0, 0)
 
-    def add(self, user: Hashable, messages: int, size: int, queued: int, queued_bytes: int) -> None:
+    def add(self, user: Hashable, messages: int, size: int, queued: int) -> None:
         """Note that messages were kept.
 
         :param user: the user of their publisher.
         :param size: the bytes in them.
         :param queued: the messages in the queue, these included.
-        :param queued_bytes: the bytes in these.
         """
         line = self._line
         if line and line[-1][0] is user:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -12,7 +11,6 @@ from pyspark.sql import functions as F
 from sbus.errors import UsageError
 from sbus.journal.clock import format_utc, from_datetime
 from sbus.journal.keytext import as_text
-from sbus.protocol.keys import CURRENT, Dialect
 from sbus.report.keys import checked_pattern
 from sbus.spark.jobs.lake import Lake
 
@@ -27,7 +25,6 @@ def load_rows(
     state: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
-    senders: bool = False,
 ) -> DataFrame:
     """Return the rows of journals or a lake as a journal's columns, keys as text.
 
@@ -36,40 +33,37 @@ def load_rows(
     :param state: the state directory of a lake in object storage.
     :param since: leave out the rows before this time.
     :param until: leave out the rows at or after this time.
-    :param senders: whether to read the columns of publishers from journals; a lake always has them.
     :raises sbus.errors.UsageError: if neither journals nor a lake are given, or both.
     """
     if bool(journals) == (lake is not None):
         raise UsageError("nothing to read, or two things: use either --lake=DIR or --journal=DIR (one or several)")
     if lake is not None:
         return Lake(lake, state=state).read(spark, since, until)
-    reader = spark.read.format("sbus").option("journal", "\n".join(journals)).option("senders", senders)
+    reader = spark.read.format("sbus").option("journal", "\n".join(journals))
     for name, moment in (("since", since), ("until", until)):
         if moment is not None:
             reader = reader.option(name, format_utc(from_datetime(moment), "microseconds"))
     return reader.load()
 
 
-def key_matches(pattern: bytes | str, dialect: Dialect = CURRENT, column: str = "key") -> Column:
+def key_matches(pattern: bytes | str) -> Column:
     """Return the condition that a key, as text, matches this pattern on the bus.
 
     :raises sbus.errors.UsageError: if the pattern is invalid, selects secrets, which are never recorded, or is not
         UTF-8.
     """
-    pattern = checked_pattern(pattern, dialect)
+    pattern = checked_pattern(pattern)
     if not pattern:
         return F.lit(True)
-    separator = dialect.separator.decode()
-    parts = as_text(pattern).split(separator)
+    parts = as_text(pattern).split("/")
     below = not parts[-1]
     if below:
         parts.pop()
-    # A star matches up to the next separator and never backtracks, hence the possessive "*+".
-    segment = f"[^{re.escape(separator)}]*+"
-    expression = re.escape(separator).join(segment.join(map(_quoted, part.split("*"))) for part in parts)
+    # A star matches up to the next slash and never backtracks, hence the possessive "*+".
+    expression = "/".join("[^/]*+".join(map(_quoted, part.split("*"))) for part in parts)
     if below:
-        expression += f"{re.escape(separator)}(?s:.*)"
-    return F.col(column).rlike(rf"\A(?:{expression})\z")
+        expression += "/(?s:.*)"
+    return F.col("key").rlike(rf"\A(?:{expression})\z")
 
 
 def _quoted(literal: str) -> str:

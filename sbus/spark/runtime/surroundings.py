@@ -23,7 +23,6 @@ import atexit
 import contextlib
 import glob
 import os
-import pwd
 import re
 import shutil
 import subprocess
@@ -37,6 +36,7 @@ import pyspark
 from sbus.errors import SparkError
 from sbus.spark.runtime.java import find_java
 from sbus.spark.runtime.shipping import is_local
+from sbus.syscalls.names import user_name
 
 __all__ = ["java_options", "programs", "put_right", "settings"]
 
@@ -68,7 +68,7 @@ def put_right(master: str) -> Iterator[list[str]]:
             os.environ.pop(name, None)
         _choose_java(find_java())
         _choose_spark()
-        if _user() is None:
+        if not user_name(os.geteuid()):
             for name in ("HADOOP_USER_NAME", "SPARK_USER"):
                 os.environ.setdefault(name, str(os.geteuid()))
         if is_local(master):
@@ -87,7 +87,7 @@ def put_right(master: str) -> Iterator[list[str]]:
 def java_options() -> list[str]:
     """Return options for the JVM of the driver."""
     options = []
-    if _user() is None:
+    if not user_name(os.geteuid()):
         home = os.environ.get("HOME", "")
         options.append(f"-Duser.home={home if os.path.isabs(home) else tempfile.gettempdir()}")
     if programs() is not None:
@@ -129,13 +129,6 @@ def _may_execute(directory: str) -> bool:
         return os.access(directory, os.W_OK | os.X_OK) and not os.statvfs(directory).f_flag & os.ST_NOEXEC
     except OSError:
         return False
-
-
-def _user() -> str | None:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return None
 
 
 def _choose_java(java: str) -> None:

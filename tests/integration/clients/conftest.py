@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+import sbus
+from sbus.client import blocking
 from tests.integration.clients.backends import BACKENDS, AsyncioBackend, Backend, BlockingBackend, TwistedBackend
+from tests.support.harness import Bus
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -50,3 +54,10 @@ def native() -> AsyncioBackend:
 def waiting() -> BlockingBackend:
     """The blocking library."""
     return BlockingBackend()
+
+
+@pytest.fixture
+def client(shared: Bus) -> Iterator[blocking.Bus]:
+    """A client of the blocking library at the shared bus."""
+    with sbus.connect(str(shared.address)) as client:
+        yield client

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -42,12 +42,6 @@ from tests.support.waiting import paused
 
 QUICK = Backoff(first=0.01, factor=1.2, longest=0.05)
 WHOAMI = b"CMSG !/cred/whoami"
-
-
-@pytest.fixture
-def client(shared: Bus) -> Iterator[blocking.Bus]:
-    with sbus.connect(str(shared.address)) as client:
-        yield client
 
 
 def lose(server: Bus, client: blocking.Bus) -> None:

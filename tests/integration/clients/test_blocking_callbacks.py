@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from socket import MSG_DONTWAIT
 from typing import Any
@@ -31,12 +31,6 @@ ERRORS = [
     ConnectionLost("a callback's"),
     RequestFailed("a callback's"),
 ]
-
-
-@pytest.fixture
-def client(shared: Bus) -> Iterator[blocking.Bus]:
-    with sbus.connect(str(shared.address)) as client:
-        yield client
 
 
 def verify_oneself(client: blocking.Bus) -> bool:

@@ -26,12 +26,6 @@ from tests.support.servers import StartBus
 from tests.support.waiting import paused
 
 
-@pytest.fixture
-def client(shared: Bus) -> Iterator[blocking.Bus]:
-    with sbus.connect(str(shared.address)) as client:
-        yield client
-
-
 @contextmanager
 def stuck(server: Bus, client: blocking.Bus) -> Iterator[None]:
     """Have a server not read, and fill the socket of a client; fail if the body waits until the server reads."""

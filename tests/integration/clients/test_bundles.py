@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,11 @@ from tests.integration.clients import test_requests as requests
 from tests.integration.clients.backends import Backend, Client, FakePeer, FakeServer, Gaps, TwistedBackend
 from tests.integration.clients.test_loss import NAME, QUICK, WHOAMI
 from tests.support.harness import TIMEOUT, Bus
+from tests.support.packets import bundle
 from tests.support.servers import StartBus
 
 ON = b"CMSG bundle/on"
 ANSWER = ON + b"\x0065536"
-
-
-def bundle(*packets: bytes) -> bytes:
-    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
 
 
 async def agree(client: Client, peer: FakePeer) -> None:

@@ -14,7 +14,7 @@ from sbus.client.payloads import Outgoing
 from sbus.errors import BufferFull, Disconnected, PacketTooLong, RequestFailed
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.packets import LEAST_PAYLOAD, build_range
-from sbus.syscalls.memfd import Attached, Memfd
+from sbus.syscalls.memfd import Attached
 from tests.integration.clients.backends import (
     Backend,
     Client,
@@ -25,19 +25,13 @@ from tests.integration.clients.backends import (
 )
 from tests.integration.clients.test_loss import QUICK, WHOAMI
 from tests.support.harness import Bus
+from tests.support.packets import bundle, sealed
 
 ON = b"CMSG payload/on"
 ANSWER = ON + b"\x001000 100000"
 NAME = WHOAMI + b"\0!/cred/1/2/3"
 BYE = b"CMSG bye/on\0"
 BUNDLES = b"CMSG bundle/on\x0065536"
-
-
-def sealed(data: bytes) -> Memfd:
-    memory = Memfd.create()
-    os.write(memory.fileno(), data)
-    memory.seal()
-    return memory
 
 
 async def settle(client: Client, peer: FakePeer, *answers: bytes) -> None:
@@ -128,12 +122,8 @@ async def test_large_messages_arrive_as_views(backend: Backend, directory: Path)
         peer = await server.accept()
         peer.send(BUNDLES, ANSWER)
         memory = sealed(b"0123456789")
-        bundle = b"BNDL" + b"".join(
-            len(part).to_bytes(4, "little") + part
-            for part in (build_range(b"b", 0, 2), b"MSG c\0c", build_range(b"d", 2, 3))
-        )
         peer.send(b"MSG a\0a")
-        peer.send_attached(bundle, memory)
+        peer.send_attached(bundle(build_range(b"b", 0, 2), b"MSG c\0c", build_range(b"d", 2, 3)), memory)
         peer.send_attached(build_range(b"e", 9, 1), memory)
         peer.send(build_range(b"f", 0, 1))
         peer.send(b"MSG g\0g")

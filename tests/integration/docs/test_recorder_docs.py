@@ -18,11 +18,9 @@ from sbus.journal.schema import FORMAT
 from sbus.recorder import Settings
 from sbus.recorder.twistd import Options
 from tests.integration.docs.test_docs import EXAMPLES, literals, page, rows
-from tests.support import servers as conftest
 from tests.support.harness import Bus, Process
 from tests.support.journals import messages
 
-directory, spawn = conftest.directory, conftest.spawn
 PAGE = "pipeline/2-recorder.rst"
 JOURNAL_PAGE = "pipeline/3-journal.rst"
 UNIT = EXAMPLES / "systemd" / "sbus-recorder.service"

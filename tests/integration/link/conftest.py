@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.harness import Bus, Client
+from tests.support.harness import WHOAMI, Bus, Client
 
 StartBus = Callable[..., Bus]
 
@@ -40,6 +40,12 @@ def tree(spawn: Callable[..., Any], directory: Path) -> StartBus:
         return bus
 
     return start
+
+
+def name_of(client: Client) -> bytes:
+    """The client's name, as its bus says it."""
+    client.send(WHOAMI)
+    return client.recv().partition(b"\0")[2]
 
 
 def link_pid(bus: Bus) -> int:

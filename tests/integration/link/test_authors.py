@@ -8,17 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.link.conftest import StartBus, link_pid, wait_crossing
-from tests.support.harness import OTHER_USER, THIRD_USER, WHOAMI, Client
+from tests.integration.link.conftest import StartBus, link_pid, name_of, wait_crossing
+from tests.support.harness import OTHER_USER, THIRD_USER, Client
 from tests.support.original import OriginalServer
 
 SENDER_ON = b"CMSG sender/on"
-
-
-def name_of(client: Client) -> bytes:
-    """The client's name, as its bus says it."""
-    client.send(WHOAMI)
-    return client.recv().partition(b"\0")[2]
 
 
 class Reader:

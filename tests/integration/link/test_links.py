@@ -11,16 +11,10 @@ from pathlib import Path
 import pytest
 
 from sbus.client.blocking import connect
-from tests.integration.link.conftest import StartBus, link_pid, wait_crossing
-from tests.support.harness import TIMEOUT, WHOAMI, Client
+from tests.integration.link.conftest import StartBus, link_pid, name_of, wait_crossing
+from tests.support.harness import TIMEOUT, Client
 from tests.support.original import OriginalServer
 from tests.support.waiting import paused
-
-
-def name_of(client: Client) -> bytes:
-    """The client's credentials, as its bus says them."""
-    client.send(WHOAMI)
-    return client.recv().partition(b"\0")[2]
 
 
 def test_three_levels(tree: StartBus) -> None:

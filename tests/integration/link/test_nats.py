@@ -28,7 +28,6 @@ from tests.support.harness import TIMEOUT, Bus, Client, Process
 from tests.support.nats import Bridge, NatsServer, free_ports, nats_matches
 from tests.support.waiting import paused
 
-directory, spawn = servers.directory, servers.spawn
 Spawn = Callable[..., Any]
 P = TypeVar("P", bound=Process)
 

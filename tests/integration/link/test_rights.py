@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.link.conftest import StartBus, link_pid, wait_crossing
-from tests.integration.link.test_links import name_of
+from tests.integration.link.conftest import StartBus, link_pid, name_of, wait_crossing
 from tests.support.harness import OTHER_USER, THIRD_USER, Client, Process, run, script, twistd, wait_end
 
 CONTAINER = ("unshare", "--user", "--map-root-user", "--mount")

@@ -11,11 +11,9 @@ import pytest
 
 from sbus.journal.layout import list_segments
 from sbus.journal.writer import JournalWriter
-from tests.integration.recorder import test_recorder as base
 from tests.integration.recorder.test_recorder import details, ends_with, kinds, packets, there, wait_rows
 from tests.support.harness import Bus
 
-bus, directory, journal, recorder, spawn = base.bus, base.directory, base.journal, base.recorder, base.spawn
 MOVED = "cannot be written: its directory was moved away or removed: move it back, or make an empty directory there"
 
 

@@ -18,12 +18,11 @@ from sbus.protocol.notices import sender
 from sbus.protocol.packets import build_range
 from sbus.syscalls.memfd import Memfd
 from sbus.syscalls.sockets import send_with
-from tests.integration.recorder.test_recorder import QUICK, Recorder, kinds, wait_rows
-from tests.support import servers
+from tests.integration.recorder.conftest import QUICK, Recorder
+from tests.integration.recorder.test_recorder import kinds, wait_rows
 from tests.support.harness import TIMEOUT
 from tests.support.waiting import wait_until
 
-directory, spawn = servers.directory, servers.spawn
 WHOAMI = b"CMSG !/cred/whoami"
 
 

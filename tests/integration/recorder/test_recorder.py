@@ -22,30 +22,12 @@ import pytest
 from sbus.client.blocking import connect
 from sbus.errors import JournalError
 from sbus.syscalls.polling import is_readable
-from tests.support import servers as conftest
+from tests.integration.recorder.conftest import QUICK, Recorder
 from tests.support.disks import fill, mounted
 from tests.support.harness import TIMEOUT, Bus, Client, Process, environment_with, run, twistd
 from tests.support.journals import rows
 from tests.support.original import OriginalServer
 from tests.support.waiting import paused, wait_until
-
-directory, spawn = conftest.directory, conftest.spawn
-QUICK = ("--batch-time=10ms", "--sync=0")
-
-
-class Recorder(Process):
-    """A real ``twistd sbus-recorder``.
-
-    :param options: further options, besides ``--socket`` and ``--journal``.
-    """
-
-    def __init__(self, folder: Path, address: str | Path, journal: Path, *options: str, **kwargs: Any) -> None:
-        arguments = ["-n", "--pidfile=", "sbus-recorder", f"--socket={address}", f"--journal={journal}", *options]
-        super().__init__(folder, arguments, **kwargs)
-
-    def wait_recording(self, count: int = 1) -> Recorder:
-        self.wait_log(r"recording '.*' of ", count)
-        return self
 
 
 def there(journal: Path) -> list[dict[str, Any]]:
@@ -79,31 +61,6 @@ def ends_with(packet: bytes) -> Callable[[list[dict[str, Any]]], bool]:
 def details(row: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(row["payload"])
     return fields
-
-
-@pytest.fixture
-def bus(spawn: Callable[..., Any], directory: Path) -> Callable[..., Bus]:
-    def start(*options: str, **kwargs: Any) -> Bus:
-        started: Bus = spawn(Bus, directory, *options, **kwargs)
-        return started.wait_started()
-
-    return start
-
-
-@pytest.fixture
-def journal(directory: Path) -> Path:
-    return directory / "journal"
-
-
-@pytest.fixture
-def recorder(spawn: Callable[..., Any], directory: Path, journal: Path) -> Callable[..., Recorder]:
-    """Start a recorder of the bus in the directory, and wait until it records."""
-
-    def start(*options: str, **kwargs: Any) -> Recorder:
-        started: Recorder = spawn(Recorder, directory, directory / "bus", journal, *QUICK, *options, **kwargs)
-        return started.wait_recording()
-
-    return start
 
 
 @pytest.mark.slow

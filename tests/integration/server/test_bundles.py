@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -11,14 +9,11 @@ from hypothesis import strategies as st
 from sbus.protocol.bundles import _pack, _unbundle
 from tests.support.examples import examples
 from tests.support.harness import WHOAMI, Client, goes_on, numbered
+from tests.support.packets import bundle
 from tests.support.waiting import paused
 
 ON = b"CMSG bundle/on"
 ANSWER = b"CMSG bundle/on\x0065536"
-
-
-def bundle(*packets: bytes) -> bytes:
-    return b"BNDL" + b"".join(struct.pack("<I", len(p)) + p for p in packets)
 
 
 def bundling(bus, *patterns: bytes) -> Client:

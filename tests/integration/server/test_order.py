@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
-from tests.integration.server.test_turns import bundle, bundling, sending
+from tests.integration.server.test_turns import bundling, sending
 from tests.support.harness import Bus, Client, name_of
+from tests.support.packets import bundle
 from tests.support.waiting import paused
 
 COUNTS = (1, 9, 200, pytest.param(1_000, marks=pytest.mark.slow))

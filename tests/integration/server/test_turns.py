@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -13,14 +12,11 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.support.harness import Bus, Client
+from tests.support.packets import bundle
 
 FLOODER, OTHER = (12_001, 12_001), (12_002, 12_002)
 BOUND = 2.0
 """Seconds that a round trip may take. Without turns and without a limit on wildcards each took up to a minute."""
-
-
-def bundle(*packets: bytes) -> bytes:
-    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
 
 
 def bundling(bus: Bus) -> Client:

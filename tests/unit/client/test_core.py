@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -22,6 +21,7 @@ from sbus.client.snapshots import LastValue
 from sbus.errors import InvalidKey, PacketTooLong, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect, matches
 from tests.support.examples import examples
+from tests.support.packets import bundle
 from tests.support.strategies import PEERS, dialects, keys, may_subscribe, patterns
 from tests.unit.client.fakes import Waiter
 
@@ -62,10 +62,6 @@ class Calling(Sink):
         for message in messages:
             self.messages.append(message)
             self.callback(message)
-
-
-def bundle(*packets: bytes) -> bytes:
-    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
 
 
 class PlainServer:

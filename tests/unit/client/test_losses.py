@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import pytest
@@ -14,13 +13,10 @@ from sbus.client.core import Message
 from sbus.client.losses import LossMark, Lost, MessageQueue, parse_lost
 from sbus.client.subscription import HIGH_WATER, LOW_WATER
 from tests.support.examples import examples
+from tests.support.packets import bundle
 from tests.unit.client.test_session import Exact, FakeSession, Sub, lose
 
 GAP = Lost(None, None, None, "reconnect")
-
-
-def bundle(packets: list[bytes]) -> bytes:
-    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
 
 
 class Losses(RuleBasedStateMachine):
@@ -56,7 +52,7 @@ class Losses(RuleBasedStateMachine):
                 self.losses += 1
                 packets.append(b"CMSG lost\x001 2 %d discard" % self.losses)
                 self.sent.append(Lost(1, 2, self.losses, "discard"))
-        self.session.arrive(*([bundle(packets)] if bundled else packets))
+        self.session.arrive(*([bundle(*packets)] if bundled else packets))
 
     @precondition(lambda self: self.is_connected)
     @rule()

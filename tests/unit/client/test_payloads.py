@@ -32,19 +32,13 @@ from sbus.syscalls.batch import PacketReader
 from sbus.syscalls.memfd import Attached, Memfd, adopt
 from tests.support.descriptors import descriptors
 from tests.support.examples import examples
+from tests.support.packets import sealed
 from tests.unit.client.fakes import Waiter
 from tests.unit.client.test_core import Sink
 
 ASKED = [b"CMSG payload/on", b"CMSG !/cred/whoami"]
 ANSWER = b"CMSG payload/on\x00100 1000"
 WHOAMI = b"CMSG !/cred/whoami\0!/cred/1/2/3"
-
-
-def sealed(data: bytes) -> Memfd:
-    memory = Memfd.create()
-    os.write(memory.fileno(), data)
-    memory.seal()
-    return memory
 
 
 def attached(packet: bytes, *files: Memfd, is_cut: bool = False) -> Attached:

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import pickle
 import pwd
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +27,7 @@ from sbus.protocol.notices import NOBODY
 from sbus.protocol.notices import sender as named
 from sbus.syscalls.sockets import overflow_ids
 from tests.support.examples import examples
+from tests.support.packets import bundle
 
 WHOAMI = b"CMSG !/cred/whoami"
 ASKED = [b"CMSG sender/on", WHOAMI]
@@ -54,10 +54,6 @@ class Sink:
             self.got.append((message.payload, None if message.sender is None else str(message.sender)))
             if self.callback is not None:
                 self.callback(message)
-
-
-def bundle(packets: list[bytes]) -> bytes:
-    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
 
 
 def credentials(number: int) -> bytes:
@@ -331,7 +327,7 @@ def test_the_last_notice_names_the_sender(data: st.DataObject) -> None:
         while packets:
             count = data.draw(st.integers(1, len(packets)))
             read, packets = packets[:count], packets[count:]
-            receive([bundle(read)] if data.draw(st.booleans()) else read)
+            receive([bundle(*read)] if data.draw(st.booleans()) else read)
     for sink, prefix in ((plain, b""), (calling, b"a/"), (other, b"b/")):
         assert sink.got == [(payload, name) for key, payload, name in wanted if key.startswith(prefix)]
 

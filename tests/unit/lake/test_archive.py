@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,17 +42,11 @@ from sbus.lake.merge import Limits
 from sbus.lake.opening import open_table
 from sbus.lake.staging import stage
 from sbus.lake.table import Hour, Table
-from tests.support.archived import archived, files, recorded
+from tests.support.archived import MIDNIGHT, archived, files, messages, recorded
 from tests.support.journals import DAMAGE, FORGED, Clock, NewJournal, damage, forge
 from tests.support.waiting import wait_until
 
-MIDNIGHT = int(datetime(2026, 1, 31, tzinfo=UTC).timestamp()) * 1_000_000
 HOUR = 3_600_000_000
-
-
-def messages(count: int) -> list[tuple[bytes, bytes]]:
-    """Different messages, with keys and payloads that are not text."""
-    return [(b"a/\xff/%d" % number, bytes((number % 256,)) * (number % 7)) for number in range(count)]
 
 
 def put_away(journals: Any, lake: Path, **how: Any) -> Archive:

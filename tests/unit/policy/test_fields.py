@@ -10,18 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sbus.policy import ALLOWED, Identity, Policy, load
+from sbus.policy import ALLOWED, Identity, Policy
 from sbus.protocol.keys import PeerCredentials, matches
 from sbus.syscalls.sockets import UNKNOWN_GROUPS
+from tests.unit.policy.worlds import policy
 
 HOST = Identity(1000, 100, frozenset({20, 30}), "main", True)
-
-
-def policy(directory: Path, *lines: str) -> Policy:
-    """Load a policy with these lines."""
-    path = directory / "p.toml"
-    path.write_text("\n".join(("version = 1", *lines)))
-    return load(str(path))
 
 
 def publishes(judge: Policy, who: Identity, key: bytes) -> bool:

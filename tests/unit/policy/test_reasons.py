@@ -12,21 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.errors import InvalidKey
-from sbus.policy import Identity, Policy, load
+from sbus.policy import Identity, Policy
 from sbus.policy.reasons import explain
 from sbus.policy.review import review
 from sbus.policy.rules import PATTERN_FIELDS, Verb
-from tests.unit.policy.worlds import CLIENTS, KEYS, SECRETS, World, random_pattern, random_world
+from tests.unit.policy.worlds import CLIENTS, KEYS, SECRETS, World, policy, random_pattern, random_world
 
 chances = st.randoms(use_true_random=False)
 HOST = Identity(1000, 100, frozenset({20}), "main", True)
-
-
-def policy(directory: Path, *lines: str) -> Policy:
-    """Load a policy with these lines."""
-    path = directory / "p.toml"
-    path.write_text("\n".join(("version = 1", *lines)))
-    return load(str(path))
 
 
 @given(chances)

@@ -6,8 +6,9 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from sbus.policy import Identity, Policy, Rule
+from sbus.policy import Identity, Policy, Rule, load
 from sbus.protocol.keys import matches_open
 
 PARTS = (b"a", b"ab", b"b", b"", b"*", b"a*", b"b*", b"ab*")
@@ -26,6 +27,13 @@ CLIENTS = [
     for is_proven in (True, False)
 ]
 _MATCHED: dict[bytes, frozenset[bytes]] = {}
+
+
+def policy(directory: Path, *lines: str) -> Policy:
+    """Load a policy with these lines."""
+    path = directory / "p.toml"
+    path.write_text("\n".join(("version = 1", *lines)))
+    return load(str(path))
 
 
 def keys_of(pattern: bytes) -> frozenset[bytes]:

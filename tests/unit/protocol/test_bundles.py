@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbus.protocol import bundles
+from tests.support.packets import bundle
 
 compiled: Any
 try:
@@ -32,10 +33,6 @@ class Plain:
 def twin(request):
     """Each of the twins in turn."""
     return Plain if request.param == "plain" else compiled
-
-
-def bundle(*packets: bytes) -> bytes:
-    return b"BNDL" + b"".join(struct.pack("<I", len(p)) + p for p in packets)
 
 
 def test_a_bundle_is_its_packets(twin):

@@ -15,6 +15,7 @@ from sbus.protocol import columns
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.columns import Columns
 from sbus.protocol.packets import Truncated
+from tests.support.packets import bundle
 
 compiled: Any
 try:
@@ -28,10 +29,6 @@ TWINS = [
     pytest.param(compiled and compiled.collect, marks=needs_compiled, id="compiled"),
 ]
 Row = tuple[bytes, bytes]
-
-
-def bundle(*packets: bytes) -> bytes:
-    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
 
 
 def rows(found: columns.Columns) -> list[Row]:

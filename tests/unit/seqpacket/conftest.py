@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+
+from tests.support.transports import World
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +16,11 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
     monkeypatch.setattr("sbus.seqpacket.multiplexer.time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A reactor turned by hand."""
+    world = World()
+    yield world
+    world.close()

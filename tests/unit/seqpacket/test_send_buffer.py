@@ -11,7 +11,6 @@ from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.seqpacket.multiplexer import WRITE
 from sbus.seqpacket.send_buffer import START, SendBuffer
 from sbus.seqpacket.transport import PacketTransport
-from sbus.syscalls.batch import BATCH
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER, OVERHEAD, max_sendable, unread_bytes
 from tests.support.reactors import HandTurnedReactor, Recorder, received, socket_pair
 
@@ -152,22 +151,6 @@ def test_a_transport_grows_for_a_peer_that_reads(connected):
         connected.transport.ready(WRITE, False)
         sizes.append(connected.size)
     assert sizes[0] == FULL
-
-
-def test_a_batch_goes_out_in_the_small_buffer(connected):
-    """To send one batch is no sign that the peer reads; the rest goes out when the socket takes packets again."""
-    packets = [b"x" * 100] * (2 * BATCH + 1)
-    for packet in packets:
-        connected.transport.queue.write(packet)
-    connected.transport.flush_batch()
-    assert len(connected.transport.queue) == BATCH + 1
-    assert connected.size == START
-    got = received(connected.peer)
-    assert got == packets[:BATCH]
-    while len(got) < len(packets):
-        connected.reactor.turn()
-        got += received(connected.peer)
-    assert got == packets
 
 
 def test_a_transport_asks_its_protocol(connected):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Iterator
 
 import pytest
 from twisted.internet import error
@@ -15,15 +14,7 @@ from sbus.seqpacket.framing import frame
 from sbus.seqpacket.interfaces import Outlet
 from sbus.seqpacket.states import ReadSide
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received
-from tests.support.transports import World, numbered
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-
+from tests.support.transports import numbered
 
 LONG = bytes(range(256)) * 2400
 """A packet of 614,400 bytes, more than the kernel takes at once."""

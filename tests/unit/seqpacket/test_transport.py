@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -32,14 +31,6 @@ from sbus.syscalls.sockets import grow_send_buffer, max_sendable
 from tests.support.examples import examples
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received, socket_pair
 from tests.support.transports import World, flood_controlled, numbered
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
-
 
 QUEUE, DISCARD, _, ERROR, _ = SOFT_STRATEGIES
 RANDOM = ORDERS[2]
@@ -1003,7 +994,7 @@ def congested(world, transport_class=PacketTransport) -> tuple[Recorder, socket.
 
 
 def test_a_protocol_decides_when_to_send_on(world):
-    """A protocol that is asked and sends nothing has the socket left alone, until it sends on, or flushes later."""
+    """A protocol that is asked and sends nothing has the socket left alone until it sends on."""
     recorder, peer = congested(world, CountingTransport)
     transport, asked = recorder.transport, []
 
@@ -1024,11 +1015,8 @@ def test_a_protocol_decides_when_to_send_on(world):
     assert len(second) == BATCH
     world.settle()
     assert asked == [True, True]
-    transport.flush_later()
-    world.settle()
-    assert asked == [True, True, True]
     transport.on_writable = lambda exclusive: transport.send_on(exclusive) is None
-    transport.flush_later()
+    transport.send_on(False)
     got = first + second
     while len(transport.queue):
         world.turn()
@@ -1046,16 +1034,10 @@ def test_sending_on_raises_nothing(world, monkeypatch):
     assert [reason.type for reason in recorder.lost] == [ZeroDivisionError]
 
 
-def test_flushing_later_for_a_peer_that_reads_no_more(world):
-    """What was to be sent later to a peer that has left is dropped as by a flush."""
-    recorder, peer = congested(world)
+def test_sending_on_after_the_end(world):
+    """A protocol that has the queue sent in its own time may do so after the connection has ended."""
+    recorder, _ = congested(world)
     recorder.transport.on_writable = lambda exclusive: False
-    peer.shutdown(socket.SHUT_RD)
-    recorder.transport.flush()
-    flood_controlled(recorder.transport, QUEUE)
-    recorder.transport.queue.pending += numbered(3)
-    recorder.transport.flush_later()
-    assert len(recorder.transport.queue) == 0
     recorder.transport.abortConnection()
     world.settle()
     recorder.transport.send_on(True)

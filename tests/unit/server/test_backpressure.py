@@ -84,15 +84,15 @@ def test_until_empty(receiver):
 def test_only_a_user_with_more_than_its_part_of_the_queue_is_held(receiver):
     """A publisher whose user has a fair part of the full queue at most goes on; with more, it is held."""
     flood, other = Publisher(1), Publisher(2)
-    receiver.backpressure.kept(flood, receiver, 900, 9_000, 900, 9_000)
-    receiver.backpressure.kept(other, receiver, 100, 1_000, 1_000, 10_000)
+    receiver.backpressure.kept(flood, receiver, 900, 9_000, 900)
+    receiver.backpressure.kept(other, receiver, 100, 1_000, 1_000)
     receiver.block(other, ROOM)
     receiver.block(flood, ROOM)
     assert paused(flood, other) == [True, False]
-    receiver.backpressure.kept(other, receiver, 800, 8_000, 1_800, 18_000)
+    receiver.backpressure.kept(other, receiver, 800, 8_000, 1_800)
     receiver.block(other, ROOM)
     assert paused(flood, other) == [True, False]  # exactly its part
-    receiver.backpressure.kept(other, receiver, 1, 10, 1_801, 18_010)
+    receiver.backpressure.kept(other, receiver, 1, 10, 1_801)
     receiver.block(other, ROOM)
     assert paused(flood, other) == [True, True]
     receiver.drained(True, True)
@@ -104,7 +104,7 @@ def test_only_a_user_with_more_than_its_part_of_the_queue_is_held(receiver):
 def test_soft_blocking_concerns_each_publisher(receiver):
     """A receiver that blocks until it has drained does so whoever has most in its queue."""
     flood, other = Publisher(1), Publisher(2)
-    receiver.backpressure.kept(flood, receiver, 900, 900, 900, 900)
+    receiver.backpressure.kept(flood, receiver, 900, 900, 900)
     receiver.block(other, EMPTY)
     assert paused(flood, other) == [False, True]
 
@@ -113,12 +113,12 @@ def test_forty_equal_users_are_held_when_they_grow(receiver):
     """Of users with equal parts none is held for what it has, and each one for the next message."""
     users = [Publisher(number) for number in range(40)]
     for queued, user in enumerate(users, 1):
-        receiver.backpressure.kept(user, receiver, 1, 10, queued, 10 * queued)
+        receiver.backpressure.kept(user, receiver, 1, 10, queued)
     for user in users:
         receiver.block(user, ROOM)
     assert not any(paused(*users))
     for queued, user in enumerate(users, 41):
-        receiver.backpressure.kept(user, receiver, 1, 10, queued, 10 * queued)
+        receiver.backpressure.kept(user, receiver, 1, 10, queued)
         receiver.block(user, ROOM)
         assert user.is_paused is (queued < 80)  # the last one has as much as each of the others
     receiver.drained(True, False)
@@ -129,8 +129,8 @@ def test_forty_equal_users_are_held_when_they_grow(receiver):
 def test_the_nearer_limit_counts(is_large):
     """The parts are those of the messages or of the bytes, whichever is nearer to its limit in the queue."""
     shares = QueueShares(QueueLimits(messages=1_000, bytes=9_999 if is_large else 1_000_000))
-    shares.add("many", 90, 900, 90, 900)
-    shares.add("large", 10, 9_000, 100, 9_900)
+    shares.add("many", 90, 900, 90)
+    shares.add("large", 10, 9_000, 100)
     assert shares.has_more_than_fair("large") is is_large
     assert shares.has_more_than_fair("many") is not is_large
     assert not shares.has_more_than_fair("nothing there")
@@ -154,7 +154,7 @@ def test_shares_of_a_queue(plan, limits):
             continue
         queue += [user] * count
         total = sum(SIZES[each] for each in queue)
-        shares.add(user, count, count * SIZES[user], len(queue), total)
+        shares.add(user, count, count * SIZES[user], len(queue))
         counts_messages = len(queue) / limits.messages >= total / limits.bytes
         whole = len(queue) if counts_messages else total
         users = set(queue)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from sbus.server.core.observers import Observer
 from sbus.server.ops.log_observer import LogObserver
 from tests.support.buses import Bus
 from tests.support.costs import calls
+from tests.support.packets import bundle
 
 
 def message(key: str, payload: bytes = b"x") -> bytes:
@@ -613,7 +613,7 @@ def test_whose_messages_a_blocking_receiver_keeps(monkeypatch):
     noted.clear()
     publisher.send(message("k", bytes(94)))
     stranger.send(message("k", bytes(94)))
-    assert noted == [(publisher.protocol, (1, 100, 2, 111))]
+    assert noted == [(publisher.protocol, (1, 100, 2))]
 
 
 def test_counters_balance():
@@ -920,10 +920,6 @@ def test_flood_control_hears_of_what_a_socket_did_not_take_in_one_turn(monkeypat
 
 
 # --- bundles ---------------------------------------------------------------------------------------
-
-
-def bundle(*packets: bytes) -> bytes:
-    return b"BNDL" + b"".join(struct.pack("<I", len(packet)) + packet for packet in packets)
 
 
 def test_a_bundle_behind_the_question_is_sent_in_slices(monkeypatch):

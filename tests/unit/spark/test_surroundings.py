@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -103,10 +102,7 @@ def test_a_user_without_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user whom the system does not know gets a name from the number, and a home directory."""
     assert not [option for option in java_options() if "user.home" in option]
 
-    def unknown(uid: int) -> pwd.struct_passwd:
-        raise KeyError(uid)
-
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr("sbus.spark.runtime.surroundings.user_name", lambda uid: "")
     monkeypatch.setenv("HOME", "/home/me")
     assert "-Duser.home=/home/me" in java_options()
     monkeypatch.delenv("HOME")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pwd
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from sbus.lake.cube import PROGRAM, UNKNOWN
 from sbus.report.figures import Publisher, Report
 from sbus.report.page.charts import Bar, bar_of
 from sbus.report.page.format import amount, number, share
+from sbus.syscalls.names import user_name
 
 __all__ = ["publishers"]
 
@@ -63,7 +63,5 @@ def _name(uid: int) -> str:
         return "the program around the bus"
     if uid == UNKNOWN:
         return "not known"
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
-    except (KeyError, OverflowError):
-        return str(uid)
+    name = user_name(uid)
+    return f"{name} ({uid})" if name else str(uid)
