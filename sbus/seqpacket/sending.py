@@ -181,7 +181,7 @@ class SendingHalf(Endings):
         """
         try:
             call(*args)
-        except Exception:
+        except BaseException:
             failure = Failure()
             self._log.failure("Error in {transport}", failure=failure, transport=self)
             self.failed(failure)
@@ -421,8 +421,7 @@ class SendingHalf(Endings):
         self._poll_writing(False)
         self.queue.discard_all()
         if self._producer is not None:
-            producer, self._producer = self._producer, None
-            self._call_soon(producer.stopProducing)
+            self._call_soon(self._stop_producer)
         if self.life is Life.CLOSING or self.read_side is ReadSide.REPORTED:
             self._close_soon(Failure(main.CONNECTION_DONE))
         elif self._half is not None:
@@ -514,6 +513,11 @@ class SendingHalf(Endings):
         if self.write_side is _DRAINING:
             self._call_soon(self.flush)
 
+    def _stop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.stopProducing()
+
     def _is_high(self) -> bool:
         return isinstance(self.queue, FifoQueue) and self.queue.is_high()
 
@@ -564,7 +568,7 @@ class SendingHalf(Endings):
         self._stop_polling()
         with contextlib.suppress(OSError):  # the peer has left
             self._sock.shutdown(socket.SHUT_RDWR)
-        self._discard_input()
+        self._end_soon(self._discard_input)
 
     def _discard_input(self) -> None:
         """Discard the peer's packets, a few at a time, then close."""
