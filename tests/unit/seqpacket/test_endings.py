@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.logger import LogEvent, globalLogPublisher
@@ -101,7 +101,7 @@ class Side:
         self.transport.write(b"%04d" % size)
 
     def write_much(self) -> None:
-        for i in range(300):
+        for _ in range(300):
             packet = b"%04d" % len(self.written) + bytes(900)
             if not (self.is_draining or self.is_closing) or self.producer is not None:
                 self.written.append(packet)
@@ -362,7 +362,7 @@ class Endings(RuleBasedStateMachine):
         self._receive(self.sides[who])
 
     def _receive(self, side: Side) -> None:
-        if not side.has_left:
+        if not side.has_left and b"" not in side.read:
             side.read += received(side.peer)
 
     @rule(time=st.sampled_from([0, 0, RETRY, PATIENCE]), turns=st.integers(1, 2))
@@ -391,11 +391,14 @@ class Endings(RuleBasedStateMachine):
                 if side.producer is not None:
                     side.unregister()
                 side.resume()
-            for _ in range(12):
+            quiet = 0
+            while quiet < 4:  # there may be three errors on the way
+                before = [len(side.read) for side in self.sides]
                 self.world.reactor.advance(RETRY)
                 self.world.settle()
                 for side in self.sides:
                     self._receive(side)
+                quiet = quiet + 1 if before == [len(side.read) for side in self.sides] else 0
             self.world.reactor.advance(PATIENCE)
             self.world.settle()
             self.keeps_its_promises()
