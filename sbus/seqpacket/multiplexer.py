@@ -196,8 +196,8 @@ class Multiplexer:
         if fd not in self._suspended:
             self._epoll.modify(fd, events)
         elif events:
-            self._suspended.remove(fd)
             self._epoll.register(fd, events)
+            self._suspended.remove(fd)
 
     def suspend(self, fd: int) -> None:
         """Report nothing of a descriptor, not even its hang-up, until `modify` watches it for something again."""

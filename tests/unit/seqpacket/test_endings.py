@@ -487,3 +487,24 @@ def test_a_producer_is_stopped_before_the_loss():
     machine.turn(0, 2)
     assert side.events == ["stopProducing", "connectionLost"]
     machine.teardown()
+
+
+def test_a_socket_that_the_kernel_does_not_watch_again():
+    """If a paused socket cannot come back into the epoll set, its connection is lost with the kernel's error."""
+    machine, side, _ = _begun(_Protocol)
+    side.pause()
+    machine.send(1, 0)
+    machine.end(0, True)
+    machine.turn(0, 2)
+    multiplexer = side.transport._multiplexer
+    epoll, multiplexer._epoll = multiplexer._epoll, mock.Mock(wraps=multiplexer._epoll)
+    multiplexer._epoll.register.side_effect = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # max_user_watches
+    side.resume()
+    machine.turn(0, 2)
+    multiplexer._epoll = epoll
+    assert side.is_lost
+    (logged,) = machine.broken
+    assert "No space left" in logged
+    machine.broken.clear()
+    side.is_closing = True
+    machine.teardown()
