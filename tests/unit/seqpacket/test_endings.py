@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Protocol, connectionDone
-from twisted.logger import LogEvent, globalLogPublisher
+from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -262,6 +262,7 @@ RAISING = ["fail", "leave"]
 which = st.integers(0, 1)
 
 
+@implementer(ILogObserver)
 class Endings(RuleBasedStateMachine):
     """Two connections act, on themselves and on each other, inside and outside of callbacks, and their peers end."""
 
@@ -274,10 +275,10 @@ class Endings(RuleBasedStateMachine):
         self.busy: list[str] = []
         self.is_reading_on = False
         self.broken: list[str] = []
-        globalLogPublisher.addObserver(self._observe)
+        globalLogPublisher.addObserver(self)
         self.sides = [Side(self, kind, is_stream) for kind in kinds]
 
-    def _observe(self, event: LogEvent) -> None:
+    def __call__(self, event: LogEvent) -> None:
         failure = event.get("log_failure")
         self.expect(failure is None or failure.check(Planned, SystemExit), f"logged: {failure}")
 
@@ -410,7 +411,7 @@ class Endings(RuleBasedStateMachine):
                 assert side.is_lost
                 assert side.transport.fileno() == -1
         finally:
-            globalLogPublisher.removeObserver(self._observe)
+            globalLogPublisher.removeObserver(self)
 
     def _check(self, side: Side) -> None:
         """Check that a connection has ended only with a cause, and that nothing is missing."""
@@ -434,7 +435,8 @@ TestEndings.settings = settings(max_examples=examples(200), stateful_step_count=
 def _begun(kind: type[_Protocol]) -> tuple[Endings, Side, Side]:
     machine = Endings()
     machine.begin([kind, kind], False)
-    return machine, *machine.sides
+    one, other = machine.sides
+    return machine, one, other
 
 
 def test_a_flush_ends_no_connection():
