@@ -230,7 +230,7 @@ class SendingHalf(Endings):
         if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
             queue.discard_all()
             if self._farewell is not None:
-                self._say_farewell()
+                self._end_soon(self._say_farewell)
             return
         wanted = _PACKETS_PER_BUNDLING if self._send_bundle_limit else BATCH
         for _ in rounds:
@@ -568,7 +568,7 @@ class SendingHalf(Endings):
         self._stop_polling()
         with contextlib.suppress(OSError):  # the peer has left
             self._sock.shutdown(socket.SHUT_RDWR)
-        self._end_soon(self._discard_input)
+        self._discard_input()
 
     def _discard_input(self) -> None:
         """Discard the peer's packets, a few at a time, then close."""
