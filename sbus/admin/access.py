@@ -28,7 +28,7 @@ def parse_group(text: str, option: str) -> int:
     :param text: a GID in decimal, or a name.
     :raises UsageError: if there is no such group.
     """
-    if text.isascii() and text.isdigit() and int(text) < 2**32 - 1:
+    if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**32 - 1:
         return int(text)
     try:
         return grp.getgrnam(text).gr_gid

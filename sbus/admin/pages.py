@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-__all__ = ["CLIENT_SORTS", "EVENTS", "Asked", "Page", "Pieces", "Problem"]
+__all__ = ["CLIENT_SORTS", "EVENTS", "Asked", "Page", "Pieces", "Problem", "split_target"]
 
 CLIENT_SORTS = ("number", "queue", "lost", "memory", "patterns")
 """The orders of clients: the values of ``sort=``."""
@@ -34,6 +34,18 @@ class Problem(Exception):
         super().__init__(detail)
         self.status = status
         self.detail = detail
+
+
+def split_target(target: bytes, host: bytes | None) -> tuple[bytes, bytes]:
+    """Return the path and the query of the target of a request.
+
+    :param host: the ``Host`` header. A target in absolute form (RFC 9112) has it in front of the path, after ``http://``.
+    """
+    prefix = b"http://" + (host or b"")
+    if host and target[: len(prefix)].lower() == prefix.lower():
+        target = target[len(prefix) :] or b"/"
+    path, _, query = target.partition(b"?")
+    return path, query
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from twisted.web.server import Request, Site
 
 from sbus.admin.access import METRICS, Access, Authority
 from sbus.admin.answers import Answers
-from sbus.admin.pages import EVENTS, Asked, Page, Pieces, Problem
+from sbus.admin.pages import EVENTS, Asked, Page, Pieces, Problem, split_target
 from sbus.daemon.service import Service
 from sbus.daemon.stream_port import StreamPort
 from sbus.syscalls.listening import ListeningSocket
@@ -80,7 +80,7 @@ class _Request(Request):
             return
         channel: Any = self.channel
         self.method, self.uri, self.clientproto = command, path, version
-        self.path, _, self.query = path.partition(b"?")
+        self.path, self.query = split_target(path, self.getHeader(b"host"))
         channel.service.answer(self)
 
 

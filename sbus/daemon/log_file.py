@@ -87,14 +87,15 @@ class BoundedLogFile:
         return True
 
     def _rotate(self) -> None:
-        contents = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        size = os.fstat(self._fd).st_size
         kept = b""
         try:
             self._remove_oldest()
             if self._older:
-                self._copy(contents)
+                self._copy(size)
         except OSError:
-            kept = contents[-self._limit // 2 :].partition(b"\n")[2]
+            half = min(self._limit // 2, 1 << 30)  # one read brings less than 2 GiB
+            kept = os.pread(self._fd, half, max(0, size - half)).partition(b"\n")[2]
         os.ftruncate(self._fd, 0)
         self._size = os.write(self._fd, kept) if kept else 0
 
@@ -111,12 +112,14 @@ class BoundedLogFile:
         ends = (name.removeprefix(prefix) for name in os.listdir(os.path.dirname(self.path)) if name.startswith(prefix))
         return [int(end) for end in ends if end.isdecimal() and end[0] != "0"]
 
-    def _copy(self, contents: bytes) -> None:
+    def _copy(self, size: int) -> None:
         mode = os.fstat(self._fd).st_mode & 0o777
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(f"{self.path}.1", "wb", opener=lambda path, _: os.open(path, flags, mode)) as copy:
             os.fchmod(copy.fileno(), mode)
-            copy.write(contents)
+            at = 0
+            while at < size and (copied := os.sendfile(copy.fileno(), self._fd, at, size - at)):
+                at += copied
 
 
 class OutputFiles:

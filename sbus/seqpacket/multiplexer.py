@@ -196,8 +196,8 @@ class Multiplexer:
         if fd not in self._suspended:
             self._epoll.modify(fd, events)
         elif events:
-            self._suspended.remove(fd)
             self._epoll.register(fd, events)
+            self._suspended.remove(fd)
 
     def suspend(self, fd: int) -> None:
         """Report nothing of a descriptor, not even its hang-up, until `modify` watches it for something again."""
@@ -350,7 +350,7 @@ class Multiplexer:
     def _call(self, call: Callable[..., object], args: tuple[object, ...]) -> None:
         try:
             call(*args)
-        except Exception:
+        except BaseException:
             self._log_failure()
 
     def _log_failure(self) -> None:
@@ -404,7 +404,7 @@ class Multiplexer:
                     continue
                 try:
                     handler.ready(events, exclusive)
-                except Exception:
+                except BaseException:  # such as SystemExit: the reactor would drop all sockets
                     self._fail(handler)
             may_follow = self._may_pass()
             if self._deferred or self._closing:
@@ -421,7 +421,7 @@ class Multiplexer:
                 continue
             try:
                 handler.ready(WRITE, False)
-            except Exception:
+            except BaseException:
                 self._fail(handler)
 
     def _after_events(self) -> None:
@@ -467,5 +467,5 @@ class Multiplexer:
     def _guarded(self, handler: Handler, method: Callable[[Failure], None], failure: Failure) -> None:
         try:
             method(failure)
-        except Exception:
+        except BaseException:
             self._log.failure("Error in {handler}", handler=handler)

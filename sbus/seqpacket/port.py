@@ -159,7 +159,7 @@ class PacketPort:
             transport = self._transport(self.reactor, sock, self.max_packet, send_buffer)
             transport.begin_alone()
             transport.start(protocol)
-        except Exception:
+        except BaseException:
             self._log_failure()
             sock.close()
         return True

@@ -181,7 +181,7 @@ class SendingHalf(Endings):
         """
         try:
             call(*args)
-        except Exception:
+        except BaseException:
             failure = Failure()
             self._log.failure("Error in {transport}", failure=failure, transport=self)
             self.failed(failure)
@@ -230,7 +230,7 @@ class SendingHalf(Endings):
         if self.write_side is not _WRITE_OPEN and self.write_side is not _DRAINING:
             queue.discard_all()
             if self._farewell is not None:
-                self._say_farewell()
+                self._end_soon(self._say_farewell)
             return
         wanted = _PACKETS_PER_BUNDLING if self._send_bundle_limit else BATCH
         for _ in rounds:
@@ -410,8 +410,7 @@ class SendingHalf(Endings):
         self._poll_writing(False)
         self.queue.discard_all()
         if self._producer is not None:
-            producer, self._producer = self._producer, None
-            self._call_soon(producer.stopProducing)
+            self._call_soon(self._stop_producer)
         if self.life is Life.CLOSING or self.read_side is ReadSide.REPORTED:
             self._close_soon(Failure(main.CONNECTION_DONE))
         elif self._half is not None:
@@ -502,6 +501,11 @@ class SendingHalf(Endings):
         self._producer = None
         if self.write_side is _DRAINING:
             self._call_soon(self.flush)
+
+    def _stop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.stopProducing()
 
     def _is_high(self) -> bool:
         return isinstance(self.queue, FifoQueue) and self.queue.is_high()

@@ -533,9 +533,7 @@ class PacketTransport(SendingHalf):
         if self._farewell_timer is not None:
             self._farewell_timer.cancel()
             self._farewell_timer = None
-        if self._producer is not None:
-            producer, self._producer = self._producer, None
-            self._guarded(producer.stopProducing)
+        self._guarded(self._stop_producer)
         try:
             if payloads is not None:
                 payloads.close(self._input_limit)

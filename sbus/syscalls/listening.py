@@ -245,7 +245,7 @@ def _replaced(address: Address) -> ListenError:
 
 
 def _gid(group: str | int) -> int:
-    if isinstance(group, str) and not (group.isascii() and group.isdigit()):
+    if isinstance(group, str) and not (group.isascii() and group.isdigit() and len(group) <= 10):
         try:
             return grp.getgrnam(group).gr_gid
         except KeyError:

@@ -21,7 +21,7 @@ from twisted.web import http
 from twisted.web.server import Request, Site
 
 from sbus.admin.answers import refuse
-from sbus.admin.pages import Asked, Problem
+from sbus.admin.pages import Asked, Problem, split_target
 from sbus.web.files import File
 from sbus.web.guard import Guard, Headers
 
@@ -78,7 +78,7 @@ class PageRequest(Request):
         channel, content = cast(Any, self.channel), cast(Any, self.content)
         content.seek(0)
         self.method, self.uri, self.clientproto = command, path, version
-        self.path, _, self.query = path.partition(b"?")
+        self.path, self.query = split_target(path, self.getHeader(b"host"))
         self.site = channel.site
         channel.site.answer(self)
 

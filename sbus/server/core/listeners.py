@@ -136,7 +136,7 @@ def parse_user(text: str, option: str) -> int:
     :raises UsageError: if there is no such user.
     """
     if text.isascii() and text.isdigit():
-        if int(text) >= _UID_END:
+        if len(text) > 10 or int(text) >= _UID_END:
             raise UsageError(f"{option}: a UID is less than 2^32 - 1")
         return int(text)
     try:

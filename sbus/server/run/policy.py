@@ -23,7 +23,7 @@ __all__ = ["PolicyFiles", "describe", "log_in_force"]
 class PolicyFiles:
     """Loads the policy of a bus again.
 
-    The files are read in a thread, since ten thousand rules take a second, and by one after the other.
+    The files are read in a thread, since ten thousand rules take a second.
 
     :param path: the file or the directory.
     :param listeners: the labels of the bus's sockets.
@@ -47,13 +47,33 @@ class PolicyFiles:
         self._on_loaded = on_loaded
         self._on_change = on_change
         self._lock = defer.DeferredLock()
+        self._callers: list[defer.Deferred[int]] = []  # of the reload that has not begun yet
 
     async def reload(self) -> int:
         """Load the policy, and put it into force; return its generation.
 
+        All calls during a reload share the next one.
+
         :raises PolicyError: if it is wrong, naming file, line and remedy; the one before stays in force.
         """
-        await self._lock.acquire()
+        caller: defer.Deferred[int] = defer.Deferred()
+        self._callers.append(caller)
+        if len(self._callers) == 1:
+            self._lock.run(lambda: defer.Deferred.fromCoroutine(self._reload_for_callers()))
+        return await caller
+
+    async def _reload_for_callers(self) -> None:
+        callers, self._callers = self._callers, []
+        try:
+            generation = await self._reload()
+        except Exception as e:
+            for caller in callers:
+                caller.errback(e)
+        else:
+            for caller in callers:
+                caller.callback(generation)
+
+    async def _reload(self) -> int:
         self._on_change(True)
         try:
             registry = self._registry
@@ -68,7 +88,6 @@ class PolicyFiles:
             raise PolicyError(f"{self.path}: {e!r} in the server: see its log, and try again") from e
         finally:
             self._on_change(False)
-            self._lock.release()
         log_in_force(self.log, policy)
         self._on_loaded()
         return generation
@@ -85,9 +104,7 @@ class PolicyFiles:
         return policy, classes
 
     def reload_at_signal(self) -> None:
-        """Reload, unless a reload is about to begin; mistakes are in the log."""
-        if self._lock.waiting:
-            return
+        """Reload; mistakes are in the log."""
         defer.Deferred.fromCoroutine(self.reload()).addErrback(lambda failure: failure.trap(UsageError))
 
 

@@ -184,7 +184,7 @@ def _level(text: str) -> str:
 
 
 def _uid(text: str) -> int:
-    if text.isdecimal() and int(text) < 2**32 - 1:
+    if text.isdecimal() and len(text) <= 10 and int(text) < 2**32 - 1:
         return int(text)
     try:
         return pwd.getpwnam(text).pw_uid

@@ -225,6 +225,12 @@ def test_problems(shared_admin: str, what: str, method: str, status: int) -> Non
     assert ":" in problem["detail"]
 
 
+def test_a_target_in_absolute_form(shared_admin: str) -> None:
+    """A client that takes the socket for a proxy sends the whole URL (RFC 9112)."""
+    assert got(shared_admin, "http://localhost/v1/clients?limit=5") == got(shared_admin, "/v1/clients?limit=5")
+    assert ask(shared_admin, "ftp://localhost/v1/clients")[0] == 404
+
+
 @pytest.fixture(scope="module")
 def shared_admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The admin socket of a bus for several tests."""

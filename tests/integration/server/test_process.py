@@ -144,6 +144,7 @@ class TestWrongOptions:
             ("--user-clients=0", "a number of clients above 0, or that of one user"),
             ("--user-clients=nobody-here=9", "there is no such user 'nobody-here'"),
             ("--admin-group=no-such-group", "there is no such group"),
+            ("--admin-group=" + "1" * 5000, "there is no such group"),
             ("--admin-group=no-such-group,metrics", "there is no such group"),
             ("--admin-group=0,all", "give GROUP, or GROUP,metrics"),
             ("--admin-group=0", "--admin=PATH too"),

@@ -766,6 +766,23 @@ class Fairness(PacketReactorBuilder):
         assert len(self.flushLoggedErrors(ZeroDivisionError)) == 2
 
     @in_reactor
+    async def test_protocol_that_exits(self):
+        """A protocol that raises SystemExit loses its own connection; the others and their packets are not affected."""
+
+        def leave(packet):
+            raise SystemExit
+
+        bad, good = Recorder(leave), Recorder()
+        peers = [self.connect(recorder) for recorder in (bad, good)]
+        good.transport.write(b"answer")
+        peers[0].send(b"one")
+        await bad.whenLost()
+        bad.lost[0].trap(SystemExit)
+        assert await self.receive(peers[1], 1) == [b"answer"]
+        assert not good.lost
+        assert len(self.flushLoggedErrors(SystemExit)) == 1
+
+    @in_reactor
     async def test_protocol_that_raises_when_resumed(self):
         """A protocol that raises over a kept packet loses its connection too."""
 

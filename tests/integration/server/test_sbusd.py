@@ -335,6 +335,7 @@ def test_usage(start: Start, arguments: list[str]) -> None:
     [
         (["--log-level=loud"], "--log-level=loud: use debug or info or warn"),
         (["-u", "no-such-user"], "-u no-such-user: there is no such user"),
+        (["-u", "1" * 5000], "there is no such user"),
         (["-a", "/nonexistent/bus"], "make the directory /nonexistent first, or choose another address (-a)"),
         (["-fa", "/dev/fd/77"], "descriptor 77 is not an open socket"),
         (["-fa", "x" * 200], "at most 107"),

@@ -92,6 +92,18 @@ def test_keeps_the_newer_half_if_it_cannot_rotate(path):
     assert len(lines) >= 4
 
 
+def test_a_file_that_no_call_copies_at_once(path, monkeypatch):
+    """Of a long file each call of the kernel brings a part, as of 3 GB the first 2 GiB; all of it is kept."""
+    pread, sendfile = os.pread, os.sendfile
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 150), at))
+    monkeypatch.setattr(os, "sendfile", lambda out, fd, at, size: sendfile(out, fd, at, min(size, 150)))
+    file = BoundedLogFile(path, 1_000, 2)
+    for number in range(11):
+        file.write(b"%099d\n" % number)
+    file.close()
+    assert total(path) == b"".join(b"%099d\n" % number for number in range(11))
+
+
 def test_rotates_without_a_free_descriptor(path, monkeypatch):
     """Without a descriptor for the older file the newer half stays, in a file that is still open."""
     file = BoundedLogFile(path, 1_000, 2)

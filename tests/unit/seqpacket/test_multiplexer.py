@@ -313,11 +313,15 @@ def test_remove_unknown(multiplexer, handlers):
 # --- failures -----------------------------------------------------------------------------------
 
 
-def test_failure_is_contained(reactor, handlers, logged):
-    """An exception in one socket is logged and passed to its handler; the others are served."""
+@pytest.mark.parametrize("exception", [ZeroDivisionError, SystemExit])
+def test_failure_is_contained(reactor, handlers, logged, exception):
+    """An exception in one socket is logged and passed to its handler; the others are served.
+
+    That includes those for which the reactor would drop the multiplexer with all its sockets.
+    """
 
     def fail():
-        raise ZeroDivisionError
+        raise exception
 
     many = [handlers() for _ in range(10)]
     bad = many[4]
@@ -327,8 +331,8 @@ def test_failure_is_contained(reactor, handlers, logged):
     reactor.turn()
     assert all(handler.events for handler in many)
     assert [len(handler.failures) for handler in many] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
-    bad.failures[0].trap(ZeroDivisionError)
-    assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
+    bad.failures[0].trap(exception)
+    assert [event["log_failure"].type for event in logged] == [exception]
     assert logged[0]["handler"] is bad
 
 
@@ -435,15 +439,20 @@ def test_soon_out_of_soon(reactor, multiplexer, handlers):
     assert len(calls) > before
 
 
-def test_soon_that_fails(reactor, multiplexer, logged):
+@pytest.mark.parametrize("exception", [ZeroDivisionError, SystemExit])
+def test_soon_that_fails(reactor, multiplexer, logged, exception):
     """An exception in a deferred call is logged, and the other calls are made."""
+
+    def fail():
+        raise exception
+
     calls: list[str] = []
     multiplexer.call_soon(calls.append, "one")
-    multiplexer.call_soon(lambda: 1 // 0)
+    multiplexer.call_soon(fail)
     multiplexer.call_soon(calls.append, "two")
     reactor.advance(0)
     assert calls == ["one", "two"]
-    assert [event["log_failure"].type for event in logged] == [ZeroDivisionError]
+    assert [event["log_failure"].type for event in logged] == [exception]
 
 
 def test_closing_is_done_in_slices(reactor, multiplexer, handlers, logged, now):

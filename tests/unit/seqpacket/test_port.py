@@ -277,12 +277,13 @@ def test_factory_that_declines(world):
     assert received(peer) == [b""]
 
 
-def test_factory_that_raises(world, logged):
+@pytest.mark.parametrize("exception", [ZeroDivisionError, SystemExit])
+def test_factory_that_raises(world, logged, exception):
     """A connection whose protocol cannot be made is logged and closed; the next ones are accepted."""
 
     def build():
         world.factory.build = Recorder
-        raise ZeroDivisionError
+        raise exception
 
     world.factory.build = build
     first, second = world.connect(), world.connect()
@@ -290,7 +291,7 @@ def test_factory_that_raises(world, logged):
     world.turn(2)
     assert received(first) == [b""]
     assert world.made[0].packets == [b"hello"]
-    assert failures(logged) == [ZeroDivisionError]
+    assert failures(logged) == [exception]
 
 
 def test_protocol_that_fails_to_start(world, logged):

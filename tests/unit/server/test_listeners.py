@@ -85,6 +85,7 @@ def test_any_text_is_an_option_or_one_error(text):
         ("app=/run/x,users=1000:", "users=1000: has an empty name"),
         ("app=/run/x,users=nobody-here", "there is no such user 'nobody-here': give a UID, or a name from"),
         ("app=/run/x,users=4294967295", "a UID is less than 2^32 - 1"),
+        ("app=/run/x,users=" + "1" * 5000, "a UID is less than 2^32 - 1"),
         ("app=/run/x,max-clients=0", "max-clients=0: give a number of clients above 0"),
         ("app=/run/x,max-clients=-1", "give a number of clients above 0"),
         ("app=@x,mode=0700", "mode= is for a path: leave it out, as @x is none"),

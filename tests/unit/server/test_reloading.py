@@ -83,6 +83,26 @@ def test_a_storm_of_signals_is_two_reloads(loads, path):
     assert policy.generation == 3
 
 
+def test_a_storm_of_requests_is_two_reloads(loads, path):
+    """All who ask during a reload share the next one, and get its answer."""
+    bus = Bus(policy=load(str(path)))
+    files = PolicyFiles(bus.registry, str(path), ["main"])
+    answers = [admin_policy.reload(files) for _ in range(1000)]
+    for pieces in answers:
+        assert next(pieces) is None
+    done, call = loads[-1]
+    done.callback(call())
+    assert answered(bus, answers[0]) == {"generation": 2}
+    path.write_text("no policy")
+    done, call = loads[-1]
+    with pytest.raises(PolicyError) as mistake:
+        call()
+    done.errback(mistake.value)
+    for pieces in answers[1:]:
+        assert answered(bus, pieces) == {"problem": str(mistake.value)}
+    assert len(loads) == 2
+
+
 def test_a_file_that_is_written_while_it_is_read_is_not_loaded(path, monkeypatch):
     """Half a policy may be one, without the rules that deny."""
     fstat = os.fstat

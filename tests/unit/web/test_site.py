@@ -94,6 +94,16 @@ def test_files_need_no_token() -> None:
     assert (status, headers["content-type"], body) == (200, "text/html; charset=utf-8", b"<p>page</p>")
 
 
+def test_a_target_in_absolute_form() -> None:
+    """The host may stand in the target, too, if it is that of the Host header; any other target is a path."""
+    for target in (b"http://127.0.0.1:8080/", b"HTTP://127.0.0.1:8080"):
+        assert ask(f"GET {target.decode()} HTTP/1.1\r\n{OWN}")[::2] == (200, b"<p>page</p>")
+    _, _, body = ask(f"GET http://127.0.0.1:8080/api/look?a=1 HTTP/1.1\r\n{ALLOWED}")
+    assert json.loads(body) == {"a": "1"}
+    for host in ("127.0.0.1", "127.0.0.1:80801", "evil.example"):
+        assert ask(f"GET http://{host}/api/look HTTP/1.1\r\n{ALLOWED}")[0] == 404
+
+
 def test_a_head_request_has_no_body() -> None:
     """HEAD answers as GET does, without the body."""
     status, headers, body = ask(f"HEAD / HTTP/1.1\r\n{OWN}")
