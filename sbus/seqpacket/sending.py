@@ -527,7 +527,9 @@ class SendingHalf(Endings):
 
     def _say_farewell(self) -> None:
         """Send the last packets; wait until the socket is writable if they do not fit and there is time."""
-        packets = self._farewell or []
+        packets = self._farewell
+        if packets is None:
+            return  # several flushes have asked for this
         is_open = True
         for _ in range(2 * len(packets) + 1):
             try:
