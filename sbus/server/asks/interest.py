@@ -36,7 +36,7 @@ matching patterns of each key (own subscriptions and observers count for some wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -262,9 +262,13 @@ class Interest:
             watched.enqueue(b"", None)
             self._walk(watched)
 
-    def judge_anew(self) -> None:
-        """Look up the keys that all clients watch: their right to learn of them has changed."""
-        self._look_up_all()
+    def judge_anew(self) -> Iterator[None]:
+        """Look up the keys that all clients watch, those of one user at each step."""
+        for watched in tuple(self._watched.values()):
+            if watched.count:
+                watched.enqueue(b"", None)
+                self._walk(watched)
+            yield
 
     def left(self, receiver: Receiver) -> None:
         """Forget a receiver whose last subscription was dropped, since it has disconnected."""
@@ -305,7 +309,8 @@ class Interest:
 
     def _observers_changed(self) -> None:
         self._observer_timer = None
-        self._look_up_all()
+        for _ in self.judge_anew():
+            pass
         self._flush()
 
     # --- walks -------------------------------------------------------------------------------
@@ -316,11 +321,6 @@ class Interest:
         for watched in tuple(found):
             if watched.enqueue(pattern, concerns):
                 self._walk(watched)
-
-    def _look_up_all(self) -> None:
-        for watched in tuple(self._watched.values()):
-            watched.enqueue(b"", None)
-            self._walk(watched)
 
     def _walk(self, watched: WatchedKeys) -> None:
         """Have the walks of a user done: as far as there is time now, and the rest in turns."""
