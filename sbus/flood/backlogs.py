@@ -44,7 +44,7 @@ from sbus.flood.interfaces import IQueueOrder
 from sbus.flood.naming import Mark, Signed, mark_of, sign, sign_each
 from sbus.flood.receipts import Receipt
 from sbus.flood.shared import SharedBacklog
-from sbus.routing.runs import untracked
+from sbus.routing.runs import find_type, untracked
 
 __all__ = [
     "ORDERS",
@@ -458,12 +458,12 @@ Backlog = FifoBacklog | StackBacklog | PriorityBacklog | SharedBacklog
 
 def _split(packets: Iterator[bytes]) -> tuple[list[bytes], list[tuple[int, bytes]]]:
     """Return the messages, and the replies, each with the number of messages before it."""
-    waiting = list(packets)
-    places = [at for at, packet in enumerate(waiting) if type(packet) is Reply]
-    if not places:
-        return waiting, []
-    replies = [(at - before, waiting[at]) for before, at in enumerate(places)]
-    return [packet for packet in waiting if type(packet) is not Reply], replies
+    messages, replies = list(packets), []
+    at = find_type(messages, Reply, 0)
+    while at >= 0:
+        replies.append((at, messages.pop(at)))
+        at = find_type(messages, Reply, at)
+    return messages, replies
 
 
 def new_backlog(packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> Backlog:
