@@ -140,7 +140,7 @@ def test_latest_does_not_replace_a_reply():
 
 
 def test_latest_reads_the_end_of_a_long_backlog():
-    """A client that chooses it late does not have the whole backlog read: of the messages before, the last 4,096 count."""
+    """A client that chooses it late does not have the whole backlog read: of what waited before, the end counts."""
     waiting = [b"MSG %d\0" % at for at in range(5000)]
     backlog = FifoBacklog(iter(waiting))
     index = KeyIndex(backlog)
