@@ -458,12 +458,15 @@ Backlog = FifoBacklog | StackBacklog | PriorityBacklog | SharedBacklog
 
 def _split(packets: Iterator[bytes]) -> tuple[list[bytes], list[tuple[int, bytes]]]:
     """Return the messages, and the replies, each with the number of messages before it."""
-    messages, replies = list(packets), []
-    at = find_type(messages, Reply, 0)
+    waiting = list(packets)
+    messages: list[bytes] = []
+    replies = []
+    start, at = 0, find_type(waiting, Reply, 0)
     while at >= 0:
-        replies.append((at, messages.pop(at)))
-        at = find_type(messages, Reply, at)
-    return messages, replies
+        messages += waiting[start:at]
+        replies.append((len(messages), waiting[at]))
+        start, at = at + 1, find_type(waiting, Reply, at + 1)
+    return messages + waiting[start:], replies
 
 
 def new_backlog(packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> Backlog:
