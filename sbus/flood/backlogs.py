@@ -44,7 +44,7 @@ from sbus.flood.interfaces import IQueueOrder
 from sbus.flood.naming import Mark, Signed, mark_of, sign, sign_each
 from sbus.flood.receipts import Receipt
 from sbus.flood.shared import SharedBacklog
-from sbus.routing.runs import untracked
+from sbus.routing.runs import find_type, untracked
 
 __all__ = [
     "ORDERS",
@@ -459,11 +459,14 @@ Backlog = FifoBacklog | StackBacklog | PriorityBacklog | SharedBacklog
 def _split(packets: Iterator[bytes]) -> tuple[list[bytes], list[tuple[int, bytes]]]:
     """Return the messages, and the replies, each with the number of messages before it."""
     waiting = list(packets)
-    places = [at for at, packet in enumerate(waiting) if type(packet) is Reply]
-    if not places:
-        return waiting, []
-    replies = [(at - before, waiting[at]) for before, at in enumerate(places)]
-    return [packet for packet in waiting if type(packet) is not Reply], replies
+    messages: list[bytes] = []
+    replies = []
+    start, at = 0, find_type(waiting, Reply, 0)
+    while at >= 0:
+        messages += waiting[start:at]
+        replies.append((len(messages), waiting[at]))
+        start, at = at + 1, find_type(waiting, Reply, at + 1)
+    return messages + waiting[start:], replies
 
 
 def new_backlog(packets: Iterator[bytes], order: IQueueOrder, newest_first: bool) -> Backlog:

@@ -36,7 +36,7 @@ matching patterns of each key (own subscriptions and observers count for some wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -65,7 +65,7 @@ _WATCH_STEPS = 12
 _NOTICE_STEPS = 20
 """Steps that a changed answer costs besides: the notice is made and queued."""
 _DROPPED_AT_ONCE = 32
-"""Watches of a client that has ended all of them that are removed between two looks at the clock."""
+"""Watches that have ended and are removed between two looks at the clock."""
 _WATCH_MEMORY = 700
 """Bytes of memory that a watched key takes, besides its own and those of its segments."""
 _SEGMENT_MEMORY = 400
@@ -87,27 +87,27 @@ class Subscriptions(Protocol):
 
 
 class _EndedWatches:
-    """The watches of a client that has ended all of them, to be removed: a chore of its user."""
+    """Watches of a client that have ended, to be removed: a chore of its user."""
 
-    __slots__ = ("_interest", "client", "watches")
+    __slots__ = ("_client", "_interest", "_watches")
 
     def __init__(self, interest: Interest, client: Receiver, watches: dict[bytes, Watch]) -> None:
         self._interest = interest
-        self.client = client
-        self.watches = watches
+        self._client = client
+        self._watches = watches
 
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
         clock = self._interest.scheduler.clock
-        while self.watches:
-            self._interest.drop_some(self)
+        while self._watches:
+            self._interest.drop_some(self._client, self._watches)
             if clock() >= until:
                 break
-        return not self.watches
+        return not self._watches
 
     def describe(self) -> dict[str, Any]:
         """See `sbus.fair.Entry`."""
-        return {"watches": list(self.watches)}
+        return {"watches": list(self._watches)}
 
 
 class Interest:
@@ -144,7 +144,6 @@ class Interest:
         self._flush = flush
         self._forget_user = forget_user
         self._watches: dict[Receiver, dict[bytes, Watch]] = {}
-        self._ended: dict[_EndedWatches, None] = {}
         self._watched: dict[User, WatchedKeys] = {}
         self._by_key: dict[bytes, dict[WatchedKeys, int]] = {}
         self._lingering = Lingering(dialect)
@@ -183,8 +182,8 @@ class Interest:
         if not self._watches:
             self._listen(True)
         self._watches[client] = mine
-        watch = mine[key] = Watch(client, key, is_open)
         cost = pattern_cost(key, self._separator)
+        watch = mine[key] = Watch(client, key, cost, is_open)
         client.pattern_bytes += cost
         client.user.charge(1, cost)
         client.pattern_memory += watch_memory(key, self._separator)
@@ -208,20 +207,18 @@ class Interest:
         if self.find(client, key) is None:
             return min(1, self.probe(client, key))
         value = self.watch(client, key).value
-        watch = self._watches[client].pop(key)
-        self._end(watch)
-        self._release(client, 1, pattern_cost(key, self._separator), watch_memory(key, self._separator))
+        mine = self._watches[client]
+        ended = {key: mine.pop(key)}
+        if not mine:
+            del self._watches[client]
+        self._end(client, ended)
         return value
 
     def unwatch_all(self, client: Receiver) -> None:
-        """End all watches of a client. Their memory is released in slices."""
+        """End all watches of a client."""
         mine = self._watches.pop(client, None)
         if mine:
-            for watch in mine.values():
-                watch.is_over = True
-            ended = _EndedWatches(self, client, mine)
-            self._ended[ended] = None
-            self.scheduler.do(client.user.lines, ended)
+            self._end(client, mine)
 
     def probe(self, client: Client, key: bytes) -> int:
         """Return how many subscribers a message with this key from this client would reach now.
@@ -262,9 +259,13 @@ class Interest:
             watched.enqueue(b"", None)
             self._walk(watched)
 
-    def judge_anew(self) -> None:
-        """Look up the keys that all clients watch: their right to learn of them has changed."""
-        self._look_up_all()
+    def judge_anew(self) -> Iterator[None]:
+        """Look up the keys that all clients watch, those of one user at each step."""
+        for watched in tuple(self._watched.values()):
+            if watched.count:
+                watched.enqueue(b"", None)
+                self._walk(watched)
+            yield
 
     def left(self, receiver: Receiver) -> None:
         """Forget a receiver whose last subscription was dropped, since it has disconnected."""
@@ -305,7 +306,8 @@ class Interest:
 
     def _observers_changed(self) -> None:
         self._observer_timer = None
-        self._look_up_all()
+        for _ in self.judge_anew():
+            pass
         self._flush()
 
     # --- walks -------------------------------------------------------------------------------
@@ -316,11 +318,6 @@ class Interest:
         for watched in tuple(found):
             if watched.enqueue(pattern, concerns):
                 self._walk(watched)
-
-    def _look_up_all(self) -> None:
-        for watched in tuple(self._watched.values()):
-            watched.enqueue(b"", None)
-            self._walk(watched)
 
     def _walk(self, watched: WatchedKeys) -> None:
         """Have the walks of a user done: as far as there is time now, and the rest in turns."""
@@ -407,8 +404,19 @@ class Interest:
 
     # --- the end of watches ------------------------------------------------------------------
 
-    def _end(self, watch: Watch) -> None:
-        watch.is_over = True
+    def _end(self, client: Receiver, watches: dict[bytes, Watch]) -> None:
+        """End watches of a client: they no longer count as patterns. Their memory is released in slices."""
+        cost = 0
+        for watch in watches.values():
+            watch.is_over = True
+            cost += watch.cost
+        client.pattern_bytes -= cost
+        client.user.release(len(watches), cost)
+        if not self._watches:
+            self._listen(False)
+        self.scheduler.do(client.user.lines, _EndedWatches(self, client, watches))
+
+    def _remove(self, watch: Watch) -> None:
         if not watch.is_open:
             return
         watched = self._watched[watch.client.user]
@@ -424,36 +432,17 @@ class Interest:
             watched.walks.clear()
             watched.user.lines.chores.pop(watched, None)
 
-    def drop_ended(self, user: User) -> None:
-        """Remove some watches of a client of this user that has ended all of them, if there is one."""
-        ended = next((ended for ended in self._ended if ended.client.user is user), None)
-        if ended is not None:
-            self.drop_some(ended)
-
-    def drop_some(self, ended: _EndedWatches) -> None:
-        """Remove watches of a client that has ended all of them."""
-        watches = ended.watches
-        count = cost = memory = 0
-        while watches and count < _DROPPED_AT_ONCE:
-            key, watch = watches.popitem()
-            self._end(watch)
+    def drop_some(self, client: Receiver, ended: dict[bytes, Watch]) -> None:
+        """Remove watches of a client that have ended."""
+        count = memory = 0
+        while ended and count < _DROPPED_AT_ONCE:
+            key, watch = ended.popitem()
+            self._remove(watch)
             count += 1
-            cost += pattern_cost(key, self._separator)
             memory += watch_memory(key, self._separator)
-        if not watches:
-            self._ended.pop(ended, None)
-        self._release(ended.client, count, cost, memory)
-
-    def _release(self, client: Receiver, count: int, cost: int, memory: int) -> None:
-        client.pattern_bytes -= cost
-        client.user.release(count, cost)
         client.pattern_memory -= memory
         client.user.charge_memory(-memory)
         self._forget_user(client.user)
-        if client in self._watches and not self._watches[client]:
-            del self._watches[client]
-        if not self._watches and not self._ended:
-            self._listen(False)
 
     def _listen(self, on: bool) -> None:
         others = tuple(listener for listener in self._subscriptions.listeners if listener is not self)

@@ -21,17 +21,19 @@ _SEGMENTS = 256
 class Watch:
     """A key that a client watches.
 
+    :ivar cost: what the key counts toward the limits of patterns' bytes.
     :ivar value: the latest answer, 0 or 1, sent or about to be sent.
     :ivar is_open: whether the answer depends on subscriptions; else it is always 1.
     :ivar is_over: whether the client has stopped watching.
     :ivar sent: the answer that was sent last.
     """
 
-    __slots__ = ("client", "is_open", "is_over", "key", "sent", "value")
+    __slots__ = ("client", "cost", "is_open", "is_over", "key", "sent", "value")
 
-    def __init__(self, client: Client, key: bytes, is_open: bool) -> None:
+    def __init__(self, client: Client, key: bytes, cost: int, is_open: bool) -> None:
         self.client = client
         self.key = key
+        self.cost = cost
         self.is_open = is_open
         self.is_over = False
         self.value = 1

@@ -15,8 +15,8 @@ step           what happens
 announced      From now on, a new subscription has to satisfy both policies.
 judged         In slices, while the bus continues, the new policy judges each subscription. A refused one ends at once:
                the client gets a denial, or is disconnected (``revoked``).
-in force       In one step, all clients get their new rights, all users their new limits, and all routes are forgotten,
-               with their verdicts.
+in force       In one step, all users get their new limits, and all rights and routes are forgotten, with the verdicts.
+               Each client gets its new rights with its next batch, or in slices, whichever comes first.
 =============  =======================================================================================================
 
 So at every moment, each permission comes from the old policy or from the new one.
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Guard"]
 
-_JUDGED_AT_ONCE = 128
-"""Subscriptions that are judged by a new policy in one turn of the reactor: 2 ms, as a rule."""
+_STEPS_AT_ONCE = 128
+"""Subscriptions that a new policy judges, or clients that get its rights, in one turn of the reactor: 2 ms, mostly."""
 _SECONDS_AT_ONCE = 0.002
 """Seconds after which that turn ends: with thousands of rules, a pattern can take milliseconds, and users choose it."""
 
@@ -112,9 +112,11 @@ class Guard:
 
     # --- messages and subscriptions ----------------------------------------------------------
 
-    def admit(self, client: Client) -> None:
-        """Give a client its rights."""
-        client.use_rights(self.permissions.rights_of(client))
+    def admit(self, client: Client) -> Rights:
+        """Give a client its rights, and return them."""
+        rights = self.permissions.rights_of(client)
+        client.use_rights(rights)
+        return rights
 
     def allows_run(self, client: Client, packet: bytes, route: Route[Receiver]) -> bool:
         """Return whether a client may publish the keys of a route, and nothing is to be noted for each message.
@@ -235,11 +237,9 @@ class Guard:
             policy.generation = 1 if permissions.policy is None else permissions.policy.generation + 1
             permissions.coming = policy
             classes: set[Rights] = set()  # which are forgotten, unless somebody holds them
-            steps = self._judge_all(policy, classes)
-            while self._judge_some(steps):
-                self._flush()
-                await deferLater(self._clock, 0)
+            await self._in_slices(self._judge_all(policy, classes))
             self._put_into_force(policy)
+            await self._in_slices(self._admit_all())
             return policy.generation
         finally:
             permissions.coming = None
@@ -249,10 +249,16 @@ class Guard:
         if self._router.dialect != CURRENT:  # its patterns would match no key, and deny nothing
             raise UsageError("a policy needs a bus of the current dialect: leave the dialect or the policy out")
 
-    def _judge_some(self, steps: Iterator[None]) -> bool:
-        """Judge as many subscriptions as there is time for in one turn; return whether there may be more."""
-        until = self._clock.seconds() + _SECONDS_AT_ONCE
-        return any(number == _JUDGED_AT_ONCE or self._clock.seconds() >= until for number, _ in enumerate(steps, 1))
+    async def _in_slices(self, steps: Iterator[None]) -> None:
+        """Take as many steps in one turn as there is time for."""
+        is_over = False
+        while not is_over:
+            now = self._clock.seconds
+            until = now() + _SECONDS_AT_ONCE
+            is_over = all(number < _STEPS_AT_ONCE and now() < until for number, _ in enumerate(steps, 1))
+            self._flush()
+            if not is_over:
+                await deferLater(self._clock, 0)
 
     def _judge_all(self, policy: Policy, classes: set[Rights]) -> Iterator[None]:
         """Judge the subscriptions of all clients, one at each step, and end those that the policy refuses."""
@@ -287,13 +293,18 @@ class Guard:
             self._judge = None
 
     def _put_into_force(self, policy: Policy) -> None:
-        self._flush()
         self.permissions.adopt(policy)
         self._router.judge_by(self.permissions.zone_of)
         self.paces.forget_all()
         self._users.set_limits(policy.limits)
         self._counters.keep_rules({rule.name for rule in policy.rules})
         for client in self._clients.values():
-            self.admit(client)
-        self._interest.judge_anew()
-        self._flush()
+            client.forget_rights()
+
+    def _admit_all(self) -> Iterator[None]:
+        """Give all clients their new rights, one at each step, and have the keys that they watch looked up."""
+        for client in list(self._clients.values()):
+            if client.reason is None:
+                _ = client.rights
+            yield
+        yield from self._interest.judge_anew()

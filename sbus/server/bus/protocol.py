@@ -232,7 +232,7 @@ class BusProtocol(ReceivingHalf):
 
     def use_rights(self, rights: Rights) -> None:
         """See `sbus.server.core.interfaces.Client`."""
-        self.rights = rights
+        self._rights = rights
         self.is_free = self.has_echo and rights.publishes_all
         self._fast_path = False  # not before the next batch
         if self._pace is not None:
@@ -242,9 +242,15 @@ class BusProtocol(ReceivingHalf):
             self._pace = self.registry.guard.paces.of(self.user.uid, rights.rates, self._maybe_resume)
         self._maybe_resume()
 
+    def forget_rights(self) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+        self._rights = None
+        self.is_free = self._fast_path = False
+
     def _may_hand(self, route: Route[Receiver]) -> bool:
         """Return whether a client that is not free may have a run handed to a route as it is."""
-        is_allowed = self.rights.publishes_all or route.verdicts.get(self.rights) is ALLOWED
+        rights = self._rights
+        is_allowed = rights is not None and (rights.publishes_all or route.verdicts.get(rights) is ALLOWED)
         return is_allowed and (self.has_echo or self not in route.receivers)
 
     def _find_outlet(self, head: bytes) -> Outlet | None:
@@ -271,6 +277,8 @@ class BusProtocol(ReceivingHalf):
             else:
                 until = scheduler.begin(lines, total - at)
                 try:
+                    if self._rights is None:
+                        registry.guard.admit(self)
                     if self._pace is None:
                         at, total = self._handle_some(packets, at, until)
                     else:

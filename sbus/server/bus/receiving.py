@@ -103,7 +103,6 @@ class ReceivingHalf(_Hot, ABC):
     :ivar signature: names the client as a publisher to receivers that have asked for senders.
     :ivar settings: the client's choices; those that have a place in its stream may not be in force yet.
     :ivar has_echo: whether it gets its own messages, as these say.
-    :ivar rights: its rights to publish and subscribe.
     :ivar is_free: whether it may publish everything, and gets its own messages: nothing is to be asked for a run.
     :ivar untold: refusals of which it has had no denial (`sbus.server.bus.denials`).
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
@@ -129,6 +128,7 @@ class ReceivingHalf(_Hot, ABC):
         "_is_loading",
         "_kept",
         "_letters",
+        "_rights",
         "_scheduler",
         "_unsent",
         "connected_at",
@@ -150,7 +150,6 @@ class ReceivingHalf(_Hot, ABC):
         "peer",
         "reason",
         "registry",
-        "rights",
         "settings",
         "signature",
         "untold",
@@ -177,7 +176,7 @@ class ReceivingHalf(_Hot, ABC):
         self.reason: CloseReason | None = None
         self.is_ending = self.is_paused = False
         self.has_echo = self.is_free = True
-        self.rights = FREE
+        self._rights: Rights | None = FREE
         self._identity: Identity | None = None
         self._is_loading = False
         self._letters = 0  # replies in the mail
@@ -289,8 +288,17 @@ class ReceivingHalf(_Hot, ABC):
             self._identity = Identity(peer.uid, peer.gid, groups, self.listener.name, is_proven(peer))
         return self._identity
 
+    @property
+    def rights(self) -> Rights:
+        """See `sbus.server.core.interfaces.Client`."""
+        return self._rights or self.registry.guard.admit(self)
+
     @abstractmethod
     def use_rights(self, rights: Rights) -> None:
+        """See `sbus.server.core.interfaces.Client`."""
+
+    @abstractmethod
+    def forget_rights(self) -> None:
         """See `sbus.server.core.interfaces.Client`."""
 
     # --- the place in the stream -------------------------------------------------------------

@@ -135,11 +135,9 @@ class Subscriptions:
         """
         if user.patterns < user.share.patterns.most or not user.has_pattern_limits:
             return
-        # Those that are still being dropped must not count against connected clients.
+        # Patterns that are still being dropped must not count against connected clients.
         if (client := self._drops.of(user)) is not None:
             self._drops.drop(client, 1)
-        else:
-            self._interest.drop_ended(user)
         if user.patterns >= user.share.patterns.most:
             raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
 

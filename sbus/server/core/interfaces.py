@@ -193,8 +193,9 @@ class Client(Publisher, Receiver, Holder, Protocol):
     settings: ClientSettings
     """The client's choices."""
 
-    rights: Rights
-    """The client's rights."""
+    @property
+    def rights(self) -> Rights:
+        """The client's rights, by the policy in force."""
 
     @property
     def identity(self) -> Identity:
@@ -205,6 +206,9 @@ class Client(Publisher, Receiver, Holder, Protocol):
 
     def use_rights(self, rights: Rights) -> None:
         """Take these rights from now on."""
+
+    def forget_rights(self) -> None:
+        """Ask the guard for rights when they are needed next."""
 
     on_room: tuple[Callable[[], None], ...]
     """Called when packets have left its queue, after it was congested."""

@@ -219,7 +219,7 @@ class Permissions:
 
 def is_judged(client: Any) -> bool:
     """Return whether the rights of a receiver are looked at: it does not belong to the bus or to its program."""
-    return hasattr(client, "rights") and client.user.uid not in (RECORDER, LINK)
+    return hasattr(client, "use_rights") and client.user.uid not in (RECORDER, LINK)
 
 
 def _enforce(verdict: Verdict) -> None:

@@ -139,6 +139,31 @@ def test_latest_does_not_replace_a_reply():
     assert list(backlog) == [b"CMSG x\0"]
 
 
+def test_latest_reads_the_end_of_a_long_backlog():
+    """A client that chooses it late does not have the whole backlog read: of what waited before, the end counts."""
+    waiting = [b"MSG %d\0" % at for at in range(5000)]
+    backlog = FifoBacklog(iter(waiting))
+    index = KeyIndex(backlog)
+    news = [packet + b"new" for packet in waiting]
+    left, _ = index.replace(news, lambda size: True)
+    assert left == news[: 5000 - 4096]
+    backlog.push(left)
+    assert index.replace(left, lambda size: True) == ([], 0)
+    assert list(backlog) == waiting[: 5000 - 4096] + news[5000 - 4096 :] + left
+
+
+def test_latest_forgets_what_is_no_longer_the_newest():
+    """Of messages that came under another strategy, more than are read at once, none is overtaken by a newer one."""
+    backlog = FifoBacklog(iter([b"MSG a\x001"]))
+    index = KeyIndex(backlog)
+    assert index.replace([b"MSG a\x002"], lambda size: True) == ([], 0)
+    others = [b"MSG %d\0" % at for at in range(5000)]
+    backlog.push([b"MSG a\x003"])
+    backlog.push(others)
+    assert index.replace([b"MSG a\x004"], lambda size: True) == ([b"MSG a\x004"], 0)
+    assert list(backlog) == [b"MSG a\x002", b"MSG a\x003", *others]
+
+
 @pytest.mark.skipif(runs.untracked is runs._untracked, reason="plain Python cannot do it")
 def test_the_garbage_collector_does_not_see_what_waits():
     """A collection does not visit the packets of a backlog one by one, also after its receipts were taken out."""

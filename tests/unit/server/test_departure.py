@@ -262,10 +262,9 @@ def test_what_is_being_dropped_makes_room_for_either(packet, has_watches):
     bus.finish()
     bus.use_up(peer, 10_000)
     peer.transport.hang_up()
-    assert peer.protocol.user.patterns == 640
     following.protocol._handle(packet)
     assert following.protocol.reason is None
-    assert 600 < following.protocol.user.patterns <= 640
+    assert following.protocol.user.patterns == (1 if has_watches else 640)
     assert bus.registry.counters.user_limits == 0
 
 

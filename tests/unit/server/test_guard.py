@@ -14,11 +14,12 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from sbus.errors import CloseReason, UsageError, ViolationReason
-from sbus.policy import Policy, load
+from sbus.policy import Identity, Policy, Rights, load
 from sbus.protocol.keys import EARLY
 from sbus.server import Observer
 from sbus.server.core.credentials import AccessSettings, KernelCredentials
-from tests.support.buses import Bus, Peer
+from sbus.server.core.limits import Limits
+from tests.support.buses import Bus, HandTurnedBus, Peer
 
 ON, ANSWER = b"CMSG denied/on", b"CMSG denied/on\0"
 RULES = """
@@ -394,6 +395,53 @@ def test_patterns_that_take_long_to_judge_hold_nobody_up(policy):
         bus.settle()
     assert bus.registry.guard.permissions.policy is coming
     assert 20 <= turns <= 60
+
+
+class Counting(Policy):
+    """A policy that counts the rights that are asked for, since `asked` was set to 0."""
+
+    asked = 0
+
+    def rights_of(self, identity: Identity) -> Rights:
+        self.asked += 1
+        return super().rights_of(identity)
+
+
+def test_many_clients_get_their_rights_in_slices():
+    """However many clients there are, a new policy stops the bus for a few milliseconds at a time."""
+    bus = HandTurnedBus(policy=Policy(), limits=Limits(user_clients=1000))
+    for _ in range(900):
+        bus.connect()
+    coming = Counting()
+    done: list[int] = []
+    Deferred.fromCoroutine(bus.registry.guard.adopt(coming)).addCallback(done.append)
+    most = total = 0
+    while not done:
+        coming.asked = 0
+        bus.turn()
+        most, total = max(most, coming.asked), total + coming.asked
+    assert total == 2 * 900, "to judge each client's patterns, and for its rights"
+    assert most < 300
+
+
+def test_a_client_does_not_wait_for_its_slice(policy):
+    """From the moment in which a policy is in force, whatever a client sends is judged by it, as to rights and rate."""
+    bus = HandTurnedBus(policy=policy(""), limits=Limits(user_clients=1000))
+    for _ in range(500):
+        bus.connect()
+    reader, client = bus.connect(), asking(bus)
+    reader.send(b"SUB ")
+    client.send(b"MSG b\0")
+    assert reader.take() == [b"MSG b\0"]
+    coming = policy('[[rule]]\nname = "no-b"\ndeny_publish = ["b"]\nmax_rate = 10\n')
+    done: list[int] = []
+    Deferred.fromCoroutine(bus.registry.guard.adopt(coming)).addCallback(done.append)
+    while bus.registry.guard.permissions.policy is not coming:
+        bus.turn()
+    client.transport.deliver(b"MSG b\0", *[b"MSG a\0"] * 10)
+    assert client.take() == [b"CMSG denied\0MSG b no-b"]
+    assert reader.take() == [], "b is denied, and it took the only token"
+    assert not done
 
 
 def test_from_audit_to_enforcing(policy):

@@ -320,6 +320,25 @@ def test_limits(requests, limits):
     assert len(bus.registry.users) == 0
 
 
+@pytest.mark.parametrize("packet", [b"CMSG interest/on\0", b"SUB "])
+def test_what_was_given_back_counts_no_more(packet):
+    """After interest/off there is room for other keys, or patterns, at once, also if the user has no time left."""
+    bus = HandTurnedBus(limits=Limits(max_patterns=100, max_pattern_bytes=10_000))
+    watcher = bus.connect()
+    bus.use_up(watcher, 10_000)
+    for number in range(100):
+        watcher.protocol._handle(b"CMSG interest/on\0%d%b" % (number, b"a" * 97))
+    watcher.protocol._handle(b"CMSG interest/off")
+    for number in range(100):
+        watcher.protocol._handle(b"%b%d%b" % (packet, number, b"b" * 97))
+    assert watcher.protocol.reason is None
+    watcher.transport.hang_up()
+    bus.finish()
+    user = watcher.protocol.user
+    assert (user.patterns, user.pattern_bytes, user.memory) == (0, 0, 0)
+    assert (watcher.protocol.pattern_bytes, watcher.protocol.pattern_memory) == (0, 0)
+
+
 def test_watched_keys_count_as_patterns():
     """A client that watches keys may subscribe to fewer patterns."""
     bus = Bus(limits=Limits(max_patterns=2))

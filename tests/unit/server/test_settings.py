@@ -91,7 +91,7 @@ NOT_STATE = {
     "_delivery", "_scheduler", "registry", "transport", "queue", "naming", "user",  # other objects
     "_departure", "is_ending",  # time left
     "_fast_path", "_in_force", "direct", "has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
-    "_identity", "rights", "is_free", "_pace",  # the kernel is asked again, and the policy
+    "_identity", "_rights", "is_free", "_pace",  # the kernel is asked again, and the policy
     "_is_loading", "front", "on_room",  # a client asks again
     "_held",  # released at the end of the server
     "_letters", "_mail",  # counts of entries of the mail, which is described by itself
