@@ -474,6 +474,11 @@ class ClientCore:
         """Bytes of the longest payload, as far as is known."""
         return max(self.max_packet, self.payloads.most)
 
+    @property
+    def changes(self) -> int:
+        """How often something has begun to change that the server learns by packets."""
+        return self.extensions.questions.count + self._dispatcher.changes
+
     def state(self) -> Choices:
         """Return what this client has chosen so far: settings in force, watched keys and patterns."""
         return replace(
@@ -528,7 +533,7 @@ class ClientCore:
         :returns: the waiters to fail, once the caller's own state is consistent: they may call the client at once.
         """
         self.bundle_limit = 0
-        return self.extensions.disconnected() + self._dispatcher.take_awaited()
+        return self.extensions.disconnected() + self._dispatcher.disconnected()
 
     def sinks(self) -> Iterator[Sink]:
         """Iterate over all subscriptions."""

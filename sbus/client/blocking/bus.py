@@ -187,13 +187,13 @@ class Bus(BlockingConnection[Subscription]):
         subscription = Subscription(self, callback)
         if sender:
             subscription.require_sender()
-        self._begin(self.core.subscribe(pattern, subscription, last=last, sender=sender), subscription)
+        self._begin(lambda: self.core.subscribe(pattern, subscription, last=last, sender=sender), subscription)
         return subscription
 
-    def _begin(self, packets: list[bytes], begun: Subscription | Watch) -> None:
-        """Send the packets that begin a subscription or a watch; end it if that fails, as nobody gets it then."""
+    def _begin(self, begin: Callable[[], list[bytes]], begun: Subscription | Watch) -> None:
+        """Begin a subscription or a watch, and send its packets; end it if that fails, as nobody gets it then."""
         try:
-            self.send(packets)
+            self.send(begin())
         except BaseException:
             with self.limit(0.0):
                 begun.close()
@@ -275,7 +275,7 @@ class Bus(BlockingConnection[Subscription]):
     def watch_subscribers(self, key: bytes | str) -> Watch:
         watch = Watch(self, as_bytes(key))
         self._check_whole()
-        self._begin(self.core.watch(watch), watch)
+        self._begin(lambda: self.core.watch(watch), watch)
         return watch
 
     def inbox(self, name: bytes | str) -> Inbox[Subscription]:
@@ -444,7 +444,7 @@ class Bus(BlockingConnection[Subscription]):
             self._send_last(self.core.extensions.unwatch(watch))
 
     def _refuse(self, subscription: Subscription, error: NotAllowed) -> bool:
-        self._outbox.extend(self.core.unsubscribe(subscription))
+        self._hand_over(self.core.unsubscribe(subscription))
         subscription.refuse(error)
         if subscription._is_shared():
             self._unread_errors[subscription] = error

@@ -96,7 +96,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._outbox = Outbox()  # what to send before any message
         self.core.on_settled = lambda: self._release(self._outbox)
         self._outbox.extend(self.core.resync_packets())
-        self._handed_over = self.core.extensions.questions.count  # those whose packets went to the outbox
+        self._handed_over = self.core.changes  # those whose packets went to the outbox
         self._deadline: float | None = None  # of the round trip under way
         self._limit: float | None = None  # of the block of `limit` under way
         self._sock: socket.socket | None = None
@@ -144,10 +144,13 @@ class BlockingConnection(ClientApi[Sub]):
         """See `sbus.client.api.ClientApi.send`; without a connection, the packets wait for the call that reconnects."""
         if self._error is not None:
             raise self._error
-        self._outbox.extend(packets)
-        self._handed_over = self.core.extensions.questions.count
+        self._hand_over(packets)
         if self._loss_reason is None or self._reconnecting:
             self._drain(self._deadline)
+
+    def _hand_over(self, packets: list[bytes]) -> None:
+        self._outbox.extend(packets)
+        self._handed_over = self.core.changes
 
     def _take_back(self, packet: bytes) -> None:
         self._outbox.take_back(packet)
@@ -455,7 +458,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _check_whole(self) -> None:
         """Take the connection for lost if a call was interrupted before its packet was in the outbox, or as it left."""
-        if self.core.extensions.questions.count != self._handed_over:
+        if self.core.changes != self._handed_over:
             self._connection_lost(_INTERRUPTED)
 
     def _run(self, call: Coroutine[PolledWaiter, None, T], timeout: float | None) -> T:
@@ -551,7 +554,7 @@ class BlockingConnection(ClientApi[Sub]):
         self._resync_fence = PolledWaiter()
         resync = self.core.resync_packets() + self.core.fence(self._resync_fence)
         self._outbox.restart(resync, hold=self.core.holds)
-        self._handed_over = self.core.extensions.questions.count
+        self._handed_over = self.core.changes
         for waiter in waiters:
             waiter.set_exception(error)
 
