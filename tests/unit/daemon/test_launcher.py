@@ -55,6 +55,26 @@ def test_ready(output: IO[bytes], tmp_path: Path) -> None:
     assert is_gone(server.pid)
 
 
+def test_interrupted_before_it_serves(output: IO[bytes], tmp_path: Path) -> None:
+    """Ctrl-C ends a service that is being imported without a traceback, even if the import ignores exceptions."""
+    scripts = tmp_path / "twisted" / "scripts"
+    scripts.mkdir(parents=True)
+    (tmp_path / "twisted" / "__init__.py").touch()
+    (scripts / "twistd.py").write_text("""
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    pass
+def run():
+    print("it serves")
+""")
+    command = ["env", "--default-signal=INT", *twistd_command("sbus")]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=env, stdout=output, stderr=output, timeout=TIMEOUT)
+    assert (done.returncode, read_log(output)) == (-signal.SIGINT, "")
+
+
 def test_exits_at_its_start(output: IO[bytes]) -> None:
     """A server that exits before it is ready is reported at once, with its status and the end of its log."""
     server = sh("echo 'the address is taken'; exit 3", output)
