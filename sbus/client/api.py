@@ -333,7 +333,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         ]
         for group, choice in wanted:
             if choice not in choices(group):
-                key = f"{group.decode()}/{choice}"
+                key = f"{group.decode()}/{choice!s:.80}"
                 raise UsageError(
                     f"there is no {key}: use {', '.join(map(repr, choices(group)))}; "
                     f"for a strategy or an order of a plugin, call control({key!r})"
@@ -466,6 +466,8 @@ class ClientApi(QueueCalls, Generic[Sub]):
         packets = []
         key, is_allowed = b"", False
         for request, payload in replies:
+            if not isinstance(request, Message):
+                raise UsageError(f"a request is a message as received, not {type(request).__name__}")
             last, key = key, reply_key(request.payload) or b""
             if key != last:  # requests that are sent together may have one in common
                 is_allowed = is_reply_key(self.core.dialect, key)
