@@ -27,7 +27,6 @@ from sbus.client.arguments import as_bytes
 from sbus.client.batches import BlockingPayloadBatch, PayloadBatch
 from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
-from sbus.client.blocking.waiting import has_hung_up
 from sbus.client.blocking.watch import Watch
 from sbus.client.blocking.work import Work
 from sbus.client.connecting import SERVER_CLOSED
@@ -40,6 +39,7 @@ from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
 from sbus.syscalls.batch import send_split
+from sbus.syscalls.polling import has_hung_up
 from sbus.syscalls.sockets import DONTWAIT, PEEK, SEND_NOW
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]

@@ -39,7 +39,7 @@ from typing import TypeVar
 
 from sbus.client.api import ClientApi, State, Sub
 from sbus.client.blocking.callbacks import Callbacks
-from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in, poll_socket
+from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in
 from sbus.client.connecting import SERVER_CLOSED, connect_first, connect_once, describe_loss, find_address
 from sbus.client.core import Batch
 from sbus.client.dispatch import LASTING
@@ -53,6 +53,7 @@ from sbus.errors import ConnectError, Disconnected, NotAllowed, PacketTooLong, S
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
 from sbus.protocol.packets import CMSG, build
+from sbus.syscalls.polling import poll_until
 from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, grow_send_buffer, max_sendable
 
 __all__ = ["BlockingConnection"]
@@ -283,13 +284,13 @@ class BlockingConnection(ClientApi[Sub]):
                 raise
 
     def _poll(self, sock: socket.socket, events: int, deadline: float | None) -> bool:
-        """Wait for the socket, as `poll_socket` does, or until `close` is called in another thread.
+        """Wait for the socket, as `poll_until` does, or until `close` is called in another thread.
 
         :raises sbus.errors.Closed: in that case.
         """
         self._is_polling = True  # from here on `close` wakes this thread, and leaves the descriptor open
         try:
-            is_ready = self._error is not None or poll_socket(sock, events, deadline)
+            is_ready = self._error is not None or poll_until(sock, events, deadline)
         finally:
             self._is_polling = False
             if self._error is not None:
