@@ -276,9 +276,7 @@ class BlockingConnection(ClientApi[Sub]):
             raise TimedOut("the socket stayed full")
         if keeps:
             try:
-                self._add(self._reader.read(sock)[0])
-            except OSError:
-                pass  # the next send finds out that the connection is lost
+                self._add(self._read_socket(sock))
             except BaseException:
                 self._connection_lost(_INTERRUPTED)
                 raise
@@ -410,21 +408,26 @@ class BlockingConnection(ClientApi[Sub]):
                     raise Disconnected("not connected at present")
                 if was_lost:
                     return _OTHER  # what the caller waits for may have come while the client reconnected
-            try:
-                packets, ended = self._reader.read(sock)
-            except OSError as e:
-                self._connection_lost(describe_loss(e))
-                packets, ended = [], False
+            packets = self._read_socket(sock)
             if not packets:
-                if ended:
-                    self._connection_lost(SERVER_CLOSED)
                 if self._error is not None:
                     raise self._error
                 return packets
-            batch = self._add(packets)  # an end of file behind them is reported again by the next read
+            batch = self._add(packets)
         self.core.process(batch)
         if self._batch is batch:
             self._batch = _DONE
+        return packets
+
+    def _read_socket(self, sock: socket.socket) -> list[bytes]:
+        """Return the packets that are here; without any, find out whether the connection is lost."""
+        try:
+            packets, ended = self._reader.read(sock)
+        except OSError as e:
+            self._connection_lost(describe_loss(e))
+            return []
+        if ended and not packets:
+            self._connection_lost(SERVER_CLOSED)
         return packets
 
     def _add(self, packets: list[bytes]) -> Batch:
