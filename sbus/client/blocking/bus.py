@@ -31,10 +31,8 @@ from sbus.client.blocking.watch import Watch
 from sbus.client.blocking.work import Work
 from sbus.client.connecting import SERVER_CLOSED
 from sbus.client.core import Message
-from sbus.client.denials import Denial
-from sbus.client.dispatch import is_of_application
 from sbus.client.forks import leave_to_parent
-from sbus.client.losses import LossKeeper, LossMark, Lost, MessageQueue, place_loss
+from sbus.client.losses import LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
@@ -120,7 +118,7 @@ class Bus(BlockingConnection[Subscription]):
             head = self.core.publish(key, b"")
             self._last_in_place = key if isinstance(key, (bytes, str)) else _NO_KEY, head  # a bytearray may change
         while True:
-            if self._outbox.packets:
+            if self.outbox.packets:
                 self._drain(self._limit)
             sock = self._usable or self._connected(self._limit)
             if sock is None or (self._reconnecting and self._is_unsettled()):
@@ -411,22 +409,6 @@ class Bus(BlockingConnection[Subscription]):
             if isinstance(sink, Subscription):
                 sink._since += bisect_left(gone, self._kept - sink._since)
         return own[::-1]
-
-    def _loss_received(self, lost: Lost) -> None:
-        self._count_lost(lost)
-        if self._options.on_lost is None:
-            self._log_loss(lost)
-            return
-        keepers: list[LossKeeper] = [
-            s for s in self.core.sinks() if isinstance(s, Subscription) and is_of_application(s)
-        ]
-        place_loss(lost, keepers, lambda lost: self._call_user(self.report_lost, lost))
-
-    def _denied(self, denial: Denial) -> None:
-        if self._options.on_denied is None:
-            self._denial_log.add(denial)
-        else:
-            self._call_user(self._options.on_denied, denial)
 
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus.

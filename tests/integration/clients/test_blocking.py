@@ -350,7 +350,7 @@ def test_a_large_message_has_the_rules_of_any_other(client: blocking.Bus) -> Non
             client.publish(wrong, large)  # type: ignore[arg-type]
     with pytest.raises(PacketTooLong, match=str(5 + 1 + LARGEST_SEND_BUFFER)):
         client.publish("k", bytes(LARGEST_SEND_BUFFER))
-    client._outbox.extend([b"SUB k"])
+    client.outbox.extend([b"SUB k"])
     client.publish("k", large)
     sub = client.subscribe("k")
     client.publish("k", large[:50_000])

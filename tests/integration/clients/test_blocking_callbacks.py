@@ -154,7 +154,7 @@ def test_what_callbacks_publish_keeps_its_order(bus: StartBus) -> None:
             connection.fence()
         bus("--reuse")
         connection.fence(TIMEOUT)
-        assert not connection._outbox.packets
+        assert not connection.outbox.packets
         connection.fence(TIMEOUT)
     assert got == [b"k/1", b"k/2", b"k/3"]
 

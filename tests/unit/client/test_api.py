@@ -13,7 +13,6 @@ from sbus.client.arguments import as_bytes
 from sbus.client.connecting import check_address
 from sbus.client.core import ClientCore, Message, find_dialect
 from sbus.client.denials import Denial
-from sbus.client.losses import Lost
 from sbus.client.queues import check_queue
 from sbus.errors import Disconnected, InvalidKey, NotAllowed, PacketTooLong, RequestFailed, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
@@ -88,9 +87,6 @@ class Backend(WithoutCalls[Sub]):
         sub = Sub(callback)
         self.send(self.core.subscribe(pattern, sub, **options))
         return sub
-
-    def _loss_received(self, lost: Lost) -> None:
-        raise NotImplementedError
 
     def _denied(self, denial: Denial) -> None:
         self.denials.append(denial)
