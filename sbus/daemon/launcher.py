@@ -117,7 +117,7 @@ class ServerProcess:
                     raise ConnectError(f"{self._name} exited with status {self.status} at its start{self.log_tail}")
                 if time.monotonic() > deadline:
                     raise ConnectError(
-                        f"{self._name} did not accept connections within {timeout:g} seconds{self.log_tail}"
+                        f"{self._name} did not accept connections within {timeout:g} s{self.log_tail}"
                     )
                 is_readable(pidfd, _PROBE_INTERVAL)
         except BaseException:

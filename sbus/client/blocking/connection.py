@@ -467,7 +467,7 @@ class BlockingConnection(Connection[Sub]):
                 except (TimedOut, Disconnected) as e:
                     if not self._is_own(e):
                         raise
-                    time_given = "the limit" if deadline == self._limit else f"{timeout} seconds"
+                    time_given = "the limit" if deadline == self._limit else f"{timeout} s"
                     error = e if isinstance(e, Disconnected) else TimedOut(f"no answer within {time_given}")
         finally:
             self._deadline = outer

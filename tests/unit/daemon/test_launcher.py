@@ -95,7 +95,7 @@ def test_prints_nothing(output: IO[bytes]) -> None:
 def test_too_slow(output: IO[bytes]) -> None:
     """A server that is not ready in time is killed and reported."""
     server = sh("exec sleep 60", output)
-    with pytest.raises(ConnectError, match=r"the server did not accept connections within 0\.01 seconds"):
+    with pytest.raises(ConnectError, match=r"the server did not accept connections within 0\.01 s"):
         server.wait_until(lambda: False, 0.01)
     assert server.status == -signal.SIGKILL
 
