@@ -552,6 +552,33 @@ def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
         assert sub.get(TIMEOUT).payload == b"again"
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of a socket before anybody can close it
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_reconnecting_that_is_interrupted_at_any_moment(bus: StartBus) -> None:
+    """Wherever the exception of a signal handler comes from, the next call reconnects."""
+    server = bus()
+    with sbus.connect(str(server.address), reconnect=Backoff(first=0.0, longest=0.0)) as client:
+        sub = client.subscribe("k")
+        lose(server, client)
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        ring = signal.setitimer  # noqa: TID251  # to interrupt between any two statements is the purpose here
+
+        def interrupted() -> None:
+            ring(signal.ITIMER_REAL, 0.0005)
+            client.receive(TIMEOUT)
+
+        try:
+            for _ in range(500):
+                with pytest.raises(KeyboardInterrupt):
+                    interrupted()
+        finally:
+            ring(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        bus("--reuse")
+        client.publish("k", b"again")
+        assert sub.get(TIMEOUT).payload == b"again"
+
+
 def test_callbacks_may_send_while_the_connection_is_made_again(directory: Path) -> None:
     """Packets that a callback sends before the fence has returned follow the resync packets."""
     with FakeServer(directory / "fake") as server:
