@@ -116,9 +116,7 @@ class ServerProcess:
                 if self.status is not None:
                     raise ConnectError(f"{self._name} exited with status {self.status} at its start{self.log_tail}")
                 if time.monotonic() > deadline:
-                    raise ConnectError(
-                        f"{self._name} did not accept connections within {timeout:g} s{self.log_tail}"
-                    )
+                    raise ConnectError(f"{self._name} did not accept connections within {timeout:g} s{self.log_tail}")
                 is_readable(pidfd, _PROBE_INTERVAL)
         except BaseException:
             self.kill()

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -552,6 +553,14 @@ def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
         assert sub.get(TIMEOUT).payload == b"again"
 
 
+_SIGNALS = """
+import os, signal, sys, time
+while True:
+    os.kill(int(sys.argv[1]), signal.SIGUSR1)
+    time.sleep(0.0005)
+"""
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of a socket before anybody can close it
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_reconnecting_that_is_interrupted_at_any_moment(bus: StartBus) -> None:
@@ -560,20 +569,28 @@ def test_reconnecting_that_is_interrupted_at_any_moment(bus: StartBus) -> None:
     with sbus.connect(str(server.address), reconnect=Backoff(first=0.0, longest=0.0)) as client:
         sub = client.subscribe("k")
         lose(server, client)
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        ring = signal.setitimer  # noqa: TID251  # to interrupt between any two statements is the purpose here
+        armed: list[bool] = []
+
+        def interrupt(*_: object) -> None:
+            if armed:
+                armed.clear()
+                raise KeyboardInterrupt
 
         def interrupted() -> None:
-            ring(signal.ITIMER_REAL, 0.0005)
+            armed.append(True)
             client.receive(TIMEOUT)
 
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        sender = subprocess.Popen([sys.executable, "-c", _SIGNALS, str(os.getpid())])
         try:
             for _ in range(500):
                 with pytest.raises(KeyboardInterrupt):
                     interrupted()
         finally:
-            ring(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            armed.clear()
+            sender.kill()
+            sender.wait()
+            signal.signal(signal.SIGUSR1, before)
         bus("--reuse")
         client.publish("k", b"again")
         assert sub.get(TIMEOUT).payload == b"again"
