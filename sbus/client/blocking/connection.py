@@ -555,7 +555,7 @@ class BlockingConnection(Connection[Sub]):
     def _reconnect_loop(self, deadline: float | None) -> None:
         """Connect until a fence returns on a connection, then call ``on_gap``."""
         try:
-            self._reconnecting = True  # here: a loop that begins a block is, at its next turn, not in it for a signal
+            self._reconnecting = True  # inside: CPython counts a signal in the jump back to what precedes the loop
             while self._error is None:
                 if self._sock is None:
                     self._try_to_connect(deadline)
