@@ -78,7 +78,7 @@ class Deadline:
             raise self._timed_out() from None
 
     def _timed_out(self) -> TimedOut:
-        return TimedOut(f"timed out: {self.activity} did not finish within {self.seconds:g} seconds")
+        return TimedOut(f"timed out: {self.activity} did not finish within {self.seconds:g} s")
 
 
 def wait_readable(bus: Bus, seconds: float | None, output: int | None = None) -> bool:

@@ -67,7 +67,7 @@ def ping(target: Target, count: int | None, interval: float, timeout: float, out
     if not pinger.received:
         raise SbusError(f"{target.address} has not answered at all: it is overloaded or stopped; try again later")
     if pinger.lost:
-        raise TimedOut(f"{pinger.lost} of {pinger.sent} requests got no answer within {timeout:g} seconds")
+        raise TimedOut(f"{pinger.lost} of {pinger.sent} requests got no answer within {timeout:g} s")
 
 
 class _Pinger:

@@ -129,7 +129,7 @@ def sub(
         report = f"sbus: subscribed to {named} at {target.address}" if verbose else None
         printed = _follow(bus, show, sys.stdout.buffer, count, deadline, report)
     if count is None or printed < count:
-        raise TimedOut(f"timed out: {pluralize(printed, 'message')} came within {timeout:g} seconds")
+        raise TimedOut(f"timed out: {pluralize(printed, 'message')} came within {timeout:g} s")
 
 
 def _connect(target: Target, deadline: Deadline, *, reconnect: bool, **settings: Any) -> Bus:

@@ -307,7 +307,7 @@ class Bus(Session[Subscription]):
         except TimeoutError as e:
             if isinstance(e, TimedOut):
                 raise
-            raise TimedOut(f"no answer within {timeout} seconds") from None
+            raise TimedOut(f"no answer within {timeout} s") from None
         finally:
             call.close()
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
@@ -37,11 +36,8 @@ from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from sbus.client.arguments import as_bytes, check_payload, check_text
 from sbus.client.batches import PayloadBatch
 from sbus.client.core import ClientCore, Message, Sink, Waiter
-from sbus.client.denials import Denial, DenialLog
 from sbus.client.dispatch import AwaitableWaiter, OwnCallback, Result
 from sbus.client.identity import check_name
-from sbus.client.losses import PAYLOAD, Lost
-from sbus.client.outbox import Outbox
 from sbus.client.payloads import Buffer
 from sbus.client.questions import CallingWaiter
 from sbus.client.queues import build_put, check_job, no_service, queue_key
@@ -78,8 +74,6 @@ _MOST_NAMES = 2
 """Names for which replies are received: the client's own, and the one before."""
 _MAX_ERROR = 1000
 """Characters of an error's text that are sent to the requester."""
-_LOSS_LOG_INTERVAL = 10.0
-"""Seconds between two log lines about packets that were too long."""
 
 
 class Inbox(NamedTuple, Generic[Sub]):
@@ -122,8 +116,6 @@ class ClientApi(QueueCalls, Generic[Sub]):
         self._replies: list[Sub] = []  # the newest last; replies to the name before it may be on their way
         self._replies_to: bytes | None = None
         self._lost = 0
-        self._unlogged, self._log_losses_at = 0, 0.0
-        self._denial_log = DenialLog(self._warn)
 
     # --- what a backend implements -----------------------------------------------------------
 
@@ -133,9 +125,6 @@ class ClientApi(QueueCalls, Generic[Sub]):
 
     def _take_back(self, packet: bytes) -> None:
         """Do not send a packet that was handed to `send`, if it has not left yet."""
-
-    def _make_room(self, size: int) -> None:
-        """Receive, and send, packets of up to `size` bytes from now on."""
 
     @abstractmethod
     def waiter(self) -> AwaitableWaiter:
@@ -333,7 +322,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         ]
         for group, choice in wanted:
             if choice not in choices(group):
-                key = f"{group.decode()}/{choice}"
+                key = f"{group.decode()}/{choice!s:.80}"
                 raise UsageError(
                     f"there is no {key}: use {', '.join(map(repr, choices(group)))}; "
                     f"for a strategy or an order of a plugin, call control({key!r})"
@@ -466,6 +455,8 @@ class ClientApi(QueueCalls, Generic[Sub]):
         packets = []
         key, is_allowed = b"", False
         for request, payload in replies:
+            if not isinstance(request, Message):
+                raise UsageError(f"a request is a message as received, not {type(request).__name__}")
             last, key = key, reply_key(request.payload) or b""
             if key != last:  # requests that are sent together may have one in common
                 is_allowed = is_reply_key(self.core.dialect, key)
@@ -523,32 +514,6 @@ class ClientApi(QueueCalls, Generic[Sub]):
         """
         return self._lost
 
-    def _count_lost(self, lost: Lost) -> None:
-        self._lost += lost.messages or 0
-
-    @abstractmethod
-    def _loss_received(self, lost: Lost) -> None:
-        """Count a loss, and report it in its place; log it for an application without ``on_lost``."""
-
-    def _log_loss(self, lost: Lost) -> None:
-        """Log a packet that could not be received: the first one at once, others in sums."""
-        now = time.monotonic()
-        self._unlogged += 1
-        if now >= self._log_losses_at:
-            why = "as longer than this client's buffer"
-            remedy = "connect with max_packet= (--max-packet) the limit of the bus"
-            if lost.why == PAYLOAD:
-                why, remedy = "as their memory did not come", "let the security module pass memfds of the bus"
-            self._warn(f"lost, {why}: packets: {self._unlogged}, the last one of {lost.bytes} bytes; {remedy}")
-            self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
-
-    def _release(self, outbox: Outbox) -> None:
-        """Let go what has waited to learn what the server takes; what it does not take fails its call, or is logged."""
-        if outbox.is_held and self.core.is_settled:
-            outbox.is_held = False
-            for error in outbox.refuse(self.core.refusal):
-                self._warn(f"a message that waited for a connection was dropped, as the bus has another limit: {error}")
-
     def _warn(self, text: str) -> None:
         """Log a warning for the operator of this program."""
         from logging import getLogger
@@ -556,10 +521,6 @@ class ClientApi(QueueCalls, Generic[Sub]):
         getLogger(LOGGER).warning(text)
 
     # --- denials -----------------------------------------------------------------------------
-
-    @abstractmethod
-    def _denied(self, denial: Denial) -> None:
-        """Call ``on_denied``; log the denial for an application without it."""
 
     @abstractmethod
     def _refuse(self, subscription: Sub, error: NotAllowed) -> bool:

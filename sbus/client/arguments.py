@@ -34,7 +34,9 @@ def as_bytes(text: bytes | str, what: str = "key") -> bytes:
     except TypeError:
         raise InvalidKey(f"a {what} is str or bytes, not {type(text).__name__}") from None
     except UnicodeEncodeError:
-        raise InvalidKey(f"the {what} {text!r} is text that UTF-8 cannot encode: give bytes (os.fsencode)") from None
+        raise InvalidKey(
+            f"the {what} {text!r:.80} is text that UTF-8 cannot encode: give bytes (os.fsencode)"
+        ) from None
 
 
 def check_payload(payload: object, what: str = "a payload") -> None:

@@ -87,7 +87,7 @@ def check_address(address: str, option: str = "--socket") -> str:
     :raises sbus.errors.UsageError: if a client cannot connect to it.
     """
     if not addresses.parse(address).name:
-        raise UsageError(f"{option}={address}: a client cannot connect to this address: give a path or @NAME")
+        raise UsageError(f"{option}={address:.200}: a client cannot connect to this address: give a path or @NAME")
     return address
 
 

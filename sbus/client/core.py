@@ -93,8 +93,8 @@ _OWN_CONTROLS = {
 
 
 def _quoted(key: bytes) -> str:
-    """Return a key in quotes, for readers who have not written it as Python's bytes."""
-    return repr(key.decode("utf-8", "backslashreplace"))
+    """Return a key in quotes, for readers who have not written it as Python's bytes; of a long one the beginning."""
+    return f"{key.decode('utf-8', 'backslashreplace')!r:.200}"
 
 
 def find_dialect(name: str) -> Dialect:
@@ -105,7 +105,7 @@ def find_dialect(name: str) -> Dialect:
     for dialect in (CURRENT, EARLY):
         if dialect.name == name:
             return dialect
-    raise UsageError(f"dialect={name!r}: use 'current' or 'early'")
+    raise UsageError(f"dialect={name!r:.80}: use 'current' or 'early'")
 
 
 def _own_ids() -> tuple[int, int, int]:
@@ -340,7 +340,7 @@ class ClientCore:
         """
         key = as_bytes(key)
         if instead := _OWN_CONTROLS.get(key.partition(b"/")[0]):
-            raise UsageError(f"the client sends {key.decode(errors='replace')} itself: {instead}")
+            raise UsageError(f"the client sends {key.decode(errors='replace'):.80} itself: {instead}")
         if payload is not None:
             check_payload(payload)
         packet = self._control(key, payload)
@@ -474,6 +474,11 @@ class ClientCore:
         """Bytes of the longest payload, as far as is known."""
         return max(self.max_packet, self.payloads.most)
 
+    @property
+    def changes(self) -> int:
+        """How often something has begun to change that the server learns by packets."""
+        return self.extensions.questions.count + self._dispatcher.changes
+
     def state(self) -> Choices:
         """Return what this client has chosen so far: settings in force, watched keys and patterns."""
         return replace(
@@ -528,7 +533,7 @@ class ClientCore:
         :returns: the waiters to fail, once the caller's own state is consistent: they may call the client at once.
         """
         self.bundle_limit = 0
-        return self.extensions.disconnected() + self._dispatcher.take_awaited()
+        return self.extensions.disconnected() + self._dispatcher.disconnected()
 
     def sinks(self) -> Iterator[Sink]:
         """Iterate over all subscriptions."""

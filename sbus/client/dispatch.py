@@ -174,6 +174,7 @@ class Dispatcher:
     :param dialect: the revision of the protocol, which says how keys match patterns.
     :param on_control: called with the key and the payload of each control message.
     :param on_truncated: called in the place of each packet that was longer than the buffer.
+    :ivar changes: how often a sink has begun to come or go.
     :ivar intercept: sees each packet first, if it is not None; returns whether the packet is dealt with.
     :ivar kind: the class of the messages that it makes now (`sbus.client.senders`).
     :ivar find_kind: returns the class of the messages after a notice; None before notices count.
@@ -194,6 +195,7 @@ class Dispatcher:
         self._secret: dict[bytes, SecretKey] = {}
         self._joining: set[Sink] = set()
         self._awaited: dict[bytes, Waiter] = {}
+        self.changes = 0
         self.intercept: Callable[[bytes], bool] | None = None
         self.kind: type[Message] = Message
         self.find_kind: Callable[[bytes], type[Message]] | None = None
@@ -207,6 +209,7 @@ class Dispatcher:
         :param joins_later: whether an open pattern gets no message before `join` is called.
         :returns: whether it is the first sink with this pattern.
         """
+        self.changes += 1
         pattern = sink.pattern
         sinks = self._sinks.setdefault(pattern, [])
         sinks.append(sink)
@@ -239,6 +242,7 @@ class Dispatcher:
         sinks = self._sinks.get(sink.pattern, [])
         if sink not in sinks:
             return False
+        self.changes += 1
         sinks.remove(sink)
         if sink.pattern in self._secret:
             self._cache.clear()
@@ -277,8 +281,18 @@ class Dispatcher:
         """Complete `waiter` with the next message with this key; no sink gets it."""
         self._awaited[key] = waiter
 
-    def take_awaited(self) -> list[Waiter]:
-        """Remove and return the waiters of `expect`."""
+    def disconnected(self) -> list[Waiter]:
+        """Remove and return the waiters of `expect`.
+
+        The routes are made anew: the exception of a signal handler may have interrupted a change of them, which has
+        ended the connection.
+        """
+        self._sinks = {pattern: sinks for pattern, sinks in self._sinks.items() if sinks}
+        self._cache.clear()
+        self._index = PatternIndex(self._dialect)
+        for sink in self.sinks():
+            if sink.pattern not in self._secret and sink not in self._joining:
+                self._index.subscribe(sink, sink.pattern, None, _NO_CREDENTIALS)
         waiters = list(self._awaited.values())
         self._awaited.clear()
         return waiters

@@ -9,10 +9,10 @@ from typing import TypedDict
 
 from sbus.client.arguments import check_callback, check_count, check_seconds
 from sbus.client.connecting import Backoff
-from sbus.client.core import ClientCore, Sink, find_dialect
+from sbus.client.core import find_dialect
 from sbus.client.denials import Denial
 from sbus.client.losses import Lost
-from sbus.errors import NotAllowed, UsageError
+from sbus.errors import UsageError
 from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
 
@@ -117,37 +117,3 @@ class ConnectOptions:
     def backoff(self) -> Backoff | None:
         """The pauses between attempts to reconnect; None if the client does not reconnect."""
         return Backoff() if self.reconnect is True else (self.reconnect or None)
-
-    def new_core(
-        self,
-        on_control: Callable[[bytes, bytes], object],
-        on_lost: Callable[[Lost], object],
-        make_room: Callable[[int], object],
-        give_up: Callable[[UsageError], object],
-        on_denied: Callable[[Denial], object],
-        refuse: Callable[[Sink, NotAllowed], bool],
-    ) -> ClientCore:
-        """Return the state of a new client.
-
-        :param on_control: called in place of the option of that name, if that is given.
-        :param on_lost: likewise; it is called in any case for a message that was too long to receive.
-        :param make_room: see `ClientCore`.
-        :param give_up: see `ClientCore`.
-        :param on_denied: called with each denial that no call and no reader gets.
-        :param refuse: see `ClientCore`.
-        """
-        return ClientCore(
-            find_dialect(self.dialect),
-            self.max_packet,
-            self.on_control and on_control,
-            bundles=self.bundles,
-            bye=True,
-            on_lost=self.on_lost and on_lost,
-            on_denied=on_denied,
-            refuse=refuse,
-            sender=self.sender,
-            give_up=give_up,
-            on_truncated=on_lost,
-            make_room=make_room,
-            payloads=self.payloads,
-        )

@@ -50,7 +50,7 @@ def check_queue(name: str) -> str:
     """
     check_text(name, "a queue's name")
     if not name or len(name) > 64 or not all(c.isascii() and (c.isalnum() or c in "_.-") for c in name):
-        raise UsageError(f"queue {name!r}: a queue's name is 1 to 64 of A-Z a-z 0-9 _ . -")
+        raise UsageError(f"queue {name!r:.80}: a queue's name is 1 to 64 of A-Z a-z 0-9 _ . -")
     return name
 
 

@@ -34,16 +34,14 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import TypeVar, TypeVarTuple
 
-from sbus.client.api import CLOSED_HERE, ClientApi, State
+from sbus.client.api import CLOSED_HERE, State
 from sbus.client.batches import AsyncPayloadBatch, PayloadBatch
-from sbus.client.connecting import find_address
+from sbus.client.connection import Connection
 from sbus.client.core import Message
-from sbus.client.denials import Denial
-from sbus.client.dispatch import Waiter, is_of_application
+from sbus.client.dispatch import Waiter
 from sbus.client.forks import leave_to_parent
-from sbus.client.losses import Lost, place_loss
+from sbus.client.losses import Lost
 from sbus.client.options import ConnectOptions
-from sbus.client.outbox import Outbox
 from sbus.client.questions import CallingWaiter
 from sbus.client.subscription import QueuedSubscription, Readers, WatchQueue
 from sbus.client.workers import Work
@@ -61,23 +59,14 @@ _MESSAGE = MSG + b" "
 Args = TypeVarTuple("Args")
 
 
-class Session(ClientApi[Sub]):
+class Session(Connection[Sub]):
     """A client's connection over an event loop; see the theory of operation."""
 
     _callback_errors: tuple[type[BaseException], ...] = (Exception,)
     """Exceptions of callbacks that are logged and do not end the connection."""
 
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
-        super().__init__()
-        self._options = options
-        self.address = find_address(address)
-        self.core = options.new_core(
-            self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
-        )
-        self.core.on_settled = lambda: self._call_soon(self._settled)
-        self.outbox = Outbox()
-        self.outbox.extend(self.core.resync_packets())
-        self._backoff = options.backoff
+        super().__init__(address, options)
         self._immediate_writes = BATCH  # lone writes left to send at once, see `_write`
         self._turn_writes = 0  # writes deferred to the end of this turn
         self._deferred_bytes = 0  # bytes in them
@@ -85,8 +74,6 @@ class Session(ClientApi[Sub]):
         self._above_high_water: set[QueuedSubscription] = set()
         self._is_reading = True
         self._to_wake: list[Readers] = []
-        self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` has been called
-        self._reconnecting = False
         self._restoring: Waiter = CallingWaiter()  # of `_reconnect_loop`: this client's choices are in force again
         self._restored = CallingWaiter(
             lambda value: self._restoring.set_result(value), lambda error: self._restoring.set_exception(error)
@@ -264,15 +251,15 @@ class Session(ClientApi[Sub]):
         self._turn_writes = 0
         self._flush()
 
+    def _on_settled(self) -> None:
+        self._call_soon(self._settled)
+
     def _settled(self) -> None:
         """Send the messages that waited for the server's limits, except for those beyond them."""
         if self.is_connected():
-            self._release(self.outbox)
+            self._release()
         self._update_reading()
         self._flush()
-
-    def _take_back(self, packet: bytes) -> None:
-        self.outbox.take_back(packet)
 
     def payloads(self) -> AsyncPayloadBatch:
         """Begin a batch of large messages (:doc:`/payloads`); the end of ``async with``, or its ``send``, sends it."""
@@ -352,27 +339,6 @@ class Session(ClientApi[Sub]):
         except self._callback_errors as error:
             self.callback_failed(error)
 
-    def _control_received(self, key: bytes, payload: bytes) -> None:
-        if self._options.on_control is not None:
-            self.call_user(self._options.on_control, key, payload)
-
-    def _loss_received(self, lost: Lost) -> None:
-        self._count_lost(lost)
-        if self._options.on_lost is None:
-            self._log_loss(lost)
-            return
-        place_loss(
-            lost,
-            [sink for sink in self.core.sinks() if isinstance(sink, QueuedSubscription) and is_of_application(sink)],
-            self.report_lost,
-        )
-
-    def _denied(self, denial: Denial) -> None:
-        if self._options.on_denied is None:
-            self._denial_log.add(denial)
-        else:
-            self.call_user(self._options.on_denied, denial)
-
     def _refuse(self, subscription: Sub, error: NotAllowed) -> bool:
         if self._error is None:
             self.send(self.core.unsubscribe(subscription))
@@ -429,9 +395,7 @@ class Session(ClientApi[Sub]):
             self._end(error)
         else:
             self._detach()
-            waiters = self._forget_connection()
-            resync = self.core.resync_packets() + self.core.fence(self._restored)
-            self.outbox.restart(resync, hold=self.core.holds)
+            waiters = self._restart(self._restored)
             self._loss_reason = self._loss_reason or error
             if not self._reconnecting:
                 self._reconnecting = True

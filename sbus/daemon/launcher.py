@@ -38,7 +38,16 @@ _PROBE_INTERVAL = 0.005
 """Seconds between two probes of a server that is starting."""
 _LOG_TAIL = 4_000
 """Characters of a log that go into the text of an error."""
-_TWISTD = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
+_TWISTD = """
+import _signal as signal, sys
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+from twisted.scripts.twistd import run
+sys.argv[0] = 'twistd'
+run()
+"""
+"""Until the service has its own handlers (`sbus.daemon.process`), Ctrl-C ends it at once, and without a traceback:
+Twisted ignores an exception while it imports plug-ins."""
 
 
 def twistd_command(service: str, *options: str) -> list[str]:
@@ -107,9 +116,7 @@ class ServerProcess:
                 if self.status is not None:
                     raise ConnectError(f"{self._name} exited with status {self.status} at its start{self.log_tail}")
                 if time.monotonic() > deadline:
-                    raise ConnectError(
-                        f"{self._name} did not accept connections within {timeout:g} seconds{self.log_tail}"
-                    )
+                    raise ConnectError(f"{self._name} did not accept connections within {timeout:g} s{self.log_tail}")
                 is_readable(pidfd, _PROBE_INTERVAL)
         except BaseException:
             self.kill()

@@ -93,14 +93,14 @@ def parse(text: str) -> Address:
         digits = text[len(_ABSTRACT) + 1 :]
         if len(digits) % 2 or not re.fullmatch("[0-9a-fA-F]+", digits) or len(digits) > 2 * _SUN_PATH:
             raise AddressError(
-                f"{text}: after {_ABSTRACT}/ come hexadecimal digits, an even number and at most {2 * _SUN_PATH}"
+                f"{text:.200}: after {_ABSTRACT}/ come hexadecimal digits, an even number and at most {2 * _SUN_PATH}"
             )
         name = bytes.fromhex(digits)
         return _abstract(name if name.startswith(b"\0") else b"\0" + name)
     if text.startswith("@"):
         name = b"\0" + os.fsencode(text[1:])
         if len(name) < 2 or len(name) > _SUN_PATH:
-            raise AddressError(f"{text}: an abstract name has 1 to {_SUN_PATH - 1} bytes")
+            raise AddressError(f"{text:.200}: an abstract name has 1 to {_SUN_PATH - 1} bytes")
         return Address(text, name)
     if text == "systemd" or text.startswith("systemd:"):
         return Address(text, systemd=text[len("systemd:") :])
@@ -112,7 +112,7 @@ def parse(text: str) -> Address:
             "an address must not be empty or contain a NUL: give a path, or @name for an abstract address"
         )
     if len(name) >= _SUN_PATH:
-        raise AddressError(f"{text}: the path has {len(name)} bytes, but a socket's has at most {_SUN_PATH - 1}")
+        raise AddressError(f"{text:.200}: the path has {len(name)} bytes, but a socket's has at most {_SUN_PATH - 1}")
     return Address(text, name)
 
 

@@ -34,7 +34,7 @@ _TIMEOUT = 5.0
 
 def _timed_out(messages: list[Message], count: int, timeout: float) -> TimedOut:
     last = f", the last {messages[-1]!r:.200}" if messages else ""
-    return TimedOut(f"{len(messages)} of {count} messages came within {timeout} seconds{last}")
+    return TimedOut(f"{len(messages)} of {count} messages came within {timeout} s{last}")
 
 
 class RecordingClient:

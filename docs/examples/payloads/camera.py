@@ -35,5 +35,7 @@ def watch(address: str, frames: int) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     role = {"film": film, "watch": watch}[sys.argv[1]]
     role(sys.argv[2], int(sys.argv[3]))

@@ -53,5 +53,7 @@ async def receive(address: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     role = {"send": send, "receive": receive}[sys.argv[1]]
     asyncio.run(role(sys.argv[2]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
 from collections import deque
 from collections.abc import Collection
 from datetime import datetime
@@ -22,6 +21,7 @@ from sbus.interchange.rows import Row, Selection
 from sbus.journal import clock
 from sbus.journal.layout import read_identity
 from sbus.journal.schema import GAPS, MESSAGES, Kind
+from sbus.syscalls.polling import has_hung_up
 
 __all__ = ["Rows"]
 
@@ -94,8 +94,6 @@ class Rows:
             self._follow(output)
 
     def _follow(self, output: BinaryIO) -> NoReturn:
-        poll = select.poll()
-        poll.register(output, 0)  # errors and hang-ups are always reported
         is_away = False
         while True:
             before = self._next
@@ -108,7 +106,7 @@ class Rows:
                 if not is_away:
                     click.echo(f"sbus: {e}; waiting for a journal", err=True)
                 is_away = True
-            if self._next == before and poll.poll(_FOLLOW_INTERVAL * 1000):
+            if self._next == before and has_hung_up(output, _FOLLOW_INTERVAL):
                 raise BrokenPipeError
 
     def _is_in_place(self) -> bool:

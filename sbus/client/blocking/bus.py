@@ -27,19 +27,17 @@ from sbus.client.arguments import as_bytes
 from sbus.client.batches import BlockingPayloadBatch, PayloadBatch
 from sbus.client.blocking.connection import BlockingConnection
 from sbus.client.blocking.subscription import Subscription
-from sbus.client.blocking.waiting import has_hung_up
 from sbus.client.blocking.watch import Watch
 from sbus.client.blocking.work import Work
 from sbus.client.connecting import SERVER_CLOSED
 from sbus.client.core import Message
-from sbus.client.denials import Denial
-from sbus.client.dispatch import is_of_application
 from sbus.client.forks import leave_to_parent
-from sbus.client.losses import LossKeeper, LossMark, Lost, MessageQueue, place_loss
+from sbus.client.losses import LossMark, MessageQueue
 from sbus.client.options import ConnectOptions, Keywords
 from sbus.client.payloads import Buffer
 from sbus.errors import Closed, Disconnected, Forked, NotAllowed, PacketTooLong, TimedOut
 from sbus.syscalls.batch import send_split
+from sbus.syscalls.polling import has_hung_up
 from sbus.syscalls.sockets import DONTWAIT, PEEK, SEND_NOW
 
 __all__ = ["Bus", "Subscription", "Watch", "connect"]
@@ -120,7 +118,7 @@ class Bus(BlockingConnection[Subscription]):
             head = self.core.publish(key, b"")
             self._last_in_place = key if isinstance(key, (bytes, str)) else _NO_KEY, head  # a bytearray may change
         while True:
-            if self._outbox.packets:
+            if self.outbox.packets:
                 self._drain(self._limit)
             sock = self._usable or self._connected(self._limit)
             if sock is None or (self._reconnecting and self._is_unsettled()):
@@ -187,13 +185,13 @@ class Bus(BlockingConnection[Subscription]):
         subscription = Subscription(self, callback)
         if sender:
             subscription.require_sender()
-        self._begin(self.core.subscribe(pattern, subscription, last=last, sender=sender), subscription)
+        self._begin(lambda: self.core.subscribe(pattern, subscription, last=last, sender=sender), subscription)
         return subscription
 
-    def _begin(self, packets: list[bytes], begun: Subscription | Watch) -> None:
-        """Send the packets that begin a subscription or a watch; end it if that fails, as nobody gets it then."""
+    def _begin(self, begin: Callable[[], list[bytes]], begun: Subscription | Watch) -> None:
+        """Begin a subscription or a watch, and send its packets; end it if that fails, as nobody gets it then."""
         try:
-            self.send(packets)
+            self.send(begin())
         except BaseException:
             with self.limit(0.0):
                 begun.close()
@@ -275,7 +273,7 @@ class Bus(BlockingConnection[Subscription]):
     def watch_subscribers(self, key: bytes | str) -> Watch:
         watch = Watch(self, as_bytes(key))
         self._check_whole()
-        self._begin(self.core.watch(watch), watch)
+        self._begin(lambda: self.core.watch(watch), watch)
         return watch
 
     def inbox(self, name: bytes | str) -> Inbox[Subscription]:
@@ -412,22 +410,6 @@ class Bus(BlockingConnection[Subscription]):
                 sink._since += bisect_left(gone, self._kept - sink._since)
         return own[::-1]
 
-    def _loss_received(self, lost: Lost) -> None:
-        self._count_lost(lost)
-        if self._options.on_lost is None:
-            self._log_loss(lost)
-            return
-        keepers: list[LossKeeper] = [
-            s for s in self.core.sinks() if isinstance(s, Subscription) and is_of_application(s)
-        ]
-        place_loss(lost, keepers, lambda lost: self._call_user(self.report_lost, lost))
-
-    def _denied(self, denial: Denial) -> None:
-        if self._options.on_denied is None:
-            self._denial_log.add(denial)
-        else:
-            self._call_user(self._options.on_denied, denial)
-
     def _deliver_shared(self, messages: list[Message]) -> None:
         """Keep messages for the readers of the bus.
 
@@ -444,7 +426,7 @@ class Bus(BlockingConnection[Subscription]):
             self._send_last(self.core.extensions.unwatch(watch))
 
     def _refuse(self, subscription: Subscription, error: NotAllowed) -> bool:
-        self._outbox.extend(self.core.unsubscribe(subscription))
+        self._hand_over(self.core.unsubscribe(subscription))
         subscription.refuse(error)
         if subscription._is_shared():
             self._unread_errors[subscription] = error

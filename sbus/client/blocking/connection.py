@@ -35,29 +35,32 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sized
 from contextlib import contextmanager
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
-from sbus.client.api import ClientApi, State, Sub
+from sbus.client.api import State, Sub
 from sbus.client.blocking.callbacks import Callbacks
-from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in, poll_socket
-from sbus.client.connecting import SERVER_CLOSED, connect_first, connect_once, describe_loss, find_address
+from sbus.client.blocking.waiting import PolledWaiter, buffer_bytes, deadline_in
+from sbus.client.connecting import SERVER_CLOSED, connect_first, connect_once, describe_loss
+from sbus.client.connection import Connection
 from sbus.client.core import Batch
 from sbus.client.dispatch import LASTING
 from sbus.client.inlet import Inlet, PayloadInlet
 from sbus.client.losses import Lost, MessageQueue
 from sbus.client.options import ConnectOptions
-from sbus.client.outbox import NO_ROOM, Outbox, send_limit, send_some
+from sbus.client.outbox import NO_ROOM, send_limit, send_some
 from sbus.client.payload_sender import PayloadSender
 from sbus.client.payloads import Outgoing
 from sbus.errors import ConnectError, Disconnected, NotAllowed, PacketTooLong, SbusError, TimedOut, UsageError
 from sbus.protocol.bundles import unbundle
 from sbus.protocol.controls import BUNDLE_ON
 from sbus.protocol.packets import CMSG, build
+from sbus.syscalls.polling import poll_until
 from sbus.syscalls.sockets import DONTWAIT, LARGEST_SEND_BUFFER, PEEK, SEND_NOW, grow_send_buffer, max_sendable
 
 __all__ = ["BlockingConnection"]
 
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 _BUNDLE_REPLY = build(CMSG, BUNDLE_ON, b"")
 """The beginning of the server's reply to ``bundle/on``."""
@@ -73,30 +76,17 @@ _MEMORY_RETRY = 0.05
 """Seconds until the next attempt to send after the kernel ran out of memory."""
 
 
-class BlockingConnection(ClientApi[Sub]):
-    """A connection to a bus; see the theory of operation above.
-
-    :param address: path or abstract address of the bus; by default the result of
-        `sbus.client.connecting.find_address`.
-    """
+class BlockingConnection(Connection[Sub]):
+    """A connection to a bus; see the theory of operation above."""
 
     def __init__(self, address: str | os.PathLike[str] | None, options: ConnectOptions) -> None:
-        super().__init__()
-        self._options = options
-        self.address = find_address(address)
-        self.core = options.new_core(
-            self._control_received, self._loss_received, self._make_room, self._give_up, self._denied, self._refused
-        )
+        super().__init__(address, options)
         self._reader = (PayloadInlet if options.payloads else Inlet)(self.core, options.receive_size)
         self._send_some = PayloadSender(self.core).send if options.payloads else send_some
         self._batch = _DONE  # what was received; a callback that reads on continues it
         self._callbacks = Callbacks()
-        self._call_user = self._callbacks.call
         self._unread_errors: dict[Sub, NotAllowed] = {}  # of refused subscriptions, for the readers of the bus
-        self._outbox = Outbox()  # what to send before any message
-        self.core.on_settled = lambda: self._release(self._outbox)
-        self._outbox.extend(self.core.resync_packets())
-        self._handed_over = self.core.extensions.questions.count  # those whose packets went to the outbox
+        self._handed_over = self.core.changes  # those whose packets went to the outbox
         self._deadline: float | None = None  # of the round trip under way
         self._limit: float | None = None  # of the block of `limit` under way
         self._sock: socket.socket | None = None
@@ -104,12 +94,9 @@ class BlockingConnection(ClientApi[Sub]):
         self._is_unread = self._expects_bundle_reply = False
         self._is_polling = False
         self._error: Disconnected | UsageError | None = None  # why the connection has ended
-        self._backoff = options.backoff
-        self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` is called
         self._delays: Iterator[float] = iter(())
         self._next_attempt = 0.0
         self._resync_fence = PolledWaiter()  # succeeds once the choices of this client are in force again
-        self._reconnecting = False
 
     @property
     def state(self) -> State:
@@ -144,23 +131,23 @@ class BlockingConnection(ClientApi[Sub]):
         """See `sbus.client.api.ClientApi.send`; without a connection, the packets wait for the call that reconnects."""
         if self._error is not None:
             raise self._error
-        self._outbox.extend(packets)
-        self._handed_over = self.core.extensions.questions.count
+        self._hand_over(packets)
         if self._loss_reason is None or self._reconnecting:
             self._drain(self._deadline)
 
-    def _take_back(self, packet: bytes) -> None:
-        self._outbox.take_back(packet)
+    def _hand_over(self, packets: list[bytes]) -> None:
+        self.outbox.extend(packets)
+        self._handed_over = self.core.changes
 
     def _send_all(self, packets: list[bytes]) -> None:
         """Send messages, however long it takes, or until the deadline of `limit`."""
         position, known = 0, self._usable
         while position < len(packets):
-            if self._outbox.packets:
+            if self.outbox.packets:
                 self._drain(self._limit)
             sock = self._usable or self._connected(self._limit)
             if sock is None or (self._reconnecting and self._is_unsettled()):
-                self._outbox.extend_within(packets[position:], self._options.reconnect_buffer)
+                self.outbox.extend_within(packets[position:], self._options.reconnect_buffer)
                 return
             if sock is not known:
                 known = sock
@@ -202,11 +189,11 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _drain(self, deadline: float | None) -> None:
         """Send the outbox, or find out that the connection is lost."""
-        while self._outbox.packets:
+        while self.outbox.packets:
             sock = self._usable or self._connected(deadline)
             if sock is None:
                 return
-            taken = self._outbox.take(send_limit(self.core.bundle_limit))
+            taken = self.outbox.take(send_limit(self.core.bundle_limit))
             if not taken:
                 return  # the rest waits for the server's word about payloads
             handed_over, self._handed_over = self._handed_over, -1  # unless interrupted before the outbox knows
@@ -214,9 +201,9 @@ class BlockingConnection(ClientApi[Sub]):
                 sent = self._send(sock, taken)
                 if sock is not self._sock:
                     return  # lost; the outbox now belongs to the next connection
-                self._outbox.ack(taken, sent)
+                self.outbox.ack(taken, sent)
             except PacketTooLong:
-                self._outbox.ack(taken, 1)
+                self.outbox.ack(taken, 1)
                 self._handed_over = handed_over
                 raise
             self._handed_over = handed_over
@@ -272,21 +259,19 @@ class BlockingConnection(ClientApi[Sub]):
             raise TimedOut("the socket stayed full")
         if keeps:
             try:
-                self._add(self._reader.read(sock)[0])
-            except OSError:
-                pass  # the next send finds out that the connection is lost
+                self._add(self._read_socket(sock))
             except BaseException:
                 self._connection_lost(_INTERRUPTED)
                 raise
 
     def _poll(self, sock: socket.socket, events: int, deadline: float | None) -> bool:
-        """Wait for the socket, as `poll_socket` does, or until `close` is called in another thread.
+        """Wait for the socket, as `poll_until` does, or until `close` is called in another thread.
 
         :raises sbus.errors.Closed: in that case.
         """
         self._is_polling = True  # from here on `close` wakes this thread, and leaves the descriptor open
         try:
-            is_ready = self._error is not None or poll_socket(sock, events, deadline)
+            is_ready = self._error is not None or poll_until(sock, events, deadline)
         finally:
             self._is_polling = False
             if self._error is not None:
@@ -406,21 +391,26 @@ class BlockingConnection(ClientApi[Sub]):
                     raise Disconnected("not connected at present")
                 if was_lost:
                     return _OTHER  # what the caller waits for may have come while the client reconnected
-            try:
-                packets, ended = self._reader.read(sock)
-            except OSError as e:
-                self._connection_lost(describe_loss(e))
-                packets, ended = [], False
+            packets = self._read_socket(sock)
             if not packets:
-                if ended:
-                    self._connection_lost(SERVER_CLOSED)
                 if self._error is not None:
                     raise self._error
                 return packets
-            batch = self._add(packets)  # an end of file behind them is reported again by the next read
+            batch = self._add(packets)
         self.core.process(batch)
         if self._batch is batch:
             self._batch = _DONE
+        return packets
+
+    def _read_socket(self, sock: socket.socket) -> list[bytes]:
+        """Return the packets that are here; without any, find out whether the connection is lost."""
+        try:
+            packets, ended = self._reader.read(sock)
+        except OSError as e:
+            self._connection_lost(describe_loss(e))
+            return []
+        if ended and not packets:
+            self._connection_lost(SERVER_CLOSED)
         return packets
 
     def _add(self, packets: list[bytes]) -> Batch:
@@ -438,14 +428,14 @@ class BlockingConnection(ClientApi[Sub]):
         """Return whether an error comes from this client: one of a callback reaches the caller, whatever it is."""
         return not self._callbacks.has_raised(error) or error is self._error
 
+    def call_user(self, callback: Callable[[*Args], object], *args: *Args) -> None:
+        """Call the application; a later read raises what it raises."""
+        self._callbacks.call(callback, *args)
+
     def report_lost(self, lost: Lost) -> None:
         """Call ``on_lost``."""
         assert self._options.on_lost is not None
         self._callbacks.call_now(self._options.on_lost, lost)
-
-    def _control_received(self, key: bytes, payload: bytes) -> None:
-        if self._options.on_control is not None:
-            self._call_user(self._options.on_control, key, payload)
 
     # --- round trips -------------------------------------------------------------------------
 
@@ -455,7 +445,7 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _check_whole(self) -> None:
         """Take the connection for lost if a call was interrupted before its packet was in the outbox, or as it left."""
-        if self.core.extensions.questions.count != self._handed_over:
+        if self.core.changes != self._handed_over:
             self._connection_lost(_INTERRUPTED)
 
     def _run(self, call: Coroutine[PolledWaiter, None, T], timeout: float | None) -> T:
@@ -477,7 +467,7 @@ class BlockingConnection(ClientApi[Sub]):
                 except (TimedOut, Disconnected) as e:
                     if not self._is_own(e):
                         raise
-                    time_given = "the limit" if deadline == self._limit else f"{timeout} seconds"
+                    time_given = "the limit" if deadline == self._limit else f"{timeout} s"
                     error = e if isinstance(e, Disconnected) else TimedOut(f"no answer within {time_given}")
         finally:
             self._deadline = outer
@@ -490,9 +480,12 @@ class BlockingConnection(ClientApi[Sub]):
         self._attach(connect_first(self.address, self._options.buffer_size, self._backoff, deadline))
         self._drain(deadline)
 
+    def _on_settled(self) -> None:
+        self._release()
+
     def _is_unsettled(self) -> bool:
         """Return whether a callback runs before it is known what the new server takes."""
-        return self._reconnecting and self._outbox.is_held
+        return self._reconnecting and self.outbox.is_held
 
     def _make_room(self, size: int) -> None:
         self._reader.make_room(size)
@@ -547,11 +540,9 @@ class BlockingConnection(ClientApi[Sub]):
         self._detach()
         # Replies belong to the waiters that fail below, and a refused subscription is refused again.
         self._batch = Batch([packet for packet in rest if packet.startswith(LASTING)])
-        waiters = self._forget_connection()
         self._resync_fence = PolledWaiter()
-        resync = self.core.resync_packets() + self.core.fence(self._resync_fence)
-        self._outbox.restart(resync, hold=self.core.holds)
-        self._handed_over = self.core.extensions.questions.count
+        waiters = self._restart(self._resync_fence)
+        self._handed_over = self.core.changes
         for waiter in waiters:
             waiter.set_exception(error)
 
@@ -563,8 +554,8 @@ class BlockingConnection(ClientApi[Sub]):
 
     def _reconnect_loop(self, deadline: float | None) -> None:
         """Connect until a fence returns on a connection, then call ``on_gap``."""
-        self._reconnecting = True
         try:
+            self._reconnecting = True  # inside: CPython counts a signal in the jump back to what precedes the loop
             while self._error is None:
                 if self._sock is None:
                     self._try_to_connect(deadline)

@@ -1,17 +1,14 @@
-"""Waiting in a blocking client: deadlines, poll(2), and waiters to ask."""
+"""Waiting in a blocking client: deadlines, and waiters to ask."""
 
 from __future__ import annotations
 
-import select
-import socket
 import time
 from collections.abc import Generator
 
 from sbus.client.arguments import check_seconds
 from sbus.routing.runs import total_size
-from sbus.syscalls.polling import MAX_POLL_MS
 
-__all__ = ["PolledWaiter", "buffer_bytes", "deadline_in", "has_hung_up", "poll_socket"]
+__all__ = ["PolledWaiter", "buffer_bytes", "deadline_in"]
 
 _PACKET_OVERHEAD = 512
 """Bytes of a socket's buffer that the kernel charges for a packet besides its own, at least."""
@@ -64,24 +61,3 @@ def deadline_in(timeout: float | None) -> float | None:
 def buffer_bytes(packets: list[bytes]) -> int:
     """Return roughly how many bytes of a socket's buffer these packets took up."""
     return total_size(packets) + len(packets) * _PACKET_OVERHEAD
-
-
-def has_hung_up(sock: socket.socket) -> bool:
-    """Return whether the peer has closed a socket, from which packets may still be read."""
-    poll = select.poll()
-    poll.register(sock, 0)
-    return bool(poll.poll(0))
-
-
-def poll_socket(sock: socket.socket, events: int, deadline: float | None) -> bool:
-    """Wait for events of poll(2); return False if the deadline has passed first."""
-    poll = select.poll()
-    poll.register(sock, events)
-    if deadline is None:
-        return bool(poll.poll())
-    while True:
-        left = max(0.0, deadline - time.monotonic()) * 1000
-        if poll.poll(min(left, MAX_POLL_MS)):
-            return True
-        if left <= MAX_POLL_MS:
-            return False

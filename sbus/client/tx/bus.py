@@ -392,7 +392,7 @@ class Bus(Session[Subscription]):
 
             def timed_out(value: T | Failure, _: float) -> T | Failure:
                 if isinstance(value, Failure) and value.check(defer.CancelledError):
-                    raise TimedOut(f"no answer within {timeout} seconds")
+                    raise TimedOut(f"no answer within {timeout} s")
                 return value
 
             deferred.addTimeout(seconds, self._reactor, timed_out)

@@ -499,7 +499,7 @@ def test_sub_count(shared: Bus) -> None:
 
 def test_sub_timeout(shared: Bus) -> None:
     """--timeout ends sub with 124 and the number of messages, in a steady flow as well."""
-    assert failure(shared, "sub", "--timeout=0.2", "t/", status=124).endswith("0 messages came within 0.2 seconds")
+    assert failure(shared, "sub", "--timeout=0.2", "t/", status=124).endswith("0 messages came within 0.2 s")
     with Sbus(shared, "pub", "--repeat=0", "flood", "x"):
         with shared.client(b"flood") as other:
             other.recv()
@@ -669,7 +669,7 @@ def test_sub_reconnect_timeout(bus: StartBus) -> None:
         first.stop()
         status, output, errors = running.end()
     assert (status, output) == (124, b"")
-    assert "0 messages came within 1.5 seconds" in errors
+    assert "0 messages came within 1.5 s" in errors
 
 
 # --- on a terminal --------------------------------------------------------------------------------
@@ -920,7 +920,7 @@ def test_ping_lost(shared: Bus) -> None:
         status, output, errors = running.end()
     assert status == 124
     assert b"2 packets transmitted, 1 received, 50% packet loss" in output
-    assert errors == "sbus: 1 of 2 requests got no answer within 1.5 seconds\n"
+    assert errors == "sbus: 1 of 2 requests got no answer within 1.5 s\n"
 
 
 def test_ping_server_stops(shared: Bus) -> None:

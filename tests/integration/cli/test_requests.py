@@ -84,7 +84,7 @@ def test_request_without_a_responder(shared: Bus) -> None:
     with Client(shared.address) as silent:
         silent.sub(b"silent")
         silent.sync()
-        assert "no answer within 0.3 seconds" in failure(shared, "request", "--timeout=0.3", "silent", status=124)
+        assert "no answer within 0.3 s" in failure(shared, "request", "--timeout=0.3", "silent", status=124)
 
 
 @pytest.mark.parametrize("options", [[], ["--lines"]])

@@ -590,6 +590,10 @@ class FakePeer:
         """Be able to send packets of almost a megabyte."""
         grow_send_buffer(self._sock, LONGEST_PACKET)
 
+    def close_half(self) -> None:
+        """Send no more."""
+        self._sock.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         self._sock.close()
 

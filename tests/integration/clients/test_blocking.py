@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -344,7 +345,7 @@ def test_a_large_message_has_the_rules_of_any_other(client: blocking.Bus) -> Non
             client.publish(wrong, large)  # type: ignore[arg-type]
     with pytest.raises(PacketTooLong, match=str(5 + 1 + LARGEST_SEND_BUFFER)):
         client.publish("k", bytes(LARGEST_SEND_BUFFER))
-    client._outbox.extend([b"SUB k"])
+    client.outbox.extend([b"SUB k"])
     client.publish("k", large)
     sub = client.subscribe("k")
     client.publish("k", large[:50_000])
@@ -542,6 +543,49 @@ def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
             signal.signal(signal.SIGUSR1, before)
         bus("--reuse")
         client._next_attempt = 0.0  # otherwise the next attempt is half a minute away
+        client.publish("k", b"again")
+        assert sub.get(TIMEOUT).payload == b"again"
+
+
+_SIGNALS = """
+import os, signal, sys, time
+while True:
+    os.kill(int(sys.argv[1]), signal.SIGUSR1)
+    time.sleep(0.0005)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of a socket before anybody can close it
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_reconnecting_that_is_interrupted_at_any_moment(bus: StartBus) -> None:
+    """Wherever the exception of a signal handler comes from, the next call reconnects."""
+    server = bus()
+    with sbus.connect(str(server.address), reconnect=Backoff(first=0.0, longest=0.0)) as client:
+        sub = client.subscribe("k")
+        lose(server, client)
+        armed: list[bool] = []
+
+        def interrupt(*_: object) -> None:
+            if armed:
+                armed.clear()
+                raise KeyboardInterrupt
+
+        def interrupted() -> None:
+            armed.append(True)
+            client.receive(TIMEOUT)
+
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        sender = subprocess.Popen([sys.executable, "-c", _SIGNALS, str(os.getpid())])
+        try:
+            for _ in range(500):
+                with pytest.raises(KeyboardInterrupt):
+                    interrupted()
+        finally:
+            armed.clear()
+            sender.kill()
+            sender.wait()
+            signal.signal(signal.SIGUSR1, before)
+        bus("--reuse")
         client.publish("k", b"again")
         assert sub.get(TIMEOUT).payload == b"again"
 

@@ -19,6 +19,9 @@ from sbus.client.losses import Lost
 from sbus.client.outbox import Outbox
 from sbus.errors import Closed, ConnectionLost, Disconnected, RequestFailed, SbusError, TimedOut
 from sbus.protocol.bundles import pack
+from sbus.routing import trie
+from sbus.routing.cache import RouteCache
+from sbus.routing.trie import PatternIndex
 from sbus.syscalls.polling import is_readable
 from tests.integration.clients.backends import FakeServer
 from tests.support.harness import TIMEOUT, Bus
@@ -145,7 +148,7 @@ def test_what_callbacks_publish_keeps_its_order(bus: StartBus) -> None:
             connection.fence()
         bus("--reuse")
         connection.fence(TIMEOUT)
-        assert not connection._outbox.packets
+        assert not connection.outbox.packets
         connection.fence(TIMEOUT)
     assert got == [b"k/1", b"k/2", b"k/3"]
 
@@ -276,6 +279,66 @@ def test_an_interrupted_question_ends_the_connection(
         else:
             with pytest.raises(ConnectionLost, match="a signal handler's exception interrupted the client"):
                 ask(client)
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(PatternIndex, "subscribe"), (trie, "sorted"), (RouteCache, "forget"), (Outbox, "extend")],
+    ids=["index", "trie", "cache", "outbox"],
+)
+def test_an_interrupted_subscription_is_forgotten(
+    shared: Bus, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, reconnect: bool
+) -> None:
+    """If a signal handler raises in the midst of `subscribe`, a later subscription to the same pattern gets messages
+    nevertheless, and nobody gets those of the first one.
+    """
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with sbus.connect(str(shared.address), reconnect=reconnect) as client:
+        client.fence(TIMEOUT)
+        monkeypatch.setattr(place, name, interrupted, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            client.subscribe("k*")
+        if not reconnect:
+            with pytest.raises(ConnectionLost, match="a signal handler's exception interrupted the client"):
+                client.subscribe("k*")
+            return
+        with client.subscribe("k*") as sub:
+            client.publish("key", b"1")
+            assert sub.get(TIMEOUT).payload == b"1"
+        client.publish("key", b"2")
+        client.fence(TIMEOUT)
+        assert client.get_ready() == []
+
+
+@pytest.mark.parametrize("place", [PatternIndex, RouteCache], ids=["index", "cache"])
+def test_an_interrupted_end_of_a_subscription(shared: Bus, monkeypatch: pytest.MonkeyPatch, place: type[Any]) -> None:
+    """If a signal handler raises in the midst of `close`, others get all messages nevertheless."""
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with sbus.connect(str(shared.address), reconnect=True) as client:
+        other, sub = client.subscribe("k/"), client.subscribe("k/*")
+        client.publish("k/1")
+        assert other.get(TIMEOUT).key == sub.get(TIMEOUT).key == b"k/1"
+        monkeypatch.setattr(place, "unsubscribe" if place is PatternIndex else "forget", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sub.close()
+        with client.subscribe("k/*") as again:
+            client.publish("k/1")
+            assert other.get(TIMEOUT).key == again.get(TIMEOUT).key == b"k/1"
+        with sbus.connect(str(shared.address)) as asking:
+            assert asking.has_subscribers("k/1")
+        other.close()
+        client.fence(TIMEOUT)
+        with sbus.connect(str(shared.address)) as asking:
+            assert not asking.has_subscribers("k/1")
 
 
 def test_an_interrupted_callback_does_no_harm(client: blocking.Bus, shared: Bus) -> None:

@@ -18,7 +18,7 @@ from sbus.client import blocking
 from sbus.client.blocking.work import Work
 from sbus.client.connecting import Backoff
 from sbus.client.core import Message
-from sbus.errors import Disconnected, TimedOut
+from sbus.errors import ConnectionLost, Disconnected, TimedOut
 from sbus.syscalls.sockets import LARGEST_SEND_BUFFER
 from tests.integration.clients.backends import FakeServer
 from tests.support.harness import Bus
@@ -248,3 +248,13 @@ def test_a_publisher_does_not_keep_what_it_does_not_read(directory: Path) -> Non
         client.close()
         flooding.join()
     assert len(sent) * 1000 < 4 * LARGEST_SEND_BUFFER
+
+
+def test_a_server_that_has_closed_its_half_is_gone(directory: Path) -> None:
+    """A publisher that waits for a full socket, and for a reply, notices that none will come."""
+    with FakeServer(directory / "fake") as server, sbus.connect(str(server.address)) as client, client.limit(5.0):
+        peer = server.accept_now()
+        client.control("!/cred/whoami")
+        peer.close_half()
+        with pytest.raises(ConnectionLost, match="the server closed the connection"):
+            client.publish_many([("k", bytes(1000))] * 10_000)

@@ -114,7 +114,7 @@ TOURS = {
         "b'slept well'",
         "[b'slept well', b'slept well', b'slept well']",
         "b'long' is no number of seconds",
-        "no answer within 0.02 seconds",
+        "no answer within 0.02 s",
     ],
     "twisted": [
         "b'weather/rain' b'3 mm'",

@@ -41,6 +41,8 @@ def test_example(bus: StartBus, spawn: Callable[..., Any], directory: Path, name
     assert (sent.returncode, sent.stdout, sent.stderr) == (0, "", "")
     assert receiver.wait() == 0
     assert receiver.log == printed
+    unused = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert (unused.returncode, unused.stderr.count("\n")) == (1, 1), "without arguments it says how to run it"
 
 
 @pytest.mark.skipif(not COMPILER, reason="there is no C compiler")

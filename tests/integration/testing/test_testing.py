@@ -139,7 +139,7 @@ def test_a_bus_that_lets_nobody_in(directory: Path) -> None:
 
 def test_time_runs_out(directory: Path) -> None:
     """A bus that does not come up in time is killed and reported."""
-    with pytest.raises(ConnectError, match="did not accept connections within 0 seconds"), running_bus(timeout=0):
+    with pytest.raises(ConnectError, match="did not accept connections within 0 s"), running_bus(timeout=0):
         pass
 
 
@@ -221,7 +221,7 @@ def test_blocking_recording(server: RunningBus) -> None:
         client.fence(TIMEOUT)
         assert recording.settle() == [(b"a/", b"4")]
         assert recording.wait_for(1) == recording.messages
-        with pytest.raises(TimedOut, match=r"1 of 2 messages .* within 0\.01 seconds, the last Message\(key=b'a/'"):
+        with pytest.raises(TimedOut, match=r"1 of 2 messages .* within 0\.01 s, the last Message\(key=b'a/'"):
             recording.wait_for(2, timeout=0.01)
 
 
@@ -276,7 +276,7 @@ def test_asyncio_recording(server: RunningBus) -> None:
             await client.fence(TIMEOUT)
             assert await recording.settle() == [(b"a/", b"4")]
             assert await recording.wait_for(1) == recording.messages
-            with pytest.raises(TimedOut, match=r"1 of 2 messages .* within 0\.01 seconds, the last Message\(key=b'a/'"):
+            with pytest.raises(TimedOut, match=r"1 of 2 messages .* within 0\.01 s, the last Message\(key=b'a/'"):
                 await recording.wait_for(2, timeout=0.01)
         with pytest.raises(Closed):
             await recording.wait_for(2)

@@ -36,7 +36,7 @@ class MixinTests(BusMixin, TestCase):
     async def test_too_late(self) -> None:
         """The error of a time-out says how many messages came."""
         recording = await self.startBus().record()
-        with self.assertRaisesRegex(TimedOut, r"0 of 1 messages came within 0\.01 seconds$"):
+        with self.assertRaisesRegex(TimedOut, r"0 of 1 messages came within 0\.01 s$"):
             await recording.wait_for(1, timeout=0.01)
 
     async def test_cancel(self) -> None:

@@ -35,13 +35,13 @@ def test_longest_poll():
 
 def test_text():
     """The error names what did not finish, also if a call within had another text for its time-out."""
-    with pytest.raises(TimedOut, match=r"^timed out: waiting did not finish within 0 seconds$"):
+    with pytest.raises(TimedOut, match=r"^timed out: waiting did not finish within 0 s$"):
         Deadline(0).check()
     with (
-        pytest.raises(TimedOut, match=r"^timed out: publishing did not finish within 2\.5 seconds$"),
+        pytest.raises(TimedOut, match=r"^timed out: publishing did not finish within 2\.5 s$"),
         Deadline(2.5, "publishing").applied(),
     ):
-        raise TimedOut("no answer within 2.4 seconds")
+        raise TimedOut("no answer within 2.4 s")
 
 
 def test_server_that_does_not_read(tmp_path):

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from sbus.client.api import Inbox, Request, inbox_key
-from sbus.client.core import ClientCore, Message
+from sbus.client.arguments import as_bytes
+from sbus.client.connecting import check_address
+from sbus.client.core import ClientCore, Message, find_dialect
 from sbus.client.denials import Denial
-from sbus.client.losses import Lost
+from sbus.client.queues import check_queue
 from sbus.errors import Disconnected, InvalidKey, NotAllowed, PacketTooLong, RequestFailed, UsageError, ViolationReason
 from sbus.protocol.keys import CURRENT, EARLY, Dialect
 from tests.unit.client.fakes import WithoutCalls
@@ -85,9 +87,6 @@ class Backend(WithoutCalls[Sub]):
         sub = Sub(callback)
         self.send(self.core.subscribe(pattern, sub, **options))
         return sub
-
-    def _loss_received(self, lost: Lost) -> None:
-        raise NotImplementedError
 
     def _denied(self, denial: Denial) -> None:
         self.denials.append(denial)
@@ -310,6 +309,40 @@ def test_a_request_of_ones_own_cannot_be_answered() -> None:
     assert request == (b"k", b"p")
     with pytest.raises(UsageError, match="not received"):
         request.answer(b"")
+
+
+@pytest.mark.parametrize("request_", [None, b"payload", (b"k", b"payload")])
+def test_what_is_no_request_cannot_be_answered(request_: Any) -> None:
+    """Both calls name the mistake."""
+    for call in (lambda: Backend().answer(request_, b"x"), lambda: Backend().fail(request_, "x")):
+        with pytest.raises(UsageError, match=r"^a request is a message as received, not (NoneType|bytes|tuple)$"):
+            call()
+
+
+LONG: Any = "!" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda bus: as_bytes("\udc80" + LONG),
+        lambda bus: find_dialect(LONG),
+        lambda bus: check_queue(LONG),
+        lambda bus: check_address(LONG),
+        lambda bus: check_address("@" + LONG),
+        lambda bus: check_address("systemd:" + LONG),
+        lambda bus: check_address("/dev/unix/abstract/" + LONG),
+        lambda bus: bus.core.publish(LONG, b""),
+        lambda bus: bus.core.control("a\0" + LONG),
+        lambda bus: bus.core.control("bye/" + LONG),
+        lambda bus: bus.flood_control(soft=LONG),
+    ],
+)
+def test_errors_do_not_repeat_megabytes(call: Callable[[Backend], object]) -> None:
+    """Of an argument that is much too long, an error shows the beginning."""
+    with pytest.raises(UsageError) as caught:
+        call(Backend())
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,26 @@ def test_ready(output: IO[bytes], tmp_path: Path) -> None:
     assert is_gone(server.pid)
 
 
+def test_interrupted_before_it_serves(output: IO[bytes], tmp_path: Path) -> None:
+    """Ctrl-C ends a service that is being imported without a traceback, even if the import ignores exceptions."""
+    scripts = tmp_path / "twisted" / "scripts"
+    scripts.mkdir(parents=True)
+    (tmp_path / "twisted" / "__init__.py").touch()
+    (scripts / "twistd.py").write_text("""
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    pass
+def run():
+    print("it serves")
+""")
+    command = ["env", "--default-signal=INT", *twistd_command("sbus")]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=env, stdout=output, stderr=output, timeout=TIMEOUT)
+    assert (done.returncode, read_log(output)) == (-signal.SIGINT, "")
+
+
 def test_exits_at_its_start(output: IO[bytes]) -> None:
     """A server that exits before it is ready is reported at once, with its status and the end of its log."""
     server = sh("echo 'the address is taken'; exit 3", output)
@@ -75,7 +95,7 @@ def test_prints_nothing(output: IO[bytes]) -> None:
 def test_too_slow(output: IO[bytes]) -> None:
     """A server that is not ready in time is killed and reported."""
     server = sh("exec sleep 60", output)
-    with pytest.raises(ConnectError, match=r"the server did not accept connections within 0\.01 seconds"):
+    with pytest.raises(ConnectError, match=r"the server did not accept connections within 0\.01 s"):
         server.wait_until(lambda: False, 0.01)
     assert server.status == -signal.SIGKILL
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sbus.syscalls.polling import is_readable, is_writable
+from sbus.syscalls.polling import has_hung_up, is_readable, is_writable
 
 
 @pytest.fixture
@@ -37,12 +37,14 @@ def test_large_descriptors(many_open_files: None) -> None:
         assert is_writable(ours, None)
         theirs.send(b"x")
         assert is_readable(ours, None)
+        assert not has_hung_up(ours)
         theirs.close()
+        assert has_hung_up(ours)
         assert is_readable(ours), "the end of the file"
 
 
 def test_long_waits() -> None:
-    """A wait of a hundred years is cut to what poll(2) takes."""
+    """A wait of a hundred years is more than poll(2) takes."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert is_writable(ours, 3e9)
