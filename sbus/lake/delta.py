@@ -130,7 +130,7 @@ class DeltaLake(Table):
     # --- batches --------------------------------------------------------------------------------
 
     def commit(self, batch: int, staged: Path) -> None:
-        self.state.check_mark(self.format)
+        self.state.check_mark()
         table = self._with_today_columns(self._create())
         owner = self._owner(table)
         application = self.state.identity(self.format)
