@@ -548,6 +548,19 @@ def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int) -> 
     assert [row["seq"] for row in rows] == list(range(ROWS + 1))
 
 
+@pytest.mark.parametrize("records", [0, 3, 10])
+def test_the_end_of_a_closed_index_is_lost(journal: Path, records: int) -> None:
+    """No reader takes fewer rows for all of them: a closed segment states its last row, and a repair finds it."""
+    (*_, segment) = list_segments(str(journal))
+    os.truncate(segment.path(".idx"), records * RECORD_SIZE)
+    with pytest.raises(JournalError, match=r"\.idx: it does not end like the index of a closed segment.* repair"):
+        JournalReader(journal).end()
+    assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
+    with locked(journal):
+        assert [found.lost for found in repair(journal)] == [[]]
+    assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+
+
 def test_the_last_batch_of_a_killed_writer(tmp_path: Path) -> None:
     """A segment that was not closed has no end-of-stream marker. If its index is lost, repair finds all its rows."""
     directory = tmp_path / "journal"
