@@ -79,10 +79,10 @@ def archive(
             from sbus.lake.archive import Archive
             from sbus.lake.opening import open_table
         find_journals(journals)
+        table = open_table(location, format=choices.table_format, state=state)
+        table.state.mode = choices.mode
 
         def new_archive() -> Archive:
-            table = open_table(location, format=choices.table_format, state=state)
-            table.state.mode = choices.mode
             return Archive(journals, table, leaves_damaged=True, **choices.settings())
 
         run(new_archive, choices, metrics, room=f"the lake ({location})")

@@ -38,6 +38,7 @@ __all__ = [
     "SYNC",
     "Index",
     "Record",
+    "check_end",
     "ends_with_sync",
     "last_sync",
     "open_rows",
@@ -166,9 +167,7 @@ def read_index(segment: Segment) -> Index:
     :raises FileNotFoundError: if the segment is gone.
     :raises JournalError: if a record before the last sync record is damaged, or the end of a closed segment's index is.
     """
-    if segment.closed and not ends_with_sync(segment):
-        # The records after the last whole sync record were synced too. Ignoring them would hide the loss.
-        raise JournalError(f"{segment.path(INDEX)}: it does not end like the index of a closed segment: {REPAIR}")
+    check_end(segment)
     whole: list[Record] = []
     is_whole = True
     with open_plain(segment.path(INDEX)) as file:
@@ -235,6 +234,18 @@ def unsynced_records(segment: Segment) -> list[Record]:
             if record is not None and is_whole:
                 found.append(record)
     return found
+
+
+def check_end(segment: Segment) -> None:
+    """Check the end of the index, if the segment is closed.
+
+    The records after the last whole sync record were synced too. To ignore them would hide the loss.
+
+    :raises FileNotFoundError: if the segment is gone.
+    :raises JournalError: if the index does not end with a sync record.
+    """
+    if segment.closed and not ends_with_sync(segment):
+        raise JournalError(f"{segment.path(INDEX)}: it does not end like the index of a closed segment: {REPAIR}")
 
 
 def ends_with_sync(segment: Segment) -> bool:

@@ -31,7 +31,7 @@ from itertools import zip_longest
 import pyarrow as pa
 
 from sbus.errors import JournalError, JournalMissing
-from sbus.journal.index import Index, Record, ends_with_sync, last_sync, read_index
+from sbus.journal.index import Index, Record, check_end, ends_with_sync, last_sync, read_index
 from sbus.journal.layout import Segment, is_journal, list_segments, read_identity
 from sbus.journal.salvage import salvage_index
 from sbus.journal.slices import Slice, load, raise_missing, read
@@ -130,15 +130,29 @@ class JournalReader:
         while segments:
             newest = segments[-1]
             try:
-                sync = last_sync(newest)
+                end = self._end_of(newest)
             except FileNotFoundError:  # retention keeps the newest segment, so there must be a newer one by now
                 segments = self.segments()
                 if segments and segments[-1] == newest:
                     raise_missing(newest)
             else:
-                # If the newest segment has no sync record yet, everything before it is visible.
-                return segments, sync.next_seq if sync else newest.first_seq
+                return segments, end
         return [], 0
+
+    def _end_of(self, newest: Segment) -> int:
+        """Return the number after the last visible row of the newest segment."""
+        try:
+            check_end(newest)
+            sync = last_sync(newest)
+        except JournalError:
+            if not self._skip_damaged:
+                raise
+            try:
+                return read_summary(newest).last_seq + 1
+            except JournalError:
+                sync = salvage_index(newest, self.id).sync
+        # If the newest segment has no sync record yet, everything before it is visible.
+        return sync.next_seq if sync else newest.first_seq
 
     def _visible_from(self, start_seq: int) -> tuple[list[Segment], int]:
         """Return the same.

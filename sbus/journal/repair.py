@@ -139,7 +139,7 @@ def _end_of(segment: Segment, journal_id: str) -> int | None:
         elif not segment.closed:
             return None
     except FileNotFoundError:
-        if not segment.closed and (found := salvage_index(segment._replace(closed=True), journal_id).sync):
+        if not segment.closed and (found := salvage_index(segment, journal_id).sync):
             stated.add(found.next_seq)
     if segment.closed:
         try:

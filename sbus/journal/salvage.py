@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from sbus.errors import JournalError, JournalUnreadable
 from sbus.journal.index import BATCH, HEAD, SYNC, Index, Record, open_rows, scan
 from sbus.journal.layout import INDEX, Segment, open_plain
-from sbus.journal.schema import END_OF_STREAM, FORMATS, KINDS, Format, Kind, damaged_rows
+from sbus.journal.schema import FORMATS, KINDS, Format, Kind, damaged_rows
 
 __all__ = ["find_header", "salvage_index"]
 
@@ -40,13 +40,14 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
     :raises OSError: if the segment cannot be read.
     :raises JournalError: if its ``.arrows`` is no plain file, or this user may not read it.
     """
+    is_searched = segment.closed
     try:
         with open_plain(segment.path(INDEX)) as file:
             records = [record for _, record in scan(file.fileno()) if record]
     except JournalUnreadable:
         raise
     except (FileNotFoundError, JournalError):
-        records = []
+        records, is_searched = [], True  # a writer has an index: none appends to this segment
     if not segment.closed:
         while records and records[-1].type != SYNC:
             records.pop()
@@ -60,8 +61,8 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
         for record in records:
             if record.type != HEAD:
                 finder.add(record)
-        if segment.closed:
-            finder.search(os.fstat(arrows.fileno()).st_size - len(END_OF_STREAM), None)
+        if is_searched:
+            finder.search(os.fstat(arrows.fileno()).st_size, None)
         return Index(head, finder.batches, finder.sync_record())
 
 

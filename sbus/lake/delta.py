@@ -130,7 +130,7 @@ class DeltaLake(Table):
     # --- batches --------------------------------------------------------------------------------
 
     def commit(self, batch: int, staged: Path) -> None:
-        self.state.check_mark(self.format)
+        self.state.check_mark()
         table = self._with_today_columns(self._create())
         owner = self._owner(table)
         application = self.state.identity(self.format)
@@ -285,7 +285,11 @@ class DeltaLake(Table):
         hours = max(0, round(grace / 3600))
         with self._writing_log():
             deleted = table.vacuum(hours, dry_run=False, enforce_retention_duration=False)
-            orphans = table.vacuum(_ORPHAN_HOURS, dry_run=False, enforce_retention_duration=False, full=True)
+        # The library takes all that is in the directory for its own: another lake, a journal.
+        old = set(table.vacuum(_ORPHAN_HOURS, dry_run=True, enforce_retention_duration=False, full=True))
+        orphans = [file for file in self.unnamed() if file.name in old]
+        for file in orphans:
+            self._delete(file)
         return len(deleted) + len(orphans)
 
     def unnamed(self) -> list[DataFile]:
@@ -320,11 +324,15 @@ class DeltaLake(Table):
         for file in self.unnamed():
             if not self._is_mine(file):
                 left.append(file)
-            elif self._is_local:
-                disk.remove(str(Path(self.location) / file.name))
             else:
-                self._files.delete_file(file.name)
+                self._delete(file)
         return left
+
+    def _delete(self, file: DataFile) -> None:
+        if self._is_local:
+            disk.remove(str(Path(self.location) / file.name))
+        else:
+            self._files.delete_file(file.name)
 
     def _is_mine(self, file: DataFile) -> bool:
         """Return whether only holders of the locks of this state can have begun the change that a file is of."""

@@ -92,15 +92,17 @@ class ArchiveJob(abc.ABC):
 
         :raises sbus.errors.SbusError: if a journal is missing, the lake is in a journal or cannot be written, or
             another lake has this name as a consumer of a journal.
+        :raises sbus.errors.StorageError: if the lake or its state is gone, perhaps for a while.
         """
         journals = self._follower.journals()
         _check_is_no_journal(self._table.location)
+        self._table.state.check_same()
+        self._new_reports().check(journals)  # before a lake is made that is refused
         with contextlib.ExitStack() as starting:
             starting.enter_context(self._table.writing())
             state = self._table.state
             self._checkpoint = Checkpoint(state.checkpoint)  # the lock may have moved it
-            self._reports = Reports(self._consumer, state.identity(self._table.format), self._table.location)
-            self._reports.check(journals)
+            self._reports = self._new_reports()
             self._checkpoint.repair()
             self._done = self._checkpoint.last_done()
             if self._done >= 0:
@@ -160,6 +162,10 @@ class ArchiveJob(abc.ABC):
         if self.upkeep is not None:
             self.upkeep.stop()
         self._resources.close()
+
+    def _new_reports(self) -> Reports:
+        """Return reports of the lake as it is now; one that is not made yet has no ID."""
+        return Reports(self._consumer, str(self._table.state.fields().get("id", "")), self._table.location)
 
     def _account(self, batch: int, end: Offset, staged: Staged) -> None:
         """Count a batch that is done and synced, and name the rows that it lacks because they are damaged.

@@ -26,6 +26,7 @@ def open_table(location: str, *, format: str | None = None, state: str | os.Path
     :param format: the format of a new lake; None: the one that the lake has, or ``parquet``; for a URL ``delta``.
     :param state: the directory of the lake's state, for a URL.
     :raises sbus.errors.LakeError: if the lake has another format, or object storage cannot have this one.
+    :raises sbus.errors.StorageError: if the lake is gone, and its state is not.
     :raises sbus.errors.UsageError: if the extra of the format is not installed, there is no such format, or the path is
         empty, not UTF-8, or that of a file.
     """
@@ -45,11 +46,13 @@ def open_table(location: str, *, format: str | None = None, state: str | os.Path
             )
         return _delta(location, state)
     directory = Path(location)
+    place = Place(directory)
+    place.check_there()
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{location}: it is no directory: name another one for the lake")
     if state is not None:
         raise UsageError(f"{location}: the state of a lake in a directory is beside it: leave out --state")
-    found = State(Place(directory)).fields().get("format")
+    found = State(place).fields().get("format")
     if found is None and (directory / "_delta_log").exists():
         found = DELTA
     if found is not None and format is not None and found != format:
@@ -69,8 +72,11 @@ def open_existing(location: str, state: str | os.PathLike[str] | None = None) ->
     """Open a lake that is there, for maintenance.
 
     :raises sbus.errors.LakeError: if there is none.
+    :raises sbus.errors.StorageError: if its rows are gone, and its state is not.
     """
     table = open_table(location, state=state)
-    if not table.state.directory.exists() and not table.files():
-        raise LakeError(f"{table.location}: there is no lake: name the one that sbus archive writes")
+    if not table.files():
+        if not table.state.directory.exists():
+            raise LakeError(f"{table.location}: there is no lake: name the one that sbus archive writes")
+        table.state.check_mark()
     return table

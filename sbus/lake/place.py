@@ -53,6 +53,7 @@ class Place:
     """
 
     def __init__(self, lake: Path) -> None:
+        self._named = lake
         self.lake = Path(os.path.realpath(lake))
         self._inside = self.lake / _INSIDE
         self._beside = self.lake.parent / f"{self.lake.name}.sbus"
@@ -71,8 +72,7 @@ class Place:
             is put back.
         """
         found = self.find()
-        if (self._beside / _MARKED).exists() and not self.lake.exists():
-            raise self._is_gone()
+        self.check_there()
         disk.make_directories(str(self.lake), mode)
         if found == self._beside and not found.is_dir():
             disk.make_directories(str(found), mode)
@@ -117,12 +117,22 @@ class Place:
         if not marks and has_archived and not has_rows and (self._beside / _MARKED).exists():
             raise self._is_gone()
 
+    def check_there(self) -> None:
+        """Check that the path of a lake that was marked leads to a directory, and still to the same one.
+
+        :raises sbus.errors.StorageError: if it does not.
+        """
+        is_there = self.lake.is_dir() and os.path.realpath(self._named) == str(self.lake)
+        if (self._beside / _MARKED).exists() and not is_there:
+            raise self._is_gone()
+
     def check_mark(self, identity: str) -> None:
         """Check that the lake is still where it was marked: it can be moved away while an archive writes it.
 
         :param identity: the ID in the state.
         :raises sbus.errors.StorageError: if it is not.
         """
+        self.check_there()
         if (self._beside / _MARKED).exists() and not (self._inside / identity).is_dir():
             raise self._is_gone()
 

@@ -100,7 +100,7 @@ class PlainTable(Table):
     # --- batches --------------------------------------------------------------------------------
 
     def commit(self, batch: int, staged: Path) -> None:
-        self.state.check_mark(self.format)
+        self.state.check_mark()
         if batch <= self._read_floor():
             raise LakeError(
                 f"{self.location}: batch {batch} is to be archived again, but the lake has it, and has compacted it: "

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sbus import ownership
-from sbus.errors import LakeError
+from sbus.errors import LakeError, StorageError
 from sbus.journal import disk
 from sbus.journal.clock import to_seconds
 from sbus.journal.layout import LATEST, read_object
@@ -47,6 +47,7 @@ class State:
 
     def __init__(self, place: Path | Place) -> None:
         self._place = place
+        self._settled: str | None = None  # the ID with which `settle` has found it
         self.mode: int | None = None
 
     @property
@@ -98,14 +99,28 @@ class State:
             has_archived = Checkpoint(self.checkpoint).last_done() >= 0
             self._place.check(identity, has_rows=has_rows, has_archived=has_archived)
             self._place.mark(identity, self.directory_mode)
+        self._settled = identity
 
-    def check_mark(self, format_: str) -> None:
-        """Check that the lake is still in its place, after `settle`.
+    def check_same(self) -> None:
+        """Check that the state is still the one that `settle` has found, if it was called.
 
-        :raises sbus.errors.StorageError: if it was moved away or removed.
+        :raises sbus.errors.StorageError: if it was moved away or removed: nothing may be in the way when it is put
+            back.
         """
+        if self._settled is not None and self.fields().get("id") != self._settled:
+            raise StorageError(
+                f"{self.directory}: the state of the lake is gone, so nothing says which rows the lake has: put it "
+                "back, with the lake, or start the archive again with another lake"
+            )
+
+    def check_mark(self) -> None:
+        """Check that the lake is still in its place, and its state, too.
+
+        :raises sbus.errors.StorageError: if one of them was moved away or removed.
+        """
+        self.check_same()
         if isinstance(self._place, Place):
-            self._place.check_mark(self.identity(format_))
+            self._place.check_mark(str(self.fields().get("id")))
 
     def move_out(self) -> None:
         """Move the state of an earlier version out of the lake, if nobody uses it."""

@@ -64,8 +64,8 @@ class Operator(threading.Thread):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_it_goes_on_when_the_lake_is_back(spark, new_journal, tmp_path, monkeypatch, is_replaced):
+@pytest.mark.parametrize("replaced", ["directory", "file"])
+def test_it_goes_on_when_the_lake_is_back(spark, new_journal, tmp_path, monkeypatch, replaced):
     """Each failure is one line: what, why, and when the next try is, after twice the time. When the lake is back, the
     rows are there once. The metrics are those of each moment: lag, rows and the last batch while it runs, and that it
     waits.
@@ -86,13 +86,17 @@ def test_it_goes_on_when_the_lake_is_back(spark, new_journal, tmp_path, monkeypa
         running = until(up=1, rows_total=10, batches_total=1, lag_rows=0, retries_total=0)
         assert time.time() - running["last_batch_timestamp_seconds"] < TIMEOUT
         lake.rename(away)
-        if is_replaced:
+        if replaced == "directory":
             lake.mkdir()
+        else:
+            lake.write_text("not mounted")
         record(5)
         assert until(up=0, retries_total=1)["lag_rows"] == 5  # its state is beside it, and still there
         until(up=0, retries_total=2)
-        if is_replaced:
+        if replaced == "directory":
             lake.rmdir()
+        else:
+            lake.unlink()
         away.rename(lake)
         again = until(up=1, rows_total=15, batches_total=2, lag_rows=0, retries_total=2)
         assert again["last_batch_timestamp_seconds"] > running["last_batch_timestamp_seconds"]

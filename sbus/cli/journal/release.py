@@ -23,4 +23,4 @@ def release(directory: str, name: str) -> None:
     with needs("recorder"):
         from sbus.journal.consumers import release as release_consumer
     release_consumer(directory, name)
-    click.echo(printable_text(f"{directory}: the consumer {name!r} no longer holds rows"))
+    click.echo(printable_text(f"{directory}: the consumer {name!r} is forgotten"))

@@ -48,8 +48,9 @@ def archive(job: Job, /, **options: Any) -> None:
         from sbus.spark.jobs.archive import Archive
         from sbus.spark.jobs.lake import Lake
 
+        lake = Lake(location, format=choices.table_format, state=job.state, mode=choices.mode)
+
         def new_archive() -> Archive:
-            lake = Lake(location, format=choices.table_format, state=job.state, mode=choices.mode)
             return Archive(spark, journals, lake, **choices.settings())
 
         run(

@@ -494,7 +494,7 @@ def test_release(tmp_path):
     message = f"sbus: {directory}: there is no consumer 'arhcive': its consumers are alerts, archive, report\n"
     assert sbus("release", directory, "arhcive", status=1) == message
     assert "is no name for a consumer" in sbus("release", directory, "../journal", status=2)
-    assert sbus("release", directory, "archive") == f"{directory}: the consumer 'archive' no longer holds rows\n"
+    assert sbus("release", directory, "archive") == f"{directory}: the consumer 'archive' is forgotten\n"
     assert consumers(directory) == {"alerts": 0, "report": 0}
 
 

@@ -548,6 +548,42 @@ def test_a_writer_leaves_a_segment_without_index(journal: Path, number: int) -> 
     assert [row["seq"] for row in rows] == list(range(ROWS + 1))
 
 
+@pytest.mark.parametrize("records", [0, 3, 10])
+def test_the_end_of_a_closed_index_is_lost(journal: Path, records: int) -> None:
+    """No reader takes fewer rows for all of them: a closed segment states its last row, and a repair finds it."""
+    (*_, segment) = list_segments(str(journal))
+    os.truncate(segment.path(".idx"), records * RECORD_SIZE)
+    with pytest.raises(JournalError, match=r"\.idx: it does not end like the index of a closed segment.* repair"):
+        JournalReader(journal).end()
+    assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
+    with locked(journal):
+        assert [found.lost for found in repair(journal)] == [[]]
+    assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
+
+
+def test_the_last_batch_of_a_killed_writer(tmp_path: Path) -> None:
+    """A segment that was not closed has no end-of-stream marker. If its index is lost, repair finds all its rows."""
+    directory = tmp_path / "journal"
+    writer = JournalWriter.open(directory, clock=Clock())
+    for start in range(0, 10, 5):
+        writer.append([(b"k/%d" % n, b"payload %d" % n * 20) for n in range(start, start + 5)])
+        writer.sync()
+    copy = Path(shutil.copytree(directory, tmp_path / "copy"))
+    writer.close()
+    (segment,) = list_segments(str(copy))
+    os.unlink(segment.path(".idx"))
+    with locked(copy):
+        assert [found.lost for found in repair(copy)] == [[]]
+    assert messages_of(all_rows(copy, skip_damaged=False)) == set(range(10))
+
+
+def test_rows_without_index_and_summary(journal: Path) -> None:
+    """A job that may lose rows finds those of a segment that has lost both."""
+    for suffix in (".idx", ".json"):
+        os.unlink(list_segments(str(journal))[0].path(suffix))
+    assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
+
+
 class TestRepair:
     def test_batch(self, journal: Path) -> None:
         """The damaged batch is kept aside, its rows are counted, and other programs can read the segment again."""

@@ -577,6 +577,49 @@ def test_another_lake_under_the_same_name(new_journal: NewJournal, tmp_path: Pat
     assert archived(tmp_path / "two") == recorded(journal.directory)
 
 
+def test_a_refused_lake_is_not_made(new_journal: NewJournal, tmp_path: Path) -> None:
+    """It would be in the way when the lake is put back that has the name, for example on a disk that is not mounted."""
+    journal = new_journal()
+    put_away([journal], tmp_path / "srv/lake")
+    (tmp_path / "srv").rename(tmp_path / "away")
+    with pytest.raises(JournalError, match="the consumer 'archive' is another lake"):
+        put_away([journal], tmp_path / "srv/lake")
+    assert not (tmp_path / "srv").exists()
+
+
+@pytest.mark.parametrize("what", ["srv", "srv/lake.sbus"])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_it_tries_again_until_the_state_is_back(
+    what: str, is_replaced: bool, new_journal: NewJournal, tmp_path: Path
+) -> None:
+    """Lake and state are gone for a while, or the state alone: the archive makes no other ones in their place."""
+    journal, lake, place, away = new_journal(), tmp_path / "srv/lake", tmp_path / what, tmp_path / "away"
+    journal.append(messages(5))
+    journal.sync()
+    command = [sys.executable, "-m", "sbus.cli", "archive", f"--journal={journal.directory}", f"--lake={lake}"]
+    with subprocess.Popen([*command, "--every=10ms"], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            wait_until(lambda: consumers(journal.directory).get("archive"), lambda at: at == 5)
+            place.rename(away)
+            if is_replaced:
+                place.mkdir()
+            journal.append(messages(7))
+            journal.sync()
+            lines = [process.stderr.readline() for _ in range(2)]
+            if is_replaced:
+                place.rmdir()
+            assert not place.exists()
+            away.rename(place)
+            wait_until(lambda: consumers(journal.directory).get("archive"), lambda at: at == 12)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert "the state of the lake is gone" in lines[1], lines
+    assert archived(lake) == recorded(journal.directory)
+
+
 def test_a_checkpoint_without_its_last_offset(new_journal: NewJournal, tmp_path: Path) -> None:
     """It could not say where to go on, so it is refused instead of archiving everything again."""
     journal, lake = new_journal(), tmp_path / "lake"

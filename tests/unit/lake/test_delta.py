@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,24 @@ def test_a_batch_that_is_archived_again_is_there_once(lake):
     assert rows_of(lake) == before
     assert DeltaTable(lake.location).transaction_version(lake.state.identity("delta")) == 5
     assert not list(lake.state.staging.iterdir())
+
+
+def test_only_its_own_orphans_are_deleted(lake):
+    """A file in an hour that no commit names goes after a week. What else is in the directory stays, such as a lake."""
+    before = rows_of(lake)
+    other = PlainTable(Path(lake.location) / "inner")
+    archive(other, 0, [row("two", 0, 0)])
+    file = Path(lake.location) / lake.files()[0].name
+    for name in ("old.parquet", "young.parquet"):
+        shutil.copy(file, file.with_name(name))
+    eight_days_ago = time.time() - 8 * 86400
+    for path in Path(lake.location).glob("**/*.parquet"):
+        if path.name != "young.parquet":
+            os.utime(path, (eight_days_ago, eight_days_ago))
+    assert lake.vacuum(lake.grace) == 1
+    assert [Path(each.name).name for each in lake.unnamed()] == ["young.parquet"]
+    assert rows_of(other) == [row("two", 0, 0)]
+    assert rows_of(lake) == before
 
 
 def test_the_log_has_statistics_of_each_file(lake):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sbus.errors import LakeError
+from sbus.errors import LakeError, StorageError
 from sbus.lake.maintenance import compact
-from sbus.lake.opening import open_table
+from sbus.lake.opening import open_existing, open_table
 from sbus.lake.place import LOCKS, Place
 from sbus.lake.plain import PlainTable
 from sbus.lake.table import Hour, Table
@@ -123,26 +123,54 @@ def test_a_state_without_its_lake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format_", ["parquet", "delta"])
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_lake_that_is_moved_away_while_it_is_written(tmp_path: Path, is_replaced: bool, format_: str) -> None:
-    """The archive does not go on in an empty lake, which would be in the way when the lake is put back."""
-    lake, away = tmp_path / "lake", tmp_path / "away"
+@pytest.mark.parametrize("replaced", [None, "directory", "file", "link"])
+def test_a_lake_that_is_moved_away_while_it_is_written(tmp_path: Path, replaced: str | None, format_: str) -> None:
+    """The archive does not go on in an empty lake, which would be in the way when the lake is put back; and no command
+    takes for a lake what is there meanwhile.
+    """
+    lake, away, other = tmp_path / "lake", tmp_path / "away", tmp_path / "other"
+    other.mkdir()
     table = open_table(str(lake), format=format_)
     with table.writing():
         archive(table, 0, [row("one", 0, 0)])
         lake.rename(away)
-        if is_replaced:
+        if replaced == "directory":
             lake.mkdir()
-        with pytest.raises(LakeError, match="its rows are gone, but its state is there"):
+        elif replaced == "file":
+            lake.write_text("not mounted")
+        elif replaced == "link":
+            lake.symlink_to(other)
+        with pytest.raises(StorageError, match="its rows are gone, but its state is there"):
             archive(table, 1, [row("one", 1, 1)])
-    assert not lake.exists() or os.listdir(lake) == []
-    if is_replaced:
-        lake.rmdir()
-    with pytest.raises(LakeError, match="its rows are gone, but its state is there"):
+    with pytest.raises(StorageError, match="its rows are gone, but its state is there"):
         write(table, 1)
+    if replaced != "link":  # by its name, that is another lake
+        with pytest.raises(StorageError, match="its rows are gone, but its state is there"):
+            open_existing(str(lake))
+    if replaced == "directory":
+        lake.rmdir()
+    else:
+        lake.unlink(missing_ok=True)
+    assert os.listdir(other) == []
+    assert sorted(os.listdir(tmp_path)) == ["away", "lake.sbus", "other"]
     away.rename(lake)
     write(table, 1)
     assert len(rows_of(table)) == 11
+
+
+def test_a_link_to_a_lake_that_is_changed_while_it_is_written(tmp_path: Path) -> None:
+    """The rows of one lake do not get into another one."""
+    link = tmp_path / "link"
+    for name in ("one", "two"):
+        write(PlainTable(tmp_path / name), 0)
+    link.symlink_to("one")
+    table = PlainTable(link)
+    with table.writing():
+        link.unlink()
+        link.symlink_to("two")
+        with pytest.raises(StorageError, match="its rows are gone, but its state is there"):
+            archive(table, 1, [row("one", 1, 1)])
+    assert len(rows_of(PlainTable(tmp_path / "two"))) == 10
 
 
 def test_the_state_of_another_lake(tmp_path: Path) -> None:
