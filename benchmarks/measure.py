@@ -80,7 +80,7 @@ def measure(
 
 
 def rotated(items: Sequence[T], number: int) -> list[T]:
-    """Return what is measured in the order of one round: each comes first in its turn."""
+    """Return the items in the order of one round: from round to round, another one comes first."""
     at = number % max(len(items), 1)
     return [*items[at:], *items[:at]]
 

@@ -343,7 +343,7 @@ def notes(results: Results) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text for the cell of a table."""
+    """Return a text in one line that fits into the cell of a table."""
     return " ".join(text.split())[:200].replace("*", "").replace("`", "'").replace("|", "/")
 
 

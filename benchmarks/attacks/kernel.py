@@ -110,6 +110,7 @@ def reset_peak(pid: int) -> None:
 
 
 def cpu(pid: int) -> float:
-    """Return the CPU time of all threads since the start, in seconds (clock_getcpuclockid(3)): /proc has hundredths."""
+    """Return the CPU time of all threads since the start, in seconds."""
+    # As clock_getcpuclockid(3) makes the clock of a process: /proc has only hundredths of a second.
     seconds: float = time.clock_gettime(~pid << 3 | 2)
     return seconds

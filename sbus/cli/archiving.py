@@ -125,7 +125,7 @@ def run(
 ) -> None:
     """Run an archive to its end, or until a signal; after a failure try again with another one.
 
-    :param new_archive: makes an archive that has not begun, always of the same table: it knows the lake that it wrote.
+    :param new_archive: makes an archive that has not begun, always of one table, which knows the lake that it wrote.
     :param room: what to make room for if the disk is full.
     :param is_alive: whether another archive could run after a failure.
     :raises sbus.errors.SbusError: if it may not try again, or that would be of no use.

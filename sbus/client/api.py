@@ -456,7 +456,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
         key, is_allowed = b"", False
         for request, payload in replies:
             if not isinstance(request, Message):
-                raise UsageError(f"a request is a message as received, not {type(request).__name__}")
+                raise UsageError(f"a request is a received message, not {type(request).__name__}")
             last, key = key, reply_key(request.payload) or b""
             if key != last:  # requests that are sent together may have one in common
                 is_allowed = is_reply_key(self.core.dialect, key)

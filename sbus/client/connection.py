@@ -74,7 +74,7 @@ class Connection(ClientApi[Sub]):
 
     @abstractmethod
     def _on_settled(self) -> None:
-        """Note that something is known of what the server takes (`ClientCore.on_settled`)."""
+        """Note that more is known about the packets that the server takes (`ClientCore.on_settled`)."""
 
     def _make_room(self, size: int) -> None:
         """Receive, and send, packets of up to `size` bytes from now on."""
@@ -105,7 +105,7 @@ class Connection(ClientApi[Sub]):
             place_loss(lost, keepers, lambda lost: self.call_user(self.report_lost, lost))
 
     def _log_loss(self, lost: Lost) -> None:
-        """Log a packet that could not be received: the first one at once, others in sums."""
+        """Log a packet that could not be received: the first one at once, later ones as sums."""
         now = time.monotonic()
         self._unlogged += 1
         if now >= self._log_losses_at:
@@ -122,7 +122,7 @@ class Connection(ClientApi[Sub]):
         self.outbox.take_back(packet)
 
     def _release(self) -> None:
-        """Let go what has waited to learn what the server takes; what it does not take fails its call, or is logged."""
+        """Release what waited until the server's limits were known; what exceeds them fails its call, or is logged."""
         if self.outbox.is_held and self.core.is_settled:
             self.outbox.is_held = False
             for error in self.outbox.refuse(self.core.refusal):

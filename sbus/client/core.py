@@ -93,7 +93,7 @@ _OWN_CONTROLS = {
 
 
 def _quoted(key: bytes) -> str:
-    """Return a key in quotes, for readers who have not written it as Python's bytes; of a long one the beginning."""
+    """Return a key in quotes, for readers who have not written it as Python's bytes; a long one is cut off."""
     return f"{key.decode('utf-8', 'backslashreplace')!r:.200}"
 
 
@@ -476,7 +476,7 @@ class ClientCore:
 
     @property
     def changes(self) -> int:
-        """How often something has begun to change that the server learns by packets."""
+        """How often a change has begun that the client has to send to the server."""
         return self.extensions.questions.count + self._dispatcher.changes
 
     def state(self) -> Choices:

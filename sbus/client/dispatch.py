@@ -174,7 +174,7 @@ class Dispatcher:
     :param dialect: the revision of the protocol, which says how keys match patterns.
     :param on_control: called with the key and the payload of each control message.
     :param on_truncated: called in the place of each packet that was longer than the buffer.
-    :ivar changes: how often a sink has begun to come or go.
+    :ivar changes: how often adding or removing a sink has begun.
     :ivar intercept: sees each packet first, if it is not None; returns whether the packet is dealt with.
     :ivar kind: the class of the messages that it makes now (`sbus.client.senders`).
     :ivar find_kind: returns the class of the messages after a notice; None before notices count.
@@ -284,7 +284,7 @@ class Dispatcher:
     def disconnected(self) -> list[Waiter]:
         """Remove and return the waiters of `expect`.
 
-        The routes are made anew: the exception of a signal handler may have interrupted a change of them, which has
+        This also rebuilds the routes: an exception of a signal handler may have interrupted a change of them, and so
         ended the connection.
         """
         self._sinks = {pattern: sinks for pattern, sinks in self._sinks.items() if sinks}

@@ -94,7 +94,7 @@ class BoundedLogFile:
             if self._older:
                 self._copy(size)
         except OSError:
-            half = min(self._limit // 2, 1 << 30)  # one read brings less than 2 GiB
+            half = min(self._limit // 2, 1 << 30)  # one read returns less than 2 GiB
             kept = os.pread(self._fd, half, max(0, size - half)).partition(b"\n")[2]
         os.ftruncate(self._fd, 0)
         self._size = os.write(self._fd, kept) if kept else 0

@@ -3,11 +3,11 @@
 .. rubric:: Theory of operation
 
 A `KeyIndex` knows where in a backlog the newest message of each key stands. When it is asked, it first reads the
-messages that were added to the backlog since the last time. So it reads each message once, however often the receiver
-changes its strategy in between; of more than `_READ`, only the last ones, so that nobody has the bus stop by filling a
-backlog before choosing ``latest``. Places of messages that were sent stay in the index until they outnumber the waiting
-ones, or until the keys take twice the memory that they took when the index was swept last. The queue charges the
-receiver's user for that memory.
+messages that were added to the backlog since the last time, but only the last `_READ` of them: nobody can stall the bus
+by filling a backlog and then choosing ``latest``. So it reads no message twice, however often the receiver changes its
+strategy in between. Places of messages that were sent stay in the index until they outnumber the waiting ones, or until
+the keys take twice the memory that they took when the index was swept last. The queue charges the receiver's user for
+that memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sbus.flood.naming import Signed
 __all__ = ["KeyIndex"]
 
 _READ = 4096
-"""Messages that are read at once at most: 2 ms. All 65,536 took 50 ms, again after each change of the order."""
+"""The most messages that are read at once: 2 ms. All 65,536 took 50 ms, and again after each change of the order."""
 _PLACE = 140
 """Bytes of memory that a place takes besides its key."""
 _SWEPT_FROM = 64 << 10
@@ -61,7 +61,7 @@ class KeyIndex:
             return
         if self._until < backlog.end - _READ:
             self._until = backlog.end - _READ
-            places.clear()  # they need not be the newest of their keys any more
+            places.clear()  # their messages may no longer be the newest of their keys
             memory = 0
         for at, waiting in backlog.since(self._until):
             if type(waiting) is bytes or isinstance(waiting, Signed):

@@ -239,7 +239,7 @@ def unsynced_records(segment: Segment) -> list[Record]:
 def check_end(segment: Segment) -> None:
     """Check the end of the index, if the segment is closed.
 
-    The records after the last whole sync record were synced too. To ignore them would hide the loss.
+    The records after the last whole sync record were synced too. Ignoring them would hide the loss.
 
     :raises FileNotFoundError: if the segment is gone.
     :raises JournalError: if the index does not end with a sync record.

@@ -47,7 +47,7 @@ def salvage_index(segment: Segment, journal_id: str) -> Index:
     except JournalUnreadable:
         raise
     except (FileNotFoundError, JournalError):
-        records, is_searched = [], True  # a writer has an index: none appends to this segment
+        records, is_searched = [], True  # a writer keeps an index, so none is appending to this segment
     if not segment.closed:
         while records and records[-1].type != SYNC:
             records.pop()

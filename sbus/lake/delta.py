@@ -285,7 +285,7 @@ class DeltaLake(Table):
         hours = max(0, round(grace / 3600))
         with self._writing_log():
             deleted = table.vacuum(hours, dry_run=False, enforce_retention_duration=False)
-        # The library takes all that is in the directory for its own: another lake, a journal.
+        # The library takes everything in the directory for its own, even another lake or a journal.
         old = set(table.vacuum(_ORPHAN_HOURS, dry_run=True, enforce_retention_duration=False, full=True))
         orphans = [file for file in self.unnamed() if file.name in old]
         for file in orphans:

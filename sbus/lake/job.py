@@ -97,7 +97,7 @@ class ArchiveJob(abc.ABC):
         journals = self._follower.journals()
         _check_is_no_journal(self._table.location)
         self._table.state.check_same()
-        self._new_reports().check(journals)  # before a lake is made that is refused
+        self._new_reports().check(journals)  # before a lake is made that would be refused
         with contextlib.ExitStack() as starting:
             starting.enter_context(self._table.writing())
             state = self._table.state
@@ -164,7 +164,7 @@ class ArchiveJob(abc.ABC):
         self._resources.close()
 
     def _new_reports(self) -> Reports:
-        """Return reports of the lake as it is now; one that is not made yet has no ID."""
+        """Return reports of the lake as it is now; one that has not been made yet has no ID."""
         return Reports(self._consumer, str(self._table.state.fields().get("id", "")), self._table.location)
 
     def _account(self, batch: int, end: Offset, staged: Staged) -> None:

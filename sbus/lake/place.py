@@ -118,7 +118,7 @@ class Place:
             raise self._is_gone()
 
     def check_there(self) -> None:
-        """Check that the path of a lake that was marked leads to a directory, and still to the same one.
+        """Check that the path of a lake that was marked still leads to the same directory.
 
         :raises sbus.errors.StorageError: if it does not.
         """

@@ -47,7 +47,7 @@ class State:
 
     def __init__(self, place: Path | Place) -> None:
         self._place = place
-        self._settled: str | None = None  # the ID with which `settle` has found it
+        self._settled: str | None = None  # the ID that `settle` found
         self.mode: int | None = None
 
     @property
@@ -102,10 +102,10 @@ class State:
         self._settled = identity
 
     def check_same(self) -> None:
-        """Check that the state is still the one that `settle` has found, if it was called.
+        """Check that the state is still the one that `settle` found, if it was called.
 
-        :raises sbus.errors.StorageError: if it was moved away or removed: nothing may be in the way when it is put
-            back.
+        :raises sbus.errors.StorageError: if it was moved away or removed; a new state in its place would be in the way
+            when it is put back.
         """
         if self._settled is not None and self.fields().get("id") != self._settled:
             raise StorageError(
@@ -114,7 +114,7 @@ class State:
             )
 
     def check_mark(self) -> None:
-        """Check that the lake is still in its place, and its state, too.
+        """Check that the lake and its state are still in their places.
 
         :raises sbus.errors.StorageError: if one of them was moved away or removed.
         """

@@ -529,7 +529,7 @@ class SendingHalf(Endings):
         """Send the last packets; wait until the socket is writable if they do not fit and there is time."""
         packets = self._farewell
         if packets is None:
-            return  # several flushes have asked for this
+            return  # several flushes asked for this, and one has done it
         is_open = True
         for _ in range(2 * len(packets) + 1):
             try:

@@ -38,9 +38,9 @@ def _poll(descriptor: FileDescriptorLike, events: int, seconds: float | None) ->
 
 
 def poll_until(descriptor: FileDescriptorLike, events: int, deadline: float | None) -> bool:
-    """Wait for events of poll(2), or for an error or the other end's closing, which are always reported.
+    """Wait for events of poll(2), or for an error or a hang-up, which are always reported.
 
-    :param deadline: the `time.monotonic` of the end; None for no limit.
+    :param deadline: when to give up, in the time of `time.monotonic`; None for no limit.
     :returns: False if the deadline has passed first.
     """
     poll = select.poll()

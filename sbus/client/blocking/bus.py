@@ -189,7 +189,7 @@ class Bus(BlockingConnection[Subscription]):
         return subscription
 
     def _begin(self, begin: Callable[[], list[bytes]], begun: Subscription | Watch) -> None:
-        """Begin a subscription or a watch, and send its packets; end it if that fails, as nobody gets it then."""
+        """Begin a subscription or a watch, and send its packets; if that fails, end it: the caller never gets it."""
         try:
             self.send(begin())
         except BaseException:

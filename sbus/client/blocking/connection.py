@@ -403,7 +403,7 @@ class BlockingConnection(Connection[Sub]):
         return packets
 
     def _read_socket(self, sock: socket.socket) -> list[bytes]:
-        """Return the packets that are here; without any, find out whether the connection is lost."""
+        """Return the packets that have arrived; if there are none, find out whether the connection is lost."""
         try:
             packets, ended = self._reader.read(sock)
         except OSError as e:
@@ -555,7 +555,9 @@ class BlockingConnection(Connection[Sub]):
     def _reconnect_loop(self, deadline: float | None) -> None:
         """Connect until a fence returns on a connection, then call ``on_gap``."""
         try:
-            self._reconnecting = True  # inside: CPython counts a signal in the jump back to what precedes the loop
+            # Set inside the block: a signal handler can raise in the jump back to the start of the loop, and CPython
+            # takes that exception for one of the statement before the loop.
+            self._reconnecting = True
             while self._error is None:
                 if self._sock is None:
                     self._try_to_connect(deadline)

@@ -13,7 +13,7 @@ from sbus.report.figures import Publisher, Sizes, Totals, Traffic
 __all__ = ["Aggregates"]
 
 _MAX_PREFIXES = 3
-"""Prefixes of each publisher, at most."""
+"""The most prefixes of each publisher."""
 
 
 class Aggregates:

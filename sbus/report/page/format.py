@@ -140,7 +140,7 @@ def _clock(at: datetime, micros: int) -> str:
 
 
 def axis_values(largest: float) -> list[float]:
-    """Return at most five round values from 0 for an axis, up to at least the largest value."""
+    """Return round values for an axis, at most five: from 0 to at least the largest value."""
     if largest <= 0:
         return [0, 1]
     step = 10.0**-12

@@ -65,7 +65,7 @@ _WATCH_STEPS = 12
 _NOTICE_STEPS = 20
 """Steps that a changed answer costs besides: the notice is made and queued."""
 _DROPPED_AT_ONCE = 32
-"""Watches that have ended and are removed between two looks at the clock."""
+"""Ended watches that are removed between two looks at the clock."""
 _WATCH_MEMORY = 700
 """Bytes of memory that a watched key takes, besides its own and those of its segments."""
 _SEGMENT_MEMORY = 400
@@ -433,7 +433,7 @@ class Interest:
             watched.user.lines.chores.pop(watched, None)
 
     def drop_some(self, client: Receiver, ended: dict[bytes, Watch]) -> None:
-        """Remove watches of a client that have ended."""
+        """Remove some of the ended watches of a client."""
         count = memory = 0
         while ended and count < _DROPPED_AT_ONCE:
             key, watch = ended.popitem()

@@ -21,7 +21,7 @@ _SEGMENTS = 256
 class Watch:
     """A key that a client watches.
 
-    :ivar cost: what the key counts toward the limits of patterns' bytes.
+    :ivar cost: the bytes that the key counts toward the limits on patterns.
     :ivar value: the latest answer, 0 or 1, sent or about to be sent.
     :ivar is_open: whether the answer depends on subscriptions; else it is always 1.
     :ivar is_over: whether the client has stopped watching.

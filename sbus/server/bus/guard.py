@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Guard"]
 
 _STEPS_AT_ONCE = 128
-"""Subscriptions that a new policy judges, or clients that get its rights, in one turn of the reactor: 2 ms, mostly."""
+"""Subscriptions that a new policy judges, or clients that get new rights, in one turn of the reactor: about 2 ms."""
 _SECONDS_AT_ONCE = 0.002
 """Seconds after which that turn ends: with thousands of rules, a pattern can take milliseconds, and users choose it."""
 
@@ -250,7 +250,7 @@ class Guard:
             raise UsageError("a policy needs a bus of the current dialect: leave the dialect or the policy out")
 
     async def _in_slices(self, steps: Iterator[None]) -> None:
-        """Take as many steps in one turn as there is time for."""
+        """Take all steps: in each turn of the reactor, as many as there is time for."""
         is_over = False
         while not is_over:
             now = self._clock.seconds

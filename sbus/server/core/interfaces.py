@@ -195,7 +195,7 @@ class Client(Publisher, Receiver, Holder, Protocol):
 
     @property
     def rights(self) -> Rights:
-        """The client's rights, by the policy in force."""
+        """The client's rights under the policy in force."""
 
     @property
     def identity(self) -> Identity:
@@ -208,7 +208,7 @@ class Client(Publisher, Receiver, Holder, Protocol):
         """Take these rights from now on."""
 
     def forget_rights(self) -> None:
-        """Ask the guard for rights when they are needed next."""
+        """Forget the rights, and ask the guard for new ones when they are needed next."""
 
     on_room: tuple[Callable[[], None], ...]
     """Called when packets have left its queue, after it was congested."""

@@ -315,7 +315,7 @@ def test_a_request_of_ones_own_cannot_be_answered() -> None:
 def test_what_is_no_request_cannot_be_answered(request_: Any) -> None:
     """Both calls name the mistake."""
     for call in (lambda: Backend().answer(request_, b"x"), lambda: Backend().fail(request_, "x")):
-        with pytest.raises(UsageError, match=r"^a request is a message as received, not (NoneType|bytes|tuple)$"):
+        with pytest.raises(UsageError, match=r"^a request is a received message, not (NoneType|bytes|tuple)$"):
             call()
 
 
