@@ -533,7 +533,11 @@ class ClientCore:
         :returns: the waiters to fail, once the caller's own state is consistent: they may call the client at once.
         """
         self.bundle_limit = 0
-        return self.extensions.disconnected() + self._dispatcher.disconnected()
+        return self.extensions.disconnected() + self._dispatcher.take_awaited()
+
+    def rebuild_routes(self) -> None:
+        """Repair the routes after a call that was interrupted."""
+        self._dispatcher.rebuild()
 
     def sinks(self) -> Iterator[Sink]:
         """Iterate over all subscriptions."""

@@ -257,6 +257,16 @@ class Dispatcher:
         self._secret.pop(sink.pattern, None)
         return True
 
+    def rebuild(self) -> None:
+        """Make the routes anew: the exception of a signal handler may have interrupted a change of them."""
+        self._sinks = {pattern: sinks for pattern, sinks in self._sinks.items() if sinks}
+        self._secret = {pattern: parsed for pattern, parsed in self._secret.items() if pattern in self._sinks}
+        self._cache.clear()
+        self._index = PatternIndex(self._dialect)
+        for sink in self.sinks():
+            if sink.pattern not in self._secret and sink not in self._joining:
+                self._index.subscribe(sink, sink.pattern, None, _NO_CREDENTIALS)
+
     def sinks(self) -> Iterator[Sink]:
         """Iterate over all sinks; sinks may be added and removed meanwhile."""
         return (sink for sinks in tuple(self._sinks.values()) for sink in tuple(sinks))
@@ -281,18 +291,8 @@ class Dispatcher:
         """Complete `waiter` with the next message with this key; no sink gets it."""
         self._awaited[key] = waiter
 
-    def disconnected(self) -> list[Waiter]:
-        """Remove and return the waiters of `expect`.
-
-        This also rebuilds the routes: an exception of a signal handler may have interrupted a change of them, and so
-        ended the connection.
-        """
-        self._sinks = {pattern: sinks for pattern, sinks in self._sinks.items() if sinks}
-        self._cache.clear()
-        self._index = PatternIndex(self._dialect)
-        for sink in self.sinks():
-            if sink.pattern not in self._secret and sink not in self._joining:
-                self._index.subscribe(sink, sink.pattern, None, _NO_CREDENTIALS)
+    def take_awaited(self) -> list[Waiter]:
+        """Remove and return the waiters of `expect`."""
         waiters = list(self._awaited.values())
         self._awaited.clear()
         return waiters

@@ -50,12 +50,14 @@ run()
 handler of Python raises an exception, which Twisted ignores while it imports plug-ins."""
 
 
-def twistd_command(service: str, *options: str) -> list[str]:
+def twistd_command(service: str, *options: str, logger: str | None = None) -> list[str]:
     """Return the command that runs a service in the foreground, with this interpreter.
 
     :param service: its name on the command line of ``twistd``, such as ``sbus``.
+    :param logger: the name of the observer of its log; None for that of ``twistd``.
     """
-    return [sys.executable, "-P", "-c", _TWISTD, "--nodaemon", service, *options]
+    own = ["--nodaemon"] if logger is None else ["--nodaemon", f"--logger={logger}"]
+    return [sys.executable, "-P", "-c", _TWISTD, *own, service, *options]
 
 
 def read_log(output: IO[bytes]) -> str:

@@ -31,12 +31,12 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 
+from sbus.daemon.launcher import twistd_command
 from sbus.daemon.service import MultiService, Service
 from sbus.server.run.service import BusService
 
 __all__ = ["ChildProcess", "SidecarBus", "child_environment", "restart_delays", "supervised_command"]
 
-_TWISTD = "from twisted.scripts.twistd import run; run()"
 _FIRST_RESTART_DELAY, _MAX_RESTART_DELAY = 0.5, 30.0
 """Seconds before a child is started again: the first delay, and the one that no delay exceeds."""
 _MIN_LIFETIME = 60.0
@@ -47,10 +47,7 @@ _MAX_LINE_BYTES = 4096
 
 def supervised_command(service: str) -> list[str]:
     """Return the beginning of the command that runs a service of ``twistd`` as a child; its options follow."""
-    return [
-        *(sys.executable, "-P", "-c", _TWISTD, "--nodaemon"),
-        *("--logger=sbus.daemon.supervised.observer", service, "--supervised"),
-    ]
+    return twistd_command(service, "--supervised", logger="sbus.daemon.supervised.observer")
 
 
 def child_environment() -> dict[str, str]:

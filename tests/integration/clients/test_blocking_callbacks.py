@@ -341,6 +341,24 @@ def test_an_interrupted_end_of_a_subscription(shared: Bus, monkeypatch: pytest.M
             assert not asking.has_subscribers("k/1")
 
 
+def test_an_interrupted_end_of_a_secret_subscription(shared: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a signal handler raises in the midst of `close`, others get the messages that both got."""
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with sbus.connect(str(shared.address), reconnect=True) as client:
+        other, sub = client.subscribe("!/cred////s/"), client.subscribe("!/cred////s/a")
+        client.fence(TIMEOUT)
+        monkeypatch.setattr(RouteCache, "clear", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sub.close()
+        client.fence(TIMEOUT)
+        client.publish("!/cred////s/a", b"1")
+        assert other.get(TIMEOUT).payload == b"1"
+
+
 def test_an_interrupted_callback_does_no_harm(client: blocking.Bus, shared: Bus) -> None:
     """The connection stays, also if the callback was called inside of another one."""
     raised: list[bytes] = []

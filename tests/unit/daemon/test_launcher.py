@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from sbus.daemon.launcher import ServerProcess, read_log, twistd_command
 from sbus.errors import ConnectError, TimedOut
+from sbus.server.run.children import supervised_command
 from tests.support import ROOT
 
 TIMEOUT = 30.0
@@ -55,7 +56,8 @@ def test_ready(output: IO[bytes], tmp_path: Path) -> None:
     assert is_gone(server.pid)
 
 
-def test_interrupted_before_it_serves(output: IO[bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize("service", [twistd_command("sbus"), supervised_command("sbus-recorder")], ids=["bus", "child"])
+def test_interrupted_before_it_serves(output: IO[bytes], tmp_path: Path, service: list[str]) -> None:
     """Ctrl-C ends a service that is being imported without a traceback, even if the import ignores exceptions."""
     scripts = tmp_path / "twisted" / "scripts"
     scripts.mkdir(parents=True)
@@ -69,7 +71,7 @@ except KeyboardInterrupt:
 def run():
     print("it serves")
 """)
-    command = ["env", "--default-signal=INT", *twistd_command("sbus")]
+    command = ["env", "--default-signal=INT", *service]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=env, stdout=output, stderr=output, timeout=TIMEOUT)
     assert (done.returncode, read_log(output)) == (-signal.SIGINT, "")
