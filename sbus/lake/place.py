@@ -139,7 +139,8 @@ class Place:
     def _is_gone(self) -> StorageError:
         return StorageError(
             f"{self.lake}: its rows are gone, but its state is there, so they would not be archived again: put the "
-            f"lake back, or remove {self._beside} to archive all that the journals have"
+            f"lake back; or, to archive all that the journals have, stop the archive, remove {self._beside}, and run "
+            "'sbus journal release'"
         )
 
     def mark(self, identity: str, mode: int) -> None:

@@ -561,6 +561,15 @@ def test_the_end_of_a_closed_index_is_lost(journal: Path, records: int) -> None:
     assert messages_of(all_rows(journal, skip_damaged=False)) == set(range(ROWS))
 
 
+def test_a_closed_index_and_its_summary_are_lost(journal: Path) -> None:
+    """A reader that may lose rows finds them all: an index that cannot be read is not taken for a missing segment."""
+    (*_, segment) = list_segments(str(journal))
+    os.unlink(segment.path(".idx"))
+    os.mkdir(segment.path(".idx"))
+    os.unlink(segment.path(".json"))
+    assert messages_of(all_rows(journal, skip_damaged=True)) == set(range(ROWS))
+
+
 def test_the_last_batch_of_a_killed_writer(tmp_path: Path) -> None:
     """A segment that was not closed has no end-of-stream marker. If its index is lost, repair finds all its rows."""
     directory = tmp_path / "journal"
