@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from sbus.errors import UsageError
 from sbus.protocol.keys import PeerCredentials
+from sbus.syscalls.names import is_number
 from sbus.syscalls.sockets import peer_credentials, peer_groups
 from sbus.syscalls.users import is_owner
 
@@ -28,7 +29,7 @@ def parse_group(text: str, option: str) -> int:
     :param text: a GID in decimal, or a name.
     :raises UsageError: if there is no such group.
     """
-    if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**32 - 1:
+    if is_number(text) and int(text) < 2**32 - 1:
         return int(text)
     try:
         return grp.getgrnam(text).gr_gid

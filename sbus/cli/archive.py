@@ -9,6 +9,7 @@ import click
 
 from sbus.cli.archiving import Choices, archive_options, run
 from sbus.cli.job_metrics import ArchiveMetrics, JobMetrics
+from sbus.cli.lake.options import state_option
 from sbus.distribution import needs
 
 if TYPE_CHECKING:
@@ -44,11 +45,7 @@ Examples:
     metavar="DIR",
     help="Lake to write: a directory, or the URL of a Delta table.",
 )
-@click.option(
-    "--state",
-    metavar="DIR",
-    help="State directory of a lake in object storage.  [default: below ~/.local/state/sbus]",
-)
+@state_option
 @click.option("--metrics-file", metavar="FILE", help="File to write metrics to, in Prometheus's text format.")
 @archive_options
 def archive(

@@ -13,6 +13,7 @@ import click
 from sbus.cli.alerts import Alert, AlertRule, run_alerts
 from sbus.cli.damage import Damage
 from sbus.cli.job_metrics import JobMetrics
+from sbus.cli.lake.options import state_option
 from sbus.cli.output import Progress, explained_writing, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.types import COUNT, Duration, Time
@@ -82,11 +83,7 @@ Examples:
     help="Journal to read: a directory, or a quoted pattern such as '/shared/*'; repeatable.",
 )
 @click.option("--lake", "-l", metavar="DIR", help="Lake to read: its directory, or its URL.")
-@click.option(
-    "--state",
-    metavar="DIR",
-    help="State directory of a lake in object storage.  [default: below ~/.local/state/sbus]",
-)
+@state_option
 @click.option("--metrics-file", metavar="FILE", help="File to write metrics to, in Prometheus's text format.")
 def report(
     since: datetime | None,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from sbus.errors import UsageError
 from sbus.policy.rules import UNNAMED, Identity
+from sbus.syscalls.names import is_number
 from sbus.syscalls.sockets import overflow_ids
 
 __all__ = ["Names", "identity_of"]
@@ -87,7 +88,7 @@ def identity_of(user: str, groups: Sequence[str], listener: str) -> Identity:
 def _number(name: str | int) -> int | None:
     if isinstance(name, int):
         return name
-    return int(name) if name.isascii() and name.isdigit() and len(name) <= 10 else None
+    return int(name) if is_number(name) else None
 
 
 def _checked(number: int, overflow: int, what: str) -> int:

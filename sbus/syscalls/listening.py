@@ -49,6 +49,7 @@ from dataclasses import dataclass, replace
 from sbus.errors import ListenError
 from sbus.syscalls.addresses import Address, absolute
 from sbus.syscalls.descriptors import above_standard
+from sbus.syscalls.names import is_number
 from sbus.syscalls.sockets import is_unix, pass_descriptors
 
 __all__ = ["BACKLOG", "ListeningSocket", "adopt", "inherited_name", "listen", "rehearse", "unit_setting"]
@@ -245,7 +246,7 @@ def _replaced(address: Address) -> ListenError:
 
 
 def _gid(group: str | int) -> int:
-    if isinstance(group, str) and not (group.isascii() and group.isdigit() and len(group) <= 10):
+    if isinstance(group, str) and not is_number(group):
         try:
             return grp.getgrnam(group).gr_gid
         except KeyError:

@@ -1,11 +1,16 @@
-"""Names for the numbers of users and processes."""
+"""Names and numbers of users and processes."""
 
 from __future__ import annotations
 
 import functools
 import pwd
 
-__all__ = ["program_name", "user_name"]
+__all__ = ["is_number", "program_name", "user_name"]
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a UID or a GID rather than a name: a decimal number, perhaps one that is too large."""
+    return text.isascii() and text.isdigit() and len(text) <= 10
 
 
 @functools.lru_cache(1024)

@@ -12,16 +12,14 @@ from sbus.distribution import needs
 if TYPE_CHECKING:
     from sbus.lake.table import Table
 
-__all__ = ["lake_argument", "open_lake"]
+__all__ = ["lake_argument", "open_lake", "state_option"]
 
-lake_argument = combined(
-    click.argument("location", metavar="LAKE"),
-    click.option(
-        "--state",
-        metavar="DIR",
-        help="State directory of a lake in object storage.  [default: below ~/.local/state/sbus]",
-    ),
+state_option = click.option(
+    "--state",
+    metavar="DIR",
+    help="State directory of a lake in object storage.  [default: below ~/.local/state/sbus]",
 )
+lake_argument = combined(click.argument("location", metavar="LAKE"), state_option)
 """The lake, and the option ``--state``."""
 
 

@@ -40,6 +40,7 @@ from sbus.distribution import check_installation
 from sbus.errors import SbusError, UsageError
 from sbus.syscalls import addresses, listening
 from sbus.syscalls.descriptors import fill_standard, to_null
+from sbus.syscalls.names import is_number
 from sbus.version import __version__
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def _level(text: str) -> str:
 
 
 def _uid(text: str) -> int:
-    if text.isdecimal() and len(text) <= 10 and int(text) < 2**32 - 1:
+    if is_number(text) and int(text) < 2**32 - 1:
         return int(text)
     try:
         return pwd.getpwnam(text).pw_uid

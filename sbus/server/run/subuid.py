@@ -33,6 +33,8 @@ from typing import NamedTuple
 
 from twisted.logger import Logger
 
+from sbus.syscalls.names import is_number
+
 __all__ = ["SUBUID_FILE", "Range", "SubordinateIds", "flatten", "parse"]
 
 SUBUID_FILE = "/etc/subuid"
@@ -78,12 +80,12 @@ def parse(lines: Iterable[str], find_user: Callable[[str], int]) -> tuple[list[R
 
 def _range(text: str, find_user: Callable[[str], int]) -> Range:
     owner, *numbers = text.split(":")
-    if len(numbers) != 2 or not all(map(_is_number, numbers)):
+    if len(numbers) != 2 or not all(map(is_number, numbers)):
         raise ValueError("write it as owner:first:count")
     first, count = map(int, numbers)
     if not count or first + count > _IDS - 1:
         raise ValueError("the range is empty, or goes past the last UID, 4294967294")
-    if _is_number(owner):
+    if is_number(owner):
         if int(owner) > _IDS - 2:
             raise ValueError("the owner is no UID")
         return Range(first, first + count, int(owner), first)
@@ -91,10 +93,6 @@ def _range(text: str, find_user: Callable[[str], int]) -> Range:
         return Range(first, first + count, find_user(owner), first)
     except KeyError:
         raise ValueError(f"there is no user {owner!r}") from None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 10
 
 
 def flatten(ranges: Iterable[Range]) -> list[Range]:
