@@ -536,7 +536,7 @@ class ClientCore:
         return self.extensions.disconnected() + self._dispatcher.take_awaited()
 
     def rebuild_routes(self) -> None:
-        """Repair the routes after a call that was interrupted."""
+        """Rebuild the routes after an interrupted call."""
         self._dispatcher.rebuild()
 
     def sinks(self) -> Iterator[Sink]:

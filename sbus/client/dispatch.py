@@ -258,7 +258,7 @@ class Dispatcher:
         return True
 
     def rebuild(self) -> None:
-        """Make the routes anew: the exception of a signal handler may have interrupted a change of them."""
+        """Rebuild the routes: an exception from a signal handler may have interrupted a change to them."""
         self._sinks = {pattern: sinks for pattern, sinks in self._sinks.items() if sinks}
         self._secret = {pattern: parsed for pattern, parsed in self._secret.items() if pattern in self._sinks}
         self._cache.clear()

@@ -54,7 +54,7 @@ def twistd_command(service: str, *options: str, logger: str | None = None) -> li
     """Return the command that runs a service in the foreground, with this interpreter.
 
     :param service: its name on the command line of ``twistd``, such as ``sbus``.
-    :param logger: the name of the observer of its log; None for that of ``twistd``.
+    :param logger: the name of its log observer; None for the one of ``twistd``.
     """
     own = ["--nodaemon"] if logger is None else ["--nodaemon", f"--logger={logger}"]
     return [sys.executable, "-P", "-c", _TWISTD, *own, service, *options]

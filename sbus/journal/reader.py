@@ -149,7 +149,7 @@ class JournalReader:
                 raise
             try:
                 return read_summary(newest).last_seq + 1
-            except (JournalError, FileNotFoundError):  # only a closed segment has one
+            except (JournalError, FileNotFoundError):  # only a closed segment has a summary
                 sync = salvage_index(newest, self.id).sync
         # If the newest segment has no sync record yet, everything before it is visible.
         return sync.next_seq if sync else newest.first_seq

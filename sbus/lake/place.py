@@ -140,7 +140,7 @@ class Place:
         return StorageError(
             f"{self.lake}: its rows are gone, but its state is there, so they would not be archived again: put the "
             f"lake back; or, to archive all that the journals have, stop the archive, remove {self._beside}, and run "
-            "'sbus journal release'"
+            "'sbus journal release JOURNAL NAME' for each journal"
         )
 
     def mark(self, identity: str, mode: int) -> None:

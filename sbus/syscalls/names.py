@@ -9,7 +9,7 @@ __all__ = ["is_number", "program_name", "user_name"]
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a UID or a GID rather than a name: a decimal number, perhaps one that is too large."""
+    """Return whether a text is a UID or a GID rather than a name: a decimal number, possibly too large."""
     return text.isascii() and text.isdigit() and len(text) <= 10
 
 

@@ -527,6 +527,7 @@ class BlockingConnection(Connection[Sub]):
         if self._error is not None:
             self._detach()
             return  # closed in another thread
+        self._handed_over = -1  # unless interrupted here: the next call begins anew
         rest = self._batch.take() + self.core.extensions.mark_start(unbundle(rest or []))
         self.core.extensions.take_farewell(rest)
         error = self.core.extensions.connection_lost(why, self.address)

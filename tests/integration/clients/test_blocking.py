@@ -547,6 +547,7 @@ def test_interrupted_reconnecting_is_taken_up_again(bus: StartBus) -> None:
         assert sub.get(TIMEOUT).payload == b"again"
 
 
+# The pause is the period of the signals: it drifts against the loop of the client, so they reach all of its lines.
 _SIGNALS = """
 import os, signal, sys, time
 while True:

@@ -342,7 +342,7 @@ def test_an_interrupted_end_of_a_subscription(shared: Bus, monkeypatch: pytest.M
 
 
 def test_an_interrupted_end_of_a_secret_subscription(shared: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a signal handler raises in the midst of `close`, others get the messages that both got."""
+    """If a signal handler raises in the midst of `close`, the other subscription still gets its messages."""
 
     def interrupted(*_: object) -> None:
         monkeypatch.undo()
@@ -357,6 +357,27 @@ def test_an_interrupted_end_of_a_secret_subscription(shared: Bus, monkeypatch: p
         client.fence(TIMEOUT)
         client.publish("!/cred////s/a", b"1")
         assert other.get(TIMEOUT).payload == b"1"
+
+
+def test_an_interrupted_loss_is_noticed_again(bus: StartBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a signal handler raises while a client prepares for its next connection, the next call does so again."""
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    server = bus()
+    with sbus.connect(str(server.address), reconnect=True) as client:
+        sub = client.subscribe("k")
+        client.fence(TIMEOUT)
+        server.stop()
+        bus("--reuse")
+        monkeypatch.setattr(PatternIndex, "subscribe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.publish("k", b"lost")
+        client.fence(TIMEOUT)
+        client.publish("k", b"new")
+        assert sub.get(TIMEOUT).payload == b"new"
 
 
 def test_an_interrupted_callback_does_no_harm(client: blocking.Bus, shared: Bus) -> None:

@@ -59,7 +59,10 @@ class End:
 
 
 def load(ends: list[End], seconds: float, rate: int = 60) -> None:
-    """Publish on both buses, and receive there."""
+    """Publish on both buses, and receive there.
+
+    :param rate: messages on each bus every 2 ms: a rate that the link can carry, so that it loses none but in pauses.
+    """
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for end in ends:
@@ -101,7 +104,8 @@ def test_every_loss_is_counted(tree: StartBus, directory: Path, seed: int) -> No
     wait_until(move, lambda moved: moved == (0, 0))
     root.stop()
     (found,) = leaf.wait_log(r"is down; lost so far: (\d+) messages up, (\d+) down")
-    assert up.sent - down.got in (int(found[1]), down.told + int(found[1]))
+    # The same loss may be counted twice: by the link, and by the bus of the receiver, whose CPU time decides how many.
+    assert max(int(found[1]), down.told) <= up.sent - down.got <= int(found[1]) + down.told
     assert down.sent - up.got == up.told >= int(found[2])
 
 

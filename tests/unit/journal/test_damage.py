@@ -562,7 +562,7 @@ def test_the_end_of_a_closed_index_is_lost(journal: Path, records: int) -> None:
 
 
 def test_a_closed_index_and_its_summary_are_lost(journal: Path) -> None:
-    """A reader that may lose rows finds them all: an index that cannot be read is not taken for a missing segment."""
+    """A reader that may skip damaged rows finds them all: an unreadable index is not taken for a missing segment."""
     (*_, segment) = list_segments(str(journal))
     os.unlink(segment.path(".idx"))
     os.mkdir(segment.path(".idx"))
