@@ -5,14 +5,25 @@ from __future__ import annotations
 import socket
 
 from sbus.errors import CloseReason
-from sbus.flood import ClientSettings, Loss, QueueLimits, SendQueue, SharedBudget, Strategy, UserShare
+from sbus.flood import (
+    SOFT_STRATEGIES,
+    ClientSettings,
+    Loss,
+    QueueLimits,
+    SendQueue,
+    SharedBudget,
+    Strategy,
+    UserShare,
+)
 from sbus.interfaces import IPacketTransport
 from sbus.seqpacket.framing import FrameReader, frame
 from sbus.seqpacket.stream import StreamTransport
 from sbus.seqpacket.transport import PacketTransport
 from tests.support.reactors import HandTurnedReactor, Recorder, socket_pair
 
-__all__ = ["FloodRecorder", "FramedPeer", "World", "flood_controlled", "numbered"]
+__all__ = ["DISCARD", "ERROR", "QUEUE", "FloodRecorder", "FramedPeer", "World", "flood_controlled", "numbered"]
+
+QUEUE, DISCARD, _, ERROR, _ = SOFT_STRATEGIES
 
 
 class FramedPeer:

@@ -15,16 +15,13 @@ from twisted.internet import error
 from twisted.internet.interfaces import IPushProducer, ITransport
 from zope.interface.verify import verifyObject
 
-from sbus.flood import SOFT_STRATEGIES
 from sbus.interfaces import IPacketTransport
 from sbus.seqpacket.states import Life, ReadSide, WriteSide
 from sbus.syscalls.sockets import max_sendable
 from sbus.testing import FakePacketTransport
 from tests.support.examples import examples
 from tests.support.reactors import BatchRecorder, HalfRecorder, Recorder, received
-from tests.support.transports import World, flood_controlled, numbered
-
-QUEUE, DISCARD, _, ERROR, _ = SOFT_STRATEGIES
+from tests.support.transports import DISCARD, ERROR, QUEUE, World, flood_controlled, numbered
 
 
 class RealLink:
