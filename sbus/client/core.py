@@ -477,7 +477,7 @@ class ClientCore:
     @property
     def changes(self) -> int:
         """How often a change has begun that the client has to send to the server."""
-        return self.extensions.questions.count + self._dispatcher.changes
+        return self.extensions.questions.count + self.extensions.watches.changes + self._dispatcher.changes
 
     def state(self) -> Choices:
         """Return what this client has chosen so far: settings in force, watched keys and patterns."""
