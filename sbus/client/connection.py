@@ -6,6 +6,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVarTuple, cast
 
 from sbus.client.api import ClientApi, Sub
@@ -102,7 +103,7 @@ class Connection(ClientApi[Sub]):
             self._log_loss(lost)
         else:
             keepers = cast(list[LossKeeper], [sink for sink in self.core.sinks() if is_of_application(sink)])
-            place_loss(lost, keepers, lambda lost: self.call_user(self.report_lost, lost))
+            place_loss(lost, keepers, partial(self.call_user, self._options.on_lost))
 
     def _log_loss(self, lost: Lost) -> None:
         """Log a packet that could not be received: the first one at once, later ones as sums."""
@@ -133,6 +134,7 @@ class Connection(ClientApi[Sub]):
 
         :returns: the waiters to fail once the caller's own state is consistent.
         """
+        self.core.rebuild_routes()  # an exception may have interrupted a call in the midst of a change
         waiters = self._forget_connection()
         self.outbox.restart(self.core.resync_packets() + self.core.fence(fence), hold=self.core.holds)
         return waiters

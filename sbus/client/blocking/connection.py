@@ -542,7 +542,6 @@ class BlockingConnection(Connection[Sub]):
         # Replies belong to the waiters that fail below, and a refused subscription is refused again.
         self._batch = Batch([packet for packet in rest if packet.startswith(LASTING)])
         self._resync_fence = PolledWaiter()
-        self.core.rebuild_routes()  # the call may have been interrupted in the midst of a change
         waiters = self._restart(self._resync_fence)
         self._handed_over = self.core.changes
         for waiter in waiters:
