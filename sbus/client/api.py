@@ -462,8 +462,13 @@ class ClientApi(QueueCalls, Generic[Sub]):
                 is_allowed = is_reply_key(self.core.dialect, key)
             if is_allowed:
                 packet = build(MSG, key, payload)
-                packets.append(packet if len(packet) <= self.core.longest_plain else self.core.publish(key, payload))
+                packets.append(packet if len(packet) <= self.core.longest_plain else self._long_reply(key, payload))
         self.send(packets)
+
+    def _long_reply(self, key: bytes, payload: bytes) -> bytes:
+        if self.core.packet_limit.is_open:
+            self.core.learn_limit()  # the answer to this client's first question would be here before any request
+        return self.core.publish(key, payload)
 
     def respond(self, pattern: bytes | str, handler: Handler, *, sender: bool = False) -> Sub:
         """Answer every request that matches a pattern with the handler's result.

@@ -6,7 +6,6 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVarTuple, cast
 
 from sbus.client.api import ClientApi, Sub
@@ -99,11 +98,12 @@ class Connection(ClientApi[Sub]):
     def _loss_received(self, lost: Lost) -> None:
         """Count a loss, and report it in its place; log it for an application without ``on_lost``."""
         self._lost += lost.messages or 0
-        if self._options.on_lost is None:
+        on_lost = self._options.on_lost
+        if on_lost is None:
             self._log_loss(lost)
         else:
             keepers = cast(list[LossKeeper], [sink for sink in self.core.sinks() if is_of_application(sink)])
-            place_loss(lost, keepers, partial(self.call_user, self._options.on_lost))
+            place_loss(lost, keepers, lambda lost: self.call_user(on_lost, lost))
 
     def _log_loss(self, lost: Lost) -> None:
         """Log a packet that could not be received: the first one at once, later ones as sums."""

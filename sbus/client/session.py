@@ -267,7 +267,7 @@ class Session(Connection[Sub]):
         return AsyncPayloadBatch(self.core, self._send_batch)
 
     async def _send_batch(self, batch: PayloadBatch[Awaitable[None]]) -> None:
-        if self._in_line or self.core.payloads.is_open:
+        if self._in_line or self.core.is_open:
             packets = await self._write_in_turn(batch.packets)
         else:
             packets = batch.packets()

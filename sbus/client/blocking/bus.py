@@ -158,7 +158,7 @@ class Bus(BlockingConnection[Subscription]):
         return BlockingPayloadBatch(self.core, self._send_batch)
 
     def _send_batch(self, batch: PayloadBatch[None]) -> None:
-        if self.core.payloads.is_open:
+        if self.core.is_open:
             self._run(self._fence(), None)
         self._send_all(batch.packets())
 

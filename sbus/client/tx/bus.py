@@ -324,7 +324,7 @@ class Bus(Session[Subscription]):
         self._receive_packets(packets)
         transport = self._transport
         if transport is not None and self._first_left:
-            self._first_left = 0 if self.core.has_limit else self._first_left - 1
+            self._first_left = 0 if self.core.packet_limit.is_known else self._first_left - 1
             if not self._first_left:
                 transport.limit_packets(self._receive_size)
         if transport is not None and self.core.bundle_limit and not had_bundles and not self._bundles_itself:

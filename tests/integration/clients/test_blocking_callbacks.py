@@ -373,7 +373,7 @@ def test_an_interrupted_end_of_a_watch(shared: Bus, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(Outbox, "extend", interrupted)
         with pytest.raises(KeyboardInterrupt):
             watch.close()
-        client.core.extensions.watches.report = lambda key, _: reported.append(key)  # type: ignore[method-assign]
+        monkeypatch.setattr(client.core.extensions.watches, "report", lambda key, _: reported.append(key))
         client.fence(TIMEOUT)
         other.subscribe("k")
         other.fence(TIMEOUT)
