@@ -7,7 +7,7 @@ If a handler raises, its program has a bug or a problem, and both ends must lear
 traceback, and the requester the name of the exception. The requester does not get the exception's text, which may
 contain paths, keys of a database and whatever else the requester has no right to see. The text of a `RequestFailed` is
 meant for the requester, and reaches it. A reply that is too long, or has no room to wait for a bus, is no fault of the
-program's code: the log gets one line with the limit and the remedy, and the requester learns that its reply is too long.
+program's code: the log gets one line with the limit and the remedy, and the requester learns of one that is too long.
 """
 
 from __future__ import annotations
