@@ -127,5 +127,6 @@ class Watches:
             watch.end(error)
 
     def disconnected(self) -> None:
-        """Forget the reports of the lost connection; the watches stay."""
+        """Forget the reports of the lost connection, and keys whose last end a signal's exception has interrupted."""
         self._reported.clear()
+        self._watches = {key: watches for key, watches in self._watches.items() if watches}

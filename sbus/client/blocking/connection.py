@@ -452,8 +452,8 @@ class BlockingConnection(Connection[Sub]):
         """Run a coroutine of `ClientApi`: read the socket while it waits."""
         outer = self._deadline
         error: Exception | None = None
-        self._check_whole()
         try:
+            self._check_whole()
             self._deadline = deadline = self._until(timeout)
             while True:
                 try:
