@@ -96,7 +96,7 @@ def _fail_if_none(count: bytes, key: bytes | str, waiter: Waiter) -> None:
     """
     if int(count) == 0:
         name = as_bytes(key).decode(errors="backslashreplace")
-        waiter.set_exception(NobodyListens(f"nobody subscribes to '{name}': start the program that answers"))
+        waiter.set_exception(NobodyListens(f"nobody subscribes to '{name:.200}': start the program that answers"))
 
 
 class ClientApi(QueueCalls, Generic[Sub]):

@@ -63,6 +63,8 @@ async def test_request_is_answered(backend: Backend, shared: Bus) -> None:
     async with server.serving():
         with pytest.raises(NobodyListens, match=r"nobody subscribes to 'ask/one'"):
             await bus.request("ask/one")
+        with pytest.raises(NobodyListens, match=r"nobody subscribes to 'k{200}': start"):
+            await bus.request("k" * 100_000)  # an error shows the beginning of a key that is much too long
 
 
 async def test_error_longer_than_a_packet(backend: Backend, bus: StartBus) -> None:
