@@ -91,7 +91,7 @@ class BlockingConnection(Connection[Sub]):
         self._limit: float | None = None  # of the block of `limit` under way
         self._sock: socket.socket | None = None
         self._usable: socket.socket | None = None  # the same, unless the client has to reconnect or has ended
-        self._is_unread = self._expects_bundle_reply = False
+        self._expects_bundle_reply = False
         self._is_polling = False
         self._error: Disconnected | UsageError | None = None  # why the connection has ended
         self._delays: Iterator[float] = iter(())
@@ -415,8 +415,8 @@ class BlockingConnection(Connection[Sub]):
 
     def _add(self, packets: list[bytes]) -> Batch:
         """Add packets that were read to those that are to be processed; return these."""
-        if packets and self._is_unread:
-            self._is_unread = self._expects_bundle_reply = False
+        if packets:
+            self._expects_bundle_reply = False
             packets = self.core.extensions.mark_start(packets)
         if self._batch is not _DONE:
             self._batch.extend(packets)
@@ -495,7 +495,7 @@ class BlockingConnection(Connection[Sub]):
     def _attach(self, sock: socket.socket) -> None:
         self._sock = sock
         self._usable = sock if self._loss_reason is None else None
-        self._is_unread, self._expects_bundle_reply = True, self._options.bundles
+        self._expects_bundle_reply = self._options.bundles
         self.core.connected(max_sendable(sock))
         self._reader.connected()
 
