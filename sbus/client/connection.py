@@ -59,6 +59,7 @@ class Connection(ClientApi[Sub]):
         self._backoff = options.backoff
         self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` is called
         self._reconnecting = False
+        self._error: Exception | None = None  # why the connection has ended
         self._unlogged, self._log_losses_at = 0, 0.0
         self._denial_log = DenialLog(self._warn)
 
@@ -118,6 +119,10 @@ class Connection(ClientApi[Sub]):
             self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
 
     # --- the outbox --------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _take_back(self, packet: bytes) -> None:
         self.outbox.take_back(packet)

@@ -79,7 +79,6 @@ class Session(Connection[Sub]):
             lambda value: self._restoring.set_result(value), lambda error: self._restoring.set_exception(error)
         )
         self._closing = False
-        self._error: Exception | None = None
         leave_to_parent(self)
 
     # --- what a backend implements -----------------------------------------------------------
@@ -379,10 +378,6 @@ class Session(Connection[Sub]):
         self._set_reading(self._is_reading)
 
     # --- connecting and disconnecting --------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     def _disconnected(self, why: str) -> None:
         """Reconnect after a loss, or end if the client does not reconnect."""

@@ -155,8 +155,7 @@ class Bus(BlockingConnection[Subscription]):
 
     def payloads(self) -> BlockingPayloadBatch:
         """Begin a batch of large messages (:doc:`/payloads`); the end of ``with``, or its ``send``, sends it."""
-        if self._error is not None:
-            raise self._error
+        self._check_open()
         return BlockingPayloadBatch(self.core, self._send_batch)
 
     def _send_batch(self, batch: PayloadBatch[None]) -> None:

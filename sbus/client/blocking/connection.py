@@ -93,7 +93,6 @@ class BlockingConnection(Connection[Sub]):
         self._usable: socket.socket | None = None  # the same, unless the client has to reconnect or has ended
         self._expects_bundle_reply = False
         self._is_polling = False
-        self._error: Disconnected | UsageError | None = None  # why the connection has ended
         self._delays: Iterator[float] = iter(())
         self._next_attempt = 0.0
         self._resync_fence = PolledWaiter()  # succeeds once the choices of this client are in force again
@@ -129,8 +128,7 @@ class BlockingConnection(Connection[Sub]):
 
     def send(self, packets: list[bytes]) -> None:
         """See `sbus.client.api.ClientApi.send`; without a connection, the packets wait for the call that reconnects."""
-        if self._error is not None:
-            raise self._error
+        self._check_open()
         self._hand_over(packets)
         if self._loss_reason is None or self._reconnecting:
             self._drain(self._deadline)
@@ -276,8 +274,7 @@ class BlockingConnection(Connection[Sub]):
             self._is_polling = False
             if self._error is not None:
                 self._detach()
-        if self._error is not None:
-            raise self._error
+        self._check_open()
         return is_ready
 
     def _wake_and_detach(self) -> None:
@@ -393,8 +390,7 @@ class BlockingConnection(Connection[Sub]):
                     return _OTHER  # what the caller waits for may have come while the client reconnected
             packets = self._read_socket(sock)
             if not packets:
-                if self._error is not None:
-                    raise self._error
+                self._check_open()
                 return packets
             batch = self._add(packets)
         self.core.process(batch)
@@ -515,8 +511,7 @@ class BlockingConnection(Connection[Sub]):
         """
         if self._loss_reason is not None and not self._reconnecting:
             self._reconnect_loop(deadline)
-        if self._error is not None:
-            raise self._error
+        self._check_open()
         return self._sock
 
     def _connection_lost(self, why: str, rest: list[bytes] | None = None) -> None:
