@@ -9,6 +9,7 @@ import click
 
 from sbus.cli.archiving import Choices, archive_options, run
 from sbus.cli.job_metrics import ArchiveMetrics, JobMetrics
+from sbus.cli.journal.options import journals_option
 from sbus.cli.lake.options import state_option
 from sbus.distribution import needs
 
@@ -28,15 +29,7 @@ Examples:
   sbus archive --journal=/var/lib/sbus/journal --lake=s3://bucket/lake
 """,
 )
-@click.option(
-    "--journal",
-    "-j",
-    "journals",
-    multiple=True,
-    required=True,
-    metavar="DIR",
-    help="Journal to read: a directory, or a quoted pattern such as '/shared/*'; repeatable.",
-)
+@journals_option("journals", required=True)
 @click.option(
     "--lake",
     "-l",

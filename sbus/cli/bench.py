@@ -22,7 +22,7 @@ from sbus.cli.tables import Row, format_table
 from sbus.cli.types import Duration, Size
 from sbus.client.blocking import Bus
 from sbus.daemon.launcher import ServerProcess
-from sbus.errors import ConnectError, SbusError
+from sbus.errors import ConnectError, SbusError, TimedOut
 from sbus.syscalls.socket_directory import new_socket_directory
 
 __all__ = ["bench"]
@@ -254,7 +254,7 @@ def _measure_flow(
         reports = []
         for _ in range(receivers):
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_receive, args=(target, data, end_mark, seconds, theirs), daemon=True)
+            process = context.Process(target=_receive, args=(target, data, end_mark, os.getpid(), theirs), daemon=True)
             process.start()
             theirs.close()
             stack.callback(process.join)
@@ -308,8 +308,8 @@ def _collect(
     return results
 
 
-def _receive(target: Target, data: bytes, end_mark: bytes, seconds: float, report: connection.Connection) -> None:
-    """Receive messages, in a separate process.
+def _receive(target: Target, data: bytes, end_mark: bytes, parent: int, report: connection.Connection) -> None:
+    """Receive messages, in a separate process, which ends when its parent has been killed.
 
     It reports twice: when it has subscribed, and at the end the number of messages and the time of the last one.
     """
@@ -325,7 +325,12 @@ def _receive(target: Target, data: bytes, end_mark: bytes, seconds: float, repor
             count = 0
             last = 0.0
             while True:
-                messages = bus.get_many(seconds + _OVERHEAD_TIMEOUT)
+                try:
+                    messages = bus.get_many(_END_INTERVAL)
+                except TimedOut:
+                    if os.getppid() != parent:
+                        return
+                    continue
                 if messages[-1].key == end_mark:
                     count += sum(message.key == data for message in messages)
                     last = time.monotonic()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import click
 
 from sbus.cli.combined import combined
-from sbus.cli.output import escape, has_colors, pluralize, speaks_utf8
+from sbus.cli.output import escape, explained_writing, has_colors, pluralize, speaks_utf8
 from sbus.client.core import Message
 from sbus.client.losses import Lost
 from sbus.interchange.jsonl import encoded, sender_fields
@@ -250,7 +250,8 @@ _LONGEST_NAME = 200
 def saved(show: Printer, directory: str) -> Printer:
     """Return a printer that writes each payload to a new file, and prints the name of the file in its place.
 
-    :raises OSError: as mkdir(2); the printer raises it as open(2) and write(2), if the file exists too.
+    :raises OSError: as mkdir(2); the printer raises it as open(2), and if the file exists.
+    :raises StorageError: from the printer, if the payload cannot be written.
     """
     os.makedirs(directory, exist_ok=True)
 
@@ -262,8 +263,12 @@ def saved(show: Printer, directory: str) -> Printer:
             file = open(path, "xb")  # noqa: SIM115
         except FileExistsError as e:
             raise FileExistsError(e.errno, "File exists: name an empty directory", path) from None
-        with file:
-            file.write(message.payload)
+        try:
+            with explained_writing("a payload", path, "name another directory"), file:
+                file.write(message.payload)
+        except BaseException:
+            os.unlink(path)  # a part would look like a whole payload
+            raise
         return show(received._replace(message=message._replace(payload=os.fsencode(path))))
 
     return save

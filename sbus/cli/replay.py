@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sbus.cli.combined import combined
+from sbus.cli.journal.options import journals_option
 from sbus.cli.options import Target, connection_options, pass_target
 from sbus.cli.output import Progress, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
@@ -60,13 +61,7 @@ Examples:
   sbus replay --journal=/var/lib/sbus/journal --pattern=plant/ --since=2026-01-31T06:00 --prefix=replay/
 """,
 )
-@click.option(
-    "--journal",
-    "-j",
-    multiple=True,
-    metavar="DIR",
-    help="Journal to read: a directory, or a quoted pattern such as '/shared/*'; repeatable.",
-)
+@journals_option()
 @replay_options
 @connection_options
 @pass_target

@@ -13,6 +13,7 @@ import click
 from sbus.cli.alerts import Alert, AlertRule, run_alerts
 from sbus.cli.damage import Damage
 from sbus.cli.job_metrics import JobMetrics
+from sbus.cli.journal.options import journals_option
 from sbus.cli.lake.options import state_option
 from sbus.cli.output import Progress, explained_writing, pluralize
 from sbus.cli.patterns import RECORDED_PATTERN
@@ -75,13 +76,7 @@ Examples:
     metavar="RULE",
     help="Run a command if keys are silent now: 'silent>TIME:COMMAND'; it reads a line of JSON for each. Repeatable.",
 )
-@click.option(
-    "--journal",
-    "-j",
-    multiple=True,
-    metavar="DIR",
-    help="Journal to read: a directory, or a quoted pattern such as '/shared/*'; repeatable.",
-)
+@journals_option()
 @click.option("--lake", "-l", metavar="DIR", help="Lake to read: its directory, or its URL.")
 @state_option
 @click.option("--metrics-file", metavar="FILE", help="File to write metrics to, in Prometheus's text format.")

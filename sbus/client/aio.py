@@ -396,10 +396,7 @@ class Bus(Session[Subscription]):
     async def wait_drained(self) -> None:
         """See `sbus.client.session.Session`."""
         self._check_open()
-        if len(self.outbox):
-            waiter = self.waiter()
-            self.outbox.wait(waiter)
-            await waiter
+        await self._sent(0)
 
     def _flush(self) -> None:
         outbox, sock = self.outbox, self._sock

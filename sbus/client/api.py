@@ -96,7 +96,7 @@ def _fail_if_none(count: bytes, key: bytes | str, waiter: Waiter) -> None:
     """
     if int(count) == 0:
         name = as_bytes(key).decode(errors="backslashreplace")
-        waiter.set_exception(NobodyListens(f"nobody subscribes to '{name}': start the program that answers"))
+        waiter.set_exception(NobodyListens(f"nobody subscribes to '{name:.200}': start the program that answers"))
 
 
 class ClientApi(QueueCalls, Generic[Sub]):
@@ -445,7 +445,7 @@ class ClientApi(QueueCalls, Generic[Sub]):
     def fail(self, request: Message, error: str) -> None:
         """Reply to a request with an error: `sbus.errors.RequestFailed` at the requester.
 
-        :param error: its text, of which the first 1,000 characters are sent.
+        :param error: its text, of which the first 1,000 characters are sent, as far as they fit a packet.
         """
         check_text(error, "the text of an error")
         self._reply([(request, b"-" + error[:_MAX_ERROR].encode(errors="replace"))])
@@ -462,8 +462,15 @@ class ClientApi(QueueCalls, Generic[Sub]):
                 is_allowed = is_reply_key(self.core.dialect, key)
             if is_allowed:
                 packet = build(MSG, key, payload)
-                packets.append(packet if len(packet) <= self.core.longest_plain else self.core.publish(key, payload))
+                packets.append(packet if len(packet) <= self.core.longest_plain else self._long_reply(key, payload))
         self.send(packets)
+
+    def _long_reply(self, key: bytes, payload: bytes) -> bytes:
+        if self.core.packet_limit.is_open:
+            self.core.learn_limit()  # the answer to this client's first question would be here before any request
+        if payload.startswith(b"-"):
+            payload = payload[: self.core.max_packet - len(build(MSG, key, b""))]  # as much of the text as fits
+        return self.core.publish(key, payload)
 
     def respond(self, pattern: bytes | str, handler: Handler, *, sender: bool = False) -> Sub:
         """Answer every request that matches a pattern with the handler's result.

@@ -59,6 +59,7 @@ class Connection(ClientApi[Sub]):
         self._backoff = options.backoff
         self._loss_reason: Disconnected | None = None  # why the connection was lost, until `on_gap` is called
         self._reconnecting = False
+        self._error: Exception | None = None  # why the connection has ended
         self._unlogged, self._log_losses_at = 0, 0.0
         self._denial_log = DenialLog(self._warn)
 
@@ -98,11 +99,12 @@ class Connection(ClientApi[Sub]):
     def _loss_received(self, lost: Lost) -> None:
         """Count a loss, and report it in its place; log it for an application without ``on_lost``."""
         self._lost += lost.messages or 0
-        if self._options.on_lost is None:
+        on_lost = self._options.on_lost
+        if on_lost is None:
             self._log_loss(lost)
         else:
             keepers = cast(list[LossKeeper], [sink for sink in self.core.sinks() if is_of_application(sink)])
-            place_loss(lost, keepers, lambda lost: self.call_user(self.report_lost, lost))
+            place_loss(lost, keepers, lambda lost: self.call_user(on_lost, lost))
 
     def _log_loss(self, lost: Lost) -> None:
         """Log a packet that could not be received: the first one at once, later ones as sums."""
@@ -117,6 +119,10 @@ class Connection(ClientApi[Sub]):
             self._unlogged, self._log_losses_at = 0, now + _LOSS_LOG_INTERVAL
 
     # --- the outbox --------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _take_back(self, packet: bytes) -> None:
         self.outbox.take_back(packet)
@@ -133,6 +139,7 @@ class Connection(ClientApi[Sub]):
 
         :returns: the waiters to fail once the caller's own state is consistent.
         """
+        self.core.rebuild_routes()  # an exception may have interrupted a call in the midst of a change
         waiters = self._forget_connection()
         self.outbox.restart(self.core.resync_packets() + self.core.fence(fence), hold=self.core.holds)
         return waiters

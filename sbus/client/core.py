@@ -38,7 +38,7 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,7 @@ from sbus.client.losses import Lost, lost_of
 from sbus.client.payloads import Arena, Buffer, Outgoing, flat
 from sbus.client.watches import MAX_WATCHED_KEY, Watch
 from sbus.errors import InvalidKey, NotAllowed, PacketTooLong, UsageError, Violation, ViolationReason
+from sbus.protocol.bundles import MAX_BUNDLE
 from sbus.protocol.controls import (
     BUNDLE,
     BUNDLE_ON,
@@ -167,7 +168,6 @@ class ClientCore:
         self.payloads = Agreement(payloads and dialect.control, self._payloads_settled)
         self.on_settled: Callable[[], object] = lambda: None
         self.longest_plain = 0  # bytes of the longest packet of a message that needs no closer look
-        self._limit()
         self._make_room = make_room
         self._on_truncated = on_truncated
         self.on_control = on_control
@@ -184,13 +184,16 @@ class ClientCore:
         for key, wanted in asked.items():
             if wanted and dialect.control:
                 self._choices = self._choices.with_control(key)
+        self._limit()
         self._dispatcher = Dispatcher(dialect, self._receive_control, self._receive_truncated)
         self.extensions = Extensions(
-            on_lost, self._dispatcher, give_up, on_denied, refuse, self.payloads, lambda: self._learn_limit(b"")
+            on_lost, self._dispatcher, give_up, on_denied, refuse, self.payloads, self.learn_limit
         )
         self._ids = _own_ids()  # at the time of connecting
         self.process = self._dispatcher.process
+        self.sinks = self._dispatcher.sinks
         self.sinks_for = self._dispatcher.sinks_for
+        self.rebuild_routes = self._dispatcher.rebuild
 
     # --- packets to send ---------------------------------------------------------------------
 
@@ -240,6 +243,8 @@ class ClientCore:
             if len(packet) > self.max_packet:
                 can_ask = self.dialect.control and not self.payloads.is_wanted
                 raise self._too_long(len(packet), "connect with payloads=True, " if can_ask else "")
+            if len(packet) > MAX_BUNDLE and self.is_open:
+                raise self._not_known(len(packet))
             return packet
         view = flat(payload)
         self.check_size(view.nbytes)
@@ -261,7 +266,7 @@ class ClientCore:
         :raises PacketTooLong: if it exceeds what the server takes, or if that is not known yet (`may_learn_limit`).
         """
         if self.payloads.is_open:
-            raise PacketTooLong(f"it is not known yet whether the bus takes {size} bytes")
+            raise self._not_known(size)
         if self.payloads.least is not None and size > self.payloads.most:
             raise PacketTooLong(
                 f"{ViolationReason.PACKET_TOO_LONG.value}: {size} bytes of payload, and the limit is "
@@ -439,6 +444,8 @@ class ClientCore:
         threshold = self.payloads.threshold
         # A packet is at least five bytes longer than its payload.
         self.longest_plain = self.max_packet if threshold is None else min(self.max_packet, threshold + 4)
+        if self.is_open:
+            self.longest_plain = min(self.longest_plain, MAX_BUNDLE)
 
     def _payloads_settled(self) -> None:
         self._limit()
@@ -452,7 +459,7 @@ class ClientCore:
     @property
     def is_settled(self) -> bool:
         """Whether it is known what this server takes."""
-        return (self.has_limit or not self.asks_limit) and self.payloads.is_settled
+        return (self.packet_limit.is_known or not self.asks_limit) and self.payloads.is_settled
 
     @property
     def asks_limit(self) -> bool:
@@ -460,14 +467,14 @@ class ClientCore:
         return BYE_ON in self._choices.controls
 
     @property
-    def has_limit(self) -> bool:
-        """Whether the server has answered that, or ignored it."""
-        return self.packet_limit.is_known
+    def is_open(self) -> bool:
+        """Whether nothing is known of the limits of this server or the one before, and the server is asked for them."""
+        return (self.asks_limit and self.packet_limit.is_open) or self.payloads.is_open
 
     @property
     def may_learn_limit(self) -> bool:
         """Whether the server may still say that longer messages than is known can be sent."""
-        return (self.asks_limit and not self.has_limit) or self.payloads.is_open
+        return (self.asks_limit and not self.packet_limit.is_known) or self.payloads.is_open
 
     @property
     def longest_payload(self) -> int:
@@ -477,7 +484,7 @@ class ClientCore:
     @property
     def changes(self) -> int:
         """How often a change has begun that the client has to send to the server."""
-        return self.extensions.questions.count + self._dispatcher.changes
+        return self.extensions.questions.count + self.extensions.watches.changes + self._dispatcher.changes
 
     def state(self) -> Choices:
         """Return what this client has chosen so far: settings in force, watched keys and patterns."""
@@ -535,14 +542,6 @@ class ClientCore:
         self.bundle_limit = 0
         return self.extensions.disconnected() + self._dispatcher.take_awaited()
 
-    def rebuild_routes(self) -> None:
-        """Rebuild the routes after an interrupted call."""
-        self._dispatcher.rebuild()
-
-    def sinks(self) -> Iterator[Sink]:
-        """Iterate over all subscriptions."""
-        return self._dispatcher.sinks()
-
     # --- received packets --------------------------------------------------------------------
 
     def receive(self, packets: list[bytes]) -> None:
@@ -552,8 +551,8 @@ class ClientCore:
     def _receive_truncated(self, packet: Truncated) -> None:
         self._on_truncated(lost_of(packet))
 
-    def _learn_limit(self, payload: bytes) -> None:
-        """Note the server's answer to ``bye/on``: the longest packet, if that is not the usual one."""
+    def learn_limit(self, payload: bytes = b"") -> None:
+        """Note the server's answer to ``bye/on``: the longest packet, if that is not the usual one; or no answer."""
         self.packet_limit.learn(payload)
         if self.packet_limit.said:
             self._make_room(min(self.packet_limit.said, LONGEST_PACKET))
@@ -561,8 +560,8 @@ class ClientCore:
         self.on_settled()
 
     def _receive_control(self, key: bytes, payload: bytes) -> None:
-        if key == BYE_ON and BYE_ON in self._choices.controls:
-            self._learn_limit(payload)
+        if key == BYE_ON and self.asks_limit:
+            self.learn_limit(payload)
         if key == BUNDLE_ON and BUNDLE_ON in self._choices.controls and is_limit(payload):
             self._make_room(min(int(payload), LONGEST_PACKET))
             self.bundle_limit = min(int(payload), self.packet_limit.sendable)
@@ -592,6 +591,9 @@ class ClientCore:
         if len(packet) > self.max_packet:
             raise self._too_long(len(packet))
         return packet
+
+    def _not_known(self, size: int) -> PacketTooLong:
+        return PacketTooLong(f"it is not known yet whether the bus takes {size} bytes")
 
     def _too_long(self, size: int, remedy: str = "") -> PacketTooLong:
         return self.packet_limit.error(size, remedy, is_asked=self.asks_limit)

@@ -78,7 +78,7 @@ class Inlet:
                 return rest
 
     def _read_first(self, sock: socket.socket, most: int) -> tuple[list[bytes], bool]:
-        if self._core.has_limit:
+        if self._core.packet_limit.is_known:
             self._first, self._first_left = None, 0
             return self.read(sock, most)
         if self._first is None:

@@ -95,13 +95,13 @@ class Outbox:
 
     def write(self, packet: bytes) -> None:
         """Add a packet."""
-        self.packets.append(packet)
         self._added += 1
+        self.packets.append(packet)
 
     def extend(self, packets: list[bytes]) -> None:
         """Add packets."""
+        self._added += len(packets)  # first: a signal handler can raise after each call
         self.packets.extend(packets)
-        self._added += len(packets)
 
     def extend_within(self, packets: list[bytes], limit: int) -> None:
         """Add messages while there is no connection.
@@ -238,28 +238,31 @@ class Outbox:
         self._rebuild(resync, lambda packet: packet.startswith(_MESSAGE))
 
     def _rebuild(self, first: list[bytes], is_kept: Callable[[bytes], object]) -> None:
-        """Begin to count again: with `first`, and after it the packets that are kept."""
-        packets, waiters = self.packets, self._waiters
-        position, before = self._sent, self._sent
-        self.packets, self._waiters = deque(first), deque()
-        for packet in packets:
-            while waiters and waiters[0].end <= position:
-                self._move(waiters.popleft(), before)
-            position += 1
+        """Begin to count again: with `first`, and after it the packets that are kept.
+
+        If a signal handler raises meanwhile, all packets are still here.
+        """
+        kept, waiters = deque(first), iter(self._waiters)
+        pending = next(waiters, None)
+        for position, packet in enumerate(self.packets, self._sent):
+            while pending is not None and pending.end <= position:
+                self._move(pending, len(kept))
+                pending = next(waiters, None)
             if is_kept(packet):
-                self.packets.append(packet)
-        for pending in waiters:
-            self._move(pending, before)
-        self._sent, self._added, self._holes, self._measured = 0, len(self.packets), 0, (-1, -1)
+                kept.append(packet)
+        while pending is not None:
+            self._move(pending, len(kept))
+            pending = next(waiters, None)
+        count = len(kept)
+        self.packets, self._sent, self._added, self._holes, self._measured = kept, 0, count, 0, (-1, -1)
         self._places, self._placed = {}, 0
         self._complete_waiters()
 
-    def _move(self, pending: Pending, sent: int) -> None:
-        """Have somebody wait for the packets that are here now."""
-        if pending.end - pending.count < sent:
+    def _move(self, pending: Pending, end: int) -> None:
+        """Have somebody wait for the packets up to another position."""
+        if pending.end - pending.count < self._sent:
             pending.count = 0  # the others of its packets have left
-        pending.end = len(self.packets)
-        self._waiters.append(pending)
+        pending.end = end
 
     def _complete_waiters(self) -> None:
         """Complete the waiters that are due, which may add packets and wait again."""

@@ -6,8 +6,8 @@ None and call `Request.answer` or `Request.fail` later. The first answer counts.
 If a handler raises, its program has a bug or a problem, and both ends must learn of it: the program's own log gets the
 traceback, and the requester the name of the exception. The requester does not get the exception's text, which may
 contain paths, keys of a database and whatever else the requester has no right to see. The text of a `RequestFailed` is
-meant for the requester, and reaches it. A reply that is too long is no fault of the program's code: both ends get one
-line with the limit and the remedy.
+meant for the requester, and reaches it. A reply that is too long, or has no room to wait for a bus, is no fault of the
+program's code: the log gets one line with the limit and the remedy, and the requester learns of one that is too long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self, TypeAlias
 from sbus.client.arguments import check_function, check_payload
 from sbus.client.dispatch import Message
 from sbus.client.identity import Sender
-from sbus.errors import Disconnected, PacketTooLong, RequestFailed, UsageError, Violation
+from sbus.errors import BufferFull, Disconnected, PacketTooLong, RequestFailed, UsageError, Violation
 from sbus.protocol.keys import Dialect
 
 __all__ = ["MOST_HANDLERS", "REPLY", "Handler", "Request", "Responder", "is_reply_key", "reply_key"]
@@ -88,7 +88,7 @@ class Request(Message):
     _bus: _Bus | None = None
     _message: Message
     _is_answered = False
-    _too_long: PacketTooLong | None = None  # the error of an answer
+    _unsent: PacketTooLong | BufferFull | None = None  # the error of an answer
 
     @classmethod
     def received(cls, bus: _Bus, message: Message) -> Self:
@@ -102,6 +102,7 @@ class Request(Message):
         """Reply; further replies to the same request are ignored.
 
         :raises sbus.errors.PacketTooLong: if the reply does not fit a packet.
+        :raises sbus.errors.BufferFull: if nothing more can wait for a connection.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
         check_payload(payload, "a reply")
@@ -109,8 +110,8 @@ class Request(Message):
         if not self._is_answered:
             try:
                 bus.answer(self._message, bytes(payload))
-            except PacketTooLong as error:
-                self._too_long = error
+            except (PacketTooLong, BufferFull) as error:
+                self._unsent = error
                 raise
             self._is_answered = True
 
@@ -199,19 +200,20 @@ class Responder:
             if isinstance(error, RequestFailed):
                 request.fail(str(error))
                 return
-            if error is request._too_long:
+            if error is request._unsent:
                 key = request.key.decode("utf-8", "backslashreplace")
                 self._bus._warn(f"a reply to a request for {key!r} was not sent: {error}")
-                request.fail(f"the reply is too long: {error}")
+                if isinstance(error, PacketTooLong):
+                    request.fail(f"the reply is too long: {error}")
                 return
             if not isinstance(error, Disconnected):
                 self._bus.handler_failed(error)
             request.fail(f"the responder failed ({type(error).__name__}): its log says why")
-        except Disconnected:
+        except (Disconnected, BufferFull):
             pass  # the requester learns of it by its time-out
 
 
 def _give_up(request: Request, error: BaseException) -> None:
     """Tell a requester that its handler is stopped, as by asyncio's cancellation."""
-    with suppress(Disconnected):
+    with suppress(Disconnected, BufferFull):
         request.fail(f"the responder gave up ({type(error).__name__})")

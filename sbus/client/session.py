@@ -79,7 +79,6 @@ class Session(Connection[Sub]):
             lambda value: self._restoring.set_result(value), lambda error: self._restoring.set_exception(error)
         )
         self._closing = False
-        self._error: Exception | None = None
         leave_to_parent(self)
 
     # --- what a backend implements -----------------------------------------------------------
@@ -267,7 +266,7 @@ class Session(Connection[Sub]):
         return AsyncPayloadBatch(self.core, self._send_batch)
 
     async def _send_batch(self, batch: PayloadBatch[Awaitable[None]]) -> None:
-        if self._in_line or self.core.payloads.is_open:
+        if self._in_line or self.core.is_open:
             packets = await self._write_in_turn(batch.packets)
         else:
             packets = batch.packets()
@@ -379,10 +378,6 @@ class Session(Connection[Sub]):
         self._set_reading(self._is_reading)
 
     # --- connecting and disconnecting --------------------------------------------------------
-
-    def _check_open(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     def _disconnected(self, why: str) -> None:
         """Reconnect after a loss, or end if the client does not reconnect."""

@@ -62,9 +62,13 @@ class Watch:
 
 
 class Watches:
-    """The watches of one client, by key."""
+    """The watches of one client, by key.
+
+    :ivar changes: how often removing a watch has begun.
+    """
 
     def __init__(self) -> None:
+        self.changes = 0
         self._watches: dict[bytes, list[Watch]] = {}
         self._reported: dict[bytes, bool] = {}
 
@@ -93,6 +97,7 @@ class Watches:
         watches = self._watches.get(watch.key, [])
         if watch not in watches:
             return False
+        self.changes += 1
         watches.remove(watch)
         if watches:
             return False
@@ -122,5 +127,6 @@ class Watches:
             watch.end(error)
 
     def disconnected(self) -> None:
-        """Forget the reports of the lost connection; the watches stay."""
+        """Forget the reports of the lost connection, and keys whose last end a signal's exception has interrupted."""
         self._reported.clear()
+        self._watches = {key: watches for key, watches in self._watches.items() if watches}

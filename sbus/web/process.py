@@ -127,7 +127,10 @@ def _listen_on_path(reactor: Any, path: str, service: WebService) -> StreamPort:
         sock.setblocking(False)
         reactor.adoptStreamConnection(sock.fileno(), socket.AF_UNIX, service.site)
 
-    bound = listen(parse(os.path.abspath(path)), mode=0o600, reuse=True, stream=True)
+    try:
+        bound = listen(parse(os.path.abspath(path)), mode=0o600, reuse=True, stream=True)
+    except ListenError as problem:  # whose remedy names the option of the server
+        raise ListenError(str(problem).replace("--socket", "--unix")) from None
     port = StreamPort(reactor, bound, "the page's socket", _log, adopt)
     site: Any = service.site
     site.doStart()

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote_from_bytes
 
@@ -75,20 +76,30 @@ class Admin:
 
         :param parameters: parameters of the query: numbers, text or bytes; None leaves one out.
         :raises ConnectError: if there is no admin socket.
-        :raises Refused: if the bus refuses the request.
+        :raises Disconnected: if the bus ends in the midst of its answer.
+        :raises Refused: if the bus refuses the request, or it is no bus.
         """
-        return json.loads(self._ask("GET", what, parameters, _TIMEOUT).read())
+        return self._answer("GET", what, parameters)
 
     def post(self, what: str, **parameters: object) -> Any:
         """Return an answer to a request that changes something; see `get`."""
-        return json.loads(self._ask("POST", what, parameters, _TIMEOUT).read())
+        return self._answer("POST", what, parameters)
+
+    def _answer(self, method: str, what: str, parameters: dict[str, object]) -> Any:
+        with self._explained(), self._ask(method, what, parameters, _TIMEOUT) as response:
+            answer = response.read()
+        try:
+            return json.loads(answer)
+        except ValueError:
+            raise _no_json(response) from None
 
     def events(self, **parameters: object) -> Iterator[tuple[str, Any]]:
         """Yield the name and the data of each event, without end.
 
         :raises Disconnected: if the bus ends the stream.
         """
-        response = self._ask("GET", "/v1/events", parameters, None)
+        with self._explained():
+            response = self._ask("GET", "/v1/events", parameters, None)
         name = ""
         with response:
             while line := _read(response.readline):
@@ -104,11 +115,23 @@ class Admin:
     ) -> http.client.HTTPResponse:
         query = "&".join(f"{name}={_quoted(value)}" for name, value in parameters.items() if value is not None)
         connection = _Connection(self.path, timeout)
+        connection.request(method, f"{what}?{query}" if query else what, headers={"Connection": "close"})
+        response = connection.getresponse()
+        if response.status == 200:
+            return response
+        problem = _problem(response)
+        connection.close()
+        raise problem
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Translate the errors of asking, and of reading an answer."""
         try:
-            connection.request(method, f"{what}?{query}" if query else what, headers={"Connection": "close"})
-            response = connection.getresponse()
+            yield
         except TimeoutError:
             raise TimedOut(f"the bus has not answered at {self.path}: it is stopped or overloaded") from None
+        except http.client.IncompleteRead:
+            raise Disconnected(f"the bus has closed the connection at {self.path} in the midst of its answer") from None
         except (http.client.HTTPException, ConnectionResetError, BrokenPipeError):
             raise Refused(
                 f"the bus has closed the connection at {self.path} without an answer: too many programs ask, or you "
@@ -116,11 +139,6 @@ class Admin:
             ) from None
         except OSError as e:
             raise ConnectError(_describe(self.path, e)) from None
-        if response.status == 200:
-            return response
-        problem = _problem(response)
-        connection.close()
-        raise problem
 
 
 def _read(readline: Callable[[], bytes]) -> bytes:
@@ -139,8 +157,12 @@ def _problem(response: http.client.HTTPResponse) -> SbusError:
     try:
         detail = str(json.loads(response.read())["detail"])
     except (ValueError, KeyError, TypeError):
-        return Refused(f"the answer of the admin socket is not JSON (status {response.status}): name a bus's (--admin)")
+        return _no_json(response)
     return UsageError(detail) if response.status == 400 else Refused(detail)
+
+
+def _no_json(response: http.client.HTTPResponse) -> Refused:
+    return Refused(f"the answer of the admin socket is not JSON (status {response.status}): name a bus's (--admin)")
 
 
 def _describe(path: str, error: OSError) -> str:

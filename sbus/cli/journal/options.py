@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from sbus.cli.combined import combined
@@ -9,7 +11,7 @@ from sbus.cli.messages import FORMAT_HELP, message_options
 from sbus.cli.patterns import RECORDED_PATTERN
 from sbus.cli.types import Time
 
-__all__ = ["ROWS_EPILOG", "journal_argument", "pattern_option", "range_options", "row_options"]
+__all__ = ["ROWS_EPILOG", "journal_argument", "journals_option", "pattern_option", "range_options", "row_options"]
 
 ROWS_EPILOG = f"""\
 \b
@@ -23,8 +25,15 @@ with "# " and the kind of gap; with --json, as an object with "kind" and
 """
 
 journal_argument = click.argument("directory", metavar="JOURNAL", type=click.Path(file_okay=False))
-
-
+journals_option = partial(
+    click.option,
+    "--journal",
+    "-j",
+    multiple=True,
+    metavar="DIR",
+    help="Journal to read: a directory, or a quoted pattern such as '/shared/*'; repeatable.",
+)
+"""Makes the option of a command on several journals, with further settings of `click.option`."""
 pattern_option = click.option(
     "--pattern",
     "-p",

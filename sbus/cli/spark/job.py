@@ -13,6 +13,7 @@ import click
 
 from sbus.cli.combined import combined
 from sbus.cli.job_metrics import JobMetrics
+from sbus.cli.journal.options import journals_option
 from sbus.cli.output import Progress
 from sbus.distribution import needs
 from sbus.errors import UsageError
@@ -130,14 +131,7 @@ pass_job = click.make_pass_decorator(Job, ensure=True)
 
 _COMMON: dict[str, Any] = {"expose_value": False, "callback": _store}
 job_options = combined(
-    click.option(
-        "--journal",
-        "-j",
-        multiple=True,
-        metavar="DIR",
-        help="Journal to read: a directory, or a quoted pattern such as '/shared/*'; repeatable.",
-        **_COMMON,
-    ),
+    journals_option(**_COMMON),
     click.option(
         "--lake",
         "-l",

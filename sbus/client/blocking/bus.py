@@ -80,12 +80,14 @@ class Bus(BlockingConnection[Subscription]):
     def publish(self, key: bytes | str, payload: Buffer = b"", *, flags: int = 0, timeout: float | None = None) -> None:
         """Publish a message; return when it has been handed to the kernel.
 
+        A message of more than 64 KiB waits until the bus has announced its limits.
+
         :param flags: flags of send(2); with ``MSG_DONTWAIT``, a full socket raises `BlockingIOError`, and so does a
             large message before the bus has announced its limits.
-        :param timeout: seconds to wait while the socket is full; None for no limit.
+        :param timeout: seconds to wait for that, and while the socket is full; None for no limit.
         :raises sbus.errors.InvalidKey: if the protocol does not allow the key.
         :raises sbus.errors.PacketTooLong: if the message does not fit a packet.
-        :raises sbus.errors.TimedOut: if the socket stayed full; the message is then not sent.
+        :raises sbus.errors.TimedOut: if the time was over; the message is then not sent.
         :raises sbus.errors.Disconnected: if the connection is lost and not made again.
         """
         if (
@@ -153,12 +155,11 @@ class Bus(BlockingConnection[Subscription]):
 
     def payloads(self) -> BlockingPayloadBatch:
         """Begin a batch of large messages (:doc:`/payloads`); the end of ``with``, or its ``send``, sends it."""
-        if self._error is not None:
-            raise self._error
+        self._check_open()
         return BlockingPayloadBatch(self.core, self._send_batch)
 
     def _send_batch(self, batch: PayloadBatch[None]) -> None:
-        if self.core.payloads.is_open:
+        if self.core.is_open:
             self._run(self._fence(), None)
         self._send_all(batch.packets())
 

@@ -91,9 +91,8 @@ class BlockingConnection(Connection[Sub]):
         self._limit: float | None = None  # of the block of `limit` under way
         self._sock: socket.socket | None = None
         self._usable: socket.socket | None = None  # the same, unless the client has to reconnect or has ended
-        self._is_unread = self._expects_bundle_reply = False
+        self._expects_bundle_reply = False
         self._is_polling = False
-        self._error: Disconnected | UsageError | None = None  # why the connection has ended
         self._delays: Iterator[float] = iter(())
         self._next_attempt = 0.0
         self._resync_fence = PolledWaiter()  # succeeds once the choices of this client are in force again
@@ -129,8 +128,7 @@ class BlockingConnection(Connection[Sub]):
 
     def send(self, packets: list[bytes]) -> None:
         """See `sbus.client.api.ClientApi.send`; without a connection, the packets wait for the call that reconnects."""
-        if self._error is not None:
-            raise self._error
+        self._check_open()
         self._hand_over(packets)
         if self._loss_reason is None or self._reconnecting:
             self._drain(self._deadline)
@@ -276,8 +274,7 @@ class BlockingConnection(Connection[Sub]):
             self._is_polling = False
             if self._error is not None:
                 self._detach()
-        if self._error is not None:
-            raise self._error
+        self._check_open()
         return is_ready
 
     def _wake_and_detach(self) -> None:
@@ -393,8 +390,7 @@ class BlockingConnection(Connection[Sub]):
                     return _OTHER  # what the caller waits for may have come while the client reconnected
             packets = self._read_socket(sock)
             if not packets:
-                if self._error is not None:
-                    raise self._error
+                self._check_open()
                 return packets
             batch = self._add(packets)
         self.core.process(batch)
@@ -415,8 +411,8 @@ class BlockingConnection(Connection[Sub]):
 
     def _add(self, packets: list[bytes]) -> Batch:
         """Add packets that were read to those that are to be processed; return these."""
-        if packets and self._is_unread:
-            self._is_unread = self._expects_bundle_reply = False
+        if packets:
+            self._expects_bundle_reply = False
             packets = self.core.extensions.mark_start(packets)
         if self._batch is not _DONE:
             self._batch.extend(packets)
@@ -452,8 +448,8 @@ class BlockingConnection(Connection[Sub]):
         """Run a coroutine of `ClientApi`: read the socket while it waits."""
         outer = self._deadline
         error: Exception | None = None
-        self._check_whole()
         try:
+            self._check_whole()
             self._deadline = deadline = self._until(timeout)
             while True:
                 try:
@@ -495,7 +491,7 @@ class BlockingConnection(Connection[Sub]):
     def _attach(self, sock: socket.socket) -> None:
         self._sock = sock
         self._usable = sock if self._loss_reason is None else None
-        self._is_unread, self._expects_bundle_reply = True, self._options.bundles
+        self._expects_bundle_reply = self._options.bundles
         self.core.connected(max_sendable(sock))
         self._reader.connected()
 
@@ -515,8 +511,7 @@ class BlockingConnection(Connection[Sub]):
         """
         if self._loss_reason is not None and not self._reconnecting:
             self._reconnect_loop(deadline)
-        if self._error is not None:
-            raise self._error
+        self._check_open()
         return self._sock
 
     def _connection_lost(self, why: str, rest: list[bytes] | None = None) -> None:
@@ -542,7 +537,6 @@ class BlockingConnection(Connection[Sub]):
         # Replies belong to the waiters that fail below, and a refused subscription is refused again.
         self._batch = Batch([packet for packet in rest if packet.startswith(LASTING)])
         self._resync_fence = PolledWaiter()
-        self.core.rebuild_routes()  # the call may have been interrupted in the midst of a change
         waiters = self._restart(self._resync_fence)
         self._handed_over = self.core.changes
         for waiter in waiters:

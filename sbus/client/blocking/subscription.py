@@ -210,9 +210,8 @@ class Subscription:
 
     def close(self) -> None:
         """Unsubscribe; iteration over the subscription ends."""
-        if not self._closed:
-            self._closed = True
-            self._bus._unsubscribe(self)
+        self._closed = True
+        self._bus._unsubscribe(self)  # also if an exception of a signal handler has interrupted an earlier call here
 
     def __enter__(self) -> Self:
         return self

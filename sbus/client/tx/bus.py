@@ -177,8 +177,10 @@ class Bus(Session[Subscription]):
 
     def _when_sent(self, count: int) -> defer.Deferred[None]:
         """Fire when the last `count` packets have been sent; cancelling takes them back."""
+        if self._error is not None:
+            return defer.fail(self._error)
         if not len(self.outbox):
-            return self.wait_drained()
+            return defer.succeed(None)
         waiter = DoneWaiter(lambda: self.outbox.cancel(pending))
         pending = self.outbox.wait(waiter, count)
         return waiter.deferred
@@ -324,7 +326,7 @@ class Bus(Session[Subscription]):
         self._receive_packets(packets)
         transport = self._transport
         if transport is not None and self._first_left:
-            self._first_left = 0 if self.core.has_limit else self._first_left - 1
+            self._first_left = 0 if self.core.packet_limit.is_known else self._first_left - 1
             if not self._first_left:
                 transport.limit_packets(self._receive_size)
         if transport is not None and self.core.bundle_limit and not had_bundles and not self._bundles_itself:
@@ -447,13 +449,7 @@ class Bus(Session[Subscription]):
 
     def wait_drained(self) -> defer.Deferred[None]:
         """See `sbus.client.session.Session`."""
-        if self._error is not None:
-            return defer.fail(self._error)
-        if not len(self.outbox):
-            return defer.succeed(None)
-        waiter = DoneWaiter()
-        self.outbox.wait(waiter)
-        return waiter.deferred
+        return self._when_sent(0)
 
     def _flush(self) -> None:
         transport = self._transport

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import pwd
+import re
 import socket
 import struct
 import subprocess
@@ -79,6 +80,34 @@ def test_a_full_backlog(tmp_path: Path) -> None:
         late.start()
         assert Admin(Target(), path).get("/v1/status") == {"is_late": True}
         late.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"Content-Length: 100\r\n\r\n{", "has closed the connection at .* in the midst of its answer: it may have"),
+        (b"Transfer-Encoding: chunked\r\n\r\n5\r\n{", "in the midst of its answer"),
+        (b"Content-Length: 2\r\n\r\n{x", r"is not JSON \(status 200\): name a bus's"),
+    ],
+)
+def test_part_of_an_answer(tmp_path: Path, answer: bytes, error: str) -> None:
+    """A bus that ends while it answers, and a socket of another program, are errors of one line."""
+    path = str(tmp_path / "admin")
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(path)
+        door.listen()
+
+        def accept() -> None:
+            with door.accept()[0] as asked:
+                asked.recv(4096)
+                asked.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + answer)
+
+        answering = threading.Thread(target=accept)
+        answering.start()
+        done = run([*script("sbus"), "status", "--admin", path], env={"SBUS_ADMIN": None})
+        answering.join()
+    assert done.returncode == 1
+    assert re.fullmatch(f"sbus: .*{error}.*\n", done.stderr)
 
 
 def test_status(bus: RunningBus) -> None:

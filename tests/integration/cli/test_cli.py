@@ -982,6 +982,16 @@ def test_bench(shared: Bus) -> None:
     assert shared.client().sync() == []
 
 
+def test_bench_that_is_killed(shared: Bus) -> None:
+    """Its receivers end, too: they do not keep the server, or the pipe behind the command, for half a minute."""
+    command = [sys.executable, "-m", "sbus", "--socket", str(shared.address), "bench", "--seconds=20", "fanout"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process, shared.client(b"sbus-bench/") as observer:
+        assert observer.recv().startswith(b"MSG sbus-bench/")
+        observer.close()
+        process.kill()
+        assert process.communicate(timeout=TIMEOUT)[0] == b""  # when nobody has the pipe any more
+
+
 @pytest.mark.slow
 def test_bench_interrupted(directory: Path) -> None:
     """Ctrl-C ends bench at once; its server and its files are gone then."""

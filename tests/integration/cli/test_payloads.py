@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.test_cli import Sbus, failure, misuse, sbus
+from tests.support.disks import mounted
 from tests.support.harness import Bus
 from tests.support.servers import StartBus
 
@@ -61,6 +62,21 @@ def test_files_are_not_overwritten(shared: Bus, directory: Path) -> None:
     assert status == 1
     assert "File exists: name an empty directory" in errors
     assert (directory / "000001-saved%2Fagain").read_bytes() == b"old"
+
+
+def test_payload_that_finds_no_room(shared: Bus, directory: Path) -> None:
+    """A full disk ends the command with the file's name and the remedy, and no part of a payload stays."""
+    with (
+        mounted(directory / "disk", "64k") as disk,
+        Sbus(shared, "sub", "-v", "--save", disk, "full/").wait_subscribed() as reader,
+    ):
+        for _ in range(2):
+            sbus(shared, "pub", "full/k", "-", stdin=bytes(40_000))
+        status, output, errors = reader.end()
+        first, second = disk / "000001-full%2Fk", disk / "000002-full%2Fk"
+        assert (status, output.decode()) == (1, f"full/k {first}\n")
+        assert f"cannot write a payload to {second}: No space left on device: make room there, or name" in errors
+        assert list(disk.iterdir()) == [first]
 
 
 @pytest.mark.parametrize("option", ["--json", "--raw", "--format=%k"])

@@ -28,7 +28,7 @@ from sbus.web.files import File
 later = reactor.callLater
 reactor.callLater = lambda delay, *call, **how: later(delay / 15, *call, **how)
 process.load = lambda: {"/": File("text/html", b"")}
-sys.argv = ["sbus", "web", f"--socket={sys.argv[1]}"]
+sys.argv = ["sbus", "web", f"--socket={sys.argv[1]}", *sys.argv[2:]]
 from sbus.cli.main import main
 main()
 """
@@ -67,6 +67,15 @@ def events(stream: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
             name = value
         elif field == "data":
             yield name, json.loads(value)
+
+
+def test_a_path_that_is_no_socket(bus: StartBus, directory: Path) -> None:
+    """The error names the option of this command."""
+    (directory / "file").touch()
+    command = [sys.executable, "-c", START, str(bus().address), f"--unix={directory / 'file'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("/file exists and is not a socket: remove it yourself, or choose another --unix\n")
 
 
 def test_a_bus_that_stops_for_a_while(bus: StartBus, directory: Path) -> None:

@@ -359,6 +359,46 @@ def test_an_interrupted_end_of_a_secret_subscription(shared: Bus, monkeypatch: p
         assert other.get(TIMEOUT).payload == b"1"
 
 
+def test_an_interrupted_end_can_be_repeated(shared: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a signal handler raises before `close` has changed anything, a second call ends the subscription."""
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with sbus.connect(str(shared.address)) as client, sbus.connect(str(shared.address)) as other:
+        sub = client.subscribe("k")
+        client.fence(TIMEOUT)
+        monkeypatch.setattr(blocking.Bus, "_check_whole", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sub.close()
+        sub.close()
+        client.fence(TIMEOUT)
+        assert not other.has_subscribers("k")
+
+
+def test_an_interrupted_end_of_a_watch(shared: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a signal handler raises before the server is told, it reports on the key no more nevertheless."""
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    reported: list[bytes] = []
+    with sbus.connect(str(shared.address), reconnect=True) as client, sbus.connect(str(shared.address)) as other:
+        watch = client.watch_subscribers("k")
+        assert not watch.get(TIMEOUT)
+        monkeypatch.setattr(Outbox, "extend", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            watch.close()
+        monkeypatch.setattr(client.core.extensions.watches, "report", lambda key, _: reported.append(key))
+        client.fence(TIMEOUT)
+        other.subscribe("k")
+        other.fence(TIMEOUT)
+        client.fence(TIMEOUT)
+        assert not reported
+
+
 def test_an_interrupted_loss_is_noticed_again(bus: StartBus, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a signal handler raises while a client prepares for its next connection, the next call does so again."""
 

@@ -43,6 +43,36 @@ async def test_raised_limit_is_learnt(backend: Backend, bus: StartBus) -> None:
     assert other.raw.lost == 0
 
 
+async def test_lowered_limit_is_learnt(backend: Backend, bus: StartBus) -> None:
+    """A first message longer than a lowered limit raises an error, and the connection stays."""
+    server = bus("--max-packet=100000")
+    long = bytes(200_000)
+    for publish in (
+        lambda client: client.publish("k", long),
+        lambda client: client.publish_many([("k", b"short"), ("k", long)]),
+        lambda client: client.publish_batch(lambda batch: batch.publish("k", long)),
+        lambda client: client.request("k", long),
+    ):
+        client = await backend.connect(server.address)
+        with pytest.raises(PacketTooLong, match=r"2000\d\d bytes, and the limit is 100000; .*"):
+            await publish(client)
+        sub = await client.subscribe("k")
+        await client.publish("k", long[:90_000])
+        assert [len(payload) for payload in await sub.take(1)] == [90_000]
+
+
+async def test_long_reply_to_a_server_that_says_nothing(looping: Backend, directory: Path) -> None:
+    """A responder that has asked the server nothing sends a reply of any length up to the usual limit at once."""
+    with FakeServer(directory / "fake") as server:
+        client = await looping.connect(server.address)
+        await client.respond("k", lambda request: bytes(300_000))
+        peer = await server.accept()
+        peer.raise_send_buffer()
+        peer.send(b"MSG k\0!/cred/1/2/3/sbus/reply/1\0")
+        reply = b"MSG !/cred/1/2/3/sbus/reply/1\0+" + bytes(300_000)
+        assert (await peer.receive_until(reply))[-1] == reply
+
+
 @pytest.mark.parametrize("answers", [[], [b"CMSG bundle/on\x0065536"]], ids=["plain", "bundles"])
 async def test_long_message_with_the_first_answers(backend: Backend, directory: Path, answers: list[bytes]) -> None:
     """A long message that is read by the same call as the server's limit arrives whole."""

@@ -14,6 +14,7 @@ import pytest
 from sbus.client.connecting import Backoff
 from sbus.client.subscription import HIGH_WATER
 from sbus.errors import Closed, ConnectError, ConnectionLost, Disconnected
+from sbus.routing.trie import PatternIndex
 from tests.integration.clients.backends import (
     Backend,
     BlockingBackend,
@@ -617,6 +618,32 @@ async def test_early_dialect_reconnects(backend: Backend, bus: StartBus) -> None
     await gaps.wait(1)
     server.client().msg(b"a.b", b"hello")
     assert await sub.take(1) == [b"hello"]
+
+
+async def test_new_connection_has_whole_routes(
+    looping: Backend, bus: StartBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a new connection a subscription gets nothing whose end an exception has interrupted, as of a signal."""
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise ZeroDivisionError
+
+    server = bus()
+    gaps, ended = Gaps(), list[Any]()
+    client = await looping.connect(server.address, reconnect=QUICK, on_gap=gaps)
+    other, sub = await client.subscribe("k/"), await client.subscribe("k/*", ended.append)
+    await client.fence()
+    monkeypatch.setattr(PatternIndex, "unsubscribe", interrupted)
+    with pytest.raises(ZeroDivisionError):
+        await sub.close()
+    server.kill(signal.SIGKILL)
+    server.wait()
+    bus("--reuse")
+    await gaps.wait(1)
+    await client.publish("k/1", b"1")
+    assert await other.take(1) == [b"1"]
+    assert not ended
 
 
 async def test_killed_server_is_survived_while_publishing_and_subscribing(backend: Backend, bus: StartBus) -> None:

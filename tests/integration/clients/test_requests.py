@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from twisted.internet.defer import Deferred
 from sbus.client.core import Message
 from sbus.client.responding import MOST_HANDLERS
 from sbus.errors import InvalidKey, NobodyListens, PacketTooLong, RequestFailed, TimedOut, UsageError
-from tests.integration.clients.backends import Backend, BlockingBackend, Client, unread, wait_stuck
+from tests.integration.clients.backends import Backend, BlockingBackend, Client, turn, unread, wait_stuck
 from tests.support.harness import OTHER_USER, TIMEOUT, Bus
 from tests.support.servers import StartBus
 from tests.support.waiting import paused
@@ -62,6 +63,56 @@ async def test_request_is_answered(backend: Backend, shared: Bus) -> None:
     async with server.serving():
         with pytest.raises(NobodyListens, match=r"nobody subscribes to 'ask/one'"):
             await bus.request("ask/one")
+        with pytest.raises(NobodyListens, match=r"nobody subscribes to 'k{200}': start"):
+            await bus.request("k" * 100_000)  # an error shows the beginning of a key that is much too long
+
+
+async def test_error_longer_than_a_packet(backend: Backend, bus: StartBus) -> None:
+    """A bus with short packets gets as much of an error's text as fits one."""
+    small = bus("--max-packet=300")
+    server, client = await backend.connect(small.address), await backend.connect(small.address)
+
+    def handler(request: Any) -> bytes:
+        raise RequestFailed("é" * 1000)
+
+    await server.respond("k", handler)
+    await server.fence()
+    async with server.serving():
+        with pytest.raises(RequestFailed, match=r"^é{50,}�?$"):
+            await client.request("k")
+
+
+async def test_reply_without_room_to_wait(looping: Backend, bus: StartBus, caplog: pytest.LogCaptureFixture) -> None:
+    """Replies beyond what may wait for a bus are lines in the log of the responder, and no fault of its handler."""
+    shared, payloads = bus(), list[bytes]()
+    hold: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def handler(request: Any) -> bytes:
+        payloads.append(request.payload)
+        await (Deferred.fromFuture(hold) if looping.name == "twisted" else hold)
+        return bytes(1000)
+
+    said: list[str] = []
+    server = await looping.connect(shared.address, reconnect=True, reconnect_buffer=2500)
+    server.raw._warn = said.append
+    await server.respond("k", handler)
+    await server.fence()
+    client = await looping.connect(shared.address)
+    requests = [asyncio.ensure_future(client.request("k")) for _ in range(4)]
+    while len(payloads) < 4:
+        await asyncio.sleep(0.01)
+    shared.kill(signal.SIGKILL)
+    shared.wait()
+    while server.raw.state != "reconnecting":
+        await turn()
+    hold.set_result(None)
+    await asyncio.gather(*requests, return_exceptions=True)
+    while len(said) < 2:
+        await turn()
+    assert all("a reply to a request for 'k' was not sent: not sent: there is no connection" in each for each in said)
+    assert not caplog.records
+    bus("--reuse")
+    await server.settle()
 
 
 async def test_error_of_the_handler_fails_the_request(

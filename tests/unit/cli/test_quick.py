@@ -33,15 +33,16 @@ class Server:
         self.listener.listen()
         self.listener.settimeout(TIMEOUT)
 
-    def serve(self, reply: bytes) -> list[bytes]:
-        """Return the packets of the next client up to ``whoami``, send the reply, and close."""
+    def serve(self, reply: bytes, questions: int = 1) -> list[bytes]:
+        """Return the packets of the next client up to the last ``whoami``, send the reply to each, and close."""
         peer = self.listener.accept()[0]
         with peer:
             peer.settimeout(TIMEOUT)
             received: list[bytes] = []
-            while not received or received[-1] != build(CMSG, WHOAMI):
+            while received.count(build(CMSG, WHOAMI)) < questions:
                 received.append(peer.recv(1 << 20))
-            peer.send(reply)
+                if received[-1] == build(CMSG, WHOAMI):
+                    peer.send(reply)
         return received
 
 
@@ -77,7 +78,7 @@ def test_long_input(server: Server, size: int) -> None:
     def serve() -> None:
         if size > 65_536:  # the short way has connected, and left again
             server.listener.accept()[0].close()
-        heard.extend(server.serve(ANSWER))
+        heard.extend(server.serve(ANSWER, 2 if size > 65_536 else 1))  # a long message waits for the limit
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -316,3 +316,23 @@ def test_socket_that_takes_no_bundle_so_long(ours_and_theirs: tuple[socket.socke
 def test_limits() -> None:
     """With bundles, more packets are sent at once."""
     assert send_limit(0) == BATCH < send_limit(MAX_BUNDLE)
+
+
+def test_an_interrupted_restart_loses_no_packet() -> None:
+    """If a signal handler raises while packets are put aside for the next connection, a second call finds them all."""
+
+    class Interrupting(bytes):
+        calls = 0
+
+        def startswith(self, *prefix: Any) -> bool:
+            Interrupting.calls += 1
+            if Interrupting.calls == 1:
+                raise KeyboardInterrupt
+            return super().startswith(*prefix)
+
+    outbox = Outbox()
+    outbox.extend([b"MSG k\x001", b"SUB k", Interrupting(b"MSG k\x002"), b"MSG k\x003"])
+    with pytest.raises(KeyboardInterrupt):
+        outbox.restart([b"CMSG new"], hold=False)
+    outbox.restart([b"CMSG new"], hold=False)
+    assert list(outbox.packets) == [b"CMSG new", b"MSG k\x001", b"MSG k\x002", b"MSG k\x003"]
