@@ -11,7 +11,7 @@ into the mail as letters (`ReceivingHalf.in_order`).
 ====================  =============================================================================================
 what comes            how it gets to the client
 ====================  =============================================================================================
-messages              `sbus.server.bus.delivery` puts them into the queue, or past it to the socket
+messages              `sbus.server.bus.handover` puts them into the queue, or past it to the socket
 replies, notices      never dropped; past `MAX_REPLIES`, in the queue and in the mail together, the client is not read
 a reply held back     leaves a place, and later replies wait for it (`hold_replies`)
 a choice              of strategy, order, receipts, bundles or senders is in force from its place on; any other at

@@ -14,7 +14,8 @@ connections (`sbus.server.bus.protocol`) and the program around the bus deal wit
 `sbus.server.bus.router`           the patterns of all subscriptions, and the receivers of a routing key
 `sbus.server.bus.pattern_drops`    the subscriptions of clients that have left, dropped in turns
 `sbus.server.core.closed_clients`  the last connections that have ended, with the reasons
-`sbus.server.bus.delivery`         messages into queues and to sockets, and the fate of those that do not fit
+`sbus.server.bus.delivery`         which receivers get a message at once, and which by mail
+`sbus.server.bus.handover`         messages into queues and to sockets, and the fate of those that do not fit
 `sbus.server.bus.backpressure`     which receivers block which publishers, and for how long
 `sbus.server.asks.interest`        the keys that clients watch: whether anybody listens
 `sbus.server.asks.last_values`     the last message of each key that the operator has listed
@@ -186,7 +187,7 @@ class SubscriptionRegistry(Service):
         self.last_values: LastValues | None = None
         if last_values:
             self.last_values = LastValues(last_values, dialect, self.scheduler, account.charge)
-            self.delivery.set_keeper(self.last_values)
+            self.delivery.keeper = self.last_values
             self.interest.uncounted.add(self.last_values)
             for pattern in self.last_values.listed:
                 self._router.add(self.last_values, pattern, None)

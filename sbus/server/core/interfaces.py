@@ -86,7 +86,7 @@ class Receiver(Protocol):
     """A target of messages: a client's connection, or a subscriber inside the program.
 
     Subscribe one with `SubscriptionRegistry.subscribe`. For a receiver with a `direct` queue, the hot loop of
-    `sbus.server.bus.delivery` uses that and its transport. A receiver without a `queue` gets every run of messages
+    `sbus.server.bus.handover` uses that and its transport. A receiver without a `queue` gets every run of messages
     through `enqueue`, and then `flush` when the batch has ended.
     """
 
@@ -284,7 +284,7 @@ class Deliver(Protocol):
 
 
 class DeliverPayload(Protocol):
-    """Delivers a message with a payload in sealed memory, as `sbus.server.bus.payloads.PayloadPosting` does."""
+    """Delivers a message with a payload in sealed memory, as `Delivery.deliver_payload` does."""
 
     def __call__(
         self, message: PayloadMessage, route: Route[Receiver], publisher: Publisher | None, has_echo: bool, /

@@ -176,7 +176,7 @@ class Tap:
     def deliver_payload(
         self, message: PayloadMessage, route: Route[Receiver], publisher: Publisher | None, has_echo: bool, /
     ) -> int:
-        """See `sbus.server.bus.payloads.PayloadPosting.deliver_payload`; viewers see the length, and no payload."""
+        """See `sbus.server.bus.delivery.Delivery.deliver_payload`; viewers see the length, and no payload."""
         reported = len(self._losses)
         done = self._registry.delivery.deliver_payload(message, route, publisher, has_echo)
         self._note([message], done, route, publisher, has_echo, reported)

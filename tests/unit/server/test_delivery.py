@@ -16,7 +16,8 @@ from sbus.policy import load
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Groups, Route
-from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS
+from sbus.server.bus.delivery import AT_ONCE_KIB
+from sbus.server.bus.handover import AT_ONCE, OF_OTHERS
 from sbus.server.bus.protocol import FANOUT_BUDGET
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.limits import Limits

@@ -14,7 +14,7 @@ from sbus.errors import CloseReason
 from sbus.fair.lines import QUANTUM
 from sbus.protocol.keys import CURRENT, PeerCredentials, SecretKey
 from sbus.server.asks.last_values import LastValueRule
-from sbus.server.bus.posting import OF_OTHERS
+from sbus.server.bus.handover import OF_OTHERS
 from sbus.server.bus.protocol import BusProtocol
 from sbus.server.core.credentials import AccessSettings
 from sbus.server.core.limits import Limits

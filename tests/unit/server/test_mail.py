@@ -17,8 +17,9 @@ from sbus.flood import Outcome, Verdict
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import FIRST_NS, Group
 from sbus.server.asks.last_values import LastValueRule
+from sbus.server.bus.delivery import account_of
+from sbus.server.bus.handover import OF_OTHERS
 from sbus.server.bus.mail import GAP_GROUPS, JOINED, LOOK, Gap, Letter, Mail, drop
-from sbus.server.bus.posting import OF_OTHERS, account_of
 from sbus.server.core.components import FloodControls
 from sbus.server.core.limits import MAX_REPLIES, Limits
 from sbus.server.core.observers import Observer

@@ -13,7 +13,7 @@ from sbus.protocol import bundles
 from sbus.protocol.keys import EARLY
 from sbus.server.bus import protocol
 from sbus.server.bus.backpressure import Backpressure
-from sbus.server.bus.posting import OF_OTHERS
+from sbus.server.bus.handover import OF_OTHERS
 from sbus.server.bus.protocol import MAX_RUN
 from sbus.server.core.credentials import AccessSettings
 from sbus.server.core.limits import Limits
