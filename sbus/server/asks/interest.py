@@ -36,7 +36,7 @@ matching patterns of each key (own subscriptions and observers count for some wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -81,9 +81,9 @@ class Subscriptions(Protocol):
     """All subscriptions: the part of `sbus.server.bus.router.Router` that is needed here."""
 
     listeners: tuple[PatternEvents, ...]
+    muted: Collection[Receiver]
 
     def open_tables(self, key: bytes) -> tuple[list[dict[Receiver, int]], int]: ...
-    def is_muted(self, receiver: Receiver) -> bool: ...
 
 
 class _EndedWatches:
@@ -234,7 +234,7 @@ class Interest:
         found -= self.uncounted
         if not client.settings.echo:
             found.discard(client)
-        return sum(not self._subscriptions.is_muted(receiver) for receiver in found)
+        return sum(receiver not in self._subscriptions.muted for receiver in found)
 
     def observe(self, client: Client, is_observer: bool) -> None:
         """Let a client's subscriptions no longer count, or count again."""
@@ -385,7 +385,7 @@ class Interest:
                 if (
                     receiver is not own
                     and receiver not in self.uncounted
-                    and (watch.value or not self._subscriptions.is_muted(receiver))  # one that has left will linger
+                    and (watch.value or receiver not in self._subscriptions.muted)  # one that has left will linger
                 ):
                     return 1
                 self._steps += 1

@@ -23,8 +23,8 @@ Each change has a number. Numbers never fall in a feed: a client that gets one h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -42,10 +42,6 @@ _COUNTED_AT_ONCE = 2_048
 """Patterns that are counted in one turn of the reactor: 2 ms."""
 _COUNTED = 256
 """Patterns that are counted between two looks at the clock: 0.3 ms."""
-
-
-class _Flush(Protocol):
-    def __call__(self) -> None: ...
 
 
 class PatternFeed:
@@ -122,7 +118,7 @@ class PatternLists:
     """The feeds of one bus, and the patterns that they bring.
 
     :param clients: the connected clients by their numbers.
-    :param leaving: receivers that have left, and whose last patterns are being dropped.
+    :param muted: receivers that have left, and whose last patterns are being dropped.
     :param uncounted: the receivers whose patterns do not count.
     :ivar flush: sends the packets that were queued for feeds.
     """
@@ -131,16 +127,16 @@ class PatternLists:
         self,
         router: Subscriptions,
         clients: Mapping[int, Client],
-        leaving: Collection[Receiver],
+        muted: Collection[Receiver],
         uncounted: set[Receiver],
         clock: IReactorTime,
         scheduler: Scheduler,
-        flush: _Flush,
+        flush: Callable[[], None],
     ) -> None:
         self.flush = flush
         self._router = router
         self._clients = clients
-        self._leaving = leaving
+        self._muted = muted
         self._uncounted = uncounted
         self._clock = clock
         self._scheduler = scheduler
@@ -156,7 +152,7 @@ class PatternLists:
         self.forget(client)
         if not self._feeds:
             self._router.listeners = (*self._router.listeners, self)
-            left = filter(_is_client, self._leaving)  # their patterns are taken off one by one
+            left = filter(_is_client, self._muted)  # their patterns are taken off one by one
             self._to_count = dict.fromkeys((*self._clients.values(), *left))
             self._count_on()
         feed = self._feeds[client] = PatternFeed(self, client, self._counts, self._number)

@@ -26,7 +26,7 @@ strategy or order raises, the server disconnects the client that chose it.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 
 from twisted.logger import Logger
 
@@ -102,7 +102,7 @@ class Handover:
         credentials: ICredentials,
         backpressure: Backpressure,
         scheduler: Scheduler,
-        muted: Set[Receiver] = frozenset(),
+        muted: Collection[Receiver] = (),
         max_packet: int = DEFAULT_MAX_PACKET,
     ) -> None:
         self.scheduler = scheduler

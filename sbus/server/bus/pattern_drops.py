@@ -40,7 +40,7 @@ class PatternDrop:
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
         drops, patterns = self._drops, self.receiver.patterns
-        while drops.receivers.get(self.receiver) is self:  # else it has come back, or another one has dropped all
+        while drops.muted.get(self.receiver) is self:  # else it has come back, or another one has dropped all
             drops.drop(self.receiver, 1)  # which takes 15 µs, or more than a millisecond with many routes
             if patterns and drops.scheduler.clock() >= until:
                 return False
@@ -54,10 +54,10 @@ class PatternDrop:
 class PatternDrops:
     """The receivers that take no more messages, and whose patterns are being dropped.
 
-    :param mute: keeps messages that are published from now on from a receiver.
+    :param flush: sends the messages that were handed over.
     :param drop: drops one pattern of a receiver.
     :param on_dropped: called when the last pattern of a receiver is dropped.
-    :ivar receivers: these receivers.
+    :ivar muted: these receivers.
     """
 
     def __init__(
@@ -65,35 +65,37 @@ class PatternDrops:
         scheduler: Scheduler,
         clock: IReactorTime,
         *,
-        mute: Callable[[Receiver], None],
+        flush: Callable[[], None],
         drop: Callable[[Receiver, bytes], None],
         on_dropped: Callable[[Receiver], None],
     ) -> None:
         self.scheduler = scheduler
-        self.receivers: dict[Receiver, PatternDrop] = {}
+        self.muted: dict[Receiver, PatternDrop] = {}
         self._clock = clock
-        self._mute = mute
+        self._flush = flush
         self._drop = drop
         self._on_dropped = on_dropped
 
     def add(self, receiver: Receiver) -> None:
-        """Drop the patterns of a receiver: at once, or in turns of its user."""
-        if receiver in self.receivers:
+        """Keep messages that are published from now on from a receiver, and drop its patterns, in turns of its user."""
+        if receiver in self.muted:
             return
-        self._mute(receiver)
-        chore = self.receivers[receiver] = PatternDrop(self, receiver)
+        self._flush()
+        chore = self.muted[receiver] = PatternDrop(self, receiver)
+        if receiver.queue is not None:
+            receiver.queue.deafen()
         self.scheduler.do(receiver.user.lines, chore)
 
     def drop(self, receiver: Receiver, most: int) -> None:
         """Drop some patterns of a receiver at once, without a turn."""
         for pattern in tuple(islice(receiver.patterns, most)):
             self._drop(receiver, pattern)
-        if not receiver.patterns and self.receivers.pop(receiver, None) is not None:
+        if not receiver.patterns and self.muted.pop(receiver, None) is not None:
             self._on_dropped(receiver)
 
     def of(self, user: User) -> Receiver | None:
         """Return a receiver of this user that still has patterns, if there is one."""
-        return next((receiver for receiver in self.receivers if receiver.user is user and receiver.patterns), None)
+        return next((receiver for receiver in self.muted if receiver.user is user and receiver.patterns), None)
 
     def finish(self) -> defer.Deferred[None]:
         """Drop all patterns in slices, without turns; fires when nothing is left."""
@@ -103,13 +105,13 @@ class PatternDrops:
 
     def _finish(self, done: defer.Deferred[None]) -> None:
         left = _FINISHED_AT_ONCE
-        while self.receivers and left > 0:
-            receiver, chore = next(iter(self.receivers.items()))
+        while self.muted and left > 0:
+            receiver, chore = next(iter(self.muted.items()))
             receiver.user.lines.chores.pop(chore, None)
             count = min(left, len(receiver.patterns))
             self.drop(receiver, count)
             left -= count + 1
-        if self.receivers:
+        if self.muted:
             self._clock.callLater(0, self._finish, done)
         else:
             done.callback(None)

@@ -153,7 +153,7 @@ class SubscriptionRegistry(Service):
         self._pattern_drops = PatternDrops(
             self.scheduler,
             clock,
-            mute=self._mute,
+            flush=lambda: self.delivery.flush(),
             drop=lambda receiver, pattern: self._subscriptions.drop(receiver, pattern),
             on_dropped=self._patterns_dropped,
         )
@@ -164,14 +164,20 @@ class SubscriptionRegistry(Service):
         self._members = Members(self.limits.max_clients)
         self._owner_of = owner_of
         self.admission = Admission(self.limits, self.users)
-        self._router = Router(dialect, self.scheduler, cache_bytes=cache_bytes)
+        muted = self._pattern_drops.muted
+        self._router = Router(dialect, self.scheduler, muted, cache_bytes=cache_bytes)
         self._backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
-        longest, muted, leaving = self.limits.max_packet, self._router.muted, self._pattern_drops.receivers
         self.delivery = Delivery(
-            self.counters, self._events, credentials, self._backpressure, self.scheduler, muted, longest
+            self.counters,
+            self._events,
+            credentials,
+            self._backpressure,
+            self.scheduler,
+            muted,
+            self.limits.max_packet,
         )
         self.clients = self._members.clients
-        self.memory = MemoryGuard(account, self.clients, leaving, clock, self.users.all, self.scheduler)
+        self.memory = MemoryGuard(account, self.clients, muted, clock, self.users.all, self.scheduler)
         self._notices = InterestNotices(clock, self.delivery.flush)
         self.interest = Interest(
             self._router,
@@ -192,7 +198,7 @@ class SubscriptionRegistry(Service):
             for pattern in self.last_values.listed:
                 self._router.add(self.last_values, pattern, None)
         self._pattern_lists = PatternLists(
-            self._router, self.clients, leaving, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
+            self._router, self.clients, muted, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
         )
         self.upstream = self._router.upstream = Upstream(
             clock,
@@ -412,14 +418,7 @@ class SubscriptionRegistry(Service):
         self._pattern_lists.forget(client)
         self.upstream.forget(client)
 
-    def _mute(self, client: Receiver) -> None:
-        self.delivery.flush()
-        self._router.mute(client)
-        if client.queue is not None:
-            client.queue.deafen()
-
     def _patterns_dropped(self, client: Receiver) -> None:
-        self._router.unmute(client)
         self.interest.left(client)
         self._forget_user(client.user)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 
 from sbus.fair import Lines, Scheduler
 from sbus.protocol.keys import Dialect, SecretKey
@@ -35,18 +35,26 @@ class Router:
     It does not check credentials or limits: the registry does that before a pattern gets here.
 
     :param scheduler: charges users for the routes of others that they change.
+    :param muted: receivers that get nothing, although they still have subscriptions; cached routes may contain them.
     :param cache_bytes: bytes of memory that the route cache may take.
     :ivar dialect: the revision of the protocol.
     :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
     :ivar listeners: they are called for each open subscription that comes or goes.
     :ivar surcharge: the price, in nanoseconds, of the routes that were forgotten since the counter was last set to 0:
         they will be looked up again in the time of others.
-    :ivar muted: receivers that get nothing, although they have subscriptions; change it with `mute`.
+    :ivar muted: see the parameter.
     :ivar misses: keys that were not in the cache, since the start.
     :ivar routes: the cache, key → route, for hot loops; only the router changes it.
     """
 
-    def __init__(self, dialect: Dialect, scheduler: Scheduler, *, cache_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        scheduler: Scheduler,
+        muted: Collection[Receiver] = (),
+        *,
+        cache_bytes: int = 64 << 20,
+    ) -> None:
         self.dialect = dialect
         self._scheduler = scheduler
         self._changers: dict[bytes, Lines] = {}
@@ -54,7 +62,7 @@ class Router:
         self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
         self.listeners: tuple[PatternEvents, ...] = ()
         self.surcharge = 0
-        self.muted: set[Receiver] = set()
+        self.muted = muted
         self.misses = 0
         self.upstream: Upstream | None = None
         self.routes = self._cache.routes
@@ -154,10 +162,6 @@ class Router:
             for listener in self.listeners:
                 listener.added(receiver, pattern)
 
-    def mute(self, receiver: Receiver) -> None:
-        """Stop finding a receiver, before its subscriptions are removed; cached routes may still contain it."""
-        self.muted.add(receiver)
-
     def stop_caching(self) -> None:
         """Forget all routes, and keep no more: subscriptions come and go more quickly, look-ups take longer."""
         self._is_caching = False
@@ -166,10 +170,6 @@ class Router:
     def start_caching(self) -> None:
         """Keep routes again."""
         self._is_caching = True
-
-    def unmute(self, receiver: Receiver) -> None:
-        """Forget that a receiver was muted: its last subscription has been removed."""
-        self.muted.discard(receiver)
 
     def remove(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Take an `add` back."""
@@ -200,10 +200,6 @@ class Router:
     def index(self) -> PatternIndex[Receiver]:
         """The patterns, to be read."""
         return self._index
-
-    def is_muted(self, receiver: Receiver) -> bool:
-        """Return whether a receiver has no routes left."""
-        return receiver in self.muted
 
     def is_empty(self) -> bool:
         """Return whether nothing is subscribed to anything."""

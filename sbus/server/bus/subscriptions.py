@@ -60,7 +60,7 @@ class Subscriptions:
 
         :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
-        if client in self._drops.receivers:
+        if client in self._drops.muted:
             self._drops.drop(client, len(client.patterns))  # a subscriber of the program that comes back
         if self._upstream.is_chained:
             pattern = self._upstream.local(pattern)
@@ -98,7 +98,7 @@ class Subscriptions:
         """Take one subscription back; an unknown one is ignored and counted."""
         if self._upstream.is_chained:
             pattern = self._upstream.local(pattern)
-        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._drops.receivers else (0, None)
+        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._drops.muted else (0, None)
         if not count:
             self._counters.unknown_unsubscriptions += 1
             return

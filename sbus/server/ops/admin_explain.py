@@ -155,7 +155,7 @@ class _Explanation:
     def _reason(self, receiver: Receiver) -> tuple[str, str] | None:
         """Return why a receiver with a matching pattern would not get the message, as a word and in words."""
         registry, queue = self._registry, receiver.queue
-        if registry.router.is_muted(receiver):
+        if receiver in registry.router.muted:
             return "departing", "it is departing: its subscriptions are being dropped"
         if queue is None:
             return None
