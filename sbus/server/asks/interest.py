@@ -185,7 +185,7 @@ class Interest:
         cost = pattern_cost(key, self._separator)
         watch = mine[key] = Watch(client, key, cost, is_open)
         client.pattern_bytes += cost
-        client.user.charge(1, cost)
+        client.user.patterns += 1
         client.pattern_memory += watch_memory(key, self._separator)
         client.user.charge_memory(watch_memory(key, self._separator))
         if is_open:
@@ -411,7 +411,7 @@ class Interest:
             watch.is_over = True
             cost += watch.cost
         client.pattern_bytes -= cost
-        client.user.release(len(watches), cost)
+        client.user.patterns -= len(watches)
         if not self._watches:
             self._listen(False)
         self.scheduler.do(client.user.lines, _EndedWatches(self, client, watches))

@@ -86,7 +86,7 @@ class Subscriptions:
             client.pattern_bytes += cost
             client.pattern_memory += memory
             client.user.charge_memory(memory)
-            client.user.charge(1, cost)
+            client.user.patterns += 1
             if self._upstream.link is not None and secret is None:
                 self._upstream.subscribed(client, pattern)
             self._guard.subscribed(client, pattern, verdict)
@@ -123,7 +123,7 @@ class Subscriptions:
         memory = pattern_memory(pattern, self._dialect.separator, secret)
         client.pattern_memory -= memory
         client.user.charge_memory(-memory)
-        client.user.release(1, cost)
+        client.user.patterns -= 1
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)
         self._upstream.unsubscribed(client, pattern)

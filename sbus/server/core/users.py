@@ -45,7 +45,6 @@ class User(UserShare):
     :ivar share: its limits, and where they come from; `is_exempt` says whether they apply.
     :ivar connections: open connections, those that are about to be refused included.
     :ivar patterns: different patterns of these connections.
-    :ivar pattern_bytes: the cost of these patterns, by `sbus.protocol.patterns.pattern_cost`.
     :ivar match_cost: the steps that these patterns can add to the look-up of a key, those of secrets aside.
     :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
         ``<rest>``.
@@ -62,7 +61,6 @@ class User(UserShare):
         "connections",
         "lines",
         "match_cost",
-        "pattern_bytes",
         "patterns",
         "secret_match_cost",
         "share",
@@ -74,7 +72,6 @@ class User(UserShare):
         self.uid = uid
         self.connections = 0
         self.patterns = 0
-        self.pattern_bytes = 0
         self.askers: dict[Any, None] = {}
         self.blockers: dict[Any, None] = {}
         self.clients: dict[Any, None] = {}
@@ -98,16 +95,6 @@ class User(UserShare):
     def has_pattern_limits(self) -> bool:
         """Whether the limits of patterns apply to this user: services subscribe on behalf of others."""
         return self.uid != SERVICES and not self.is_exempt
-
-    def charge(self, patterns: int, pattern_bytes: int) -> None:
-        """Count more patterns of this user."""
-        self.patterns += patterns
-        self.pattern_bytes += pattern_bytes
-
-    def release(self, patterns: int, pattern_bytes: int) -> None:
-        """Count fewer patterns of this user."""
-        self.patterns -= patterns
-        self.pattern_bytes -= pattern_bytes
 
 
 class Users:

@@ -144,7 +144,7 @@ def test_many_patterns_go_in_turns():
         assert before - user.patterns < 200
         turns += 1
     assert turns > 3
-    assert (user.match_cost.steps, user.pattern_bytes) == (0, 0)
+    assert user.match_cost.steps == 0
     bus.finish()
     assert len(bus.registry.users) == 1
     assert (bus.registry.counters.dropped, bus.registry.counters.routed) == (0, 2 + turns)
