@@ -285,7 +285,7 @@ class BusProtocol(ReceivingHalf):
                         at, total = self._handle_paced(packets, at, until, self._pace)
                 finally:
                     if self._delivery.touched:
-                        registry.flush()
+                        self._delivery.flush()
                     scheduler.end(self.user.lines)  # a client that has become a service belongs to another one now
                 if at < total and self.reason is None and not self.is_paused:
                     self._wait(scheduler.wait)
@@ -336,7 +336,7 @@ class BusProtocol(ReceivingHalf):
                     break
                 at += 1
                 is_over = clock() >= until
-            registry.flush()
+            self._delivery.flush()
         return at, total
 
     def _handle_paced(self, packets: list[bytes], at: int, until: int, pace: Pace) -> tuple[int, int]:
@@ -362,7 +362,7 @@ class BusProtocol(ReceivingHalf):
         at_once = is_whole or is_long or stop - at >= BATCH
         count = registry.deliver(packets[at:stop], route, self, at_once, self.has_echo)
         if is_long and count:
-            registry.flush()  # sending takes most of the time
+            self._delivery.flush()  # sending takes most of the time
             route.learn(count * copies, scheduler.working_time() - began)
         return count
 

@@ -56,7 +56,7 @@ from sbus.server.bus.mail import ENTRY_MEMORY
 from sbus.server.bus.memory import CLIENT_MEMORY
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.credentials import is_proven
-from sbus.server.core.interfaces import Client, Rights
+from sbus.server.core.interfaces import Rights
 from sbus.server.core.limits import MAX_REPLIES
 from sbus.server.core.listeners import Listener
 from sbus.server.core.permissions import FREE
@@ -334,7 +334,8 @@ class ReceivingHalf(_Hot, ABC):
             self.user.blockers[self] = None
         else:
             self.user.blockers.pop(self, None)
-        self.registry.strategies_changed(self)
+        self.registry.backpressure.reconsider(self)
+        self._delivery.reconsider(self)
 
     # --- replies and notices -----------------------------------------------------------------
 
@@ -352,7 +353,7 @@ class ReceivingHalf(_Hot, ABC):
         """See `sbus.server.core.interfaces.Client`."""
         packet = build(CMSG, key, payload)
         if not self._held:
-            self._write(packet, self.registry.touch)
+            self._write(packet, True)
             return
         self.answer(packet)
         if self._has_replies():
@@ -367,11 +368,11 @@ class ReceivingHalf(_Hot, ABC):
     def release_reply(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.core.interfaces.Client`."""
         del self._held[0]
-        self._write(build(CMSG, key, payload), self.registry.touch_also)
+        self._write(build(CMSG, key, payload))
         while self._held and (packet := self._held[0]) is not None:
             del self._held[0]
             self._charge_reply(packet, -1)
-            self._write(packet, self.registry.touch_also)
+            self._write(packet)
         self._maybe_resume()
 
     def _charge_reply(self, packet: bytes, sign: int = 1) -> None:
@@ -389,9 +390,13 @@ class ReceivingHalf(_Hot, ABC):
 
     def notify(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.core.interfaces.Client`."""
-        self._write(build(CMSG, key, payload), self.registry.touch_also)
+        self._write(build(CMSG, key, payload))
 
-    def _write(self, packet: bytes, touch: Callable[[Client], None]) -> None:
+    def _write(self, packet: bytes, is_own: bool = False) -> None:
+        """Put a reply into the queue, or into the mail if that has its place.
+
+        :param is_own: it answers the packets of the client in hand.
+        """
         if self.is_write_closed:
             return
         if self.user.lines.mail and self._delivery.post(self, "reply", partial(self._write_letter, packet)):
@@ -400,7 +405,7 @@ class ReceivingHalf(_Hot, ABC):
             if self._has_replies():
                 self.pause()
             return
-        self._put(packet, touch)
+        self._put(packet, is_own)
 
     def answer(self, packet: bytes) -> None:
         """Put a reply into the queue, or after the replies that are held back: its place in the stream has come."""
@@ -408,16 +413,19 @@ class ReceivingHalf(_Hot, ABC):
             self._held.append(packet)
             self._charge_reply(packet)
         else:
-            self._put(packet, self.registry.touch_also)
+            self._put(packet)
 
-    def _put(self, packet: bytes, touch: Callable[[Client], None]) -> None:
+    def _put(self, packet: bytes, is_own: bool = False) -> None:
         """Put a reply into the queue: its place in the stream has come."""
         queue = self.queue
         queue.write(packet)
         if not queue.is_congested:
-            touch(self)
+            if is_own:
+                self._delivery.touch(self, self)
+            else:
+                self._delivery.touch_also(self)
         if len(queue.pending) >= MAX_REPLIES:
-            self.registry.flush()
+            self._delivery.flush()
         if self._has_replies():
             self.pause()
 
@@ -425,7 +433,7 @@ class ReceivingHalf(_Hot, ABC):
         self._letters -= 1
         self._charge_reply(packet, -1)
         if not self.is_write_closed:
-            self._put(packet, self.registry.touch_also)
+            self._put(packet)
         self._maybe_resume()
         if not self._letters:
             for hook in self.on_room:
@@ -452,7 +460,7 @@ class ReceivingHalf(_Hot, ABC):
             on_over()
             self._maybe_resume()
             return
-        registry.flush()
+        self._delivery.flush()
         front, live = self.queue, registry.new_queue(self, self, self.user)
         if self.naming is not None:
             front.sign_pending(self.naming.last)  # flood control may decide about these; all others keep their places
@@ -460,7 +468,7 @@ class ReceivingHalf(_Hot, ABC):
         self.front = Front(front, packets, live, self, partial(self._snapshot_over, on_over))
         self._send_from(transport, self.front)
         self._configure_queue()
-        registry.touch(self)
+        self._delivery.touch(self, self)
 
     def _snapshot_over(self, on_over: Callable[[], None]) -> None:
         on_over()
@@ -470,7 +478,7 @@ class ReceivingHalf(_Hot, ABC):
             self._send_from(self.transport, self.queue)
         self._configure_queue()
         if not self.queue.is_congested:
-            self.registry.drained(self, True, True)
+            self._delivery.drained(self, True, True)
         if self.reason is None:
             self._maybe_resume()
 
@@ -488,7 +496,7 @@ class ReceivingHalf(_Hot, ABC):
 
     def _name_senders(self, wanted: bool, answer: bytes) -> None:
         self._is_loading = False
-        self.registry.flush()
+        self._delivery.flush()
         transport = self.transport
         if transport is None:
             return
@@ -503,7 +511,7 @@ class ReceivingHalf(_Hot, ABC):
             self._stop_naming()
             self._use(self.queue)
             self._send_from(transport, self.queue)
-            self._put(answer, self.registry.touch_also)  # before replies that are held back, as notices are
+            self._put(answer)  # before replies that are held back, as notices are
             self._maybe_resume()
         else:
             self._is_loading = True
@@ -565,7 +573,7 @@ class ReceivingHalf(_Hot, ABC):
 
     def on_drained(self, has_room: bool, is_empty: bool) -> None:
         """See `sbus.flood.QueueOwner`."""
-        self.registry.drained(self, has_room, is_empty)
+        self._delivery.drained(self, has_room, is_empty)
         if self.is_paused:
             self._maybe_resume()
         for hook in self.on_room:
@@ -573,7 +581,7 @@ class ReceivingHalf(_Hot, ABC):
 
     def on_lost(self, losses: tuple[Loss, ...]) -> None:
         """See `sbus.flood.QueueOwner`."""
-        self.registry.lost(self, losses)
+        self._delivery.dropped(self, losses)
 
     # --- sending on --------------------------------------------------------------------------
 

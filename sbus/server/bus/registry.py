@@ -70,7 +70,7 @@ from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Events, redact
 from sbus.server.core.permissions import Permissions
 from sbus.server.core.shares import Shares
-from sbus.server.core.users import LINK, RECORDER, User, Users, is_exempt
+from sbus.server.core.users import User, Users, is_exempt
 
 if TYPE_CHECKING:
     from sbus.policy import Policy
@@ -96,6 +96,7 @@ class SubscriptionRegistry(Service):
     :param last_values: the patterns whose last values are kept.
     :param name: the name of the bus, for people.
     :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
+    :ivar members: the connected clients, and the processes that serve the bus.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: the counts since the start.
     :ivar closed: the last connections that have ended, with the reasons.
@@ -107,6 +108,8 @@ class SubscriptionRegistry(Service):
     :ivar last_values: the messages that are kept; None if none are.
     :ivar upstream: the link to the bus's master.
     :ivar requests: answers the questions of clients.
+    :ivar backpressure: the publishers that are blocked.
+    :ivar router: the subscriptions, and the route cache.
     :ivar routes: the route cache, key → route, to be read in hot loops.
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.bus.router.Router.route`.
@@ -161,26 +164,26 @@ class SubscriptionRegistry(Service):
         self._events = Events(observers)
         self._public_senders = public_senders
         self._fired: list[defer.Deferred[None]] = []
-        self._members = Members(self.limits.max_clients)
+        self.members = Members(self.limits.max_clients)
         self._owner_of = owner_of
         self.admission = Admission(self.limits, self.users)
         muted = self._pattern_drops.muted
-        self._router = Router(dialect, self.scheduler, muted, cache_bytes=cache_bytes)
-        self._backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
+        self.router = Router(dialect, self.scheduler, muted, cache_bytes=cache_bytes)
+        self.backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
         self.delivery = Delivery(
             self.counters,
             self._events,
             credentials,
-            self._backpressure,
+            self.backpressure,
             self.scheduler,
             muted,
             self.limits.max_packet,
         )
-        self.clients = self._members.clients
+        self.clients = self.members.clients
         self.memory = MemoryGuard(account, self.clients, muted, clock, self.users.all, self.scheduler)
         self._notices = InterestNotices(clock, self.delivery.flush)
         self.interest = Interest(
-            self._router,
+            self.router,
             dialect,
             clock,
             self.scheduler,
@@ -196,16 +199,16 @@ class SubscriptionRegistry(Service):
             self.delivery.keeper = self.last_values
             self.interest.uncounted.add(self.last_values)
             for pattern in self.last_values.listed:
-                self._router.add(self.last_values, pattern, None)
+                self.router.add(self.last_values, pattern, None)
         self._pattern_lists = PatternLists(
-            self._router, self.clients, muted, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
+            self.router, self.clients, muted, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
         )
-        self.upstream = self._router.upstream = Upstream(
+        self.upstream = self.router.upstream = Upstream(
             clock,
             name=name,
             secrets_go_up=secrets_go_up,
             flush=self.delivery.flush,
-            forget_routes=self._router.forget_routes,
+            forget_routes=self.router.forget_routes,
             rename=self._rename,
             miss=self._miss,
             number_of=self._pattern_lists.number_of,
@@ -213,7 +216,7 @@ class SubscriptionRegistry(Service):
         )
         self.guard = Guard(
             Permissions(credentials, policy),
-            self._router,
+            self.router,
             self.users,
             self.clients,
             self.interest,
@@ -224,7 +227,7 @@ class SubscriptionRegistry(Service):
             flush=self.delivery.flush,
         )
         self._subscriptions = Subscriptions(
-            self._router,
+            self.router,
             self._pattern_drops,
             self.interest,
             self.upstream,
@@ -236,7 +239,7 @@ class SubscriptionRegistry(Service):
         )
         self.subscribe = self._subscriptions.subscribe
         self.unsubscribe = self._subscriptions.unsubscribe
-        self._services = Services(self.delivery, self.admission, self._members, self.users, self._forget_user)
+        self._services = Services(self.delivery, self.admission, self.members, self.users, self._forget_user)
         self.requests = Requests(
             self.interest,
             self._pattern_lists,
@@ -249,22 +252,12 @@ class SubscriptionRegistry(Service):
             self.upstream,
             public_interest=public_interest,
         )
-        self.routes = self._router.routes
-        self.route = self._router.route
+        self.routes = self.router.routes
+        self.route = self.router.route
         self.attached: dict[str, Callable[[], bool]] = {}
         self.deliver: Deliver = self.delivery.deliver
         self.deliver_payload: DeliverPayload = self.delivery.deliver_payload
         self.fast_path = not self.guard.asks_always and not self._events.published
-
-    @property
-    def backpressure(self) -> Backpressure:
-        """The publishers that are blocked."""
-        return self._backpressure
-
-    @property
-    def router(self) -> Router:
-        """The subscriptions, and the route cache."""
-        return self._router
 
     def open_tap(self, tap: MessageTap) -> Deliver:
         """Put a tap into the way of all messages; return the function that delivers them after it."""
@@ -279,39 +272,14 @@ class SubscriptionRegistry(Service):
 
     # --- clients come and go -----------------------------------------------------------------
 
-    @property
-    def sidecar(self) -> int | None:
-        """The PID of a process that serves the bus, such as its recorder.
-
-        See `sbus.server.bus.members`.
-        """
-        return self._members.sidecar
-
-    @sidecar.setter
-    def sidecar(self, pid: int | None) -> None:
-        self._members.sidecar = pid
-
-    def is_attached(self, pid: int | None) -> bool:
-        """Return whether a process that serves the bus is connected."""
-        return self._members.is_attached(pid)
-
-    @property
-    def link_sidecar(self) -> int | None:
-        """The PID of the process that links the bus to its master, if the server has started it."""
-        return self._members.link
-
-    @link_sidecar.setter
-    def link_sidecar(self, pid: int | None) -> None:
-        self._members.link = pid
-
     def connect_user(self, peer: PeerCredentials) -> User:
         """Count a connection of the user that a peer belongs to; return the user."""
         return self.users.connect(self._uid_of(peer))
 
     def _uid_of(self, peer: PeerCredentials) -> int:
         """Return the UID that a peer counts as: its own, that of its owner, the recorder's or the link's."""
-        if self._members.is_sidecar(peer):
-            return RECORDER if peer.pid == self._members.sidecar else LINK
+        if self.members.is_sidecar(peer):
+            return self.members.sidecars[peer.pid]
         return peer.uid if self._owner_of is None else self._owner_of(peer.uid)
 
     def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:
@@ -330,11 +298,11 @@ class SubscriptionRegistry(Service):
 
         The verdict of a policy comes later, in `connected`.
         """
-        if not self._members.has_room(peer, listener):
+        if not self.members.has_room(peer, listener):
             reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
         else:
             uid = self._uid_of(peer)
-            reason = self.admission.refusal(uid, self._members.count) or self._kept_at(listener, uid)
+            reason = self.admission.refusal(uid, self.members.count) or self._kept_at(listener, uid)
         if reason is not None:
             self._refuse(peer, reason, listener)
         return reason is None
@@ -344,7 +312,7 @@ class SubscriptionRegistry(Service):
         reason: CloseReason | None = None
         if not self.running:
             reason = CloseReason.SERVER_STOPPED
-        elif not self._members.has_room(client.peer, client.listener):
+        elif not self.members.has_room(client.peer, client.listener):
             reason = CloseReason.TOO_MANY_CLIENTS
         elif not (client.listener.admits(client.peer) and self.credentials.mayConnect(client.peer)):
             reason = CloseReason.NOT_ALLOWED
@@ -352,13 +320,13 @@ class SubscriptionRegistry(Service):
             reason = CloseReason.USER_MEMORY
         else:
             user = client.user
-            reason = self.admission.room(user.uid, user.connections - 1, self._members.count) or self._kept_at(
+            reason = self.admission.room(user.uid, user.connections - 1, self.members.count) or self._kept_at(
                 client.listener, user.uid
             )
         if reason is not None:
             self._refuse(client.peer, reason, client.listener)
             return reason
-        self._members.add(client)
+        self.members.add(client)
         self.guard.admit(client)
         client.signature = self.upstream.signature_of(client)
         self.counters.connected += 1
@@ -368,7 +336,7 @@ class SubscriptionRegistry(Service):
 
     def _kept_at(self, listener: Listener, uid: int) -> CloseReason | None:
         """Return the reason if the places that are left at a socket are kept for other users."""
-        if not is_exempt(uid) and self._members.keeps(listener, uid):
+        if not is_exempt(uid) and self.members.keeps(listener, uid):
             return CloseReason.KEPT_FOR_OTHERS
         return None
 
@@ -437,11 +405,11 @@ class SubscriptionRegistry(Service):
     def release(self, client: Client) -> None:
         """Free the place of a client whose connection is lost; `forget` follows."""
         self.delivery.forget(client)
-        self._backpressure.forget(client)
+        self.backpressure.forget(client)
         client.user.blockers.pop(client, None)
         client.user.askers.pop(client, None)
         self.users.disconnect(client.user)
-        self._fired += self._members.remove(client) if client in self._members else []
+        self._fired += self.members.remove(client) if client in self.members else []
 
     def forget(self, client: Client) -> None:
         """Forget a client whose connection is lost, once all that was for it is accounted for."""
@@ -471,7 +439,7 @@ class SubscriptionRegistry(Service):
 
     def when_empty(self) -> defer.Deferred[None]:
         """Return a Deferred that fires when the last client, sidecars aside, leaves next."""
-        return self._members.when_empty()
+        return self.members.when_empty()
 
     def disconnect_all(self, *, sidecars: bool) -> None:
         """Disconnect all clients, because the server stops.
@@ -481,8 +449,8 @@ class SubscriptionRegistry(Service):
         if self.scheduler.is_in_turn:  # perhaps in the middle of a mail entry, which must end first
             self._clock.callLater(0, self.disconnect_all, sidecars=sidecars)
             return
-        self._router.stop_caching()  # else each client that leaves would have the routes of all others looked up again
-        clients = self._members.all(sidecars=sidecars)
+        self.router.stop_caching()  # else each client that leaves would have the routes of all others looked up again
+        clients = self.members.all(sidecars=sidecars)
         for client in clients:
             client.reason = client.reason or CloseReason.SERVER_STOPPED  # no more of its packets are handled
         for lines in {client.user.lines for client in clients}:
@@ -500,13 +468,13 @@ class SubscriptionRegistry(Service):
 
     def startService(self) -> None:
         """Admit clients."""
-        self._router.start_caching()
+        self.router.start_caching()
         super().startService()
 
     def stopService(self) -> defer.Deferred[None]:
         """Disconnect all clients; the Deferred fires when they are gone, and nothing of them is left."""
         super().stopService()
-        gone = self._members.when_gone()
+        gone = self.members.when_gone()
         self.disconnect_all(sidecars=True)
         return gone.addCallback(lambda _: self._pattern_drops.finish())
 
@@ -532,18 +500,6 @@ class SubscriptionRegistry(Service):
         self.deliver([packet], self.route(key), None)
         self.delivery.flush()
 
-    def touch(self, client: Client) -> None:
-        """Let `flush` send the packets that a client's own packets have brought into its queue."""
-        self.delivery.touch(client, client)
-
-    def touch_also(self, client: Client) -> None:
-        """Let `flush` send packets that another client, or nobody, has brought into a client's queue."""
-        self.delivery.touch_also(client)
-
-    def flush(self) -> None:
-        """Send the packets of the current batch; see `Delivery.flush`."""
-        self.delivery.flush()
-
     # --- flood control -----------------------------------------------------------------------
 
     def drained(
@@ -555,17 +511,8 @@ class SubscriptionRegistry(Service):
         :param dropped_bytes: the bytes of these.
         """
         if dropped:
-            self.lost(client, (Loss(LossReason.DISCARD, dropped, dropped_bytes),))
+            self.delivery.dropped(client, (Loss(LossReason.DISCARD, dropped, dropped_bytes),))
         self.delivery.drained(client, has_room, is_empty)
-
-    def lost(self, client: Receiver, losses: tuple[Loss, ...]) -> None:
-        """Count messages that were dropped for a client, by cause; see `QueueOwner.on_lost`."""
-        self.delivery.dropped(client, losses)
-
-    def strategies_changed(self, client: Receiver) -> None:
-        """Unblock the publishers of a client that has chosen other strategies."""
-        self._backpressure.reconsider(client)
-        self.delivery.reconsider(client)
 
     def _delivered(self, client: Receiver, packets: list[bytes]) -> None:
         for notify in self._events.delivered:

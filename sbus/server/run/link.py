@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sbus.daemon.service import MultiService, Service
+from sbus.server.core.users import LINK
 from sbus.server.run.children import SidecarBus, supervised_command
 from sbus.server.run.service import BusService
 from sbus.syscalls.addresses import Address, connectable_text
@@ -59,6 +60,7 @@ class LinkedBus(SidecarBus):
     """
 
     sidecar = "link"
+    uid = LINK
     without = "nothing crosses"
     stop_timeout = 10.0  # the link gives up by itself after 5 seconds
 
@@ -68,6 +70,3 @@ class LinkedBus(SidecarBus):
         super().__init__(bus, service, command, reactor)
         upstream = bus.registry.upstream
         bus.registry.attached["link"] = lambda: upstream.is_up
-
-    def _set_pid(self, pid: int | None) -> None:
-        self._bus.registry.link_sidecar = pid

@@ -17,6 +17,7 @@ from typing import Any
 
 from sbus.distribution import needs
 from sbus.errors import UsageError
+from sbus.server.core.users import RECORDER
 from sbus.server.run.children import SidecarBus, supervised_command
 from sbus.server.run.service import BusService
 from sbus.syscalls.addresses import Address, connectable_text
@@ -74,13 +75,11 @@ class RecordedBus(SidecarBus):
     """
 
     sidecar = "recorder"
+    uid = RECORDER
     without = "nothing is recorded"
     stop_timeout = 30.0  # the recorder gives up by itself after 20 seconds at most
 
     def __init__(self, bus: BusService, command: Sequence[bytes], reactor: Any = None) -> None:
         super().__init__(bus, bus, command, reactor)
         registry = bus.registry
-        registry.attached["recorder"] = lambda: registry.is_attached(registry.sidecar)
-
-    def _set_pid(self, pid: int | None) -> None:
-        self._bus.registry.sidecar = pid
+        registry.attached["recorder"] = lambda: registry.members.is_attached(RECORDER)

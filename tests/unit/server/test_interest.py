@@ -124,7 +124,7 @@ def test_the_end_of_watching():
     one.send(b"UNSUB *")
     settle(bus)
     assert watcher.take() == []
-    assert bus.registry._router.listeners == ()
+    assert bus.registry.router.listeners == ()
     user = watcher.protocol.user
     assert (user.patterns, watcher.protocol.pattern_bytes) == (0, 0)
 
@@ -465,7 +465,7 @@ class World(RuleBasedStateMachine):
         settle(self.bus)
         registry = self.bus.registry
         assert len(registry.users) == 0
-        assert registry._router.listeners == ()
+        assert registry.router.listeners == ()
         assert not registry.interest._by_key
         assert not registry.interest._lingering
         assert not registry.interest.uncounted

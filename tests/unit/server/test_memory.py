@@ -409,7 +409,7 @@ def test_the_route_cache_is_bounded():
     sizes = []
     for number in range(400):
         publisher.send(b"MSG %0500d\0" % number)
-        sizes.append(bus.registry._router._cache.memory())
+        sizes.append(bus.registry.router._cache.memory())
     assert 60_000 < max(sizes) <= (1 << 20) // 16
 
 

@@ -126,7 +126,7 @@ def test_places_at_a_socket():
     transport = FakePacketTransport(PeerCredentials(5, 0, 0), clock=bus.clock)
     transport.connect(BusProtocol(bus.registry, Listener("door", max_clients=8)))
     transport.deliver(b"CMSG observer/on")
-    counted = bus.registry._members._of_user_at
+    counted = bus.registry.members._of_user_at
     assert counted == {("door", SERVICES): 1}
     transport.end()
     bus.settle()
