@@ -81,7 +81,7 @@ class OutgoingQueue:
     :ivar settings: the receiver's choices; change them with `SendQueue.configure`.
     :ivar lost: messages that were dropped since the connection began.
     :ivar conflated: messages that newer ones of their keys have replaced.
-    :ivar price: bytes of memory that a packet takes in the backlog besides its own.
+    :ivar price: bytes of memory that a packet takes in the backlog besides its own; it changes only without a backlog.
     :ivar head: the receipt in front of everything else, if there is one: no message may go past the queue then.
     :ivar on_sent: called with the packets that were sent, if it is not None.
     """
@@ -94,7 +94,6 @@ class OutgoingQueue:
         "_losses",
         "_lost_before",
         "_oversized",
-        "_price",
         "_ranks",
         "_stamped",
         "_substitute",
@@ -129,7 +128,6 @@ class OutgoingQueue:
         self._user = user
         self._backlog: Backlog | None = None
         self.price = PRICE
-        self._price = 0  # the same, while there is a backlog
         self._ranks = 0  # bytes of memory of the ranks in the backlog
         self._arranged_by: IQueueOrder | None = self.settings.order  # whatever the order, an empty backlog is arranged
         self._oversized: Sequence[bytes] = ()
@@ -251,7 +249,7 @@ class OutgoingQueue:
         budget = user.budget
         budget.bytes += size
         budget.messages += messages
-        memory = size + messages * self._price
+        memory = size + messages * self.price
         self.memory += memory
         user.charge_memory(memory)
 
@@ -263,7 +261,7 @@ class OutgoingQueue:
     def _keep_reply(self, backlog: Backlog, reply: bytes) -> None:
         self.replies += 1
         backlog.push([reply])
-        self._charge(len(reply) + self._price + REPLY)
+        self._charge(len(reply) + self.price + REPLY)
         if backlog.marks and isinstance(backlog, FifoBacklog):
             backlog[backlog.marks[-1]].replies += 1
 
@@ -516,7 +514,7 @@ class OutgoingQueue:
             messages -= len(replies)
             reply_bytes = sum(map(len, replies))
             size -= reply_bytes
-            self._charge(-reply_bytes - len(replies) * (self._price + REPLY))
+            self._charge(-reply_bytes - len(replies) * (self.price + REPLY))
         self._count(-messages, -size)
         if self._ranks and self._backlog is not None:
             self._charge_ranks(self._backlog)
@@ -544,7 +542,6 @@ class OutgoingQueue:
             self._backlog = self._new_backlog(iter(()))
             return
         self._backlog = None
-        self._price = 0
         if self.state is _CONGESTED:
             self.state = _OPEN
         self._user.remove_queue()
@@ -552,7 +549,6 @@ class OutgoingQueue:
     def _congest(self, state: State) -> None:
         """Begin a backlog: new messages go through flood control."""
         self._backlog = self._new_backlog(iter(()))
-        self._price = self.price
         self.state = state
         self._user.add_queue()
 

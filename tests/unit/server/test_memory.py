@@ -566,7 +566,7 @@ class Account(RuleBasedStateMachine):
             users[client.user] = users.get(client.user, 0) + client.memory()
             assert client.pattern_memory == sum(map(price, client.patterns))
             waiting = client.queue.describe()["packets"]
-            backlog = client.queue._price * len(waiting) + sum(len(packet) + REPLY * reply for reply, packet in waiting)
+            backlog = client.queue.price * len(waiting) + sum(len(packet) + REPLY * reply for reply, packet in waiting)
             if client.queue._backlog is not None:
                 backlog += client.queue._backlog.ranked * RANKED  # of messages that were about to be sent
             assert client.queue.memory == (backlog if client.queue.is_congested else 0)
