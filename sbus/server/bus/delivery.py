@@ -43,7 +43,7 @@ from sbus.server.bus.mail import Gap, Letter, Mail
 from sbus.server.bus.unrouted import is_unrouted
 from sbus.server.core.interfaces import Publisher, Receiver
 
-__all__ = ["AT_ONCE_KIB", "Delivery", "account_of"]
+__all__ = ["AT_ONCE_KIB", "Delivery", "account_of", "without"]
 
 AT_ONCE_KIB = 4 << 10
 """The maximal size in KiB of copies made at once, beyond the first KiB of each message (row ``max-packets``)."""
@@ -83,7 +83,7 @@ class Delivery(Handover):
         if self.scheduler.is_busy or copies > AT_ONCE:
             return self._deliver_by_user(packets, route, publisher, at_once, has_echo)
         if not has_echo:
-            receivers = _without(receivers, publisher)
+            receivers = without(receivers, publisher)
             copies = len(receivers)
         count = len(packets)
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
@@ -95,7 +95,7 @@ class Delivery(Handover):
             size = total_size(packets)
             now, later = self._split(size, route, publisher)
             self._post(later, packets, size, publisher, has_echo)
-            receivers = tuple(now) if has_echo else _without(now, publisher)
+            receivers = tuple(now) if has_echo else without(now, publisher)
         self.hand(packets, receivers, publisher, at_once)
         return count
 
@@ -114,7 +114,7 @@ class Delivery(Handover):
             return 0
         receivers, everybody = tuple(now), route.receivers
         if not has_echo:
-            receivers, everybody = _without(receivers, publisher), _without(everybody, publisher)
+            receivers, everybody = without(receivers, publisher), without(everybody, publisher)
         if self._blocking and count > 1 and not self._has_room(packets, receivers, publisher):
             return self._deliver_halves(packets, route, publisher, has_echo)
         self._count(packets, len(everybody))
@@ -164,7 +164,7 @@ class Delivery(Handover):
             now, later = self._split(size, route, publisher)
         if later and not self._has_own_room(later, 1, len(message), publisher):
             return 0
-        everybody = route.receivers if has_echo else _without(route.receivers, publisher)
+        everybody = route.receivers if has_echo else without(route.receivers, publisher)
         counters = self._counters
         counters.tally.add([message], len(everybody))
         counters.payloads += 1
@@ -172,7 +172,7 @@ class Delivery(Handover):
         counters.unrouted += is_unrouted(everybody, self.uncounted, self._muted)
         if later:
             self._post(later, [message], len(message), publisher, has_echo, message)
-        self.hand_payload(message, tuple(now) if has_echo else _without(now, publisher), publisher)
+        self.hand_payload(message, tuple(now) if has_echo else without(now, publisher), publisher)
         return 1
 
     def _copied(self, packet: bytes) -> int:
@@ -315,6 +315,6 @@ def account_of(publisher: Publisher) -> Hashable:
     return signature.user if signature.is_vouched else publisher.user.uid
 
 
-def _without(receivers: Sequence[Receiver], publisher: object) -> tuple[Receiver, ...]:
+def without(receivers: Sequence[Receiver], publisher: object) -> tuple[Receiver, ...]:
     """Return the receivers but the publisher."""
     return tuple(receiver for receiver in receivers if receiver is not publisher)

@@ -39,9 +39,8 @@ from twisted.internet.interfaces import IReactorTime
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, UsageError, Violation
 from sbus.fair import Scheduler
-from sbus.flood import Loss, QueueOwner, SendQueue
+from sbus.flood import QueueOwner, SendQueue
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
-from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.interest_notices import InterestNotices
@@ -259,11 +258,10 @@ class SubscriptionRegistry(Service):
         self.deliver_payload: DeliverPayload = self.delivery.deliver_payload
         self.fast_path = not self.guard.asks_always and not self._events.published
 
-    def open_tap(self, tap: MessageTap) -> Deliver:
-        """Put a tap into the way of all messages; return the function that delivers them after it."""
+    def open_tap(self, tap: MessageTap) -> None:
+        """Put a tap into the way of all messages; it hands them to the delivery."""
         self._events.dropped = (*self._events.dropped, tap.dropped)
         self.deliver, self.deliver_payload = tap.deliver, tap.deliver_payload
-        return self.delivery.deliver
 
     def close_tap(self, tap: MessageTap) -> None:
         """Take a tap out of the way again."""
@@ -499,20 +497,6 @@ class SubscriptionRegistry(Service):
     def _publish(self, packet: bytes, key: bytes) -> None:
         self.deliver([packet], self.route(key), None)
         self.delivery.flush()
-
-    # --- flood control -----------------------------------------------------------------------
-
-    def drained(
-        self, client: Receiver, has_room: bool, is_empty: bool, dropped: int = 0, dropped_bytes: int = 0
-    ) -> None:
-        """Note that messages have left a client's queue; see `QueueOwner.on_drained`.
-
-        :param dropped: messages that a receiver without a `SendQueue` has dropped.
-        :param dropped_bytes: the bytes of these.
-        """
-        if dropped:
-            self.delivery.dropped(client, (Loss(LossReason.DISCARD, dropped, dropped_bytes),))
-        self.delivery.drained(client, has_room, is_empty)
 
     def _delivered(self, client: Receiver, packets: list[bytes]) -> None:
         for notify in self._events.delivered:

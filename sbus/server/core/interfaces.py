@@ -136,7 +136,7 @@ class Receiver(Protocol):
 
         :param may_block: whether the receiver may block their publisher.
         :returns: None if all were kept; else the outcome on which the bus must act. A receiver that has blocked
-            publishers calls `SubscriptionRegistry.drained` when it has room again.
+            publishers calls `Handover.drained` when it has room again.
         """
 
     def flush(self) -> None:

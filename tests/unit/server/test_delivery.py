@@ -69,7 +69,7 @@ class LocalSubscriber:
     def take(self) -> list[bytes]:
         """Empty the inbox."""
         taken, self.inbox = self.inbox, []
-        self.registry.drained(self, has_room=True, is_empty=True)
+        self.registry.delivery.drained(self, has_room=True, is_empty=True)
         return taken
 
 
