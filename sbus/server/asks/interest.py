@@ -44,10 +44,10 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from sbus.errors import Violation, ViolationReason
 from sbus.fair import Scheduler
 from sbus.protocol.keys import Dialect
+from sbus.protocol.patterns import pattern_cost
 from sbus.server.asks.lingering import Lingering
 from sbus.server.asks.watched_keys import MAX_WALKS, Watch, WatchedKeys
 from sbus.server.core.interfaces import Client, PatternEvents, Receiver
-from sbus.server.core.limits import pattern_cost
 from sbus.server.core.users import User
 
 __all__ = ["LONGEST_WATCHED", "MAX_WATCHED", "Interest", "Subscriptions", "watch_memory"]

@@ -43,6 +43,7 @@ class Router:
     :ivar surcharge: the price, in nanoseconds, of the routes that were forgotten since the counter was last set to 0:
         they will be looked up again in the time of others.
     :ivar muted: see the parameter.
+    :ivar index: the patterns, to be read.
     :ivar misses: keys that were not in the cache, since the start.
     :ivar routes: the cache, key → route, for hot loops; only the router changes it.
     """
@@ -58,7 +59,7 @@ class Router:
         self.dialect = dialect
         self._scheduler = scheduler
         self._changers: dict[bytes, Lines] = {}
-        self._index: PatternIndex[Receiver] = PatternIndex(dialect)
+        self.index: PatternIndex[Receiver] = PatternIndex(dialect)
         self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
         self.listeners: tuple[PatternEvents, ...] = ()
         self.surcharge = 0
@@ -104,7 +105,7 @@ class Router:
         return route
 
     def _look_up(self, key: bytes, secret: SecretKey | None) -> tuple[Receiver, ...]:
-        found, _ = self._index.look_up(key, secret)
+        found, _ = self.index.look_up(key, secret)
         if self.muted:
             found = tuple(receiver for receiver in found if receiver not in self.muted)
         return found
@@ -156,7 +157,7 @@ class Router:
 
         :param secret: the result of `Dialect.check` for the pattern.
         """
-        self._index.subscribe(receiver, pattern, secret, receiver.peer)
+        self.index.subscribe(receiver, pattern, secret, receiver.peer)
         self._changed(receiver, pattern, secret)
         if self.listeners and not secret:
             for listener in self.listeners:
@@ -173,7 +174,7 @@ class Router:
 
     def remove(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Take an `add` back."""
-        self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
+        self.index.unsubscribe(receiver, pattern, secret, receiver.peer)
         self._changed(receiver, pattern, secret)
         if self.listeners and not secret:
             for listener in self.listeners:
@@ -184,7 +185,7 @@ class Router:
 
         Muted receivers are among them. The route cache is not used or changed.
         """
-        return self._index.open_tables(key)
+        return self.index.open_tables(key)
 
     def look_up(self, key: bytes) -> tuple[Receiver, ...]:
         """Return the receivers of a key as `route` does, without a look at the route cache and without a change to it.
@@ -195,12 +196,3 @@ class Router:
         if secret is not None and self.upstream is not None:
             chained = self.upstream.receivers(key, self._look_up_secret)
         return self._look_up(key, secret) if chained is None else chained
-
-    @property
-    def index(self) -> PatternIndex[Receiver]:
-        """The patterns, to be read."""
-        return self._index
-
-    def is_empty(self) -> bool:
-        """Return whether nothing is subscribed to anything."""
-        return self._index.is_empty()

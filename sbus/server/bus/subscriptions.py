@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sbus.errors import Violation, ViolationReason
 from sbus.protocol.keys import Dialect, SecretKey
+from sbus.protocol.patterns import pattern_cost
 from sbus.routing.cost import MatchCost
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.upstream import Upstream
@@ -18,7 +19,7 @@ from sbus.server.bus.pattern_drops import PatternDrops
 from sbus.server.bus.router import Router
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import Receiver
-from sbus.server.core.limits import Limits, pattern_cost
+from sbus.server.core.limits import Limits
 from sbus.server.core.observers import Events, redact
 from sbus.server.core.users import User
 

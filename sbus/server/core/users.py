@@ -15,10 +15,11 @@ from weakref import WeakValueDictionary
 from sbus.fair import Lines
 from sbus.fair.lines import MOST_BYTES
 from sbus.flood import UNLIMITED, USER_PAYLOADS, MemoryAccount, PayloadShare, SharedBudget, UserShare
+from sbus.policy.rules import UserLimits
 from sbus.routing.cost import MatchCost
 from sbus.server.core.denied import Denied
 from sbus.server.core.limits import Limits
-from sbus.server.core.shares import LimitsTable, Share, Shares
+from sbus.server.core.shares import Share, Shares
 from sbus.syscalls.users import is_owner
 
 __all__ = ["LINK", "RECORDER", "SERVICES", "User", "Users", "is_exempt"]
@@ -142,7 +143,7 @@ class Users:
         user = self._users.get(uid)
         return 0 if user is None else user.connections
 
-    def set_limits(self, tables: Iterable[LimitsTable]) -> None:
+    def set_limits(self, tables: Iterable[UserLimits]) -> None:
         """Let tables of a policy override the limits of the users whom they name, also of those with a connection."""
         self.shares.override(tables)
         for user in self._users.values():

@@ -660,7 +660,7 @@ def test_stopping_disconnects_everyone_and_can_be_repeated():
         bus.settle()
         assert done.called
         assert not any(client.is_connected for client in clients)
-        assert bus.registry.router.is_empty()
+        assert bus.registry.router.index.is_empty()
         assert not bus.registry.routes
         assert not bus.connect().is_connected
         bus.registry.startService()

@@ -87,7 +87,7 @@ def test_routes_and_events(some_patterns, some_keys, steps):
             assert router.routes[key] is found
             if not CURRENT.check(key):
                 assert set().union(*router.open_tables(key)[0]) == expected
-    assert router.is_empty() == (not any(subscribed.values()))
+    assert router.index.is_empty() == (not any(subscribed.values()))
 
 
 def test_a_router_without_listeners():
@@ -98,7 +98,7 @@ def test_a_router_without_listeners():
     assert router.route(b"a").receivers == (one,)
     router.remove(one, b"a", None)
     assert router.route(b"a").receivers == ()
-    assert router.is_empty()
+    assert router.index.is_empty()
 
 
 def test_who_changes_routes_pays_for_them():
