@@ -18,10 +18,6 @@ anything else          the loop of `BusProtocol._handle_batch`: runs, and other 
 in its user's turn     the same, from `BusProtocol.read_on`
 =====================  ============================================================================================
 
-A client is read unless there is a reason not to: a receiver *blocks* it; mail of it has to be delivered first
-(`wait_for_mail`); it waits to be *read* in a turn (`sbus.fair`); a snapshot is *loading*; or too many replies wait. The
-reasons are independent, and the last one to go resumes the transport.
-
 A long run is cut to the time that is left, judged by earlier copies on its route. After `MAX_RUN` packets of a bundle
 the queues are flushed, so that flood control learns of a full socket. While other clients wait to be read, a publisher
 is read in batches of about `FANOUT_BUDGET` copies.
@@ -48,8 +44,7 @@ from sbus.routing.route import Route
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Outlet
 from sbus.seqpacket.send_buffer import START
-from sbus.server.bus import choices, payload_checks
-from sbus.server.bus.departure import Departure
+from sbus.server.bus import choices, departure, payload_checks
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.bus.pace import Pace
 from sbus.server.bus.receiving import ReceivingHalf
@@ -84,17 +79,11 @@ class BusProtocol(ReceivingHalf):
     :param listener: the socket at which the client has connected.
     """
 
-    __slots__ = ("_departure", "_fast_path", "_is_blocked", "_is_waiting", "_mail", "_pace")
+    __slots__ = ("_fast_path",)
 
     def __init__(self, registry: SubscriptionRegistry, listener: Listener = MAIN) -> None:
         super().__init__(registry, listener)
         self._fast_path = False  # not before the first batch
-        self._departure: Departure | None = None
-        self._pace: Pace | None = None
-        # Why it is not read
-        self._is_blocked = False
-        self._is_waiting = False  # for its user's turn
-        self._mail = 0  # entries that have to be delivered first
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -116,17 +105,7 @@ class BusProtocol(ReceivingHalf):
         """Ask the registry to admit the client (`IProtocol`)."""
         self.reason = self.registry.connected(self)
         if self.reason is not None:
-            self._depart().begin(None)
-
-    def _depart(self) -> Departure:
-        if self._departure is None:
-            self._departure = Departure(self)
-        return self._departure
-
-    def detach(self) -> None:
-        """See `ReceivingHalf.detach`."""
-        super().detach()
-        self._departure = None
+            departure.begin(self, None)
 
     def close(self, reason: CloseReason, detail: str = "") -> None:
         """Disconnect this client; the first reason given stands, unless that is that the client has shut down writing.
@@ -137,14 +116,14 @@ class BusProtocol(ReceivingHalf):
             self.reason = reason
         self._fast_path = False
         if self.transport is not None:
-            self._depart().begin(reason, detail)
+            departure.begin(self, reason, detail)
 
     def readConnectionLost(self) -> None:
         """Send the client its queue, as long as it reads, then close (`IHalfCloseableProtocol`)."""
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
             self._fast_path = False
-            self._depart().drain()
+            departure.drain(self)
 
     def writeConnectionLost(self) -> None:
         """Drop the client's subscriptions, and handle the packets that it has sent.
@@ -153,7 +132,7 @@ class BusProtocol(ReceivingHalf):
         """
         if self._is_waiting and self.transport is not None and self.transport.has_hung_up:
             self._scheduler.hang_up(self.user.lines, self)
-        self._depart().deafen()
+        departure.deafen(self)
         self._maybe_resume()
 
     def connectionLost(self, reason: Failure) -> None:
@@ -169,7 +148,7 @@ class BusProtocol(ReceivingHalf):
                 self.reason = CloseReason.PEER_RESET
             else:
                 self.reason = CloseReason.SERVER_ERROR
-        self._depart().lose()
+        departure.lose(self)
 
     def describe(self) -> dict[str, Any]:
         """Return the state of this connection as plain values, without its queued packets."""
@@ -446,50 +425,8 @@ class BusProtocol(ReceivingHalf):
             self.is_paused = False
             self.transport.read_on()
 
-    def pause_publishing(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-        self._is_blocked = True
-        self.pause()
-
-    def resume_publishing(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-        self._is_blocked = False
-        self._maybe_resume()
-
-    def wait_for_mail(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-        self._mail += 1
-        self.pause()
-
-    def mail_delivered(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-        self._mail -= 1
-        self._maybe_resume()
-
     def _may_continue(self) -> bool:
         return not self.is_paused and self.reason is None
-
-    def pause(self) -> None:
-        if not self.is_paused and self.transport is not None:
-            self.is_paused = True
-            self.transport.pauseProducing()
-
-    def _is_readable(self) -> bool:
-        """Return whether nothing keeps the client from being read, its user's turn aside."""
-        return not (
-            self._is_blocked
-            or self._mail
-            or self._is_loading
-            or self.reason is not None
-            or (self._pace is not None and self._pace.is_waiting)
-            or self._has_replies()
-        )
-
-    def _maybe_resume(self) -> None:
-        if self.is_paused and not self._is_waiting and self._is_readable():
-            self.is_paused = False
-            if self.transport is not None:
-                self.transport.resumeProducing()
 
     def _handle(self, packet: bytes) -> bool:
         """Handle one packet of any kind.

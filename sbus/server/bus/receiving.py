@@ -19,14 +19,12 @@ a choice              of strategy, order, receipts, bundles or senders is in for
 a snapshot            a `Front` before the queue; the client is not read until the last packet has been queued
 room in the socket    sent on at once, or in turns while several users are active (`Drain`)
 ====================  =============================================================================================
-
-The memory that the client holds here and in the kernel is charged to its user (`memory`).
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
@@ -51,10 +49,12 @@ from sbus.policy.rules import Identity
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, build
 from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.bus.connection import Connection
 from sbus.server.bus.drain import ARRANGED_AT_ONCE, Drain
 from sbus.server.bus.mail import ENTRY_MEMORY
 from sbus.server.bus.memory import CLIENT_MEMORY
 from sbus.server.bus.registry import SubscriptionRegistry
+from sbus.server.bus.stall import StallTimer
 from sbus.server.core.credentials import is_proven
 from sbus.server.core.interfaces import Rights
 from sbus.server.core.limits import MAX_REPLIES
@@ -78,22 +78,10 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-class _Hot:
-    """The fields that loops over thousands of receivers read, first in the object: else row ``flip`` has a third."""
-
-    __slots__ = ("direct", "queue", "transport", "user")
-
-    direct: SendQueue | None
-    queue: SendQueue
-    transport: IPacketTransport | None
-    user: User
-
-
-class ReceivingHalf(_Hot, ABC):
+class ReceivingHalf(Connection):
     """A client's connection, as far as it receives. The other half makes it a `sbus.server.core.interfaces.Client`.
 
     :param listener: the socket at which the client has connected.
-    :ivar registry: the bus.
     :ivar number: counts connections, from 1.
     :ivar peer: the client's credentials, from the kernel.
     :ivar user: the user that the client belongs to.
@@ -107,37 +95,27 @@ class ReceivingHalf(_Hot, ABC):
     :ivar untold: refusals of which it has had no denial (`sbus.server.bus.denials`).
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
     :ivar pattern_bytes: the cost of these (`sbus.protocol.patterns.pattern_cost`).
-    :ivar pattern_memory: the memory of these (`sbus.server.bus.memory.pattern_memory`).
     :ivar lost: messages that were dropped for the client.
     :ivar connected_at: when the client connected, in seconds since the epoch.
-    :ivar reason: why the connection is to be closed, or was; else None.
     :ivar is_ending: whether it is being disconnected; not while it only gets its queue after it has shut down writing.
-    :ivar is_paused: whether the client is not read from.
     :ivar front: a snapshot that is sent before the queue; None without one.
     :ivar drain: the chore that sends on, while it waits for a turn; else None.
+    :ivar stall: ends it if it stops reading its queue after it has shut down writing; else None.
     :ivar is_write_closed: whether the client has shut down reading.
     """
 
     __slots__ = (
-        "_buffer",
         "_delivery",
-        "_held",
         "_identity",
         "_in_force",
-        "_in_kernel",
-        "_is_loading",
-        "_kept",
-        "_letters",
         "_rights",
         "_scheduler",
-        "_unsent",
         "connected_at",
         "drain",
         "front",
         "has_echo",
         "is_ending",
         "is_free",
-        "is_paused",
         "is_write_closed",
         "listener",
         "lost",
@@ -145,24 +123,21 @@ class ReceivingHalf(_Hot, ABC):
         "number",
         "on_room",
         "pattern_bytes",
-        "pattern_memory",
         "patterns",
         "peer",
-        "reason",
-        "registry",
         "settings",
         "signature",
+        "stall",
         "untold",
     )
 
     settings: ClientSettings
 
     def __init__(self, registry: SubscriptionRegistry, listener: Listener) -> None:
-        self.registry = registry
+        super().__init__(registry)
         self.listener = listener
         self._delivery = registry.delivery
         self._scheduler = registry.scheduler
-        self.transport = None
         self.number = 0
         self.signature = PROGRAM  # until it is connected
         self.naming: Naming | None = None
@@ -171,57 +146,20 @@ class ReceivingHalf(_Hot, ABC):
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
-        self.pattern_memory = self.lost = self.untold = 0
+        self.lost = self.untold = 0
         self.connected_at = time.time()
-        self.reason: CloseReason | None = None
-        self.is_ending = self.is_paused = False
+        self.is_ending = False
         self.has_echo = self.is_free = True
         self._rights: Rights | None = FREE
         self._identity: Identity | None = None
-        self._is_loading = False
-        self._letters = 0  # replies in the mail
-        self._held: list[bytes | None] = []
         self.drain: Drain | None = None
         self.front: Front | None = None
+        self.stall: StallTimer | None = None
         self.is_write_closed = False
-        # The charges for it
-        self._buffer = self._in_kernel = 0
-        self._kept = 0  # packets that were read, and wait to be handled
-        self._unsent = 0  # replies in the mail, and replies that are held back
-
-    # --- the other half ----------------------------------------------------------------------
 
     @abstractmethod
     def close(self, reason: CloseReason, detail: str = "") -> None:
         """See `sbus.server.core.interfaces.Client`."""
-
-    @abstractmethod
-    def read_on(self, until: int) -> None:
-        """See `sbus.fair.Reader`."""
-
-    @abstractmethod
-    def pause_publishing(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-
-    @abstractmethod
-    def resume_publishing(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-
-    @abstractmethod
-    def wait_for_mail(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-
-    @abstractmethod
-    def mail_delivered(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-
-    @abstractmethod
-    def pause(self) -> None:
-        """Do not read from the client."""
-
-    @abstractmethod
-    def _maybe_resume(self) -> None:
-        """Read from the client again, unless a reason not to is left."""
 
     # --- the user that pays ------------------------------------------------------------------
 
@@ -246,17 +184,6 @@ class ReceivingHalf(_Hot, ABC):
         self.registry.memory.add_buffer(before, -self._buffer)
         self.registry.memory.add_buffer(user, self._buffer)
 
-    def memory(self) -> int:
-        """See `sbus.server.core.interfaces.Holder`."""
-        return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel + self._unsent
-
-    def sample_kernel(self) -> None:
-        """See `sbus.server.core.interfaces.Holder`."""
-        if self.transport is not None:
-            held = self.transport.unread_bytes() + self.transport.partial_bytes()
-            self.user.charge_memory(held - self._in_kernel)
-            self._in_kernel = held
-
     def release(self) -> None:
         """Give back the charges for the connection, which is lost."""
         self.user.charge_memory(-CLIENT_MEMORY - self._kept - self._in_kernel)
@@ -269,13 +196,6 @@ class ReceivingHalf(_Hot, ABC):
         self.user.charge_memory(-self._unsent)
         self._unsent = 0
         self.queue.owner = _NOBODY
-
-    def _may_grow(self, size: int) -> bool:
-        """Decide whether the send buffer grows."""
-        grows = self.registry.memory.may_grow(self.user, size)
-        if grows:
-            self._buffer += size
-        return grows
 
     # --- what it may do ----------------------------------------------------------------------
 
@@ -438,11 +358,6 @@ class ReceivingHalf(_Hot, ABC):
         if not self._letters:
             for hook in self.on_room:
                 hook()
-
-    def _has_replies(self) -> bool:
-        """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
-        replies = self.queue.replies + self._letters + len(self._held)
-        return replies > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
 
     # --- snapshots ---------------------------------------------------------------------------
 
