@@ -95,11 +95,11 @@ class Connection(_Hot, ABC):
     # --- the user that pays ------------------------------------------------------------------
 
     def memory(self) -> int:
-        """See `sbus.server.core.interfaces.Holder`."""
+        """See `sbus.server.core.interfaces.Client`."""
         return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel + self._unsent
 
     def sample_kernel(self) -> None:
-        """See `sbus.server.core.interfaces.Holder`."""
+        """See `sbus.server.core.interfaces.Client`."""
         if self.transport is not None:
             held = self.transport.unread_bytes() + self.transport.partial_bytes()
             self.user.charge_memory(held - self._in_kernel)

@@ -44,7 +44,7 @@ from sbus.fair import Scheduler
 from sbus.flood import MemoryAccount, UserShare
 from sbus.protocol.keys import SecretKey
 from sbus.seqpacket.send_buffer import START
-from sbus.server.core.interfaces import Holder, Receiver
+from sbus.server.core.interfaces import Client, Receiver
 from sbus.server.core.users import User
 
 __all__ = [
@@ -106,7 +106,7 @@ class MemoryGuard:
     def __init__(
         self,
         account: MemoryAccount,
-        clients: Mapping[int, Holder],
+        clients: Mapping[int, Client],
         muted: Collection[Receiver],
         clock: IReactorTime,
         users: Callable[[], Iterable[User]],
@@ -120,7 +120,7 @@ class MemoryGuard:
         self._clock = clock
         self._is_due = False
         self._is_sampling = False
-        self._to_sample: list[Holder] = []
+        self._to_sample: list[Client] = []
         self._has_sampled = False
         self.buffers = 0
         account.on_full = self._full
@@ -192,7 +192,7 @@ class MemoryGuard:
             if left not in left.user.clients:
                 memory[left.user] = memory.get(left.user, left.user.memory) - left.pattern_memory
                 held -= left.pattern_memory
-        there: dict[User, list[tuple[int, int, Holder]]] = {}
+        there: dict[User, list[tuple[int, int, Client]]] = {}
         while held > target and memory:
             user = max(memory, key=memory.__getitem__)
             if user not in there:  # only the largest users' clients are looked at

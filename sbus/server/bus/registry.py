@@ -63,7 +63,7 @@ from sbus.server.bus.subscriptions import Subscriptions
 from sbus.server.core.closed_clients import ClosedClient, ClosedClients
 from sbus.server.core.components import FloodControls
 from sbus.server.core.counters import Counters
-from sbus.server.core.interfaces import Client, Deliver, DeliverPayload, ICredentials, MessageTap, Receiver
+from sbus.server.core.interfaces import Client, ICredentials, MessageTap, Receiver
 from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Events, redact
@@ -254,8 +254,8 @@ class SubscriptionRegistry(Service):
         self.routes = self.router.routes
         self.route = self.router.route
         self.attached: dict[str, Callable[[], bool]] = {}
-        self.deliver: Deliver = self.delivery.deliver
-        self.deliver_payload: DeliverPayload = self.delivery.deliver_payload
+        self.deliver = self.delivery.deliver
+        self.deliver_payload = self.delivery.deliver_payload
         self.fast_path = not self.guard.asks_always and not self._events.published
 
     def open_tap(self, tap: MessageTap) -> None:
