@@ -50,7 +50,7 @@ from sbus.server.asks.watched_keys import MAX_WALKS, Watch, WatchedKeys
 from sbus.server.core.interfaces import Client, PatternEvents, Receiver
 from sbus.server.core.users import User
 
-__all__ = ["LONGEST_WATCHED", "MAX_WATCHED", "Interest", "Subscriptions", "watch_memory"]
+__all__ = ["LONGEST_WATCHED", "MAX_WATCHED", "Interest", "Patterns", "watch_memory"]
 
 MAX_WATCHED = 1024
 """Keys that one client may watch."""
@@ -77,12 +77,13 @@ _EXPIRE_AT_ONCE = 256
 """Lingering subscriptions that end in one turn of the reactor: about 3 ms."""
 
 
-class Subscriptions(Protocol):
-    """All subscriptions: the part of `sbus.server.bus.router.Router` that is needed here."""
+class Patterns(Protocol):
+    """The patterns of all receivers: the part of `sbus.server.bus.router.Router` that is needed here."""
 
     listeners: tuple[PatternEvents, ...]
-    muted: Collection[Receiver]
 
+    @property
+    def muted(self) -> Collection[Receiver]: ...
     def open_tables(self, key: bytes) -> tuple[list[dict[Receiver, int]], int]: ...
 
 
@@ -123,7 +124,7 @@ class Interest:
 
     def __init__(
         self,
-        subscriptions: Subscriptions,
+        router: Patterns,
         dialect: Dialect,
         clock: IReactorTime,
         scheduler: Scheduler,
@@ -134,7 +135,7 @@ class Interest:
         forget_user: Callable[[User], None],
     ) -> None:
         self.uncounted: set[Receiver] = set()
-        self._subscriptions = subscriptions
+        self._router = router
         self._dialect = dialect
         self._separator = dialect.separator
         self._may_learn = may_learn
@@ -229,12 +230,12 @@ class Interest:
         """
         if self._dialect.check(key) is not None or not self._may_learn(client, key):
             return 1
-        tables, _ = self._subscriptions.open_tables(key)
+        tables, _ = self._router.open_tables(key)
         found: set[Receiver] = set().union(*tables)
         found -= self.uncounted
         if not client.settings.echo:
             found.discard(client)
-        return sum(receiver not in self._subscriptions.muted for receiver in found)
+        return sum(receiver not in self._router.muted for receiver in found)
 
     def observe(self, client: Client, is_observer: bool) -> None:
         """Let a client's subscriptions no longer count, or count again."""
@@ -378,14 +379,14 @@ class Interest:
         if not self._may_learn(watch.client, watch.key):
             return 1
         own = None if watch.client.settings.echo else watch.client
-        tables, steps = self._subscriptions.open_tables(watch.key)
+        tables, steps = self._router.open_tables(watch.key)
         self._steps += steps
         for table in tables:
             for receiver in table:
                 if (
                     receiver is not own
                     and receiver not in self.uncounted
-                    and (watch.value or receiver not in self._subscriptions.muted)  # one that has left will linger
+                    and (watch.value or receiver not in self._router.muted)  # one that has left will linger
                 ):
                     return 1
                 self._steps += 1
@@ -445,8 +446,8 @@ class Interest:
         self._forget_user(client.user)
 
     def _listen(self, on: bool) -> None:
-        others = tuple(listener for listener in self._subscriptions.listeners if listener is not self)
-        self._subscriptions.listeners = (*others, self) if on else others
+        others = tuple(listener for listener in self._router.listeners if listener is not self)
+        self._router.listeners = (*others, self) if on else others
 
 
 def watch_memory(key: bytes, separator: bytes) -> int:

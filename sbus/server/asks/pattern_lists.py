@@ -23,14 +23,14 @@ Each change has a number. Numbers never fall in a feed: a client that gets one h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 
 from sbus.fair import Scheduler
 from sbus.protocol import controls
-from sbus.server.asks.interest import Subscriptions
+from sbus.server.asks.interest import Patterns
 from sbus.server.core.interfaces import Client, Receiver
 from sbus.server.core.limits import MAX_REPLIES
 
@@ -118,16 +118,14 @@ class PatternLists:
     """The feeds of one bus, and the patterns that they bring.
 
     :param clients: the connected clients by their numbers.
-    :param muted: receivers that have left, and whose last patterns are being dropped.
     :param uncounted: the receivers whose patterns do not count.
     :ivar flush: sends the packets that were queued for feeds.
     """
 
     def __init__(
         self,
-        router: Subscriptions,
+        router: Patterns,
         clients: Mapping[int, Client],
-        muted: Collection[Receiver],
         uncounted: set[Receiver],
         clock: IReactorTime,
         scheduler: Scheduler,
@@ -136,7 +134,6 @@ class PatternLists:
         self.flush = flush
         self._router = router
         self._clients = clients
-        self._muted = muted
         self._uncounted = uncounted
         self._clock = clock
         self._scheduler = scheduler
@@ -152,7 +149,7 @@ class PatternLists:
         self.forget(client)
         if not self._feeds:
             self._router.listeners = (*self._router.listeners, self)
-            left = filter(_is_client, self._muted)  # their patterns are taken off one by one
+            left = filter(_is_client, self._router.muted)  # their patterns are taken off one by one
             self._to_count = dict.fromkeys((*self._clients.values(), *left))
             self._count_on()
         feed = self._feeds[client] = PatternFeed(self, client, self._counts, self._number)

@@ -9,7 +9,7 @@ step                  what happens
                       handled (`begin`); its publishers are unblocked
 2 farewell            at its place in the mail, if anything waits there for the client: it gets no message from here
                       on. A client that is disconnected gets its last receipt and the reason
-3 drop                its patterns go, as a chore of its user (`sbus.server.bus.pattern_drops`), and everything that it
+3 drop                its patterns go, as a chore of its user (`sbus.server.bus.subscriptions`), and everything that it
                       has asked for; its publishers are unblocked at the latest
 4 forget              no table contains the client now, and observers are notified
 ====================  =============================================================================================

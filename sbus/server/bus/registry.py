@@ -9,10 +9,9 @@ connections (`sbus.server.bus.protocol`) and the program around the bus deal wit
 `sbus.server.bus.admission`        the connections that a user may have, and how often
 `sbus.server.bus.memory`           the memory that clients hold, and who is shed when it is too much
 `sbus.server.bus.guard`            the rights of clients: verdicts, counts and denials; a new policy
-`sbus.server.bus.subscriptions`    who subscribes to what: permissions, limits and charges
+`sbus.server.bus.subscriptions`    who subscribes to what: permissions, limits and charges; clients that have left
 `sbus.server.bus.services`         clients of root and of the server's user that become services
 `sbus.server.bus.router`           the patterns of all subscriptions, and the receivers of a routing key
-`sbus.server.bus.pattern_drops`    the subscriptions of clients that have left, dropped in turns
 `sbus.server.core.closed_clients`  the last connections that have ended, with the reasons
 `sbus.server.bus.delivery`         which receivers get a message at once, and which by mail
 `sbus.server.bus.handover`         messages into queues and to sockets, and the fate of those that do not fit
@@ -55,7 +54,6 @@ from sbus.server.bus.guard import Guard
 from sbus.server.bus.mail import drop
 from sbus.server.bus.members import Members
 from sbus.server.bus.memory import MemoryGuard
-from sbus.server.bus.pattern_drops import PatternDrops
 from sbus.server.bus.router import Router
 from sbus.server.bus.services import Services
 from sbus.server.bus.stall import StallTimer
@@ -152,13 +150,6 @@ class SubscriptionRegistry(Service):
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account, shares, self.limits.user_payloads)
         self.scheduler = Scheduler(clock)
         self._clock = clock
-        self._pattern_drops = PatternDrops(
-            self.scheduler,
-            clock,
-            flush=lambda: self.delivery.flush(),
-            drop=lambda receiver, pattern: self._subscriptions.drop(receiver, pattern),
-            on_dropped=self._patterns_dropped,
-        )
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
         self._public_senders = public_senders
@@ -166,8 +157,7 @@ class SubscriptionRegistry(Service):
         self.members = Members(self.limits.max_clients)
         self._owner_of = owner_of
         self.admission = Admission(self.limits, self.users)
-        muted = self._pattern_drops.muted
-        self.router = Router(dialect, self.scheduler, muted, cache_bytes=cache_bytes)
+        self.router = Router(dialect, self.scheduler, cache_bytes=cache_bytes)
         self.backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
         self.delivery = Delivery(
             self.counters,
@@ -175,11 +165,11 @@ class SubscriptionRegistry(Service):
             credentials,
             self.backpressure,
             self.scheduler,
-            muted,
+            self.router.muted,
             self.limits.max_packet,
         )
         self.clients = self.members.clients
-        self.memory = MemoryGuard(account, self.clients, muted, clock, self.users.all, self.scheduler)
+        self.memory = MemoryGuard(account, self.clients, self.router.muted, clock, self.users.all, self.scheduler)
         self._notices = InterestNotices(clock, self.delivery.flush)
         self.interest = Interest(
             self.router,
@@ -200,7 +190,7 @@ class SubscriptionRegistry(Service):
             for pattern in self.last_values.listed:
                 self.router.add(self.last_values, pattern, None)
         self._pattern_lists = PatternLists(
-            self.router, self.clients, muted, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
+            self.router, self.clients, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
         )
         self.upstream = self.router.upstream = Upstream(
             clock,
@@ -227,7 +217,6 @@ class SubscriptionRegistry(Service):
         )
         self._subscriptions = Subscriptions(
             self.router,
-            self._pattern_drops,
             self.interest,
             self.upstream,
             self.guard,
@@ -235,6 +224,10 @@ class SubscriptionRegistry(Service):
             dialect,
             self.counters,
             self._events,
+            self.scheduler,
+            clock,
+            self.delivery.flush,
+            self._forget_user,
         )
         self.subscribe = self._subscriptions.subscribe
         self.unsubscribe = self._subscriptions.unsubscribe
@@ -378,15 +371,11 @@ class SubscriptionRegistry(Service):
         Its subscriptions are dropped at once, or in turns of its user; everything that it has asked for is forgotten.
         """
         self.delivery.forget(client)
-        self._pattern_drops.add(client)
+        self._subscriptions.drop_all(client)
         self.interest.unwatch_all(client)
         self._notices.forget(client)
         self._pattern_lists.forget(client)
         self.upstream.forget(client)
-
-    def _patterns_dropped(self, client: Receiver) -> None:
-        self.interest.left(client)
-        self._forget_user(client.user)
 
     def _forget_user(self, user: User) -> None:
         """Forget a user that has nothing left, when it has rested."""
@@ -474,7 +463,7 @@ class SubscriptionRegistry(Service):
         super().stopService()
         gone = self.members.when_gone()
         self.disconnect_all(sidecars=True)
-        return gone.addCallback(lambda _: self._pattern_drops.finish())
+        return gone.addCallback(lambda _: self._subscriptions.finish())
 
     # --- messages ----------------------------------------------------------------------------
 

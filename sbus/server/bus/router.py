@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 
-from sbus.fair import Lines, Scheduler
+from sbus.fair import Entry, Lines, Scheduler
 from sbus.protocol.keys import Dialect, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.route import Route
@@ -35,27 +35,20 @@ class Router:
     It does not check credentials or limits: the registry does that before a pattern gets here.
 
     :param scheduler: charges users for the routes of others that they change.
-    :param muted: receivers that get nothing, although they still have subscriptions; cached routes may contain them.
     :param cache_bytes: bytes of memory that the route cache may take.
     :ivar dialect: the revision of the protocol.
     :ivar upstream: knows which secret keys mean something else on a bus with a master; their routes are not cached.
     :ivar listeners: they are called for each open subscription that comes or goes.
     :ivar surcharge: the price, in nanoseconds, of the routes that were forgotten since the counter was last set to 0:
         they will be looked up again in the time of others.
-    :ivar muted: see the parameter.
+    :ivar muted: receivers that get nothing, although they still have subscriptions, each with the chore that drops
+        these; cached routes may contain them.
     :ivar index: the patterns, to be read.
     :ivar misses: keys that were not in the cache, since the start.
     :ivar routes: the cache, key → route, for hot loops; only the router changes it.
     """
 
-    def __init__(
-        self,
-        dialect: Dialect,
-        scheduler: Scheduler,
-        muted: Collection[Receiver] = (),
-        *,
-        cache_bytes: int = 64 << 20,
-    ) -> None:
+    def __init__(self, dialect: Dialect, scheduler: Scheduler, *, cache_bytes: int = 64 << 20) -> None:
         self.dialect = dialect
         self._scheduler = scheduler
         self._changers: dict[bytes, Lines] = {}
@@ -63,7 +56,7 @@ class Router:
         self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
         self.listeners: tuple[PatternEvents, ...] = ()
         self.surcharge = 0
-        self.muted = muted
+        self.muted: dict[Receiver, Entry] = {}
         self.misses = 0
         self.upstream: Upstream | None = None
         self.routes = self._cache.routes

@@ -495,7 +495,7 @@ def _return_to(bus, reader, publisher):
         _alone_without_echo,
         lambda bus, reader, publisher: reader.send(b"CMSG observer/on"),
         lambda bus, reader, publisher: bus.registry.delivery.touched.append(reader.protocol),
-        lambda bus, reader, publisher: bus.registry._pattern_drops.muted.update({reader.protocol: None}),
+        lambda bus, reader, publisher: bus.registry.router.muted.update({reader.protocol: None}),
         _return_to,
         _tap,
     ],

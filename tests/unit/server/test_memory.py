@@ -570,7 +570,7 @@ class Account(RuleBasedStateMachine):
             if client.queue._backlog is not None:
                 backlog += client.queue._backlog.ranked * RANKED  # of messages that were about to be sent
             assert client.queue.memory == (backlog if client.queue.is_congested else 0)
-        for left in set(registry._pattern_drops.muted).difference(registry.clients.values()):
+        for left in set(registry.router.muted).difference(registry.clients.values()):
             users[left.user] = users.get(left.user, 0) + left.pattern_memory
         assert {user: user.memory for user in users} == users
         account = registry.users.budget.memory
