@@ -239,8 +239,6 @@ class Interest:
 
     def observe(self, client: Client, is_observer: bool) -> None:
         """Let a client's subscriptions no longer count, or count again."""
-        if is_observer is (client in self.uncounted):
-            return
         is_small = len(client.patterns) <= MAX_WALKS
         patterns = [each for each, (_, secret) in client.patterns.items() if not secret] if is_small else []
         if is_observer:

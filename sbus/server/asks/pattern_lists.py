@@ -23,7 +23,7 @@ Each change has a number. Numbers never fall in a feed: a client that gets one h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
@@ -54,10 +54,9 @@ class PatternFeed:
     :ivar agenda: the patterns that may have changed, each with the number of its last change; None is the mark.
     :ivar known: the patterns that the client knows of, each with the number by which it has learnt of it.
     :ivar has_room: whether the client's queue had room when it was looked at last.
-    :ivar is_waiting: whether it stands among the chores of the client's user.
     """
 
-    __slots__ = ("_lists", "agenda", "client", "has_room", "is_waiting", "known", "listed", "number")
+    __slots__ = ("_lists", "agenda", "client", "has_room", "known", "listed", "number")
 
     def __init__(self, lists: PatternLists, client: Client, patterns: dict[bytes, int], number: int) -> None:
         self._lists = lists
@@ -66,7 +65,6 @@ class PatternFeed:
         self.number = number
         self.agenda: OrderedDict[bytes | None, int] = OrderedDict()  # unlike a dict, it finds its first item at once
         self.known: dict[bytes, int] = {}
-        self.is_waiting = False
         self.has_room = True
 
     @property
@@ -83,7 +81,6 @@ class PatternFeed:
 
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
-        self.is_waiting = False
         self._lists.go_on(self, until)
         return True
 
@@ -283,8 +280,8 @@ class PatternLists:
     # --- sending -----------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        for feed in self._waiting():
-            if self._send(feed):
+        for feed in tuple(self._feeds.values()):
+            if feed.has_more and self._send(feed):
                 self._wait(feed)
         if not self._is_due:  # a client that leaves does so outside of every batch
             self._is_due = True
@@ -293,9 +290,6 @@ class PatternLists:
     def _flush_now(self) -> None:
         self._is_due = False
         self.flush()
-
-    def _waiting(self) -> Iterable[PatternFeed]:
-        return [feed for feed in self._feeds.values() if feed.has_more]
 
     def go_on(self, feed: PatternFeed, until: int) -> None:
         """Send more of a feed, in a turn of its client's user."""
@@ -313,9 +307,7 @@ class PatternLists:
             self._wait(feed)
 
     def _wait(self, feed: PatternFeed) -> None:
-        if not feed.is_waiting:
-            feed.is_waiting = True
-            self._scheduler.add_chore(feed.client.user.lines, feed)
+        self._scheduler.add_chore(feed.client.user.lines, feed)
 
     def _send(self, feed: PatternFeed) -> bool:
         """Send some of a feed's patterns, as far as the client's queue has room.
