@@ -7,14 +7,7 @@ from typing import Any
 
 from sbus.fair import Lines, Scheduler
 
-__all__ = ["Group", "Machine", "Reader", "Work"]
-
-
-class Group:
-    """Receivers of one user, as far as lines ask."""
-
-    def __init__(self, *members: object) -> None:
-        self.members = frozenset(members)
+__all__ = ["Machine", "Reader", "Work"]
 
 
 class Machine:
