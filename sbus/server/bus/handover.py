@@ -35,7 +35,6 @@ from sbus.fair import Scheduler
 from sbus.flood import PROGRAM, Loss, NamedRun, Outcome, PayloadMessage, Run, SendQueue, Signature, State, sign_from
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
-from sbus.protocol.packets import DEFAULT_MAX_PACKET
 from sbus.routing.route import Route
 from sbus.routing.runs import total_size
 from sbus.seqpacket.interfaces import IPacketTransport, Outlet
@@ -102,8 +101,8 @@ class Handover:
         credentials: ICredentials,
         backpressure: Backpressure,
         scheduler: Scheduler,
-        muted: Collection[Receiver] = (),
-        max_packet: int = DEFAULT_MAX_PACKET,
+        muted: Collection[Receiver],
+        max_packet: int,
     ) -> None:
         self.scheduler = scheduler
         self.number: int | None = None

@@ -175,6 +175,11 @@ class SidecarBus(MultiService):
         self._started_at = 0.0
         self._delays = restart_delays()
         self._restart: IDelayedCall | None = None
+        bus.registry.attached[self.sidecar] = self.is_attached
+
+    def is_attached(self) -> bool:
+        """Return whether the sidecar is connected."""
+        return self._bus.registry.members.is_attached(self.uid)
 
     def startService(self) -> None:
         """Listen, and start the sidecar."""

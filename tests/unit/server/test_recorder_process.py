@@ -224,7 +224,7 @@ def bus() -> FakeBus:
 
 @pytest.fixture
 def recorded(reactor: Reactor, bus: FakeBus) -> RecordedBus:
-    service = RecordedBus(bus, [b"python"], reactor)  # type: ignore[arg-type]
+    service = RecordedBus(bus, bus, [b"python"], reactor)  # type: ignore[arg-type]
     service.startService()
     assert reactor.children == []
     reactor.advance(0)
