@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from sbus.fair import Lines, Scheduler
 
@@ -83,9 +82,6 @@ class Work:
                 return True
             if self.machine.now >= until:
                 return False
-
-    def describe(self) -> dict[str, Any]:
-        return {"left": self.left}
 
 
 class Reader:
