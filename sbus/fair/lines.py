@@ -28,12 +28,12 @@ everything (a user's own backlog would keep its clients from being read).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
-from sbus.routing.route import FIRST_NS, learned
+from sbus.routing.route import FIRST_NS, Group, learned
 
-__all__ = ["MAIL_NS", "MEMBERSHIPS", "MOST_BYTES", "QUANTUM", "Entry", "Lines", "Members", "Reader"]
+__all__ = ["MAIL_NS", "MEMBERSHIPS", "MOST_BYTES", "QUANTUM", "Entry", "Lines", "Reader"]
 
 MAIL_NS = 400_000_000
 """Nanoseconds of work in one mailbox; one publisher alone gets half. With 100 ms, the readers of row ``eager-discard``
@@ -49,13 +49,6 @@ tenth of its throughput beside a flood (row ``stopped``); with 0.15 or 2 ms, a c
 time left would take a fifth of that crowd's throughput."""
 
 
-class Members(Protocol):
-    """Receivers of one user for whom the same messages wait: `sbus.routing.route.Group`."""
-
-    @property
-    def members(self) -> Set[Any]: ...
-
-
 class Entry(Protocol):
     """Work that stands in the mail or among the chores, and can stop after any step."""
 
@@ -64,9 +57,6 @@ class Entry(Protocol):
 
         :returns: whether all is done.
         """
-
-    def describe(self) -> dict[str, Any]:
-        """Return the entry as plain values."""
 
 
 class Reader(Protocol):
@@ -135,7 +125,7 @@ class Lines:
         self.most_bytes = most_bytes
         self.work = self.bytes = self.last_turn = 0
         self.ns = FIRST_NS
-        self.waiting: dict[Members, int] = {}
+        self.waiting: dict[Group[Any], int] = {}
         self.letters: dict[Any, int] = {}
         self.on_rest: Callable[[], None] | None = None
         self._shares: dict[Hashable, _Share] = {}
@@ -219,11 +209,11 @@ class Lines:
             line[reader] = None
             line.move_to_end(reader, last=False)
 
-    def expect(self, group: Members) -> None:
+    def expect(self, group: Group[Any]) -> None:
         """Note that an entry is for a group."""
         self.waiting[group] = self.waiting.get(group, 0) + 1
 
-    def settle(self, group: Members) -> None:
+    def settle(self, group: Group[Any]) -> None:
         """Take back an `expect`."""
         left = self.waiting[group] - 1
         if left:

@@ -71,9 +71,8 @@ class Scheduler:
 
     :param reactor: calls the next turn, with ``callLater(0, …)``.
     :param clock: nanoseconds. A look at ``perf_counter_ns`` takes 1/28 of a look at the thread's CPU time.
-    :param working_time: nanoseconds that this thread has run; dearer, so only long runs look at it, to learn.
     :ivar clock: the same.
-    :ivar working_time: the same.
+    :ivar working_time: nanoseconds that this thread has run; dearer, so only long runs look at it, to learn.
     :ivar is_busy: whether more than one user is active, or anything waits for a turn. If not, nothing is measured.
     :ivar last: the lines of the user who has sent the last batch; change it with `change`.
     :ivar crowd: batches until that user counts as alone, if nobody else sends.
@@ -109,15 +108,10 @@ class Scheduler:
         "working_time",
     )
 
-    def __init__(
-        self,
-        reactor: _Reactor,
-        clock: Callable[[], int] = time.perf_counter_ns,
-        working_time: Callable[[], int] = time.thread_time_ns,
-    ) -> None:
+    def __init__(self, reactor: _Reactor, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self._reactor = reactor
         self.clock = clock
-        self.working_time = working_time
+        self.working_time = time.thread_time_ns
         self._ring: OrderedDict[Lines, None] = OrderedDict()
         self._current: Lines | None = None  # whose turn it is, also between its slices
         self._is_alone = False  # whether nobody else was active when that turn began

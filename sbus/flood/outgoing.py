@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 from zope.interface import implementer
 
@@ -81,7 +81,7 @@ class OutgoingQueue:
     :ivar settings: the receiver's choices; change them with `SendQueue.configure`.
     :ivar lost: messages that were dropped since the connection began.
     :ivar conflated: messages that newer ones of their keys have replaced.
-    :ivar price: bytes of memory that a packet takes in the backlog besides its own.
+    :ivar price: bytes of memory that a packet takes in the backlog besides its own; it changes only without a backlog.
     :ivar head: the receipt in front of everything else, if there is one: no message may go past the queue then.
     :ivar on_sent: called with the packets that were sent, if it is not None.
     """
@@ -94,7 +94,6 @@ class OutgoingQueue:
         "_losses",
         "_lost_before",
         "_oversized",
-        "_price",
         "_ranks",
         "_stamped",
         "_substitute",
@@ -129,7 +128,6 @@ class OutgoingQueue:
         self._user = user
         self._backlog: Backlog | None = None
         self.price = PRICE
-        self._price = 0  # the same, while there is a backlog
         self._ranks = 0  # bytes of memory of the ranks in the backlog
         self._arranged_by: IQueueOrder | None = self.settings.order  # whatever the order, an empty backlog is arranged
         self._oversized: Sequence[bytes] = ()
@@ -220,21 +218,6 @@ class OutgoingQueue:
                     backlog.push([held(packet, self._user)])
                     self._count(1, len(packet))
 
-    def describe(self) -> dict[str, Any]:
-        """Return the queue in order of arrival, as plain values.
-
-        ``packets`` has tuples (whether it is a reply, packet). ``receipts`` has tuples (index of the packet that it
-        stands before, messages, bytes, cause).
-        """
-        packets: list[tuple[bool, bytes]] = []
-        receipts: list[tuple[int, int, int, str]] = []
-        for packet in [*([self.head] if self.head else []), *(self._backlog or ()), *self.pending]:
-            if type(packet) is Receipt:
-                receipts.append((len(packets), packet.messages, packet.size, packet.why.value))
-            else:
-                packets.append((type(packet) is Reply, bytes(packet)))
-        return {"packets": packets, "receipts": receipts, "lost": self.lost, "conflated": self.conflated}
-
     def write(self, packet: bytes) -> None:
         """Add a reply: it is kept in any case and counted apart."""
         reply = Reply(packet)
@@ -251,7 +234,7 @@ class OutgoingQueue:
         budget = user.budget
         budget.bytes += size
         budget.messages += messages
-        memory = size + messages * self._price
+        memory = size + messages * self.price
         self.memory += memory
         user.charge_memory(memory)
 
@@ -263,7 +246,7 @@ class OutgoingQueue:
     def _keep_reply(self, backlog: Backlog, reply: bytes) -> None:
         self.replies += 1
         backlog.push([reply])
-        self._charge(len(reply) + self._price + REPLY)
+        self._charge(len(reply) + self.price + REPLY)
         if backlog.marks and isinstance(backlog, FifoBacklog):
             backlog[backlog.marks[-1]].replies += 1
 
@@ -516,7 +499,7 @@ class OutgoingQueue:
             messages -= len(replies)
             reply_bytes = sum(map(len, replies))
             size -= reply_bytes
-            self._charge(-reply_bytes - len(replies) * (self._price + REPLY))
+            self._charge(-reply_bytes - len(replies) * (self.price + REPLY))
         self._count(-messages, -size)
         if self._ranks and self._backlog is not None:
             self._charge_ranks(self._backlog)
@@ -544,7 +527,6 @@ class OutgoingQueue:
             self._backlog = self._new_backlog(iter(()))
             return
         self._backlog = None
-        self._price = 0
         if self.state is _CONGESTED:
             self.state = _OPEN
         self._user.remove_queue()
@@ -552,7 +534,6 @@ class OutgoingQueue:
     def _congest(self, state: State) -> None:
         """Begin a backlog: new messages go through flood control."""
         self._backlog = self._new_backlog(iter(()))
-        self._price = self.price
         self.state = state
         self._user.add_queue()
 

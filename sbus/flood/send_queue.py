@@ -246,18 +246,17 @@ class SendQueue(OutgoingQueue):
             self._lose(messages, size, LossReason.SHARE)
             self._losses = losses
 
-    def has_room(self, messages: int, size: int, copies: int, may_block: bool = True) -> bool:
+    def has_room(self, messages: int, size: int, copies: int) -> bool:
         """Return whether the queue, once it is congested, surely keeps these messages and blocks no publisher.
 
         :param messages: the number of messages.
         :param size: their bytes.
         :param copies: the bytes of their copies for all receivers, which count toward the limit of all queues.
-        :param may_block: as for `admit`.
         """
         limits, budget = self._limits, self._user.budget
         soft = self.settings.soft.always
         return (
-            (soft in (Verdict.KEEP, Verdict.REPLACE) or (soft is Verdict.BLOCK and not may_block))
+            soft in (Verdict.KEEP, Verdict.REPLACE)
             and self.messages + messages <= limits.messages
             and self.size + size <= limits.bytes
             and budget.bytes + copies <= budget.unreserved
@@ -463,7 +462,7 @@ class SendQueue(OutgoingQueue):
         """Return the limit that these messages would exceed, as the cause of a loss."""
         if self.messages + messages > self._limits.messages:
             return LossReason.QUEUE_FULL
-        return self._lacks_bytes(size, messages * self._price)
+        return self._lacks_bytes(size, messages * self.price)
 
     def _lacks_bytes(self, size: int, price: int = 0) -> LossReason | None:
         budget = self._user.budget

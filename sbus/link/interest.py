@@ -108,11 +108,9 @@ class Interest:
         max_bytes: int = MAX_BYTES,
         delay: float = DELAY,
         rate: float = RATE,
-        separator: bytes = b"/",
     ) -> None:
-        self._separator = separator
         self._listed = self._widest(listed)
-        self._listed_bytes = sum(map(self._cost, self._listed))
+        self._listed_bytes = sum(map(_cost, self._listed))
         if len(self._listed) > limit or self._listed_bytes > max_bytes:
             raise UsageError(f"too many patterns are listed: the limits are {limit:,} patterns and {max_bytes:,} bytes")
         self._limit = limit
@@ -147,11 +145,6 @@ class Interest:
         self._noted: deque[tuple[bool, bytes, int]] = deque()
 
     # --- what is wanted ----------------------------------------------------------------------
-
-    @property
-    def wanted(self) -> Iterable[bytes]:
-        """The patterns that are wanted, each once."""
-        return self._wanted.keys()
 
     def add(self, pattern: bytes, number: int = 0) -> None:
         """Count an open pattern that is wanted once more.
@@ -225,7 +218,7 @@ class Interest:
     @property
     def asked(self) -> list[bytes]:
         """The patterns that the other side is subscribed to, if it has followed all changes."""
-        return [each.pattern(self._separator) for each in (*self._asked, *self._leaving)]
+        return [each.pattern() for each in (*self._asked, *self._leaving)]
 
     @property
     def settled(self) -> int:
@@ -258,13 +251,13 @@ class Interest:
 
         It then covers no others, and is not asked for again for a while: anybody may want it again and again.
         """
-        refused = shape(pattern, self._separator)
+        refused = shape(pattern)
         if refused is None or (refused not in self._asked and refused not in self._leaving):
             return
         self._asked.discard(refused)
         self._leaving.pop(refused, None)
         self._dooms.pop(refused, None)
-        self._bytes -= self._cost(refused)
+        self._bytes -= _cost(refused)
         self._tried.pop(refused, None)
         self._refused[refused] = now
         if refused not in self._needed:
@@ -274,7 +267,7 @@ class Interest:
     def _cool(self, refused: Shape) -> None:
         """Remember a refused pattern that nobody needs, as long as there are not too many of these."""
         self._cold[refused] = None
-        self._cold_bytes += self._cost(refused)
+        self._cold_bytes += _cost(refused)
         while len(self._cold) > self._limit or self._cold_bytes > self._max_bytes:
             oldest = next(iter(self._cold))
             self._warm(oldest)
@@ -282,7 +275,7 @@ class Interest:
 
     def _warm(self, refused: Shape) -> None:
         del self._cold[refused]
-        self._cold_bytes -= self._cost(refused)
+        self._cold_bytes -= _cost(refused)
 
     def _next_retry(self) -> float:
         return max(self._retry_at, next(iter(self._refused.values()), math.inf) + RETRY)
@@ -361,8 +354,8 @@ class Interest:
             elif self._leaving:
                 asked = next(iter(self._leaving))
                 del self._leaving[asked]
-                self._bytes -= self._cost(asked)
-                changes.append(Change(False, asked.pattern(self._separator)))
+                self._bytes -= _cost(asked)
+                changes.append(Change(False, asked.pattern()))
             elif not self._expire(now, changes):
                 break
             self._tokens -= len(changes) - done
@@ -404,7 +397,7 @@ class Interest:
         if needed in self._leaving:
             del self._leaving[needed]  # it is still asked for
         else:
-            cost = self._cost(needed)
+            cost = _cost(needed)
             is_full = len(self._asked) + len(self._leaving) >= self._limit or self._bytes + cost > self._max_bytes
             if is_full and not self.is_collapsed:
                 self._collapse(now, changes)
@@ -412,7 +405,7 @@ class Interest:
             if is_full and needed not in self._listed:
                 return  # under a refused listed pattern: it is asked for when this expands
             self._bytes += cost
-            changes.append(Change(True, needed.pattern(self._separator)))
+            changes.append(Change(True, needed.pattern()))
         self._asked.add(needed)
         self._give_up_covered(needed, now)
 
@@ -478,7 +471,7 @@ class Interest:
 
     def _crossing(self, pattern: bytes) -> Iterator[Shape]:
         """Yield the intersections of a pattern with the listed ones."""
-        wanted = shape(pattern, self._separator)
+        wanted = shape(pattern)
         if wanted is not None:
             for listed in self._listed:
                 both = intersect(wanted, listed)
@@ -492,7 +485,7 @@ class Interest:
                 self._warm(needed)
             self._needed.add(needed)
             insort(self._ordered, _widest_first(needed))
-            self._needed_bytes += self._cost(needed)
+            self._needed_bytes += _cost(needed)
 
     def _uncount(self, needed: Shape, now: float) -> None:
         self._counts[needed] -= 1
@@ -500,7 +493,7 @@ class Interest:
             del self._counts[needed]
             self._needed.discard(needed)
             del self._ordered[bisect_left(self._ordered, _widest_first(needed))]
-            self._needed_bytes -= self._cost(needed)
+            self._needed_bytes -= _cost(needed)
             self._tried.pop(needed, None)
             if needed in self._refused:
                 self._cool(needed)
@@ -511,17 +504,18 @@ class Interest:
         self._tokens = min(self._burst, self._tokens + max(0.0, now - self._filled_at) * self._rate)
         self._filled_at = now
 
-    def _cost(self, needed: Shape) -> int:
-        return pattern_cost(needed.pattern(self._separator), self._separator)
-
     def _widest(self, patterns: Iterable[bytes]) -> list[Shape]:
         """Return the shapes of the listed patterns, without those that others cover."""
         index = CoverIndex()
         for pattern in patterns:
-            if pattern.startswith(b"!" + self._separator) or (listed := shape(pattern, self._separator)) is None:
+            if pattern.startswith(b"!/") or (listed := shape(pattern)) is None:
                 raise UsageError(f"no open key matches the listed pattern {pattern!r}: see 'sbus match'")
             index.add(listed)
         return sorted((each for each in index if index.cover_of(each) is None), key=_widest_first)
+
+
+def _cost(needed: Shape) -> int:
+    return pattern_cost(needed.pattern(), b"/")
 
 
 def _widest_first(each: Shape) -> _Place:

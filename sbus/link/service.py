@@ -43,6 +43,7 @@ HIGH_WATER = 256 << 10
 """Bytes in the queue for one bus above which the other bus is not read from; below a quarter it is read again."""
 STOP_TIMEOUT = 5.0
 """Seconds for which a link that stops passes on the messages queued for it."""
+_BACKOFF = Backoff(first=0.1, factor=2.0, longest=5.0, spread=0.0)
 _REPORT_INTERVAL = 60.0
 """Seconds between two log lines with the same reason why there is no link."""
 
@@ -196,7 +197,6 @@ class LinkService(Service):
         *,
         secrets: bool = False,
         max_packet: int = DEFAULT_MAX_PACKET,
-        backoff: Backoff | None = None,
     ) -> None:
         self._reactor = reactor
         self._addresses = (below, above)
@@ -205,9 +205,8 @@ class LinkService(Service):
         )
         self._max_packet = max_packet
         self._limits = [0, 0]  # of the two buses, as far as they have said
-        self._backoff = backoff or Backoff(first=0.1, factor=2.0, longest=5.0, spread=0.0)
         self.connections: list[_Connection | None] = [None, None]
-        self._delays = [self._backoff.delays(), self._backoff.delays()]
+        self._delays = [_BACKOFF.delays(), _BACKOFF.delays()]
         self._attempts: list[defer.Deferred[None] | None] = [None, None]
         self.touched = [False, False]
         self._is_receiving = False
@@ -431,7 +430,7 @@ class LinkService(Service):
     def is_up(self, up: bool, master: str) -> None:
         """See `sbus.link.core.Wire`."""
         if up:
-            self._delays = [self._backoff.delays(), self._backoff.delays()]
+            self._delays = [_BACKOFF.delays(), _BACKOFF.delays()]
             for delays in self._delays:
                 next(delays)  # a master that ends each connection at once is not tried without a pause
             self._reports = [("", 0.0), ("", 0.0)]

@@ -19,17 +19,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 __all__ = ["FIRST_NS", "MAX_CLASSES", "Group", "Groups", "Route", "learned"]
-
-
-class _Receiver(Protocol):
-    @property
-    def user(self) -> Any: ...
-    @property
-    def queue(self) -> Any: ...
 
 
 S = TypeVar("S")

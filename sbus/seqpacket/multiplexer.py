@@ -351,10 +351,7 @@ class Multiplexer:
         try:
             call(*args)
         except BaseException:
-            self._log_failure()
-
-    def _log_failure(self) -> None:
-        self._log.failure("A call that the multiplexer deferred has failed")
+            self._log.failure("A call that the multiplexer deferred has failed")
 
     def doRead(self) -> None:
         """Serve the ready sockets, in as many passes as they need and may have.

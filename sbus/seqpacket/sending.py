@@ -50,14 +50,14 @@ from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol, IP
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from sbus.flood import PayloadMessage, PayloadShare
+from sbus.flood import PayloadMessage
 from sbus.flood.fifo import FifoQueue
 from sbus.flood.interfaces import IPacketQueue
 from sbus.protocol.bundles import BundleCache, pack
 from sbus.seqpacket.endings import Endings
 from sbus.seqpacket.interfaces import Reactor
 from sbus.seqpacket.multiplexer import WRITE, Multiplexer
-from sbus.seqpacket.payload_sender import PayloadSender, may_join
+from sbus.seqpacket.payload_sender import PayloadSender
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.states import Event, Life, ReadSide, WriteSide
 from sbus.syscalls.batch import BATCH, send_packets
@@ -454,27 +454,6 @@ class SendingHalf(Endings):
         """
         buffer = self._send_buffer
         return self._bundle_limit if buffer is None else min(self._bundle_limit, buffer.first_sendable)
-
-    # --- payloads ----------------------------------------------------------------------------
-
-    def pass_payloads(self, wanted: bool, share: PayloadShare | None = None) -> bool:
-        """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
-        if wanted and self._payloads is None:
-            if share is not None and not may_join(share):
-                return False
-            self._payloads = PayloadSender(self._sock, self._multiplexer, self._longest_plain(), self._fit, share)
-            self._send_batch = self._payloads.send
-        if self._payloads is not None:
-            self._payloads.is_wanted = wanted
-        return True
-
-    @abstractmethod
-    def _longest_plain(self) -> int:
-        """Return the bytes of the longest packet, as both directions have it."""
-
-    def _fit(self, size: int) -> bool:
-        """Make the send buffer large enough for a packet; return whether it is larger now."""
-        return self._send_buffer is not None and self._send_buffer.fit(size, self.may_grow)
 
     # --- producers ---------------------------------------------------------------------------
 

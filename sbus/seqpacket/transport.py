@@ -65,6 +65,7 @@ from sbus.seqpacket.framing import FrameReader
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Outlet, Reactor
 from sbus.seqpacket.multiplexer import GONE, HANGUP, READ, WRITE
 from sbus.seqpacket.pacing import IN_TURN, LARGE, LARGE_PER_PASS, ReadPacer
+from sbus.seqpacket.payload_sender import PayloadSender, may_join
 from sbus.seqpacket.send_buffer import SendBuffer
 from sbus.seqpacket.sending import NO_MEMORY, SendingHalf
 from sbus.seqpacket.states import Event, Life, ReadSide
@@ -268,19 +269,26 @@ class PacketTransport(SendingHalf):
     def ensure_max_packet(self, size: int) -> None:
         """Receive packets of up to `size` bytes whole from now on, if the limit was lower."""
         if size > self._reader.max_packet:
-            self._reader = self._multiplexer.reader(size, self._reader.descriptors)
+            self.limit_packets(size)
 
     def pass_payloads(self, wanted: bool, share: PayloadShare | None = None) -> bool:
         """Accept packets with descriptors, and send payloads with theirs, or no more; see `IPacketTransport`."""
-        if not super().pass_payloads(wanted, share):
-            return False
+        if wanted and self._payloads is None:
+            if share is not None and not may_join(share):
+                return False
+            longest = self._reader.max_packet  # as both directions have it
+            self._payloads = PayloadSender(self._sock, self._multiplexer, longest, self._fit, share)
+            self._send_batch = self._payloads.send
+        if self._payloads is not None:
+            self._payloads.is_wanted = wanted
         pass_descriptors(self._sock, wanted)
         if wanted:  # and for good: after the end, there may be descriptors that were sent before
             self._reader = self._multiplexer.reader(self._reader.max_packet, True)
         return True
 
-    def _longest_plain(self) -> int:
-        return self._reader.max_packet
+    def _fit(self, size: int) -> bool:
+        """Make the send buffer large enough for a packet; return whether it is larger now."""
+        return self._send_buffer is not None and self._send_buffer.fit(size, self.may_grow)
 
     def partial_bytes(self) -> int:
         """Return the memory of a packet that has arrived in part: none, as the kernel keeps packets whole."""

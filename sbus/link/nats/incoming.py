@@ -66,6 +66,7 @@ class Incoming:
     :param limit: bytes that may wait.
     :param max_packet: length of the longest packet that the bus takes, unless it says so itself.
     :param note: called when counts have changed.
+    :ivar unhandled: messages that were published, and that the bus has not confirmed.
     """
 
     def __init__(
@@ -93,17 +94,12 @@ class Incoming:
         self._bytes = 0
         self._awake = asyncio.Event()
         self._published = asyncio.Event()
-        self._unhandled = 0
+        self.unhandled = 0
 
     @property
     def waiting(self) -> int:
         """Messages in the queue."""
         return len(self._queue)
-
-    @property
-    def unhandled(self) -> int:
-        """Messages that were published, and that the bus has not confirmed."""
-        return self._unhandled
 
     def asked_for(self, pattern: bytes) -> None:
         """Note that NATS was asked for this pattern."""
@@ -202,7 +198,7 @@ class Incoming:
             self._bytes -= sum(map(len, batch)) + _ENTRY_BYTES * len(batch)
             bus.send(batch)
             self._counters.published += len(batch)
-            self._unhandled += len(batch)
+            self.unhandled += len(batch)
             self._published.set()
             while len(bus.outbox):
                 try:
@@ -217,18 +213,18 @@ class Incoming:
         while True:
             await self._published.wait()
             self._published.clear()
-            count = self._unhandled
+            count = self.unhandled
             try:
                 await bus.fence()
             except Closed:
                 raise
             except Disconnected:
                 continue
-            self._unhandled = max(0, self._unhandled - count)
+            self.unhandled = max(0, self.unhandled - count)
             self._note()
             await asyncio.sleep(_FENCE_PAUSE)
 
     def bus_lost(self) -> None:
         """Count what the bus had not confirmed when its connection was lost."""
-        self._counters.in_unconfirmed += self._unhandled
-        self._unhandled = 0
+        self._counters.in_unconfirmed += self.unhandled
+        self.unhandled = 0

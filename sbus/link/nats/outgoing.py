@@ -48,6 +48,7 @@ class Outgoing:
     :param numbering: gives the numbers of the messages.
     :param limit: bytes that may wait.
     :param note: called when counts have changed.
+    :ivar in_flight: messages that are handed over, and not confirmed.
     """
 
     def __init__(
@@ -74,18 +75,13 @@ class Outgoing:
         self._subjects: dict[bytes, str] = {}
         self._awake = asyncio.Event()  # there is something to send, or more room in the window
         self._sent = asyncio.Event()  # there is something to confirm
-        self._in_flight = 0
+        self.in_flight = 0
         self._in_flight_bytes = 0
 
     @property
     def waiting(self) -> int:
         """Messages in the queue."""
         return len(self._queue)
-
-    @property
-    def in_flight(self) -> int:
-        """Messages that are handed over, and not confirmed."""
-        return self._in_flight
 
     def offer(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
         """Take messages from the bus: key and payload each."""
@@ -106,7 +102,7 @@ class Outgoing:
 
     async def run(self, connection: Connection) -> None:
         """Send on this connection until it is lost."""
-        self._in_flight = self._in_flight_bytes = 0
+        self.in_flight = self._in_flight_bytes = 0
         self._awake.set()
         self._sent.clear()
         sending = asyncio.ensure_future(self._send(connection))
@@ -119,8 +115,8 @@ class Outgoing:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            self._counters.unconfirmed += self._in_flight
-            self._in_flight = 0
+            self._counters.unconfirmed += self.in_flight
+            self.in_flight = 0
             self._note()
         for result in results:
             if isinstance(result, Exception):
@@ -131,7 +127,7 @@ class Outgoing:
         largest = connection.max_packet
         next_number, publish = self._numbering.next, connection.publish
         while True:
-            room = min(_BATCH, WINDOW - self._in_flight)
+            room = min(_BATCH, WINDOW - self.in_flight)
             if not queue or room <= 0 or self._in_flight_bytes >= WINDOW_BYTES:
                 self._awake.clear()
                 await self._awake.wait()
@@ -159,7 +155,7 @@ class Outgoing:
                     self._bytes += size + _ENTRY_BYTES
                     return
                 counters.sent += 1
-                self._in_flight += 1
+                self.in_flight += 1
                 self._in_flight_bytes += size
             self._sent.set()
             await asyncio.sleep(0)
@@ -168,17 +164,17 @@ class Outgoing:
         while True:
             await self._sent.wait()
             self._sent.clear()
-            count, size = self._in_flight, self._in_flight_bytes
+            count, size = self.in_flight, self._in_flight_bytes
             if not count:
                 continue
             if not await connection.fence(self._confirm_time):
                 return
-            self._in_flight -= count
+            self.in_flight -= count
             self._in_flight_bytes -= size
             self._counters.confirmed += count
             self._note()
             self._awake.set()
-            if self._in_flight:
+            if self.in_flight:
                 self._sent.set()
-            if self._in_flight < WINDOW // 2 and self._in_flight_bytes < WINDOW_BYTES // 2:
+            if self.in_flight < WINDOW // 2 and self._in_flight_bytes < WINDOW_BYTES // 2:
                 await asyncio.sleep(_PAUSE)

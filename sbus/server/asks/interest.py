@@ -36,21 +36,21 @@ matching patterns of each key (own subscriptions and observers count for some wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator
+from typing import Protocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from sbus.errors import Violation, ViolationReason
 from sbus.fair import Scheduler
 from sbus.protocol.keys import Dialect
+from sbus.protocol.patterns import pattern_cost
 from sbus.server.asks.lingering import Lingering
 from sbus.server.asks.watched_keys import MAX_WALKS, Watch, WatchedKeys
 from sbus.server.core.interfaces import Client, PatternEvents, Receiver
-from sbus.server.core.limits import pattern_cost
 from sbus.server.core.users import User
 
-__all__ = ["LONGEST_WATCHED", "MAX_WATCHED", "Interest", "Subscriptions", "watch_memory"]
+__all__ = ["LONGEST_WATCHED", "MAX_WATCHED", "Interest", "Patterns", "watch_memory"]
 
 MAX_WATCHED = 1024
 """Keys that one client may watch."""
@@ -77,13 +77,14 @@ _EXPIRE_AT_ONCE = 256
 """Lingering subscriptions that end in one turn of the reactor: about 3 ms."""
 
 
-class Subscriptions(Protocol):
-    """All subscriptions: the part of `sbus.server.bus.router.Router` that is needed here."""
+class Patterns(Protocol):
+    """The patterns of all receivers: the part of `sbus.server.bus.router.Router` that is needed here."""
 
     listeners: tuple[PatternEvents, ...]
 
+    @property
+    def muted(self) -> Collection[Receiver]: ...
     def open_tables(self, key: bytes) -> tuple[list[dict[Receiver, int]], int]: ...
-    def is_muted(self, receiver: Receiver) -> bool: ...
 
 
 class _EndedWatches:
@@ -105,10 +106,6 @@ class _EndedWatches:
                 break
         return not self._watches
 
-    def describe(self) -> dict[str, Any]:
-        """See `sbus.fair.Entry`."""
-        return {"watches": list(self._watches)}
-
 
 class Interest:
     """The watched keys of one bus.
@@ -123,7 +120,7 @@ class Interest:
 
     def __init__(
         self,
-        subscriptions: Subscriptions,
+        router: Patterns,
         dialect: Dialect,
         clock: IReactorTime,
         scheduler: Scheduler,
@@ -134,7 +131,7 @@ class Interest:
         forget_user: Callable[[User], None],
     ) -> None:
         self.uncounted: set[Receiver] = set()
-        self._subscriptions = subscriptions
+        self._router = router
         self._dialect = dialect
         self._separator = dialect.separator
         self._may_learn = may_learn
@@ -185,7 +182,7 @@ class Interest:
         cost = pattern_cost(key, self._separator)
         watch = mine[key] = Watch(client, key, cost, is_open)
         client.pattern_bytes += cost
-        client.user.charge(1, cost)
+        client.user.patterns += 1
         client.pattern_memory += watch_memory(key, self._separator)
         client.user.charge_memory(watch_memory(key, self._separator))
         if is_open:
@@ -229,17 +226,15 @@ class Interest:
         """
         if self._dialect.check(key) is not None or not self._may_learn(client, key):
             return 1
-        tables, _ = self._subscriptions.open_tables(key)
+        tables, _ = self._router.open_tables(key)
         found: set[Receiver] = set().union(*tables)
         found -= self.uncounted
         if not client.settings.echo:
             found.discard(client)
-        return sum(not self._subscriptions.is_muted(receiver) for receiver in found)
+        return sum(receiver not in self._router.muted for receiver in found)
 
     def observe(self, client: Client, is_observer: bool) -> None:
         """Let a client's subscriptions no longer count, or count again."""
-        if is_observer is (client in self.uncounted):
-            return
         is_small = len(client.patterns) <= MAX_WALKS
         patterns = [each for each, (_, secret) in client.patterns.items() if not secret] if is_small else []
         if is_observer:
@@ -378,14 +373,14 @@ class Interest:
         if not self._may_learn(watch.client, watch.key):
             return 1
         own = None if watch.client.settings.echo else watch.client
-        tables, steps = self._subscriptions.open_tables(watch.key)
+        tables, steps = self._router.open_tables(watch.key)
         self._steps += steps
         for table in tables:
             for receiver in table:
                 if (
                     receiver is not own
                     and receiver not in self.uncounted
-                    and (watch.value or not self._subscriptions.is_muted(receiver))  # one that has left will linger
+                    and (watch.value or receiver not in self._router.muted)  # one that has left will linger
                 ):
                     return 1
                 self._steps += 1
@@ -411,7 +406,7 @@ class Interest:
             watch.is_over = True
             cost += watch.cost
         client.pattern_bytes -= cost
-        client.user.release(len(watches), cost)
+        client.user.patterns -= len(watches)
         if not self._watches:
             self._listen(False)
         self.scheduler.do(client.user.lines, _EndedWatches(self, client, watches))
@@ -445,8 +440,8 @@ class Interest:
         self._forget_user(client.user)
 
     def _listen(self, on: bool) -> None:
-        others = tuple(listener for listener in self._subscriptions.listeners if listener is not self)
-        self._subscriptions.listeners = (*others, self) if on else others
+        others = tuple(listener for listener in self._router.listeners if listener is not self)
+        self._router.listeners = (*others, self) if on else others
 
 
 def watch_memory(key: bytes, separator: bytes) -> int:

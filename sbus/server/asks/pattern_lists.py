@@ -23,14 +23,13 @@ Each change has a number. Numbers never fall in a feed: a client that gets one h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
 
 from twisted.internet.interfaces import IReactorTime
 
 from sbus.fair import Scheduler
 from sbus.protocol import controls
-from sbus.server.asks.interest import Subscriptions
+from sbus.server.asks.interest import Patterns
 from sbus.server.core.interfaces import Client, Receiver
 from sbus.server.core.limits import MAX_REPLIES
 
@@ -44,10 +43,6 @@ _COUNTED = 256
 """Patterns that are counted between two looks at the clock: 0.3 ms."""
 
 
-class _Flush(Protocol):
-    def __call__(self) -> None: ...
-
-
 class PatternFeed:
     """The list for one client.
 
@@ -58,10 +53,9 @@ class PatternFeed:
     :ivar agenda: the patterns that may have changed, each with the number of its last change; None is the mark.
     :ivar known: the patterns that the client knows of, each with the number by which it has learnt of it.
     :ivar has_room: whether the client's queue had room when it was looked at last.
-    :ivar is_waiting: whether it stands among the chores of the client's user.
     """
 
-    __slots__ = ("_lists", "agenda", "client", "has_room", "is_waiting", "known", "listed", "number")
+    __slots__ = ("_lists", "agenda", "client", "has_room", "known", "listed", "number")
 
     def __init__(self, lists: PatternLists, client: Client, patterns: dict[bytes, int], number: int) -> None:
         self._lists = lists
@@ -70,7 +64,6 @@ class PatternFeed:
         self.number = number
         self.agenda: OrderedDict[bytes | None, int] = OrderedDict()  # unlike a dict, it finds its first item at once
         self.known: dict[bytes, int] = {}
-        self.is_waiting = False
         self.has_room = True
 
     @property
@@ -87,13 +80,8 @@ class PatternFeed:
 
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
-        self.is_waiting = False
         self._lists.go_on(self, until)
         return True
-
-    def describe(self) -> dict[str, Any]:
-        """See `sbus.fair.Entry`."""
-        return {"client": self.client.number, "patterns": len(self.listed) + len(self.agenda)}
 
 
 class Recount:
@@ -113,34 +101,27 @@ class Recount:
         """See `sbus.fair.Entry`."""
         return self._lists.recount(self, until)
 
-    def describe(self) -> dict[str, Any]:
-        """See `sbus.fair.Entry`."""
-        return {"client": getattr(self.client, "number", 0), "patterns": len(self.patterns)}
-
 
 class PatternLists:
     """The feeds of one bus, and the patterns that they bring.
 
     :param clients: the connected clients by their numbers.
-    :param leaving: receivers that have left, and whose last patterns are being dropped.
     :param uncounted: the receivers whose patterns do not count.
     :ivar flush: sends the packets that were queued for feeds.
     """
 
     def __init__(
         self,
-        router: Subscriptions,
+        router: Patterns,
         clients: Mapping[int, Client],
-        leaving: Collection[Receiver],
         uncounted: set[Receiver],
         clock: IReactorTime,
         scheduler: Scheduler,
-        flush: _Flush,
+        flush: Callable[[], None],
     ) -> None:
         self.flush = flush
         self._router = router
         self._clients = clients
-        self._leaving = leaving
         self._uncounted = uncounted
         self._clock = clock
         self._scheduler = scheduler
@@ -156,7 +137,7 @@ class PatternLists:
         self.forget(client)
         if not self._feeds:
             self._router.listeners = (*self._router.listeners, self)
-            left = filter(_is_client, self._leaving)  # their patterns are taken off one by one
+            left = filter(_is_client, self._router.muted)  # their patterns are taken off one by one
             self._to_count = dict.fromkeys((*self._clients.values(), *left))
             self._count_on()
         feed = self._feeds[client] = PatternFeed(self, client, self._counts, self._number)
@@ -290,8 +271,8 @@ class PatternLists:
     # --- sending -----------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        for feed in self._waiting():
-            if self._send(feed):
+        for feed in tuple(self._feeds.values()):
+            if feed.has_more and self._send(feed):
                 self._wait(feed)
         if not self._is_due:  # a client that leaves does so outside of every batch
             self._is_due = True
@@ -300,9 +281,6 @@ class PatternLists:
     def _flush_now(self) -> None:
         self._is_due = False
         self.flush()
-
-    def _waiting(self) -> Iterable[PatternFeed]:
-        return [feed for feed in self._feeds.values() if feed.has_more]
 
     def go_on(self, feed: PatternFeed, until: int) -> None:
         """Send more of a feed, in a turn of its client's user."""
@@ -320,9 +298,7 @@ class PatternLists:
             self._wait(feed)
 
     def _wait(self, feed: PatternFeed) -> None:
-        if not feed.is_waiting:
-            feed.is_waiting = True
-            self._scheduler.add_chore(feed.client.user.lines, feed)
+        self._scheduler.add_chore(feed.client.user.lines, feed)
 
     def _send(self, feed: PatternFeed) -> bool:
         """Send some of a feed's patterns, as far as the client's queue has room.

@@ -11,12 +11,13 @@ from sbus.errors import Violation, ViolationReason
 from sbus.protocol import controls
 from sbus.protocol.keys import Dialect
 from sbus.protocol.packets import CMSG, build
+from sbus.protocol.patterns import pattern_cost
 from sbus.server.asks.interest import Interest, watch_memory
 from sbus.server.asks.last_values import LastValues
 from sbus.server.asks.pattern_lists import PatternLists
 from sbus.server.asks.upstream import Upstream
 from sbus.server.core.interfaces import Client
-from sbus.server.core.limits import Limits, pattern_cost
+from sbus.server.core.limits import Limits
 from sbus.server.core.users import User
 from sbus.syscalls.users import is_owner
 

@@ -63,7 +63,7 @@ def _bundles(client: ReceivingHalf, key: bytes) -> bool:
     wanted = key == controls.BUNDLE_ON
     if wanted and client.registry.limits.max_packet < MIN_BUNDLE_LIMIT:
         return False
-    client.in_order("choice", partial(_set_bundles, client, key, wanted))
+    client.in_order(partial(_set_bundles, client, key, wanted))
     return True
 
 
@@ -90,14 +90,14 @@ def _payloads(client: ReceivingHalf, key: bytes) -> bool:
     if transport is None or not transport.pass_payloads(key == controls.PAYLOAD_ON, client.user.payloads):
         return False
     client.settings = replace(client.settings, payloads=key == controls.PAYLOAD_ON)
-    client.in_order("choice", partial(_set_payloads, client, key, client.settings))
+    client.in_order(partial(_set_payloads, client, key, client.settings))
     return True
 
 
 def _set_payloads(client: ReceivingHalf, key: bytes, settings: ClientSettings) -> None:
     wanted = settings.payloads
     if not wanted:
-        client.registry.flush()  # flood control decides about payloads while it still looks for them
+        client.registry.delivery.flush()  # flood control decides about payloads while it still looks for them
     client.put_in_force(settings)
     client.answer(build(CMSG, key, b"%d %d" % (LEAST_PAYLOAD, client.registry.limits.max_payload) if wanted else b""))
 

@@ -1,4 +1,4 @@
-"""Delivery: messages into the receivers' queues, and from there to the sockets.
+"""Delivery: which receivers get a message at once, and which by mail.
 
 .. rubric:: Theory of operation
 
@@ -14,101 +14,48 @@ several users                the publisher's own receivers get it at once, and t
                              (`sbus.server.bus.mail`)
 ===========================  ==================================================================================
 
-*At once* means into `SendQueue.pending`; `Delivery.flush` sends that when the batch ends, with one system call for each
-receiver. If a whole batch is one run, it goes past the queues of receivers with nothing waiting. Large messages
-with one receiver do not come here then (`Delivery.find_outlet`). Flood control decides about messages that a
-socket does not take (`sbus.flood.send_queue`). Mail ends in the same function, `Delivery.hand`.
+Both ways end in the same function (`sbus.server.bus.handover`).
 
-The publisher is an argument; None stands for the program around the bus, which no receiver can block. A receiver that
-can block may do so at any message of a run, and handling must stop there. If each such receiver certainly has
-room for the whole run, as nearly always, the run goes as one. Otherwise it is halved until a half has room
-or is a single message.
+A receiver that can block the publisher may do so at any message of a run, and handling must stop there. If each such
+receiver certainly has room for the whole run, as nearly always, the run goes as one. Otherwise it is halved until a
+half has room or is a single message.
 
 Mail without room: a publisher of the same user waits for it, so `deliver` handles nothing and returns 0; messages from
 other users are lost for that user, and leave a `Gap`. Messages that observers publish during an event are handled when
 the batch, or the entry, is over (`SubscriptionRegistry.publish`).
 
-If a plugged-in strategy or order raises, the server disconnects the client that chose it.
+A message with its payload in sealed memory has a separate entry of mail, and holds its memory as in a queue
+(`sbus.flood.payloads`). If there is no room for it, the group loses the message.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from itertools import islice
 
-from sbus.errors import CloseReason
-from sbus.fair import Scheduler
-from sbus.flood import PROGRAM, Loss, NamedRun, Outcome, PayloadMessage, Run, SendQueue, Signature, State, sign_from
-from sbus.protocol.bundles import BundleCache
-from sbus.protocol.notices import LossReason
-from sbus.protocol.packets import DEFAULT_MAX_PACKET
-from sbus.routing.route import Route
+from sbus.fair import Lines
+from sbus.flood import PROGRAM, PayloadMessage
+from sbus.routing.route import Group, Route
 from sbus.routing.runs import total_size
-from sbus.seqpacket.interfaces import IPacketTransport, Outlet
-from sbus.server.asks.last_values import LastValues
-from sbus.server.bus.backpressure import Backpressure
-from sbus.server.bus.payloads import PayloadPosting, without
-from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS
+from sbus.server.bus.handover import AT_ONCE, OF_OTHERS, Handover
+from sbus.server.bus.mail import Gap, Letter, Mail
 from sbus.server.bus.unrouted import is_unrouted
-from sbus.server.core.counters import Counters
-from sbus.server.core.interfaces import ICredentials, Publisher, Receiver
-from sbus.server.core.observers import Events
-from sbus.syscalls.batch import send_packets, send_to_each
+from sbus.server.core.interfaces import Publisher, Receiver
 
-__all__ = ["Delivery"]
+__all__ = ["AT_ONCE_KIB", "Delivery", "account_of", "without"]
 
-_OPEN = State.OPEN
-_DEAF = State.DEAF
+AT_ONCE_KIB = 4 << 10
+"""The maximal size in KiB of copies made at once, beyond the first KiB of each message (row ``max-packets``)."""
+_ASKED = 16
+"""The number of a user's receivers for which the policy decides whether they may block a publisher. As a rule, the
+answer is the same for all of them, and asking for all would cost 3,900 steps in row ``eager-most``."""
 
 
-class Delivery(PayloadPosting):
-    """Delivers messages to their receivers, and acts on the outcomes.
+class Delivery(Handover):
+    """Delivers messages to their receivers, at once or by mail."""
 
-    :param credentials: decides whether a receiver may block a publisher.
-    :param backpressure: blocks publishers.
-    :param scheduler: whose turn it is.
-    :param muted: receivers that no longer get anything, although routes contain them.
-    :param max_packet: bytes in the longest packet.
-    :ivar uncounted: receivers that do not count as subscribed (`sbus.server.bus.unrouted`).
-    :ivar served: the receivers that the last run was handed to at once.
-    :ivar touched: the receivers that `flush` has to see.
-    """
-
-    __slots__ = (
-        "_backpressure",
-        "_blocking",
-        "_count",
-        "_events",
-        "_flushing",
-        "_most_at_once",
-        "served",
-    )
-
-    def __init__(
-        self,
-        counters: Counters,
-        events: Events,
-        credentials: ICredentials,
-        backpressure: Backpressure,
-        scheduler: Scheduler,
-        muted: Set[Receiver] = frozenset(),
-        max_packet: int = DEFAULT_MAX_PACKET,
-    ) -> None:
-        super().__init__(credentials, scheduler, counters, muted, max_packet)
-        self._count = counters.tally.add
-        self._events = events
-        self._backpressure = backpressure
-        self._blocking: set[Receiver] = set()
-        self._flushing = False
-        self._most_at_once = 0 if events.delivered else AT_ONCE
-        self.served = 0
-
-    def set_keeper(self, keeper: LastValues) -> None:
-        """Keep last values: keys whose route contains the keeper are kept."""
-        self._keeper = keeper
-
-    # --- in ----------------------------------------------------------------------------------
+    __slots__ = ()
 
     def deliver(
         self,
@@ -188,379 +135,6 @@ class Delivery(PayloadPosting):
             return done
         return done + self.deliver(packets[half:], route, publisher, False, has_echo)
 
-    def handled(self) -> int:
-        """Return the number of messages that were handled since the start."""
-        return self._counters.tally.messages
-
-    # --- to the receivers --------------------------------------------------------------------
-
-    def hand(
-        self,
-        packets: list[bytes],
-        receivers: tuple[Receiver, ...],
-        publisher: Publisher | None,
-        at_once: bool,
-        packed: BundleCache | None = None,
-    ) -> None:
-        """Put a run into the receivers' queues, or past them.
-
-        :param at_once: as for `deliver`.
-        :param packed: the messages as bundles, by limit, which the receivers of the run share.
-        """
-        self.served = served = len(receivers)
-        others: Sequence[Receiver] = receivers
-        if at_once and served <= self._most_at_once:
-            if served == 1:
-                # The general way below does the same in more steps, which are much of the work of a small batch.
-                receiver = receivers[0]
-                queue, transport = receiver.direct, receiver.transport
-                if (
-                    queue is not None
-                    and transport is not None
-                    and queue.state is _OPEN
-                    and not queue.pending
-                    and queue.head is None
-                ):
-                    if (sock := transport.plain_socket) is None:
-                        sent = transport.try_send(packets, packed)
-                    else:
-                        try:
-                            sent = send_packets(sock, packets)
-                        except OSError:
-                            sent = 0  # `flush` will get the same error, and handle it
-                    if sent < len(packets):
-                        self._leave_rest(receiver, packets, sent, publisher)
-                    return
-            others = self._send_at_once(packets, receivers, publisher, {} if packed is None else packed)
-        run: Run | None = None
-        named: NamedRun | None = None
-        foreign = 0
-        for receiver in others:
-            queue = receiver.direct
-            if queue is None:
-                if (queue := receiver.queue) is None:
-                    self._offer(receiver, packets, publisher)
-                else:
-                    if named is None:
-                        named = NamedRun(sign_from(packets, 0, _signature(publisher)))
-                    foreign += self._name(receiver, queue, named, publisher)
-            elif queue.state is not _OPEN:
-                run = run or Run(packets)
-                self._admit(receiver, queue, run, publisher)
-                foreign += publisher is not None and receiver.user is not publisher.user
-            elif queue.pending:
-                queue.pending += packets
-            else:
-                self.touched.append(receiver)
-                self._publisher = publisher
-                queue.pending += packets
-        if foreign > OF_OTHERS:
-            self.scheduler.press()
-        if len(self.touched) > AT_ONCE:
-            self.flush()
-
-    def hand_named(self, run: NamedRun, receivers: tuple[Receiver, ...], publisher: Publisher | None) -> None:
-        """Put a run, perhaps of several publishers, into the queues of receivers that have asked for senders.
-
-        :param publisher: the publisher that they may block, or None.
-        """
-        for receiver in receivers:
-            queue = receiver.queue
-            if queue is not None:
-                for part in run.parts if queue.is_shared else (run,):
-                    self._name(receiver, queue, part, publisher)
-
-    def _send_at_once(
-        self,
-        packets: list[bytes],
-        receivers: Sequence[Receiver],
-        publisher: Publisher | None,
-        packed: BundleCache,
-    ) -> list[Receiver]:
-        """Send a run past the queues of the receivers that have nothing in the way; return the others.
-
-        Those with plain sockets get it in one step. Nothing but the kernel is called meanwhile, so no receiver's state
-        changes.
-        """
-        others: list[Receiver] = []
-        direct: list[Receiver] = []
-        socks: list[socket.socket] = []
-        indirect: list[tuple[Receiver, IPacketTransport]] = []
-        for receiver in receivers:
-            queue, transport = receiver.direct, receiver.transport
-            if queue is None:
-                if receiver.queue is None or not self._send_named(receiver, packets, publisher, packed):
-                    others.append(receiver)
-                continue
-            if transport is None or queue.state is not _OPEN or queue.pending or queue.head is not None:
-                others.append(receiver)
-                continue
-            sock = transport.plain_socket
-            if sock is None:
-                indirect.append((receiver, transport))
-            else:
-                direct.append(receiver)
-                socks.append(sock)
-        if socks:
-            for at, sent in send_to_each(socks, packets):
-                self._leave_rest(direct[at], packets, sent, publisher)
-        for receiver, transport in indirect:
-            sent = transport.try_send(packets, packed)
-            if sent < len(packets):
-                self._leave_rest(receiver, packets, sent, publisher)
-        return others
-
-    def find_outlet(self, route: Route[Receiver]) -> Outlet | None:
-        """Return the outlet of a route: its only receiver's socket, if nothing is in the way of messages to it.
-
-        This is valid until anything else happens.
-        """
-        if len(route.receivers) != 1 or self.touched or self.uncounted or self._muted:
-            return None
-        transport = self._open_transport(route.receivers[0])
-        sock = None if transport is None else transport.open_socket()
-        return None if sock is None else Outlet(sock, self._count_forwarded)
-
-    def _count_forwarded(self, count: int, size: int) -> None:
-        self._counters.tally.count(count, size, 1)
-
-    def _open_transport(self, receiver: Receiver) -> IPacketTransport | None:
-        """Return the transport of a receiver, if messages can go past its queue."""
-        queue = receiver.direct
-        if (
-            self._most_at_once > 0
-            and queue is not None
-            and queue.state is _OPEN
-            and not queue.pending
-            and queue.head is None
-        ):
-            return receiver.transport
-        return None
-
-    def _send_alone(self, receiver: Receiver, message: PayloadMessage) -> bool:
-        transport = self._open_transport(receiver)
-        return transport is not None and transport.try_send([message]) == 1
-
-    def _leave_rest(self, receiver: Receiver, packets: list[bytes], sent: int, publisher: Publisher | None) -> None:
-        """Leave to `flush` the messages of a run that a socket has not taken."""
-        assert receiver.queue is not None
-        self.touch(receiver, publisher)
-        receiver.queue.pending += packets[sent:]
-
-    def touch(self, receiver: Receiver, publisher: Publisher | None) -> None:
-        """Mark a receiver for `flush`: its queue has something of this publisher's batch."""
-        self.touched.append(receiver)
-        self._publisher = publisher
-
-    def touch_also(self, receiver: Receiver) -> None:
-        """Mark a receiver for `flush`: its queue has something other than messages of this batch."""
-        self.touched.append(receiver)
-
-    def flush(self) -> None:
-        """Send the packets of the batch, one call for each receiver, and settle those that the sockets did not take."""
-        if self._flushing or not self.touched:
-            return
-        self._flushing = True
-        try:
-            while self.touched:
-                touched, self.touched = self.touched, []
-                publisher, self._publisher = self._publisher, None
-                for receiver in touched:
-                    queue, transport = receiver.queue, receiver.transport
-                    try:
-                        if queue is None or transport is None:
-                            receiver.flush()
-                            continue
-                        transport.flush()
-                        if queue.pending:
-                            self._settle(receiver, queue, transport, publisher)
-                    except Exception:
-                        self._failed(receiver)
-        finally:
-            self._flushing = False
-
-    def _settle(
-        self, receiver: Receiver, queue: SendQueue, transport: IPacketTransport, publisher: Publisher | None
-    ) -> None:
-        """Decide about messages that a flush has left."""
-        while queue.pending and not queue.is_congested:
-            transport.flush()  # the socket takes more than a transport sends in one turn
-        if queue.pending:
-            may_block = receiver.can_block and self._may_block(receiver, publisher)
-            before = queue.messages, queue.size
-            outcome = queue.settle(may_block)
-            if may_block and publisher is not None:
-                self._note_kept(publisher, receiver, queue, *before)
-            self.reconsider(receiver)
-            if outcome is not None:
-                self._act(receiver, outcome, publisher)
-
-    def _admit(self, receiver: Receiver, queue: SendQueue, run: Run, publisher: Publisher | None) -> None:
-        """Offer a run to a congested receiver."""
-        if queue.state is _DEAF:
-            self._counters.no_copy(run.count, run.size)  # it has left since the route was looked up
-            return
-        try:
-            may_block = receiver.can_block and self._may_block(receiver, publisher)
-            before = queue.messages, queue.size
-            outcome = queue.admit(run, may_block)
-            if may_block and publisher is not None:
-                self._note_kept(publisher, receiver, queue, *before)
-            if outcome is not None:
-                self._act(receiver, outcome, publisher)
-        except Exception:
-            self._failed(receiver)
-
-    def _note_kept(self, publisher: Publisher, receiver: Receiver, queue: SendQueue, messages: int, size: int) -> None:
-        self._backpressure.kept(publisher, receiver, queue.messages - messages, queue.size - size, queue.messages)
-
-    def _send_named(
-        self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None, packed: BundleCache
-    ) -> bool:
-        """Send a run past the queue of a receiver that has asked for senders, if nothing is in the way.
-
-        :returns: False if something is.
-        """
-        queue, naming, transport = receiver.queue, receiver.naming, receiver.transport
-        if (
-            naming is None
-            or queue is None
-            or transport is None
-            or queue.state is not _OPEN
-            or queue.pending
-            or queue.head is not None
-        ):
-            return False
-        signature = _signature(publisher)
-        sent = naming.send(packets, signature, transport, packed)
-        if sent < len(packets):
-            self.touch(receiver, publisher)
-            queue.pending += sign_from(packets, sent, signature)
-        return True
-
-    def _offer(self, receiver: Receiver, packets: list[bytes], publisher: Publisher | None) -> None:
-        """Hand a run to a receiver without a `SendQueue`."""
-        keeper = self._keeper
-        if keeper is not None and receiver is keeper:
-            keeper.keep(packets, publisher)
-            self._counters.no_copy(len(packets), total_size(packets))
-            return
-        if receiver in self._muted:
-            self._counters.no_copy(len(packets), total_size(packets))
-            return
-        try:
-            outcome = receiver.enqueue(packets, receiver.can_block and self._may_block(receiver, publisher))
-            if outcome is not None:
-                self._act(receiver, outcome, publisher)
-        except Exception:
-            self._failed(receiver)
-        self.touch(receiver, publisher)
-
-    def _name(self, receiver: Receiver, queue: SendQueue, run: NamedRun, publisher: Publisher | None) -> bool:
-        """Put a run into the queue of a receiver that has asked for senders (`sbus.flood.naming`).
-
-        :param run: the messages; of one publisher if users share the queue.
-        :returns: whether flood control has decided about it, for a receiver of another user.
-        """
-        if queue.state is not _OPEN:
-            if queue.has_share(run.user, run):
-                self._admit(receiver, queue, Run(run.leading) if queue.keeps(run) else run, publisher)
-            elif (outcome := queue.lose_run(Run(run.leading), LossReason.SHARE)) is not None:
-                self._act(receiver, outcome, publisher)
-            return publisher is not None and receiver.user is not publisher.user
-        if not queue.pending:
-            self.touch(receiver, publisher)
-        queue.pending += run.leading
-        return False
-
-    # --- the outcome -------------------------------------------------------------------------
-
-    def drained(self, receiver: Receiver, has_room: bool, is_empty: bool) -> None:
-        """Unblock the publishers that waited for a congested receiver.
-
-        Messages have just left its queue.
-        """
-        if is_empty:
-            self._blocking.discard(receiver)
-        self._backpressure.drained(receiver, has_room, is_empty)
-
-    def reconsider(self, receiver: Receiver) -> None:
-        """Note whether a receiver can block publishers now.
-
-        Its queue or its strategies have changed.
-        """
-        queue = receiver.queue
-        if queue is not None and queue.is_congested and receiver.can_block:
-            self._blocking.add(receiver)
-        else:
-            self._blocking.discard(receiver)
-
-    def forget(self, receiver: Receiver) -> None:
-        """A receiver takes no more messages: unblock its publishers."""
-        self._blocking.discard(receiver)
-        self._backpressure.release(receiver)
-
-    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason, number: int) -> None:
-        """Count messages for which the mail had no room, as lost for one receiver.
-
-        :param number: see `number`.
-        """
-        queue = receiver.queue
-        if queue is None or queue.state is _DEAF:
-            self._counters.no_copy(messages, size)
-            return
-        outcome = queue.lose(messages, size, why)
-        if outcome is not None:
-            self.number = number
-            self._act(receiver, outcome, None)
-            self.number = None
-        if queue.head is not None:
-            self.touch_also(receiver)  # its receipt
-
-    def miss(self, receivers: Sequence[Receiver], link: object, messages: int, size: int) -> None:
-        """Give receivers a receipt for messages that were lost on their way to this bus.
-
-        :param link: the link, which gets none.
-        """
-        self.flush()  # earlier messages
-        for receiver in receivers:
-            queue = receiver.queue
-            if queue is None or receiver is link or not queue.settings.receipts:
-                continue
-            if not self.post(receiver, "loss", partial(self._miss, receiver, messages, size)):
-                self._miss(receiver, messages, size)
-
-    def _miss(self, receiver: Receiver, messages: int, size: int) -> None:
-        queue = receiver.queue
-        if queue is not None:
-            queue.miss(messages, size)
-            if queue.head is not None:
-                self.touch_also(receiver)
-
-    def dropped(self, receiver: Receiver, losses: tuple[Loss, ...]) -> None:
-        """Count messages that were dropped for a receiver, by cause."""
-        messages = size = 0
-        for why, lost, lost_size in losses:
-            self._counters.dropped_by[why] += lost
-            messages += lost
-            size += lost_size
-        receiver.lost += messages
-        self._counters.dropped += messages
-        self._counters.dropped_bytes += size
-        for notify in self._events.dropped:
-            notify(receiver, messages, size)
-
-    def _act(self, receiver: Receiver, outcome: Outcome, publisher: Publisher | None) -> None:
-        dropped, size, close, block, losses, conflated = outcome
-        if close is not None:
-            receiver.close(close)
-            self._blocking.discard(receiver)
-        elif block is not None and publisher is not None:
-            self._backpressure.block(publisher, receiver, block)
-        if dropped:
-            self.dropped(receiver, losses or (Loss(LossReason.DISCARD, dropped, size),))
-        self._counters.conflated += conflated
-
     def _has_room(self, packets: list[bytes], receivers: tuple[Receiver, ...], publisher: Publisher | None) -> bool:
         """Return whether surely no receiver blocks the publisher for any of these packets."""
         blocking = [
@@ -574,11 +148,173 @@ class Delivery(PayloadPosting):
             receiver.queue is not None and receiver.queue.has_room(messages, size, copies) for receiver in blocking
         )
 
-    def _failed(self, receiver: Receiver) -> None:
-        self.log.failure("Error in sending to client {number}", number=getattr(receiver, "number", 0))
-        receiver.close(CloseReason.SERVER_ERROR)
+    def deliver_payload(
+        self, message: PayloadMessage, route: Route[Receiver], publisher: Publisher | None, has_echo: bool, /
+    ) -> int:
+        """Hand a message to its receivers, or to their mail; see `Delivery.deliver`.
+
+        :returns: 1, or 0 if the mail of the publisher's own user has no room.
+        """
+        if self.touched and publisher is not self._publisher:
+            self.flush()
+        now: Sequence[Receiver] = route.receivers
+        later: list[Group[Receiver]] = []
+        many, size = len(now), self._copied(message)
+        if self.scheduler.is_busy or many > AT_ONCE or many * size > AT_ONCE_KIB << 10:
+            now, later = self._split(size, route, publisher)
+        if later and not self._has_own_room(later, 1, len(message), publisher):
+            return 0
+        everybody = route.receivers if has_echo else without(route.receivers, publisher)
+        counters = self._counters
+        counters.tally.add([message], len(everybody))
+        counters.payloads += 1
+        counters.payload_bytes += message.length
+        counters.unrouted += is_unrouted(everybody, self.uncounted, self._muted)
+        if later:
+            self._post(later, [message], len(message), publisher, has_echo, message)
+        self.hand_payload(message, tuple(now) if has_echo else without(now, publisher), publisher)
+        return 1
+
+    def _copied(self, packet: bytes) -> int:
+        """Return the bytes that a plain copy of a message takes; without the payload, if it fits no packet."""
+        size = len(packet)
+        return bytes.__len__(packet) if size > self._max_packet and isinstance(packet, PayloadMessage) else size
+
+    # --- by mail -----------------------------------------------------------------------------
+
+    def has_room_for(self, packet: bytes, route: Route[Receiver], publisher: Publisher) -> bool:
+        """Return whether `deliver` would handle a message of this publisher."""
+        if not self.scheduler.is_busy:
+            return True
+        _, later = self._split(self._copied(packet), route, publisher)
+        return self._has_own_room(later, 1, len(packet), publisher)
+
+    def _split(
+        self, size: int, route: Route[Receiver], publisher: Publisher | None
+    ) -> tuple[list[Receiver], list[Group[Receiver]]]:
+        """Return the receivers that get a run at once, and the groups that get it by mail.
+
+        :param size: the bytes of a copy of the run.
+        """
+        now: list[Receiver] = []
+        later: list[Group[Receiver]] = []
+        own = None if publisher is None else publisher.user
+        for group in route.groups:
+            receivers, user = group.receivers, group.user
+            if user is not None:
+                many = len(receivers)
+                if many > (AT_ONCE if user is own else OF_OTHERS) or many * size > AT_ONCE_KIB << 10:
+                    later.append(group)
+                    continue
+                lines = user.lines
+                if lines.mail and any(map(lines.waits, receivers)):
+                    later.append(group)
+                    continue
+            now += receivers
+        return now, later
+
+    def _has_own_room(self, later: list[Group[Receiver]], count: int, size: int, publisher: Publisher | None) -> bool:
+        """Return whether there is room for a run in the mail of the publisher's own user; see `_split`.
+
+        :param count: the messages of the run.
+        :param size: their bytes.
+        """
+        if publisher is not None:
+            own = publisher.user
+            for group in later:
+                if group.user is own:
+                    work = count * len(group.receivers) * own.lines.ns
+                    if not own.lines.has_room(account_of(publisher), work, size):
+                        return False
+        return True
+
+    def _post(
+        self,
+        groups: list[Group[Receiver]],
+        packets: list[bytes],
+        size: int,
+        publisher: Publisher | None,
+        has_echo: bool,
+        payload: PayloadMessage | None = None,
+    ) -> None:
+        """Put a run into the mail of these groups' users; a group without room there loses it.
+
+        :param size: the bytes of the run.
+        :param payload: the only message of the run, if its payload is in sealed memory.
+        """
+        count = len(packets)
+        sender: Lines | None = None
+        account: Hashable = None
+        signature = PROGRAM
+        if publisher is not None:
+            sender, signature, account = publisher.user.lines, publisher.signature, account_of(publisher)
+        for group in groups:
+            lines: Lines = group.user.lines
+            last = lines.mail[-1] if lines.mail else None
+            gap = last if type(last) is Gap and last.takes() else None
+            kept = None if payload is None else payload.held(group.user)
+            work = count * len(group.receivers) * lines.ns
+            has_room = lines is sender or lines.has_room(account, work, size, gap is not None)
+            skip = publisher if lines is sender and not has_echo else None
+            if not has_room or (payload is not None and kept is None):
+                if gap is None:
+                    gap = Gap(self, lines)
+                    self.scheduler.append(lines, gap)
+                gap.add(group, skip, count, size)  # type: ignore[arg-type]
+                continue
+            waiter = publisher if group.user.blockers and self._may_be_blocked(publisher, group) else None
+            if kept is not None or waiter is not None or type(last) is not Mail or not last.takes(group, skip, count):  # type: ignore[arg-type]
+                last = Mail(self, group, skip, waiter, kept)  # type: ignore[arg-type]
+                self.scheduler.append(lines, last)
+            last.add(packets if kept is None else [kept], size, work, account, signature)
+            if waiter is not None:
+                waiter.wait_for_mail()
+
+    def _may_be_blocked(self, publisher: Publisher | None, group: Group[Receiver]) -> bool:
+        """Return whether a receiver of the group's user may block a publisher."""
+        return any(self._may_block(each, publisher) for each in islice(group.user.blockers, _ASKED))
+
+    def post(self, client: Receiver, open_letter: Callable[[], object]) -> bool:
+        """Put a letter for a client into its user's mail, if anything waits there for the client.
+
+        :returns: False if nothing waits; then the caller must act at once, without the letter.
+        """
+        lines = client.user.lines
+        if not lines.waits(client):
+            return False
+        self.scheduler.append(lines, Letter(self, lines, client, open_letter))
+        return True
+
+    def miss(self, receivers: Sequence[Receiver], link: object, messages: int, size: int) -> None:
+        """Give receivers a receipt for messages that were lost on their way to this bus.
+
+        :param link: the link, which gets none.
+        """
+        self.flush()  # earlier messages
+        for receiver in receivers:
+            queue = receiver.queue
+            if queue is None or receiver is link or not queue.settings.receipts:
+                continue
+            if not self.post(receiver, partial(self._miss, receiver, messages, size)):
+                self._miss(receiver, messages, size)
+
+    def _miss(self, receiver: Receiver, messages: int, size: int) -> None:
+        queue = receiver.queue
+        if queue is not None:
+            queue.miss(messages, size)
+            if queue.head is not None:
+                self.touch_also(receiver)
 
 
-def _signature(publisher: Publisher | None) -> Signature:
-    """Return the signature of a publisher's messages."""
-    return PROGRAM if publisher is None else publisher.signature
+def account_of(publisher: Publisher) -> Hashable:
+    """Return the key of the mailbox part that messages take: the publisher's user, or the author named by a link.
+
+    A user counts by its UID: one that leaves and returns is another object, while its messages still wait.
+    """
+    signature = publisher.signature
+    return signature.user if signature.is_vouched else publisher.user.uid
+
+
+def without(receivers: Sequence[Receiver], publisher: object) -> tuple[Receiver, ...]:
+    """Return the receivers but the publisher."""
+    return tuple(receiver for receiver in receivers if receiver is not publisher)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from sbus.fair import Scheduler
 from sbus.seqpacket.interfaces import IPacketTransport
@@ -14,7 +14,6 @@ ARRANGED_AT_ONCE = 2_048
 
 
 class _Client(Protocol):
-    number: int
     transport: IPacketTransport | None
     drain: Drain | None
 
@@ -43,7 +42,3 @@ class Drain:
         if client.transport is not None:
             client.transport.send_on(not self._scheduler.is_contended)
         return True
-
-    def describe(self) -> dict[str, Any]:
-        """See `sbus.fair.Entry`."""
-        return {"client": self._client.number}

@@ -26,21 +26,20 @@ Rejected: an entry for each receiver (the publisher would pay for all of them); 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Hashable, Iterable
-from typing import Any
 
 from twisted.logger import Logger
 
 from sbus.errors import CloseReason
-from sbus.fair import Entry, Lines, Scheduler
+from sbus.fair import Entry, Lines
 from sbus.flood import NamedRun, PayloadMessage, Signature, sign_from
 from sbus.protocol.bundles import BundleCache
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Group
+from sbus.server.bus.handover import Handover
 from sbus.server.core.interfaces import Publisher, Receiver
 
-__all__ = ["ENTRY_MEMORY", "GAP_GROUPS", "JOINED", "LOOK", "LOOK_BYTES", "Gap", "Letter", "Mail", "Post", "drop"]
+__all__ = ["ENTRY_MEMORY", "GAP_GROUPS", "JOINED", "LOOK", "LOOK_BYTES", "Gap", "Letter", "Mail", "drop"]
 
 JOINED = 1_024
 """Messages of one entry, and copies between two looks at the clock, at most: less than a millisecond (row
@@ -59,54 +58,6 @@ ENTRY_MEMORY = 400
 _log = Logger(namespace="sbus.bus")
 
 
-class Post(ABC):
-    """The part of `sbus.server.bus.delivery.Delivery` that entries need.
-
-    :param scheduler: whose turn it is.
-    :ivar scheduler: the same.
-    :ivar number: the number of the current entry's last message, counted by `handled`; None outside of entries.
-    """
-
-    __slots__ = ("number", "scheduler")
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self.number: int | None = None
-
-    @abstractmethod
-    def handled(self) -> int:
-        """Return the number of messages that were handled since the start."""
-
-    @abstractmethod
-    def hand(
-        self,
-        packets: list[bytes],
-        receivers: tuple[Receiver, ...],
-        publisher: Publisher | None,
-        at_once: bool,
-        packed: BundleCache | None = None,
-    ) -> None:
-        """Put a run into the receivers' queues, or past them."""
-
-    @abstractmethod
-    def hand_named(self, run: NamedRun, receivers: tuple[Receiver, ...], publisher: Publisher | None) -> None:
-        """Put a run into the queues of receivers that have asked for senders."""
-
-    @abstractmethod
-    def hand_payload(
-        self, message: PayloadMessage, receivers: tuple[Receiver, ...], publisher: Publisher | None
-    ) -> None:
-        """Put a message with a payload in sealed memory into the receivers' queues."""
-
-    @abstractmethod
-    def flush(self) -> None:
-        """Send the messages that were handed over."""
-
-    @abstractmethod
-    def lose(self, receiver: Receiver, messages: int, size: int, why: LossReason, number: int) -> None:
-        """Count messages for which the mail had no room, as lost for one receiver."""
-
-
 class Mail:
     """Messages for a group of receivers.
 
@@ -118,10 +69,10 @@ class Mail:
 
     __slots__ = (
         "_at",
+        "_handover",
         "_named",
         "_number",
         "_packed",
-        "_post",
         "_shares",
         "_size",
         "_took",
@@ -134,7 +85,7 @@ class Mail:
 
     def __init__(
         self,
-        post: Post,
+        handover: Handover,
         group: Group[Receiver],
         skip: Receiver | None,
         waiter: Publisher | None,
@@ -145,7 +96,7 @@ class Mail:
         self.packets: list[bytes] = []
         self.skip = skip
         self.waiter = waiter
-        self._post = post
+        self._handover = handover
         self._number = 0  # the last message's, by which a tap finds it
         self._at = 0
         self._took = 0
@@ -176,10 +127,10 @@ class Mail:
         :param account: the key of the part of the mailbox to charge; None for the program around the bus.
         :param signature: the publisher's signature.
         """
-        post, user = self._post, self.group.user
-        scheduler, count, receivers = post.scheduler, len(packets), len(self.group.receivers)
+        handover, user = self._handover, self.group.user
+        scheduler, count, receivers = handover.scheduler, len(packets), len(self.group.receivers)
         self.packets += packets
-        self._number = post.handled()
+        self._number = handover.handled()
         self._size += size
         self._shares.append((account, work, size, count, signature))
         user.lines.add(account, work, size)
@@ -189,8 +140,8 @@ class Mail:
 
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
-        post, packets, size, group = self._post, self.packets, self._size, self.group
-        scheduler, receivers, askers = post.scheduler, group.receivers, group.user.askers
+        handover, packets, size, group = self._handover, self.packets, self._size, self.group
+        scheduler, receivers, askers = handover.scheduler, group.receivers, group.user.askers
         clock, count, total = scheduler.clock, len(packets), len(receivers)
         began = now = clock()
         step = max(1, min(LOOK, JOINED // count, LOOK_BYTES // size))
@@ -201,15 +152,15 @@ class Mail:
             scheduler.mail_bytes -= len(some) * size
             if self.skip in some:
                 some = tuple(receiver for receiver in some if receiver is not self.skip)
-            post.number = self._number
+            handover.number = self._number
             if self.payload is not None:
-                post.hand_payload(self.payload, some, self.waiter)
+                handover.hand_payload(self.payload, some, self.waiter)
             else:
                 if askers:
                     some = self._hand_named(some, askers)
-                post.hand(packets, some, self.waiter, True, self._packed)
-            post.flush()
-            post.number = None
+                handover.hand(packets, some, self.waiter, True, self._packed)
+            handover.flush()
+            handover.number = None
             now = clock()
             if now >= until and self._at < total:
                 self._took += now - began
@@ -228,7 +179,7 @@ class Mail:
                 at = len(packets)
                 packets += sign_from(self.packets[at : at + count], 0, signature)
             self._named = NamedRun(packets)
-        self._post.hand_named(self._named, asking, self.waiter)
+        self._handover.hand_named(self._named, asking, self.waiter)
         return tuple(receiver for receiver in receivers if receiver not in askers)
 
     def _end(self, took: int) -> None:
@@ -258,14 +209,9 @@ class Mail:
                     gap.add_for(receiver, len(self.packets), self._size)
         else:
             gap.add(self.group, self.skip, len(self.packets), self._size, False)
-        self._post.scheduler.mail_copies -= copies
-        self._post.scheduler.mail_bytes -= len(left) * self._size
+        self._handover.scheduler.mail_copies -= copies
+        self._handover.scheduler.mail_bytes -= len(left) * self._size
         self._end(0)
-
-    def describe(self) -> dict[str, Any]:
-        """See `sbus.fair.Entry`."""
-        left = self.group.receivers[self._at :]
-        return {"packets": list(self.packets), "receivers": [_number(each) for each in left if each is not self.skip]}
 
 
 class Gap:
@@ -274,11 +220,11 @@ class Gap:
     :param why: the cause.
     """
 
-    __slots__ = ("_begun", "_copied_bytes", "_copies", "_groups", "_lines", "_number", "_post", "_receivers", "why")
+    __slots__ = ("_begun", "_copied_bytes", "_copies", "_groups", "_handover", "_lines", "_number", "_receivers", "why")
 
-    def __init__(self, post: Post, lines: Lines, why: LossReason = LossReason.SHARE) -> None:
+    def __init__(self, handover: Handover, lines: Lines, why: LossReason = LossReason.SHARE) -> None:
         self.why = why
-        self._post = post
+        self._handover = handover
         self._lines = lines
         self._copies = self._copied_bytes = self._number = 0
         self._groups: dict[tuple[Group[Receiver], Receiver | None], tuple[int, int]] = {}
@@ -298,7 +244,7 @@ class Gap:
         :param size: their bytes.
         :param is_waiting: their copies count as waiting until the gap is reached.
         """
-        self._number = self._post.handled()
+        self._number = self._handover.handled()
         found = self._groups.get((group, skip))
         if found is not None:
             self._groups[group, skip] = found[0] + messages, found[1] + size
@@ -311,8 +257,8 @@ class Gap:
             copies = messages * len(group.receivers)
             self._copies += copies
             self._copied_bytes += size * len(group.receivers)
-            self._post.scheduler.mail_copies += copies
-            self._post.scheduler.mail_bytes += size * len(group.receivers)
+            self._handover.scheduler.mail_copies += copies
+            self._handover.scheduler.mail_bytes += size * len(group.receivers)
 
     def add_for(self, receiver: Receiver, messages: int, size: int) -> None:
         """Note messages that are lost for one receiver."""
@@ -335,12 +281,12 @@ class Gap:
         """Let no more losses join; the copies no longer count as waiting."""
         if not self._begun:
             self._begun = True
-            self._post.scheduler.mail_copies -= self._copies
-            self._post.scheduler.mail_bytes -= self._copied_bytes
+            self._handover.scheduler.mail_copies -= self._copies
+            self._handover.scheduler.mail_bytes -= self._copied_bytes
 
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
-        clock = self._post.scheduler.clock
+        clock = self._handover.scheduler.clock
         self._begin()
         while self._groups:
             self._spread(*next(iter(self._groups)))
@@ -351,11 +297,11 @@ class Gap:
             for _ in range(min(LOOK, len(left))):
                 receiver, (messages, size) = left.popitem()
                 _forget_letter(self._lines, receiver)
-                self._post.lose(receiver, messages, size, self.why, self._number)
+                self._handover.lose(receiver, messages, size, self.why, self._number)
             if left and clock() >= until:
-                self._post.flush()
+                self._handover.flush()
                 return False
-        self._post.flush()
+        self._handover.flush()
         return True
 
     def drop(self, gap: Gap) -> None:
@@ -368,34 +314,18 @@ class Gap:
             gap.add_for(receiver, messages, size)
             _forget_letter(self._lines, receiver)
 
-    def describe(self) -> dict[str, Any]:
-        """See `sbus.fair.Entry`."""
-        return {
-            "lost": [
-                (_number(receiver), messages)
-                for (group, skip), (messages, _) in self._groups.items()
-                for receiver in group.receivers
-                if receiver is not skip
-            ]
-            + [(_number(receiver), messages) for receiver, (messages, _) in self._receivers.items()]
-        }
-
 
 class Letter:
     """An entry of mail for one client, at its place in the client's stream.
 
     :param open_letter: does it.
-    :param kind: its kind, for people: ``reply``, ``choice``, ``snapshot``, ``service`` or ``end``.
     """
 
-    __slots__ = ("_lines", "_open", "_post", "client", "kind")
+    __slots__ = ("_handover", "_lines", "_open", "client")
 
-    def __init__(
-        self, post: Post, lines: Lines, client: Receiver, kind: str, open_letter: Callable[[], object]
-    ) -> None:
+    def __init__(self, handover: Handover, lines: Lines, client: Receiver, open_letter: Callable[[], object]) -> None:
         self.client = client
-        self.kind = kind
-        self._post = post
+        self._handover = handover
         self._lines = lines
         self._open = open_letter
         lines.letters[client] = lines.letters.get(client, 0) + 1
@@ -406,14 +336,10 @@ class Letter:
         try:
             self._open()
         except Exception:
-            _log.failure("Error in a letter for client {number}", number=_number(self.client))
+            _log.failure("Error in a letter for client {number}", number=getattr(self.client, "number", 0))
             self.client.close(CloseReason.SERVER_ERROR)
-        self._post.flush()
+        self._handover.flush()
         return True
-
-    def describe(self) -> dict[str, Any]:
-        """See `sbus.fair.Entry`."""
-        return {"client": _number(self.client), "kind": self.kind}
 
 
 def _forget_letter(lines: Lines, receiver: Receiver) -> None:
@@ -424,16 +350,12 @@ def _forget_letter(lines: Lines, receiver: Receiver) -> None:
         del lines.letters[receiver]
 
 
-def _number(receiver: Receiver) -> int:
-    return getattr(receiver, "number", 0)
-
-
-def drop(post: Post, lines: Lines, mail: Iterable[Entry]) -> None:
+def drop(handover: Handover, lines: Lines, mail: Iterable[Entry]) -> None:
     """Account for mail whose receivers are all about to be disconnected, in one pass.
 
     :param mail: entries that were taken out of these lines.
     """
-    gap = Gap(post, lines, LossReason.DISCONNECT)
+    gap = Gap(handover, lines, LossReason.DISCONNECT)
     letters = []
     for entry in mail:
         if isinstance(entry, Letter):

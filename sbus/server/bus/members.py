@@ -23,18 +23,16 @@ class Members:
 
     :param limit: connections at one time, sidecars aside; a `sbus.server.core.listeners.Listener` can have another.
     :ivar clients: the clients by their numbers.
-    :ivar sidecar: the PID of a process that serves the bus itself, such as its recorder; None without one. As a client
-        it does not count toward the limit or for `when_empty`.
-    :ivar link: the PID of the process that links the bus to its master, if the server has started it: a sidecar, too.
+    :ivar sidecars: the processes that the server has started to serve the bus itself, such as its recorder: the UID
+        that each counts as, by its PID. As clients they do not count toward the limit or for `when_empty`.
     """
 
     def __init__(self, limit: int) -> None:
         self.clients: dict[int, Client] = {}
-        self.sidecar: int | None = None
-        self.link: int | None = None
+        self.sidecars: dict[int, int] = {}
         self._limit = limit
         self._last_number = 0
-        self._sidecars: set[int] = set()
+        self._sidecar_numbers: set[int] = set()
         self._at: Counter[str] = Counter()
         self._of_user_at: Counter[tuple[str, int]] = Counter()
         self._when_empty: list[defer.Deferred[None]] = []
@@ -43,11 +41,11 @@ class Members:
     @property
     def count(self) -> int:
         """The number of clients, sidecars aside."""
-        return len(self.clients) - len(self._sidecars)
+        return len(self.clients) - len(self._sidecar_numbers)
 
-    def is_attached(self, pid: int | None) -> bool:
-        """Return whether the sidecar with this PID is connected."""
-        return any(self.clients[number].peer.pid == pid for number in self._sidecars)
+    def is_attached(self, uid: int) -> bool:
+        """Return whether the sidecar that counts as this UID is connected."""
+        return any(self.sidecars.get(self.clients[number].peer.pid) == uid for number in self._sidecar_numbers)
 
     def has_room(self, peer: PeerCredentials, listener: Listener = MAIN) -> bool:
         """Return whether one more client may come at this socket."""
@@ -72,7 +70,7 @@ class Members:
 
     def is_sidecar(self, peer: PeerCredentials) -> bool:
         """Return whether this is a sidecar, and no client of another user that had its PID before, and has waited."""
-        return peer.pid != 0 and peer.pid in (self.sidecar, self.link) and is_exempt(peer.uid)
+        return peer.pid in self.sidecars and is_exempt(peer.uid)
 
     def add(self, client: Client) -> None:
         """Add a client and give it its number."""
@@ -81,7 +79,7 @@ class Members:
         self.clients[client.number] = client
         client.user.clients[client] = None
         if self.is_sidecar(client.peer):
-            self._sidecars.add(client.number)
+            self._sidecar_numbers.add(client.number)
         else:
             self._at[client.listener.name] += 1
             self._count(client, client.user, 1)
@@ -112,13 +110,13 @@ class Members:
         del self.clients[client.number]
         del client.user.clients[client]
         fired: list[defer.Deferred[None]] = []
-        if client.number in self._sidecars:
-            self._sidecars.discard(client.number)
+        if client.number in self._sidecar_numbers:
+            self._sidecar_numbers.discard(client.number)
             is_last = False
         else:
             self._at[client.listener.name] -= 1
             self._count(client, client.user, -1)
-            is_last = len(self.clients) == len(self._sidecars)
+            is_last = len(self.clients) == len(self._sidecar_numbers)
         if is_last:
             fired, self._when_empty = self._when_empty, []
         if not self.clients:
@@ -145,4 +143,4 @@ class Members:
 
         :param sidecars: the sidecars, too.
         """
-        return [client for client in self.clients.values() if sidecars or client.number not in self._sidecars]
+        return [client for client in self.clients.values() if sidecars or client.number not in self._sidecar_numbers]

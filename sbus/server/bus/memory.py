@@ -35,7 +35,6 @@ process's RSS (Python gives little back, so it does not fall when clients go).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
@@ -45,7 +44,7 @@ from sbus.fair import Scheduler
 from sbus.flood import MemoryAccount, UserShare
 from sbus.protocol.keys import SecretKey
 from sbus.seqpacket.send_buffer import START
-from sbus.server.core.interfaces import Holder
+from sbus.server.core.interfaces import Client, Receiver
 from sbus.server.core.users import User
 
 __all__ = [
@@ -91,19 +90,12 @@ def pattern_memory(pattern: bytes, separator: bytes, secret: SecretKey | None) -
     return memory
 
 
-class _Leaving(Protocol):
-    @property
-    def user(self) -> User: ...
-
-    pattern_memory: int
-
-
 class MemoryGuard:
     """Keeps the memory of a bus below its limit.
 
     :param account: the account of the bus.
     :param clients: the connected clients by number.
-    :param leaving: clients that have left, and whose last patterns are being dropped.
+    :param muted: receivers that have left, and whose last patterns are being dropped.
     :param users: returns all users.
     :param scheduler: charges the user whose clients are shed.
     :ivar buffers: bytes that the send buffers of all clients could hold.
@@ -114,8 +106,8 @@ class MemoryGuard:
     def __init__(
         self,
         account: MemoryAccount,
-        clients: Mapping[int, Holder],
-        leaving: Collection[_Leaving],
+        clients: Mapping[int, Client],
+        muted: Collection[Receiver],
         clock: IReactorTime,
         users: Callable[[], Iterable[User]],
         scheduler: Scheduler,
@@ -124,11 +116,11 @@ class MemoryGuard:
         self._clients = clients
         self._users = users
         self._scheduler = scheduler
-        self._leaving = leaving
+        self._muted = muted
         self._clock = clock
         self._is_due = False
         self._is_sampling = False
-        self._to_sample: list[Holder] = []
+        self._to_sample: list[Client] = []
         self._has_sampled = False
         self.buffers = 0
         account.on_full = self._full
@@ -196,11 +188,11 @@ class MemoryGuard:
         target = account.limit - account.limit // _SLACK
         held = account.held
         memory = {user: user.memory for user in self._users()}
-        for left in self._leaving:
+        for left in self._muted:
             if left not in left.user.clients:
                 memory[left.user] = memory.get(left.user, left.user.memory) - left.pattern_memory
                 held -= left.pattern_memory
-        there: dict[User, list[tuple[int, int, Holder]]] = {}
+        there: dict[User, list[tuple[int, int, Client]]] = {}
         while held > target and memory:
             user = max(memory, key=memory.__getitem__)
             if user not in there:  # only the largest users' clients are looked at

@@ -18,10 +18,6 @@ anything else          the loop of `BusProtocol._handle_batch`: runs, and other 
 in its user's turn     the same, from `BusProtocol.read_on`
 =====================  ============================================================================================
 
-A client is read unless there is a reason not to: a receiver *blocks* it; mail of it has to be delivered first
-(`wait_for_mail`); it waits to be *read* in a turn (`sbus.fair`); a snapshot is *loading*; or too many replies wait. The
-reasons are independent, and the last one to go resumes the transport.
-
 A long run is cut to the time that is left, judged by earlier copies on its route. After `MAX_RUN` packets of a bundle
 the queues are flushed, so that flood control learns of a full socket. While other clients wait to be read, a publisher
 is read in batches of about `FANOUT_BUDGET` copies.
@@ -31,7 +27,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet import error
 from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
@@ -48,8 +43,7 @@ from sbus.routing.route import Route
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Outlet
 from sbus.seqpacket.send_buffer import START
-from sbus.server.bus import choices, payload_checks
-from sbus.server.bus.departure import Departure
+from sbus.server.bus import choices, departure, payload_checks
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.bus.pace import Pace
 from sbus.server.bus.receiving import ReceivingHalf
@@ -84,17 +78,11 @@ class BusProtocol(ReceivingHalf):
     :param listener: the socket at which the client has connected.
     """
 
-    __slots__ = ("_departure", "_fast_path", "_is_blocked", "_is_waiting", "_mail", "_pace")
+    __slots__ = ("_fast_path",)
 
     def __init__(self, registry: SubscriptionRegistry, listener: Listener = MAIN) -> None:
         super().__init__(registry, listener)
         self._fast_path = False  # not before the first batch
-        self._departure: Departure | None = None
-        self._pace: Pace | None = None
-        # Why it is not read
-        self._is_blocked = False
-        self._is_waiting = False  # for its user's turn
-        self._mail = 0  # entries that have to be delivered first
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -116,17 +104,7 @@ class BusProtocol(ReceivingHalf):
         """Ask the registry to admit the client (`IProtocol`)."""
         self.reason = self.registry.connected(self)
         if self.reason is not None:
-            self._depart().begin(None)
-
-    def _depart(self) -> Departure:
-        if self._departure is None:
-            self._departure = Departure(self)
-        return self._departure
-
-    def detach(self) -> None:
-        """See `ReceivingHalf.detach`."""
-        super().detach()
-        self._departure = None
+            departure.begin(self, None)
 
     def close(self, reason: CloseReason, detail: str = "") -> None:
         """Disconnect this client; the first reason given stands, unless that is that the client has shut down writing.
@@ -137,14 +115,14 @@ class BusProtocol(ReceivingHalf):
             self.reason = reason
         self._fast_path = False
         if self.transport is not None:
-            self._depart().begin(reason, detail)
+            departure.begin(self, reason, detail)
 
     def readConnectionLost(self) -> None:
         """Send the client its queue, as long as it reads, then close (`IHalfCloseableProtocol`)."""
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
             self._fast_path = False
-            self._depart().drain()
+            departure.drain(self)
 
     def writeConnectionLost(self) -> None:
         """Drop the client's subscriptions, and handle the packets that it has sent.
@@ -153,7 +131,7 @@ class BusProtocol(ReceivingHalf):
         """
         if self._is_waiting and self.transport is not None and self.transport.has_hung_up:
             self._scheduler.hang_up(self.user.lines, self)
-        self._depart().deafen()
+        departure.deafen(self)
         self._maybe_resume()
 
     def connectionLost(self, reason: Failure) -> None:
@@ -169,23 +147,7 @@ class BusProtocol(ReceivingHalf):
                 self.reason = CloseReason.PEER_RESET
             else:
                 self.reason = CloseReason.SERVER_ERROR
-        self._depart().lose()
-
-    def describe(self) -> dict[str, Any]:
-        """Return the state of this connection as plain values, without its queued packets."""
-        return {
-            "number": self.number,
-            "peer": tuple(self.peer),
-            "signature": self.signature.notice,
-            "listener": self.listener.name,
-            "patterns": {pattern: count for pattern, (count, _) in self.patterns.items()},
-            "lost": self.lost,
-            "untold": self.untold,
-            "connected_at": self.connected_at,
-            "settings": self.settings.describe(),
-            "is_write_closed": self.is_write_closed,
-            "reason": None if self.reason is None else self.reason.name,
-        }
+        departure.lose(self)
 
     # --- as publisher ------------------------------------------------------------------------
 
@@ -285,7 +247,7 @@ class BusProtocol(ReceivingHalf):
                         at, total = self._handle_paced(packets, at, until, self._pace)
                 finally:
                     if self._delivery.touched:
-                        registry.flush()
+                        self._delivery.flush()
                     scheduler.end(self.user.lines)  # a client that has become a service belongs to another one now
                 if at < total and self.reason is None and not self.is_paused:
                     self._wait(scheduler.wait)
@@ -336,7 +298,7 @@ class BusProtocol(ReceivingHalf):
                     break
                 at += 1
                 is_over = clock() >= until
-            registry.flush()
+            self._delivery.flush()
         return at, total
 
     def _handle_paced(self, packets: list[bytes], at: int, until: int, pace: Pace) -> tuple[int, int]:
@@ -362,7 +324,7 @@ class BusProtocol(ReceivingHalf):
         at_once = is_whole or is_long or stop - at >= BATCH
         count = registry.deliver(packets[at:stop], route, self, at_once, self.has_echo)
         if is_long and count:
-            registry.flush()  # sending takes most of the time
+            self._delivery.flush()  # sending takes most of the time
             route.learn(count * copies, scheduler.working_time() - began)
         return count
 
@@ -446,50 +408,8 @@ class BusProtocol(ReceivingHalf):
             self.is_paused = False
             self.transport.read_on()
 
-    def pause_publishing(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-        self._is_blocked = True
-        self.pause()
-
-    def resume_publishing(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-        self._is_blocked = False
-        self._maybe_resume()
-
-    def wait_for_mail(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-        self._mail += 1
-        self.pause()
-
-    def mail_delivered(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-        self._mail -= 1
-        self._maybe_resume()
-
     def _may_continue(self) -> bool:
         return not self.is_paused and self.reason is None
-
-    def pause(self) -> None:
-        if not self.is_paused and self.transport is not None:
-            self.is_paused = True
-            self.transport.pauseProducing()
-
-    def _is_readable(self) -> bool:
-        """Return whether nothing keeps the client from being read, its user's turn aside."""
-        return not (
-            self._is_blocked
-            or self._mail
-            or self._is_loading
-            or self.reason is not None
-            or (self._pace is not None and self._pace.is_waiting)
-            or self._has_replies()
-        )
-
-    def _maybe_resume(self) -> None:
-        if self.is_paused and not self._is_waiting and self._is_readable():
-            self.is_paused = False
-            if self.transport is not None:
-                self.transport.resumeProducing()
 
     def _handle(self, packet: bytes) -> bool:
         """Handle one packet of any kind.

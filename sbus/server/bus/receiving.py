@@ -11,7 +11,7 @@ into the mail as letters (`ReceivingHalf.in_order`).
 ====================  =============================================================================================
 what comes            how it gets to the client
 ====================  =============================================================================================
-messages              `sbus.server.bus.delivery` puts them into the queue, or past it to the socket
+messages              `sbus.server.bus.handover` puts them into the queue, or past it to the socket
 replies, notices      never dropped; past `MAX_REPLIES`, in the queue and in the mail together, the client is not read
 a reply held back     leaves a place, and later replies wait for it (`hold_replies`)
 a choice              of strategy, order, receipts, bundles or senders is in force from its place on; any other at
@@ -19,14 +19,12 @@ a choice              of strategy, order, receipts, bundles or senders is in for
 a snapshot            a `Front` before the queue; the client is not read until the last packet has been queued
 room in the socket    sent on at once, or in turns while several users are active (`Drain`)
 ====================  =============================================================================================
-
-The memory that the client holds here and in the kernel is charged to its user (`memory`).
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
@@ -51,12 +49,14 @@ from sbus.policy.rules import Identity
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.packets import CMSG, build
 from sbus.seqpacket.interfaces import IPacketTransport
+from sbus.server.bus.connection import Connection
 from sbus.server.bus.drain import ARRANGED_AT_ONCE, Drain
 from sbus.server.bus.mail import ENTRY_MEMORY
 from sbus.server.bus.memory import CLIENT_MEMORY
 from sbus.server.bus.registry import SubscriptionRegistry
+from sbus.server.bus.stall import StallTimer
 from sbus.server.core.credentials import is_proven
-from sbus.server.core.interfaces import Client, Rights
+from sbus.server.core.interfaces import Rights
 from sbus.server.core.limits import MAX_REPLIES
 from sbus.server.core.listeners import Listener
 from sbus.server.core.permissions import FREE
@@ -78,22 +78,10 @@ class _Nobody:
 _NOBODY = _Nobody()
 
 
-class _Hot:
-    """The fields that loops over thousands of receivers read, first in the object: else row ``flip`` has a third."""
-
-    __slots__ = ("direct", "queue", "transport", "user")
-
-    direct: SendQueue | None
-    queue: SendQueue
-    transport: IPacketTransport | None
-    user: User
-
-
-class ReceivingHalf(_Hot, ABC):
+class ReceivingHalf(Connection):
     """A client's connection, as far as it receives. The other half makes it a `sbus.server.core.interfaces.Client`.
 
     :param listener: the socket at which the client has connected.
-    :ivar registry: the bus.
     :ivar number: counts connections, from 1.
     :ivar peer: the client's credentials, from the kernel.
     :ivar user: the user that the client belongs to.
@@ -107,37 +95,27 @@ class ReceivingHalf(_Hot, ABC):
     :ivar untold: refusals of which it has had no denial (`sbus.server.bus.denials`).
     :ivar patterns: its subscriptions: pattern → (how often it subscribed, the parts of a secret pattern).
     :ivar pattern_bytes: the cost of these (`sbus.protocol.patterns.pattern_cost`).
-    :ivar pattern_memory: the memory of these (`sbus.server.bus.memory.pattern_memory`).
     :ivar lost: messages that were dropped for the client.
     :ivar connected_at: when the client connected, in seconds since the epoch.
-    :ivar reason: why the connection is to be closed, or was; else None.
     :ivar is_ending: whether it is being disconnected; not while it only gets its queue after it has shut down writing.
-    :ivar is_paused: whether the client is not read from.
     :ivar front: a snapshot that is sent before the queue; None without one.
     :ivar drain: the chore that sends on, while it waits for a turn; else None.
+    :ivar stall: ends it if it stops reading its queue after it has shut down writing; else None.
     :ivar is_write_closed: whether the client has shut down reading.
     """
 
     __slots__ = (
-        "_buffer",
         "_delivery",
-        "_held",
         "_identity",
         "_in_force",
-        "_in_kernel",
-        "_is_loading",
-        "_kept",
-        "_letters",
         "_rights",
         "_scheduler",
-        "_unsent",
         "connected_at",
         "drain",
         "front",
         "has_echo",
         "is_ending",
         "is_free",
-        "is_paused",
         "is_write_closed",
         "listener",
         "lost",
@@ -145,24 +123,21 @@ class ReceivingHalf(_Hot, ABC):
         "number",
         "on_room",
         "pattern_bytes",
-        "pattern_memory",
         "patterns",
         "peer",
-        "reason",
-        "registry",
         "settings",
         "signature",
+        "stall",
         "untold",
     )
 
     settings: ClientSettings
 
     def __init__(self, registry: SubscriptionRegistry, listener: Listener) -> None:
-        self.registry = registry
+        super().__init__(registry)
         self.listener = listener
         self._delivery = registry.delivery
         self._scheduler = registry.scheduler
-        self.transport = None
         self.number = 0
         self.signature = PROGRAM  # until it is connected
         self.naming: Naming | None = None
@@ -171,57 +146,20 @@ class ReceivingHalf(_Hot, ABC):
         self.peer = PeerCredentials(0, 0, 0)
         self.patterns: dict[bytes, tuple[int, SecretKey | None]] = {}
         self.pattern_bytes = 0
-        self.pattern_memory = self.lost = self.untold = 0
+        self.lost = self.untold = 0
         self.connected_at = time.time()
-        self.reason: CloseReason | None = None
-        self.is_ending = self.is_paused = False
+        self.is_ending = False
         self.has_echo = self.is_free = True
         self._rights: Rights | None = FREE
         self._identity: Identity | None = None
-        self._is_loading = False
-        self._letters = 0  # replies in the mail
-        self._held: list[bytes | None] = []
         self.drain: Drain | None = None
         self.front: Front | None = None
+        self.stall: StallTimer | None = None
         self.is_write_closed = False
-        # The charges for it
-        self._buffer = self._in_kernel = 0
-        self._kept = 0  # packets that were read, and wait to be handled
-        self._unsent = 0  # replies in the mail, and replies that are held back
-
-    # --- the other half ----------------------------------------------------------------------
 
     @abstractmethod
     def close(self, reason: CloseReason, detail: str = "") -> None:
         """See `sbus.server.core.interfaces.Client`."""
-
-    @abstractmethod
-    def read_on(self, until: int) -> None:
-        """See `sbus.fair.Reader`."""
-
-    @abstractmethod
-    def pause_publishing(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-
-    @abstractmethod
-    def resume_publishing(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-
-    @abstractmethod
-    def wait_for_mail(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-
-    @abstractmethod
-    def mail_delivered(self) -> None:
-        """See `sbus.server.core.interfaces.Publisher`."""
-
-    @abstractmethod
-    def pause(self) -> None:
-        """Do not read from the client."""
-
-    @abstractmethod
-    def _maybe_resume(self) -> None:
-        """Read from the client again, unless a reason not to is left."""
 
     # --- the user that pays ------------------------------------------------------------------
 
@@ -246,17 +184,6 @@ class ReceivingHalf(_Hot, ABC):
         self.registry.memory.add_buffer(before, -self._buffer)
         self.registry.memory.add_buffer(user, self._buffer)
 
-    def memory(self) -> int:
-        """See `sbus.server.core.interfaces.Holder`."""
-        return CLIENT_MEMORY + self.queue.memory + self.pattern_memory + self._kept + self._in_kernel + self._unsent
-
-    def sample_kernel(self) -> None:
-        """See `sbus.server.core.interfaces.Holder`."""
-        if self.transport is not None:
-            held = self.transport.unread_bytes() + self.transport.partial_bytes()
-            self.user.charge_memory(held - self._in_kernel)
-            self._in_kernel = held
-
     def release(self) -> None:
         """Give back the charges for the connection, which is lost."""
         self.user.charge_memory(-CLIENT_MEMORY - self._kept - self._in_kernel)
@@ -269,13 +196,6 @@ class ReceivingHalf(_Hot, ABC):
         self.user.charge_memory(-self._unsent)
         self._unsent = 0
         self.queue.owner = _NOBODY
-
-    def _may_grow(self, size: int) -> bool:
-        """Decide whether the send buffer grows."""
-        grows = self.registry.memory.may_grow(self.user, size)
-        if grows:
-            self._buffer += size
-        return grows
 
     # --- what it may do ----------------------------------------------------------------------
 
@@ -303,13 +223,12 @@ class ReceivingHalf(_Hot, ABC):
 
     # --- the place in the stream -------------------------------------------------------------
 
-    def in_order(self, kind: str, call: Callable[[], object]) -> bool:
+    def in_order(self, call: Callable[[], object]) -> bool:
         """Do something at its place in the client's stream: now, or when the mail before it is delivered.
 
-        :param kind: see `sbus.server.bus.mail.Letter`.
         :returns: whether it was done now.
         """
-        if self.user.lines.mail and self._delivery.post(self, kind, call):
+        if self.user.lines.mail and self._delivery.post(self, call):
             return False
         call()
         return True
@@ -317,7 +236,7 @@ class ReceivingHalf(_Hot, ABC):
     def choose(self, settings: ClientSettings) -> None:
         """Choose flood control: from this place in the client's stream on."""
         self.settings = settings
-        self.in_order("choice", partial(self.put_in_force, settings))
+        self.in_order(partial(self.put_in_force, settings))
 
     def put_in_force(self, settings: ClientSettings) -> None:
         """Use the client's choices from now on: their place in its stream has come."""
@@ -334,7 +253,8 @@ class ReceivingHalf(_Hot, ABC):
             self.user.blockers[self] = None
         else:
             self.user.blockers.pop(self, None)
-        self.registry.strategies_changed(self)
+        self.registry.backpressure.reconsider(self)
+        self._delivery.reconsider(self)
 
     # --- replies and notices -----------------------------------------------------------------
 
@@ -352,7 +272,7 @@ class ReceivingHalf(_Hot, ABC):
         """See `sbus.server.core.interfaces.Client`."""
         packet = build(CMSG, key, payload)
         if not self._held:
-            self._write(packet, self.registry.touch)
+            self._write(packet, True)
             return
         self.answer(packet)
         if self._has_replies():
@@ -367,11 +287,11 @@ class ReceivingHalf(_Hot, ABC):
     def release_reply(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.core.interfaces.Client`."""
         del self._held[0]
-        self._write(build(CMSG, key, payload), self.registry.touch_also)
+        self._write(build(CMSG, key, payload))
         while self._held and (packet := self._held[0]) is not None:
             del self._held[0]
             self._charge_reply(packet, -1)
-            self._write(packet, self.registry.touch_also)
+            self._write(packet)
         self._maybe_resume()
 
     def _charge_reply(self, packet: bytes, sign: int = 1) -> None:
@@ -389,18 +309,22 @@ class ReceivingHalf(_Hot, ABC):
 
     def notify(self, key: bytes, payload: bytes) -> None:
         """See `sbus.server.core.interfaces.Client`."""
-        self._write(build(CMSG, key, payload), self.registry.touch_also)
+        self._write(build(CMSG, key, payload))
 
-    def _write(self, packet: bytes, touch: Callable[[Client], None]) -> None:
+    def _write(self, packet: bytes, is_own: bool = False) -> None:
+        """Put a reply into the queue, or into the mail if that has its place.
+
+        :param is_own: it answers the packets of the client in hand.
+        """
         if self.is_write_closed:
             return
-        if self.user.lines.mail and self._delivery.post(self, "reply", partial(self._write_letter, packet)):
+        if self.user.lines.mail and self._delivery.post(self, partial(self._write_letter, packet)):
             self._letters += 1
             self._charge_reply(packet)
             if self._has_replies():
                 self.pause()
             return
-        self._put(packet, touch)
+        self._put(packet, is_own)
 
     def answer(self, packet: bytes) -> None:
         """Put a reply into the queue, or after the replies that are held back: its place in the stream has come."""
@@ -408,16 +332,19 @@ class ReceivingHalf(_Hot, ABC):
             self._held.append(packet)
             self._charge_reply(packet)
         else:
-            self._put(packet, self.registry.touch_also)
+            self._put(packet)
 
-    def _put(self, packet: bytes, touch: Callable[[Client], None]) -> None:
+    def _put(self, packet: bytes, is_own: bool = False) -> None:
         """Put a reply into the queue: its place in the stream has come."""
         queue = self.queue
         queue.write(packet)
         if not queue.is_congested:
-            touch(self)
+            if is_own:
+                self._delivery.touch(self, self)
+            else:
+                self._delivery.touch_also(self)
         if len(queue.pending) >= MAX_REPLIES:
-            self.registry.flush()
+            self._delivery.flush()
         if self._has_replies():
             self.pause()
 
@@ -425,16 +352,11 @@ class ReceivingHalf(_Hot, ABC):
         self._letters -= 1
         self._charge_reply(packet, -1)
         if not self.is_write_closed:
-            self._put(packet, self.registry.touch_also)
+            self._put(packet)
         self._maybe_resume()
         if not self._letters:
             for hook in self.on_room:
                 hook()
-
-    def _has_replies(self) -> bool:
-        """Return whether the client has to read replies first: too many wait, or its user has no memory for more."""
-        replies = self.queue.replies + self._letters + len(self._held)
-        return replies > MAX_REPLIES or (replies > 0 and not self.user.may_hold(0))
 
     # --- snapshots ---------------------------------------------------------------------------
 
@@ -442,7 +364,7 @@ class ReceivingHalf(_Hot, ABC):
         """See `sbus.server.core.interfaces.Client`."""
         self._is_loading = True
         self.pause()
-        self.in_order("snapshot", partial(self._begin_snapshot, packets, on_over))
+        self.in_order(partial(self._begin_snapshot, packets, on_over))
 
     def _begin_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         registry, transport = self.registry, self.transport
@@ -452,7 +374,7 @@ class ReceivingHalf(_Hot, ABC):
             on_over()
             self._maybe_resume()
             return
-        registry.flush()
+        self._delivery.flush()
         front, live = self.queue, registry.new_queue(self, self, self.user)
         if self.naming is not None:
             front.sign_pending(self.naming.last)  # flood control may decide about these; all others keep their places
@@ -460,7 +382,7 @@ class ReceivingHalf(_Hot, ABC):
         self.front = Front(front, packets, live, self, partial(self._snapshot_over, on_over))
         self._send_from(transport, self.front)
         self._configure_queue()
-        registry.touch(self)
+        self._delivery.touch(self, self)
 
     def _snapshot_over(self, on_over: Callable[[], None]) -> None:
         on_over()
@@ -470,7 +392,7 @@ class ReceivingHalf(_Hot, ABC):
             self._send_from(self.transport, self.queue)
         self._configure_queue()
         if not self.queue.is_congested:
-            self.registry.drained(self, True, True)
+            self._delivery.drained(self, True, True)
         if self.reason is None:
             self._maybe_resume()
 
@@ -482,13 +404,13 @@ class ReceivingHalf(_Hot, ABC):
         The publishers of waiting messages are not known, or are no longer to be named. So all waiting messages are sent
         before the answer, as if it were a snapshot, and the client is not read until then.
         """
-        if not self.in_order("choice", partial(self._name_senders, wanted, answer)):
+        if not self.in_order(partial(self._name_senders, wanted, answer)):
             self._is_loading = True
             self.pause()
 
     def _name_senders(self, wanted: bool, answer: bytes) -> None:
         self._is_loading = False
-        self.registry.flush()
+        self._delivery.flush()
         transport = self.transport
         if transport is None:
             return
@@ -503,7 +425,7 @@ class ReceivingHalf(_Hot, ABC):
             self._stop_naming()
             self._use(self.queue)
             self._send_from(transport, self.queue)
-            self._put(answer, self.registry.touch_also)  # before replies that are held back, as notices are
+            self._put(answer)  # before replies that are held back, as notices are
             self._maybe_resume()
         else:
             self._is_loading = True
@@ -565,7 +487,7 @@ class ReceivingHalf(_Hot, ABC):
 
     def on_drained(self, has_room: bool, is_empty: bool) -> None:
         """See `sbus.flood.QueueOwner`."""
-        self.registry.drained(self, has_room, is_empty)
+        self._delivery.drained(self, has_room, is_empty)
         if self.is_paused:
             self._maybe_resume()
         for hook in self.on_room:
@@ -573,7 +495,7 @@ class ReceivingHalf(_Hot, ABC):
 
     def on_lost(self, losses: tuple[Loss, ...]) -> None:
         """See `sbus.flood.QueueOwner`."""
-        self.registry.lost(self, losses)
+        self._delivery.dropped(self, losses)
 
     # --- sending on --------------------------------------------------------------------------
 

@@ -9,12 +9,12 @@ connections (`sbus.server.bus.protocol`) and the program around the bus deal wit
 `sbus.server.bus.admission`        the connections that a user may have, and how often
 `sbus.server.bus.memory`           the memory that clients hold, and who is shed when it is too much
 `sbus.server.bus.guard`            the rights of clients: verdicts, counts and denials; a new policy
-`sbus.server.bus.subscriptions`    who subscribes to what: permissions, limits and charges
+`sbus.server.bus.subscriptions`    who subscribes to what: permissions, limits and charges; clients that have left
 `sbus.server.bus.services`         clients of root and of the server's user that become services
 `sbus.server.bus.router`           the patterns of all subscriptions, and the receivers of a routing key
-`sbus.server.bus.pattern_drops`    the subscriptions of clients that have left, dropped in turns
 `sbus.server.core.closed_clients`  the last connections that have ended, with the reasons
-`sbus.server.bus.delivery`         messages into queues and to sockets, and the fate of those that do not fit
+`sbus.server.bus.delivery`         which receivers get a message at once, and which by mail
+`sbus.server.bus.handover`         messages into queues and to sockets, and the fate of those that do not fit
 `sbus.server.bus.backpressure`     which receivers block which publishers, and for how long
 `sbus.server.asks.interest`        the keys that clients watch: whether anybody listens
 `sbus.server.asks.last_values`     the last message of each key that the operator has listed
@@ -38,9 +38,8 @@ from twisted.internet.interfaces import IReactorTime
 from sbus.daemon.service import Service
 from sbus.errors import CloseReason, UsageError, Violation
 from sbus.fair import Scheduler
-from sbus.flood import Loss, QueueOwner, SendQueue
+from sbus.flood import QueueOwner, SendQueue
 from sbus.protocol.keys import CURRENT, Dialect, PeerCredentials
-from sbus.protocol.notices import LossReason
 from sbus.protocol.packets import MSG, build
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.interest_notices import InterestNotices
@@ -55,7 +54,6 @@ from sbus.server.bus.guard import Guard
 from sbus.server.bus.mail import drop
 from sbus.server.bus.members import Members
 from sbus.server.bus.memory import MemoryGuard
-from sbus.server.bus.pattern_drops import PatternDrops
 from sbus.server.bus.router import Router
 from sbus.server.bus.services import Services
 from sbus.server.bus.stall import StallTimer
@@ -63,13 +61,13 @@ from sbus.server.bus.subscriptions import Subscriptions
 from sbus.server.core.closed_clients import ClosedClient, ClosedClients
 from sbus.server.core.components import FloodControls
 from sbus.server.core.counters import Counters
-from sbus.server.core.interfaces import Client, Deliver, DeliverPayload, ICredentials, MessageTap, Receiver
+from sbus.server.core.interfaces import Client, ICredentials, MessageTap, Receiver
 from sbus.server.core.limits import Limits
 from sbus.server.core.listeners import MAIN, Listener
 from sbus.server.core.observers import Events, redact
 from sbus.server.core.permissions import Permissions
 from sbus.server.core.shares import Shares
-from sbus.server.core.users import LINK, RECORDER, User, Users, is_exempt
+from sbus.server.core.users import User, Users, is_exempt
 
 if TYPE_CHECKING:
     from sbus.policy import Policy
@@ -95,6 +93,7 @@ class SubscriptionRegistry(Service):
     :param last_values: the patterns whose last values are kept.
     :param name: the name of the bus, for people.
     :param secrets_go_up: whether secret keys that are not of this bus are for the link to its master.
+    :ivar members: the connected clients, and the processes that serve the bus.
     :ivar clients: the connected clients by their numbers.
     :ivar counters: the counts since the start.
     :ivar closed: the last connections that have ended, with the reasons.
@@ -106,6 +105,8 @@ class SubscriptionRegistry(Service):
     :ivar last_values: the messages that are kept; None if none are.
     :ivar upstream: the link to the bus's master.
     :ivar requests: answers the questions of clients.
+    :ivar backpressure: the publishers that are blocked.
+    :ivar router: the subscriptions, and the route cache.
     :ivar routes: the route cache, key → route, to be read in hot loops.
     :ivar delivery: the messages on their way.
     :ivar route: see `sbus.server.bus.router.Router.route`.
@@ -149,31 +150,29 @@ class SubscriptionRegistry(Service):
         self.users = Users(self.limits.total_queue_bytes, dialect.separator, account, shares, self.limits.user_payloads)
         self.scheduler = Scheduler(clock)
         self._clock = clock
-        self._pattern_drops = PatternDrops(
-            self.scheduler,
-            clock,
-            mute=self._mute,
-            drop=lambda receiver, pattern: self._subscriptions.drop(receiver, pattern),
-            on_dropped=self._patterns_dropped,
-        )
         self._queue_limits = self.limits.queue
         self._events = Events(observers)
         self._public_senders = public_senders
         self._fired: list[defer.Deferred[None]] = []
-        self._members = Members(self.limits.max_clients)
+        self.members = Members(self.limits.max_clients)
         self._owner_of = owner_of
         self.admission = Admission(self.limits, self.users)
-        self._router = Router(dialect, self.scheduler, cache_bytes=cache_bytes)
-        self._backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
-        longest, muted, leaving = self.limits.max_packet, self._router.muted, self._pattern_drops.receivers
+        self.router = Router(dialect, self.scheduler, cache_bytes=cache_bytes)
+        self.backpressure = Backpressure(clock, self.limits.block_timeout, self.limits.queue)
         self.delivery = Delivery(
-            self.counters, self._events, credentials, self._backpressure, self.scheduler, muted, longest
+            self.counters,
+            self._events,
+            credentials,
+            self.backpressure,
+            self.scheduler,
+            self.router.muted,
+            self.limits.max_packet,
         )
-        self.clients = self._members.clients
-        self.memory = MemoryGuard(account, self.clients, leaving, clock, self.users.all, self.scheduler)
+        self.clients = self.members.clients
+        self.memory = MemoryGuard(account, self.clients, self.router.muted, clock, self.users.all, self.scheduler)
         self._notices = InterestNotices(clock, self.delivery.flush)
         self.interest = Interest(
-            self._router,
+            self.router,
             dialect,
             clock,
             self.scheduler,
@@ -186,19 +185,19 @@ class SubscriptionRegistry(Service):
         self.last_values: LastValues | None = None
         if last_values:
             self.last_values = LastValues(last_values, dialect, self.scheduler, account.charge)
-            self.delivery.set_keeper(self.last_values)
+            self.delivery.keeper = self.last_values
             self.interest.uncounted.add(self.last_values)
             for pattern in self.last_values.listed:
-                self._router.add(self.last_values, pattern, None)
+                self.router.add(self.last_values, pattern, None)
         self._pattern_lists = PatternLists(
-            self._router, self.clients, leaving, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
+            self.router, self.clients, self.interest.uncounted, clock, self.scheduler, self.delivery.flush
         )
-        self.upstream = self._router.upstream = Upstream(
+        self.upstream = self.router.upstream = Upstream(
             clock,
             name=name,
             secrets_go_up=secrets_go_up,
             flush=self.delivery.flush,
-            forget_routes=self._router.forget_routes,
+            forget_routes=self.router.forget_routes,
             rename=self._rename,
             miss=self._miss,
             number_of=self._pattern_lists.number_of,
@@ -206,7 +205,7 @@ class SubscriptionRegistry(Service):
         )
         self.guard = Guard(
             Permissions(credentials, policy),
-            self._router,
+            self.router,
             self.users,
             self.clients,
             self.interest,
@@ -217,8 +216,7 @@ class SubscriptionRegistry(Service):
             flush=self.delivery.flush,
         )
         self._subscriptions = Subscriptions(
-            self._router,
-            self._pattern_drops,
+            self.router,
             self.interest,
             self.upstream,
             self.guard,
@@ -226,10 +224,14 @@ class SubscriptionRegistry(Service):
             dialect,
             self.counters,
             self._events,
+            self.scheduler,
+            clock,
+            self.delivery.flush,
+            self._forget_user,
         )
         self.subscribe = self._subscriptions.subscribe
         self.unsubscribe = self._subscriptions.unsubscribe
-        self._services = Services(self.delivery, self.admission, self._members, self.users, self._forget_user)
+        self._services = Services(self.delivery, self.admission, self.members, self.users, self._forget_user)
         self.requests = Requests(
             self.interest,
             self._pattern_lists,
@@ -242,28 +244,17 @@ class SubscriptionRegistry(Service):
             self.upstream,
             public_interest=public_interest,
         )
-        self.routes = self._router.routes
-        self.route = self._router.route
+        self.routes = self.router.routes
+        self.route = self.router.route
         self.attached: dict[str, Callable[[], bool]] = {}
-        self.deliver: Deliver = self.delivery.deliver
-        self.deliver_payload: DeliverPayload = self.delivery.deliver_payload
+        self.deliver = self.delivery.deliver
+        self.deliver_payload = self.delivery.deliver_payload
         self.fast_path = not self.guard.asks_always and not self._events.published
 
-    @property
-    def backpressure(self) -> Backpressure:
-        """The publishers that are blocked."""
-        return self._backpressure
-
-    @property
-    def router(self) -> Router:
-        """The subscriptions, and the route cache."""
-        return self._router
-
-    def open_tap(self, tap: MessageTap) -> Deliver:
-        """Put a tap into the way of all messages; return the function that delivers them after it."""
+    def open_tap(self, tap: MessageTap) -> None:
+        """Put a tap into the way of all messages; it hands them to the delivery."""
         self._events.dropped = (*self._events.dropped, tap.dropped)
         self.deliver, self.deliver_payload = tap.deliver, tap.deliver_payload
-        return self.delivery.deliver
 
     def close_tap(self, tap: MessageTap) -> None:
         """Take a tap out of the way again."""
@@ -272,39 +263,14 @@ class SubscriptionRegistry(Service):
 
     # --- clients come and go -----------------------------------------------------------------
 
-    @property
-    def sidecar(self) -> int | None:
-        """The PID of a process that serves the bus, such as its recorder.
-
-        See `sbus.server.bus.members`.
-        """
-        return self._members.sidecar
-
-    @sidecar.setter
-    def sidecar(self, pid: int | None) -> None:
-        self._members.sidecar = pid
-
-    def is_attached(self, pid: int | None) -> bool:
-        """Return whether a process that serves the bus is connected."""
-        return self._members.is_attached(pid)
-
-    @property
-    def link_sidecar(self) -> int | None:
-        """The PID of the process that links the bus to its master, if the server has started it."""
-        return self._members.link
-
-    @link_sidecar.setter
-    def link_sidecar(self, pid: int | None) -> None:
-        self._members.link = pid
-
     def connect_user(self, peer: PeerCredentials) -> User:
         """Count a connection of the user that a peer belongs to; return the user."""
         return self.users.connect(self._uid_of(peer))
 
     def _uid_of(self, peer: PeerCredentials) -> int:
         """Return the UID that a peer counts as: its own, that of its owner, the recorder's or the link's."""
-        if self._members.is_sidecar(peer):
-            return RECORDER if peer.pid == self._members.sidecar else LINK
+        if self.members.is_sidecar(peer):
+            return self.members.sidecars[peer.pid]
         return peer.uid if self._owner_of is None else self._owner_of(peer.uid)
 
     def new_queue(self, client: Receiver, owner: QueueOwner, user: User) -> SendQueue:
@@ -323,11 +289,11 @@ class SubscriptionRegistry(Service):
 
         The verdict of a policy comes later, in `connected`.
         """
-        if not self._members.has_room(peer, listener):
+        if not self.members.has_room(peer, listener):
             reason: CloseReason | None = CloseReason.TOO_MANY_CLIENTS
         else:
             uid = self._uid_of(peer)
-            reason = self.admission.refusal(uid, self._members.count) or self._kept_at(listener, uid)
+            reason = self.admission.refusal(uid, self.members.count) or self._kept_at(listener, uid)
         if reason is not None:
             self._refuse(peer, reason, listener)
         return reason is None
@@ -337,7 +303,7 @@ class SubscriptionRegistry(Service):
         reason: CloseReason | None = None
         if not self.running:
             reason = CloseReason.SERVER_STOPPED
-        elif not self._members.has_room(client.peer, client.listener):
+        elif not self.members.has_room(client.peer, client.listener):
             reason = CloseReason.TOO_MANY_CLIENTS
         elif not (client.listener.admits(client.peer) and self.credentials.mayConnect(client.peer)):
             reason = CloseReason.NOT_ALLOWED
@@ -345,13 +311,13 @@ class SubscriptionRegistry(Service):
             reason = CloseReason.USER_MEMORY
         else:
             user = client.user
-            reason = self.admission.room(user.uid, user.connections - 1, self._members.count) or self._kept_at(
+            reason = self.admission.room(user.uid, user.connections - 1, self.members.count) or self._kept_at(
                 client.listener, user.uid
             )
         if reason is not None:
             self._refuse(client.peer, reason, client.listener)
             return reason
-        self._members.add(client)
+        self.members.add(client)
         self.guard.admit(client)
         client.signature = self.upstream.signature_of(client)
         self.counters.connected += 1
@@ -361,7 +327,7 @@ class SubscriptionRegistry(Service):
 
     def _kept_at(self, listener: Listener, uid: int) -> CloseReason | None:
         """Return the reason if the places that are left at a socket are kept for other users."""
-        if not is_exempt(uid) and self._members.keeps(listener, uid):
+        if not is_exempt(uid) and self.members.keeps(listener, uid):
             return CloseReason.KEPT_FOR_OTHERS
         return None
 
@@ -405,22 +371,11 @@ class SubscriptionRegistry(Service):
         Its subscriptions are dropped at once, or in turns of its user; everything that it has asked for is forgotten.
         """
         self.delivery.forget(client)
-        self._pattern_drops.add(client)
+        self._subscriptions.drop_all(client)
         self.interest.unwatch_all(client)
         self._notices.forget(client)
         self._pattern_lists.forget(client)
         self.upstream.forget(client)
-
-    def _mute(self, client: Receiver) -> None:
-        self.delivery.flush()
-        self._router.mute(client)
-        if client.queue is not None:
-            client.queue.deafen()
-
-    def _patterns_dropped(self, client: Receiver) -> None:
-        self._router.unmute(client)
-        self.interest.left(client)
-        self._forget_user(client.user)
 
     def _forget_user(self, user: User) -> None:
         """Forget a user that has nothing left, when it has rested."""
@@ -437,11 +392,11 @@ class SubscriptionRegistry(Service):
     def release(self, client: Client) -> None:
         """Free the place of a client whose connection is lost; `forget` follows."""
         self.delivery.forget(client)
-        self._backpressure.forget(client)
+        self.backpressure.forget(client)
         client.user.blockers.pop(client, None)
         client.user.askers.pop(client, None)
         self.users.disconnect(client.user)
-        self._fired += self._members.remove(client) if client in self._members else []
+        self._fired += self.members.remove(client) if client in self.members else []
 
     def forget(self, client: Client) -> None:
         """Forget a client whose connection is lost, once all that was for it is accounted for."""
@@ -471,7 +426,7 @@ class SubscriptionRegistry(Service):
 
     def when_empty(self) -> defer.Deferred[None]:
         """Return a Deferred that fires when the last client, sidecars aside, leaves next."""
-        return self._members.when_empty()
+        return self.members.when_empty()
 
     def disconnect_all(self, *, sidecars: bool) -> None:
         """Disconnect all clients, because the server stops.
@@ -481,8 +436,8 @@ class SubscriptionRegistry(Service):
         if self.scheduler.is_in_turn:  # perhaps in the middle of a mail entry, which must end first
             self._clock.callLater(0, self.disconnect_all, sidecars=sidecars)
             return
-        self._router.stop_caching()  # else each client that leaves would have the routes of all others looked up again
-        clients = self._members.all(sidecars=sidecars)
+        self.router.stop_caching()  # else each client that leaves would have the routes of all others looked up again
+        clients = self.members.all(sidecars=sidecars)
         for client in clients:
             client.reason = client.reason or CloseReason.SERVER_STOPPED  # no more of its packets are handled
         for lines in {client.user.lines for client in clients}:
@@ -500,15 +455,15 @@ class SubscriptionRegistry(Service):
 
     def startService(self) -> None:
         """Admit clients."""
-        self._router.start_caching()
+        self.router.start_caching()
         super().startService()
 
     def stopService(self) -> defer.Deferred[None]:
         """Disconnect all clients; the Deferred fires when they are gone, and nothing of them is left."""
         super().stopService()
-        gone = self._members.when_gone()
+        gone = self.members.when_gone()
         self.disconnect_all(sidecars=True)
-        return gone.addCallback(lambda _: self._pattern_drops.finish())
+        return gone.addCallback(lambda _: self._subscriptions.finish())
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -531,41 +486,6 @@ class SubscriptionRegistry(Service):
     def _publish(self, packet: bytes, key: bytes) -> None:
         self.deliver([packet], self.route(key), None)
         self.delivery.flush()
-
-    def touch(self, client: Client) -> None:
-        """Let `flush` send the packets that a client's own packets have brought into its queue."""
-        self.delivery.touch(client, client)
-
-    def touch_also(self, client: Client) -> None:
-        """Let `flush` send packets that another client, or nobody, has brought into a client's queue."""
-        self.delivery.touch_also(client)
-
-    def flush(self) -> None:
-        """Send the packets of the current batch; see `Delivery.flush`."""
-        self.delivery.flush()
-
-    # --- flood control -----------------------------------------------------------------------
-
-    def drained(
-        self, client: Receiver, has_room: bool, is_empty: bool, dropped: int = 0, dropped_bytes: int = 0
-    ) -> None:
-        """Note that messages have left a client's queue; see `QueueOwner.on_drained`.
-
-        :param dropped: messages that a receiver without a `SendQueue` has dropped.
-        :param dropped_bytes: the bytes of these.
-        """
-        if dropped:
-            self.lost(client, (Loss(LossReason.DISCARD, dropped, dropped_bytes),))
-        self.delivery.drained(client, has_room, is_empty)
-
-    def lost(self, client: Receiver, losses: tuple[Loss, ...]) -> None:
-        """Count messages that were dropped for a client, by cause; see `QueueOwner.on_lost`."""
-        self.delivery.dropped(client, losses)
-
-    def strategies_changed(self, client: Receiver) -> None:
-        """Unblock the publishers of a client that has chosen other strategies."""
-        self._backpressure.reconsider(client)
-        self.delivery.reconsider(client)
 
     def _delivered(self, client: Receiver, packets: list[bytes]) -> None:
         for notify in self._events.delivered:

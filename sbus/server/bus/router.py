@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from sbus.fair import Lines, Scheduler
+from sbus.fair import Entry, Lines, Scheduler
 from sbus.protocol.keys import Dialect, SecretKey
 from sbus.routing.cache import LONGEST_KEY, RouteCache
 from sbus.routing.route import Route
@@ -41,7 +41,9 @@ class Router:
     :ivar listeners: they are called for each open subscription that comes or goes.
     :ivar surcharge: the price, in nanoseconds, of the routes that were forgotten since the counter was last set to 0:
         they will be looked up again in the time of others.
-    :ivar muted: receivers that get nothing, although they have subscriptions; change it with `mute`.
+    :ivar muted: receivers that get nothing, although they still have subscriptions, each with the chore that drops
+        these; cached routes may contain them.
+    :ivar index: the patterns, to be read.
     :ivar misses: keys that were not in the cache, since the start.
     :ivar routes: the cache, key → route, for hot loops; only the router changes it.
     """
@@ -50,11 +52,11 @@ class Router:
         self.dialect = dialect
         self._scheduler = scheduler
         self._changers: dict[bytes, Lines] = {}
-        self._index: PatternIndex[Receiver] = PatternIndex(dialect)
+        self.index: PatternIndex[Receiver] = PatternIndex(dialect)
         self._cache: RouteCache[Receiver] = RouteCache(dialect, max_bytes=cache_bytes)
         self.listeners: tuple[PatternEvents, ...] = ()
         self.surcharge = 0
-        self.muted: set[Receiver] = set()
+        self.muted: dict[Receiver, Entry] = {}
         self.misses = 0
         self.upstream: Upstream | None = None
         self.routes = self._cache.routes
@@ -96,7 +98,7 @@ class Router:
         return route
 
     def _look_up(self, key: bytes, secret: SecretKey | None) -> tuple[Receiver, ...]:
-        found, _ = self._index.look_up(key, secret)
+        found, _ = self.index.look_up(key, secret)
         if self.muted:
             found = tuple(receiver for receiver in found if receiver not in self.muted)
         return found
@@ -148,15 +150,11 @@ class Router:
 
         :param secret: the result of `Dialect.check` for the pattern.
         """
-        self._index.subscribe(receiver, pattern, secret, receiver.peer)
+        self.index.subscribe(receiver, pattern, secret, receiver.peer)
         self._changed(receiver, pattern, secret)
         if self.listeners and not secret:
             for listener in self.listeners:
                 listener.added(receiver, pattern)
-
-    def mute(self, receiver: Receiver) -> None:
-        """Stop finding a receiver, before its subscriptions are removed; cached routes may still contain it."""
-        self.muted.add(receiver)
 
     def stop_caching(self) -> None:
         """Forget all routes, and keep no more: subscriptions come and go more quickly, look-ups take longer."""
@@ -167,13 +165,9 @@ class Router:
         """Keep routes again."""
         self._is_caching = True
 
-    def unmute(self, receiver: Receiver) -> None:
-        """Forget that a receiver was muted: its last subscription has been removed."""
-        self.muted.discard(receiver)
-
     def remove(self, receiver: Receiver, pattern: bytes, secret: SecretKey | None) -> None:
         """Take an `add` back."""
-        self._index.unsubscribe(receiver, pattern, secret, receiver.peer)
+        self.index.unsubscribe(receiver, pattern, secret, receiver.peer)
         self._changed(receiver, pattern, secret)
         if self.listeners and not secret:
             for listener in self.listeners:
@@ -184,7 +178,7 @@ class Router:
 
         Muted receivers are among them. The route cache is not used or changed.
         """
-        return self._index.open_tables(key)
+        return self.index.open_tables(key)
 
     def look_up(self, key: bytes) -> tuple[Receiver, ...]:
         """Return the receivers of a key as `route` does, without a look at the route cache and without a change to it.
@@ -195,16 +189,3 @@ class Router:
         if secret is not None and self.upstream is not None:
             chained = self.upstream.receivers(key, self._look_up_secret)
         return self._look_up(key, secret) if chained is None else chained
-
-    @property
-    def index(self) -> PatternIndex[Receiver]:
-        """The patterns, to be read."""
-        return self._index
-
-    def is_muted(self, receiver: Receiver) -> bool:
-        """Return whether a receiver has no routes left."""
-        return receiver in self.muted
-
-    def is_empty(self) -> bool:
-        """Return whether nothing is subscribed to anything."""
-        return self._index.is_empty()

@@ -1,42 +1,82 @@
-"""Subscriptions: permitted, within the limits, and counted.
+"""Subscriptions: permitted, within the limits, and counted; those of clients that leave are dropped in turns.
+
+.. rubric:: Theory of operation
 
 A subscription reaches the router once all have permitted it: the dialect, the permissions, and the limits of the client
 and of its user. Each pattern is charged to both (`sbus.server.bus.memory.pattern_memory`), and has an end: the client
 takes it back, or leaves (`sbus.server.bus.departure`).
+
+Dropping a pattern changes the index and the routes, so many patterns are a chore (`PatternDrop`). Until the last one is
+dropped, the receiver is *muted*: no look-up finds it. Routes that contain it stay as they are, at no cost to others;
+its queue is deaf instead. When the server stops, the routes are dropped all together, and nothing waits for a turn
+(`Subscriptions.finish`).
+
+Rejected: forgetting the routes of a muted receiver. Only its patterns identify them, so all routes were forgotten, and
+one client that came and left with many patterns kept the route cache cold for all others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import islice
+
+from twisted.internet import defer
+from twisted.internet.interfaces import IReactorTime
+
 from sbus.errors import Violation, ViolationReason
+from sbus.fair import Scheduler
 from sbus.protocol.keys import Dialect, SecretKey
+from sbus.protocol.patterns import pattern_cost
 from sbus.routing.cost import MatchCost
 from sbus.server.asks.interest import Interest
 from sbus.server.asks.upstream import Upstream
 from sbus.server.bus.guard import Guard
 from sbus.server.bus.memory import pattern_memory
-from sbus.server.bus.pattern_drops import PatternDrops
 from sbus.server.bus.router import Router
 from sbus.server.core.counters import Counters
 from sbus.server.core.interfaces import Receiver
-from sbus.server.core.limits import Limits, pattern_cost
+from sbus.server.core.limits import Limits
 from sbus.server.core.observers import Events, redact
 from sbus.server.core.users import User
 
-__all__ = ["Subscriptions"]
+__all__ = ["PatternDrop", "Subscriptions"]
+
+_FINISHED_AT_ONCE = 512
+"""Patterns that are dropped in one turn of the reactor when the server has stopped: about 5 ms."""
+
+
+class PatternDrop:
+    """The patterns of a receiver that takes no more messages, to be dropped: a chore of its user."""
+
+    __slots__ = ("_subscriptions", "receiver")
+
+    def __init__(self, subscriptions: Subscriptions, receiver: Receiver) -> None:
+        self._subscriptions = subscriptions
+        self.receiver = receiver
+
+    def run(self, until: int) -> bool:
+        """See `sbus.fair.Entry`."""
+        subscriptions, patterns = self._subscriptions, self.receiver.patterns
+        while subscriptions.muted.get(self.receiver) is self:  # else it has come back, or another one has dropped all
+            subscriptions.drop_some(self.receiver, 1)  # which takes 15 µs, or more than a millisecond with many routes
+            if patterns and subscriptions.scheduler.clock() >= until:
+                return False
+        return True
 
 
 class Subscriptions:
     """The subscriptions of all receivers.
 
     :param router: has the patterns of all subscriptions.
-    :param drops: the receivers that take no more messages, and may still have patterns.
     :param interest: the watched keys, which count as patterns.
+    :param flush: sends the messages that were handed over.
+    :param forget_user: called with the user of a receiver that has left, when its last pattern is dropped.
+    :ivar muted: the receivers that take no more messages, and whose patterns are being dropped.
     """
 
     def __init__(
         self,
         router: Router,
-        drops: PatternDrops,
         interest: Interest,
         upstream: Upstream,
         guard: Guard,
@@ -44,9 +84,14 @@ class Subscriptions:
         dialect: Dialect,
         counters: Counters,
         events: Events,
+        scheduler: Scheduler,
+        clock: IReactorTime,
+        flush: Callable[[], None],
+        forget_user: Callable[[User], None],
     ) -> None:
+        self.scheduler = scheduler
+        self.muted = router.muted
         self._router = router
-        self._drops = drops
         self._interest = interest
         self._upstream = upstream
         self._guard = guard
@@ -54,14 +99,17 @@ class Subscriptions:
         self._dialect = dialect
         self._counters = counters
         self._events = events
+        self._clock = clock
+        self._flush = flush
+        self._forget_user = forget_user
 
     def subscribe(self, client: Receiver, pattern: bytes) -> None:
         """Subscribe a client; identical subscriptions are counted.
 
         :raises Violation: if the client may not subscribe to the pattern, or has too many.
         """
-        if client in self._drops.receivers:
-            self._drops.drop(client, len(client.patterns))  # a subscriber of the program that comes back
+        if client in self.muted:
+            self.drop_some(client, len(client.patterns))  # a subscriber of the program that comes back
         if self._upstream.is_chained:
             pattern = self._upstream.local(pattern)
         count, secret = client.patterns.get(pattern, (0, None))
@@ -86,7 +134,7 @@ class Subscriptions:
             client.pattern_bytes += cost
             client.pattern_memory += memory
             client.user.charge_memory(memory)
-            client.user.charge(1, cost)
+            client.user.patterns += 1
             if self._upstream.link is not None and secret is None:
                 self._upstream.subscribed(client, pattern)
             self._guard.subscribed(client, pattern, verdict)
@@ -98,7 +146,7 @@ class Subscriptions:
         """Take one subscription back; an unknown one is ignored and counted."""
         if self._upstream.is_chained:
             pattern = self._upstream.local(pattern)
-        count, secret = client.patterns.get(pattern, (0, None)) if client not in self._drops.receivers else (0, None)
+        count, secret = client.patterns.get(pattern, (0, None)) if client not in self.muted else (0, None)
         if not count:
             self._counters.unknown_unsubscriptions += 1
             return
@@ -123,10 +171,51 @@ class Subscriptions:
         memory = pattern_memory(pattern, self._dialect.separator, secret)
         client.pattern_memory -= memory
         client.user.charge_memory(-memory)
-        client.user.release(1, cost)
+        client.user.patterns -= 1
         _match_cost(client.user, secret).remove(_matched(pattern, secret))
         self._router.remove(client, pattern, secret)
         self._upstream.unsubscribed(client, pattern)
+
+    # --- of receivers that leave -------------------------------------------------------------
+
+    def drop_all(self, receiver: Receiver) -> None:
+        """Keep messages that are published from now on from a receiver, and drop its patterns, in turns of its user."""
+        if receiver in self.muted:
+            return
+        self._flush()
+        chore = self.muted[receiver] = PatternDrop(self, receiver)
+        if receiver.queue is not None:
+            receiver.queue.deafen()
+        self.scheduler.do(receiver.user.lines, chore)
+
+    def drop_some(self, receiver: Receiver, most: int) -> None:
+        """Drop some patterns of a receiver at once, without a turn; if it was muted and has no more, forget it."""
+        for pattern in tuple(islice(receiver.patterns, most)):
+            self.drop(receiver, pattern)
+        if not receiver.patterns and self.muted.pop(receiver, None) is not None:
+            self._interest.left(receiver)
+            self._forget_user(receiver.user)
+
+    def finish(self) -> defer.Deferred[None]:
+        """Drop all patterns of muted receivers in slices, without turns; fires when nothing is left."""
+        done: defer.Deferred[None] = defer.Deferred()
+        self._finish(done)
+        return done
+
+    def _finish(self, done: defer.Deferred[None]) -> None:
+        left = _FINISHED_AT_ONCE
+        while self.muted and left > 0:
+            receiver, chore = next(iter(self.muted.items()))
+            receiver.user.lines.chores.pop(chore, None)
+            count = min(left, len(receiver.patterns))
+            self.drop_some(receiver, count)
+            left -= count + 1
+        if self.muted:
+            self._clock.callLater(0, self._finish, done)
+        else:
+            done.callback(None)
+
+    # --- limits ------------------------------------------------------------------------------
 
     def check_user_patterns(self, user: User) -> None:
         """Make room for one more pattern, or one more watch, of a user who has as many as one user may have.
@@ -136,8 +225,9 @@ class Subscriptions:
         if user.patterns < user.share.patterns.most or not user.has_pattern_limits:
             return
         # Patterns that are still being dropped must not count against connected clients.
-        if (client := self._drops.of(user)) is not None:
-            self._drops.drop(client, 1)
+        client = next((each for each in self.muted if each.user is user and each.patterns), None)
+        if client is not None:
+            self.drop_some(client, 1)
         if user.patterns >= user.share.patterns.most:
             raise Violation(ViolationReason.TOO_MANY_USER_PATTERNS)
 

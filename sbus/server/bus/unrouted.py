@@ -8,14 +8,14 @@ own messages. A receiver that has left does not count, although its patterns are
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 
 from sbus.server.core.interfaces import Receiver
 
 __all__ = ["is_unrouted"]
 
 
-def is_unrouted(receivers: tuple[Receiver, ...], uncounted: Set[Receiver], muted: Set[Receiver]) -> bool:
+def is_unrouted(receivers: tuple[Receiver, ...], uncounted: Set[Receiver], muted: Collection[Receiver]) -> bool:
     """Return whether all receivers of a message are observers or have left."""
     if receivers and receivers[0] not in uncounted and receivers[0] not in muted:
         return False  # almost always; a generator takes five times as long

@@ -45,13 +45,10 @@ class ClosedClient(NamedTuple):
 
 
 class ClosedClients:
-    """The last closed connections, the newest first.
+    """The last `REMEMBERED` closed connections, the newest first."""
 
-    :param limit: connections to remember.
-    """
-
-    def __init__(self, limit: int = REMEMBERED) -> None:
-        self._clients: deque[ClosedClient] = deque(maxlen=limit)
+    def __init__(self) -> None:
+        self._clients: deque[ClosedClient] = deque(maxlen=REMEMBERED)
 
     def __len__(self) -> int:
         return len(self._clients)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from zope.interface import Attribute, Interface
 
 from sbus.errors import CloseReason, Violation
-from sbus.flood import ClientSettings, Naming, Outcome, PayloadMessage, SendQueue, Signature, UserShare
+from sbus.flood import ClientSettings, Naming, Outcome, PayloadMessage, SendQueue, Signature
 from sbus.policy.rules import Identity, Verdict
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.routing.route import Route
@@ -18,9 +18,6 @@ from sbus.server.core.users import User
 
 __all__ = [
     "Client",
-    "Deliver",
-    "DeliverPayload",
-    "Holder",
     "ICredentials",
     "ICredentialsPolicy",
     "IObserver",
@@ -86,7 +83,7 @@ class Receiver(Protocol):
     """A target of messages: a client's connection, or a subscriber inside the program.
 
     Subscribe one with `SubscriptionRegistry.subscribe`. For a receiver with a `direct` queue, the hot loop of
-    `sbus.server.bus.delivery` uses that and its transport. A receiver without a `queue` gets every run of messages
+    `sbus.server.bus.handover` uses that and its transport. A receiver without a `queue` gets every run of messages
     through `enqueue`, and then `flush` when the batch has ended.
     """
 
@@ -136,7 +133,7 @@ class Receiver(Protocol):
 
         :param may_block: whether the receiver may block their publisher.
         :returns: None if all were kept; else the outcome on which the bus must act. A receiver that has blocked
-            publishers calls `SubscriptionRegistry.drained` when it has room again.
+            publishers calls `Handover.drained` when it has room again.
         """
 
     def flush(self) -> None:
@@ -146,30 +143,8 @@ class Receiver(Protocol):
         """Disconnect the receiver."""
 
 
-class Holder(Protocol):
-    """A client, as far as memory is concerned."""
-
-    number: int
-
-    is_ending: bool
-    """Whether it is being disconnected; not while it only gets its queue after it has shut down writing."""
-
-    @property
-    def user(self) -> UserShare:
-        """The user that the client belongs to."""
-
-    def memory(self) -> int:
-        """Return the bytes that are charged for this client alone."""
-
-    def sample_kernel(self) -> None:
-        """Charge the memory that the kernel holds for this client now."""
-
-    def close(self, reason: CloseReason) -> None:
-        """Disconnect the client."""
-
-
-class Client(Publisher, Receiver, Holder, Protocol):
-    """A connection to the bus, as the registry sees it: publisher, receiver and holder of memory."""
+class Client(Publisher, Receiver, Protocol):
+    """A connection to the bus, as the registry sees it: publisher and receiver."""
 
     user: User
     """The user that the client belongs to."""
@@ -183,8 +158,17 @@ class Client(Publisher, Receiver, Holder, Protocol):
     reason: CloseReason | None
     """Why its connection is to end, or has ended; else None."""
 
+    is_ending: bool
+    """Whether it is being disconnected; not while it only gets its queue after it has shut down writing."""
+
     listener: Listener
     """The socket at which it has connected."""
+
+    def memory(self) -> int:
+        """Return the bytes that are charged for this client alone."""
+
+    def sample_kernel(self) -> None:
+        """Charge the memory that the kernel holds for this client now."""
 
     @property
     def conflated(self) -> int:
@@ -269,10 +253,10 @@ class PatternEvents(Protocol):
         """A receiver's subscription to an open pattern has ended."""
 
 
-class Deliver(Protocol):
-    """Delivers a run of messages, as `sbus.server.bus.delivery.Delivery.deliver` does."""
+class MessageTap(Protocol):
+    """An object in the way of all messages, to look at them (`sbus.server.ops.tap`)."""
 
-    def __call__(
+    def deliver(
         self,
         packets: list[bytes],
         route: Route[Receiver],
@@ -280,27 +264,13 @@ class Deliver(Protocol):
         at_once: bool = False,
         has_echo: bool = True,
         /,
-    ) -> int: ...
+    ) -> int:
+        """Deliver a run in place of `sbus.server.bus.delivery.Delivery.deliver`, and note it."""
 
-
-class DeliverPayload(Protocol):
-    """Delivers a message with a payload in sealed memory, as `sbus.server.bus.payloads.PayloadPosting` does."""
-
-    def __call__(
+    def deliver_payload(
         self, message: PayloadMessage, route: Route[Receiver], publisher: Publisher | None, has_echo: bool, /
-    ) -> int: ...
-
-
-class MessageTap(Protocol):
-    """An object in the way of all messages, to look at them (`sbus.server.ops.tap`)."""
-
-    @property
-    def deliver(self) -> Deliver:
-        """The function that delivers a run in place of the bus, and notes it."""
-
-    @property
-    def deliver_payload(self) -> DeliverPayload:
-        """The same for a payload in sealed memory."""
+    ) -> int:
+        """Do the same for a payload in sealed memory."""
 
     def dropped(self, receiver: Receiver, messages: int, size: int) -> None:
         """Note that messages were dropped for a receiver (`IObserver.dropped`)."""

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, fields
 from sbus.errors import UsageError
 from sbus.flood import USER_PAYLOADS, MemoryAccount, QueueLimits
 from sbus.protocol.packets import DEFAULT_MAX_PACKET
-from sbus.protocol.patterns import pattern_cost
 from sbus.server.core.listeners import parse_user
 from sbus.syscalls.sockets import LONGEST_PACKET
 
-__all__ = ["MAX_REPLIES", "Limits", "cgroup_limits", "default_max_memory", "parse_user_clients", "pattern_cost"]
+__all__ = ["MAX_REPLIES", "Limits", "cgroup_limits", "default_max_memory", "parse_user_clients"]
 
 MAX_REPLIES = 64
 """Replies in a client's queue past which the server does not read from the client."""
@@ -48,7 +47,7 @@ class Limits:
     :ivar user_payloads: memfds with large messages of one publisher's user that wait in queues; root and the
         server's user have this limit too, because descriptors are few.
     :ivar max_patterns: different patterns of one client.
-    :ivar max_pattern_bytes: the cost of one client's patterns together, by `pattern_cost`.
+    :ivar max_pattern_bytes: the cost of one client's patterns together, by `sbus.protocol.patterns.pattern_cost`.
     :ivar max_match_steps: steps that the wildcards of one user can add to the look-up of a key, by
         `sbus.routing.cost.MatchCost`; root and the server's own user have no such limit.
     :ivar queue_messages: messages in one client's queue.

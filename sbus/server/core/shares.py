@@ -27,12 +27,13 @@ the programs that serve a bus have UIDs that no table can name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sbus.flood import UNLIMITED
+from sbus.policy.rules import UserLimits
 from sbus.server.core.limits import Limits
 
-__all__ = ["UNBOUNDED", "Limit", "LimitsTable", "Share", "Shares", "limits_by_user"]
+__all__ = ["UNBOUNDED", "Limit", "Share", "Shares", "limits_by_user"]
 
 _POLICY = "policy "
 
@@ -74,28 +75,7 @@ UNBOUNDED = Share(*(Limit(UNLIMITED, "default") for _ in Share._fields))
 """The share of a receiver inside the program, such as the last values."""
 
 
-class LimitsTable(Protocol):
-    """A table ``[[limits]]`` of a policy; None where it does not have a field.
-
-    :ivar users: the UIDs of the users whom it names.
-    :ivar where: its file and line.
-    """
-
-    @property
-    def users(self) -> frozenset[int]: ...
-    @property
-    def clients(self) -> int | None: ...
-    @property
-    def patterns(self) -> int | None: ...
-    @property
-    def memory(self) -> int | None: ...
-    @property
-    def accepts(self) -> int | None: ...
-    @property
-    def where(self) -> str: ...
-
-
-def limits_by_user(tables: Iterable[LimitsTable]) -> dict[int, dict[str, Limit]]:
+def limits_by_user(tables: Iterable[UserLimits]) -> dict[int, dict[str, Limit]]:
     """Return the values that tables set for each user, by UID and by field; the last table with a field wins."""
     found: dict[int, dict[str, Limit]] = {}
     for table in tables:
@@ -132,7 +112,7 @@ class Shares:
         """Return the share of a user."""
         return self.of_some.get(uid, self.of_most)
 
-    def override(self, tables: Iterable[LimitsTable]) -> None:
+    def override(self, tables: Iterable[UserLimits]) -> None:
         """Let tables of a policy override the options; those of an earlier call are forgotten."""
         found = dict(self._named)
         for uid, limits in limits_by_user(tables).items():

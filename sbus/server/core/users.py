@@ -15,10 +15,11 @@ from weakref import WeakValueDictionary
 from sbus.fair import Lines
 from sbus.fair.lines import MOST_BYTES
 from sbus.flood import UNLIMITED, USER_PAYLOADS, MemoryAccount, PayloadShare, SharedBudget, UserShare
+from sbus.policy.rules import UserLimits
 from sbus.routing.cost import MatchCost
 from sbus.server.core.denied import Denied
 from sbus.server.core.limits import Limits
-from sbus.server.core.shares import LimitsTable, Share, Shares
+from sbus.server.core.shares import Share, Shares
 from sbus.syscalls.users import is_owner
 
 __all__ = ["LINK", "RECORDER", "SERVICES", "User", "Users", "is_exempt"]
@@ -45,7 +46,6 @@ class User(UserShare):
     :ivar share: its limits, and where they come from; `is_exempt` says whether they apply.
     :ivar connections: open connections, those that are about to be refused included.
     :ivar patterns: different patterns of these connections.
-    :ivar pattern_bytes: the cost of these patterns, by `sbus.protocol.patterns.pattern_cost`.
     :ivar match_cost: the steps that these patterns can add to the look-up of a key, those of secrets aside.
     :ivar secret_match_cost: the steps that its secret patterns can add to the look-up of a secret key, by their
         ``<rest>``.
@@ -62,7 +62,6 @@ class User(UserShare):
         "connections",
         "lines",
         "match_cost",
-        "pattern_bytes",
         "patterns",
         "secret_match_cost",
         "share",
@@ -74,7 +73,6 @@ class User(UserShare):
         self.uid = uid
         self.connections = 0
         self.patterns = 0
-        self.pattern_bytes = 0
         self.askers: dict[Any, None] = {}
         self.blockers: dict[Any, None] = {}
         self.clients: dict[Any, None] = {}
@@ -98,16 +96,6 @@ class User(UserShare):
     def has_pattern_limits(self) -> bool:
         """Whether the limits of patterns apply to this user: services subscribe on behalf of others."""
         return self.uid != SERVICES and not self.is_exempt
-
-    def charge(self, patterns: int, pattern_bytes: int) -> None:
-        """Count more patterns of this user."""
-        self.patterns += patterns
-        self.pattern_bytes += pattern_bytes
-
-    def release(self, patterns: int, pattern_bytes: int) -> None:
-        """Count fewer patterns of this user."""
-        self.patterns -= patterns
-        self.pattern_bytes -= pattern_bytes
 
 
 class Users:
@@ -155,7 +143,7 @@ class Users:
         user = self._users.get(uid)
         return 0 if user is None else user.connections
 
-    def set_limits(self, tables: Iterable[LimitsTable]) -> None:
+    def set_limits(self, tables: Iterable[UserLimits]) -> None:
         """Let tables of a policy override the limits of the users whom they name, also of those with a connection."""
         self.shares.override(tables)
         for user in self._users.values():

@@ -19,7 +19,7 @@ from sbus.journal.keytext import as_text
 from sbus.protocol.notices import parse_sender, split_credentials
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.interfaces import Receiver
-from sbus.server.ops.admin_status import largest_queue, status
+from sbus.server.ops.admin_status import status
 from sbus.server.ops.tap import Source, Tap
 from sbus.server.ops.viewers import (
     DEEPEST,
@@ -115,13 +115,8 @@ class _Stream:
                 tap.remove(viewer)
 
     def _status(self) -> Iterator[str]:
-        largest = 0
-        for found in largest_queue(self._registry):
-            if found is None:
-                yield ""
-            else:
-                largest = found
-        yield _event("status", status(self._registry, largest))
+        for figures in status(self._registry):
+            yield "" if figures is None else _event("status", figures)
 
     # --- messages ----------------------------------------------------------------------------
 

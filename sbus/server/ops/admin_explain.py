@@ -19,7 +19,7 @@ from sbus.protocol.keys import SecretKey
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.interfaces import Client, Receiver
 from sbus.server.core.observers import redact
-from sbus.server.ops.admin_lists import limit_of
+from sbus.server.ops.admin_lists import client_of, limit_of
 from sbus.server.ops.admin_status import STEP
 from sbus.server.ops.viewers import LONGEST_KEY
 
@@ -44,18 +44,8 @@ def explain(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
         registry.dialect.check(key)
     except Violation as e:
         raise Problem(400, f"no message can have this key: {e}: ask for another key") from None
-    publisher, receiver = (_client(registry, asked, name) for name in ("publisher", "receiver"))
+    publisher, receiver = (client_of(registry, asked, name) for name in ("publisher", "receiver"))
     return _Explanation(registry, key, publisher, receiver, limit).pieces()
-
-
-def _client(registry: SubscriptionRegistry, asked: Asked, name: str) -> Client | None:
-    number = asked.number(name, 0, 1, 999_999_999)
-    if not number:
-        return None
-    client = registry.clients.get(number)
-    if client is None:
-        raise Problem(404, f"there is no client {number}: sbus clients lists them")
-    return client
 
 
 class _Explanation:
@@ -155,7 +145,7 @@ class _Explanation:
     def _reason(self, receiver: Receiver) -> tuple[str, str] | None:
         """Return why a receiver with a matching pattern would not get the message, as a word and in words."""
         registry, queue = self._registry, receiver.queue
-        if registry.router.is_muted(receiver):
+        if receiver in registry.router.muted:
             return "departing", "it is departing: its subscriptions are being dropped"
         if queue is None:
             return None

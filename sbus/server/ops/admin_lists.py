@@ -7,9 +7,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from sbus.admin.pages import Asked
+from sbus.admin.pages import Asked, Problem
+from sbus.server.bus.registry import SubscriptionRegistry
+from sbus.server.core.interfaces import Client
 
-__all__ = ["MOST", "Best", "limit_of", "listed"]
+__all__ = ["MOST", "Best", "client_of", "limit_of", "listed"]
 
 MOST = 1000
 """Rows of one answer."""
@@ -51,6 +53,20 @@ def limit_of(asked: Asked) -> int:
     :raises sbus.admin.pages.Problem: if it is not a number, or out of range.
     """
     return asked.number("limit", _DEFAULT, 1, MOST)
+
+
+def client_of(registry: SubscriptionRegistry, asked: Asked, name: str) -> Client | None:
+    """Return the client whose number a request has under a name; None if it has none.
+
+    :raises sbus.admin.pages.Problem: if the number is out of range, or there is no such client.
+    """
+    number = asked.number(name, 0, 1, 999_999_999)
+    if not number:
+        return None
+    client = registry.clients.get(number)
+    if client is None:
+        raise Problem(404, f"there is no client {number}: sbus clients lists them")
+    return client
 
 
 def listed(name: str, rows: Iterable[Mapping[str, Any] | None], **fields: Any) -> Iterator[str]:

@@ -23,7 +23,7 @@ from sbus.server.ops.admin_explain import explain
 from sbus.server.ops.admin_lists import Best, limit_of, listed
 from sbus.server.ops.admin_patterns import last, patterns
 from sbus.server.ops.admin_policy import Reloadable, judged, policy, reload
-from sbus.server.ops.admin_status import STEP, largest_queue, status
+from sbus.server.ops.admin_status import STEP, status
 from sbus.server.ops.metrics import Metrics
 from sbus.server.ops.tap import Tap
 
@@ -66,13 +66,8 @@ def pages(registry: SubscriptionRegistry, files: Reloadable | None = None) -> di
 
 
 def _status(registry: SubscriptionRegistry) -> Pieces:
-    largest = 0
-    for found in largest_queue(registry):
-        if found is None:
-            yield ""
-        else:
-            largest = found
-    yield json.dumps(status(registry, largest)) + "\n"
+    for figures in status(registry):
+        yield "" if figures is None else json.dumps(figures) + "\n"
 
 
 def _client(registry: SubscriptionRegistry, client: Client) -> dict[str, Any]:

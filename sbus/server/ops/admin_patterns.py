@@ -13,7 +13,7 @@ from sbus.protocol.keys import OpenPattern
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.interfaces import Client
 from sbus.server.core.observers import redact
-from sbus.server.ops.admin_lists import Best, limit_of, listed
+from sbus.server.ops.admin_lists import Best, client_of, limit_of, listed
 from sbus.server.ops.admin_status import STEP
 from sbus.server.ops.viewers import LONGEST_HEAD, LONGEST_KEY
 
@@ -28,14 +28,9 @@ def patterns(registry: SubscriptionRegistry, asked: Asked) -> Pieces:
     """List the patterns of all clients, or of one, the most wanted first."""
     limit = limit_of(asked)
     prefix = asked.parameters.get("prefix", "").encode("utf-8", "surrogateescape")
-    number = asked.number("client", 0, 1, 999_999_999)
-    clients = list(registry.clients.values())
-    if number:
-        client = registry.clients.get(number)
-        if client is None:
-            raise Problem(404, f"there is no client {number}: sbus clients lists them")
-        clients = [client]
-    return _patterns(registry, clients, prefix, limit, bool(number))
+    client = client_of(registry, asked, "client")
+    clients = list(registry.clients.values()) if client is None else [client]
+    return _patterns(registry, clients, prefix, limit, client is not None)
 
 
 def _patterns(

@@ -15,26 +15,27 @@ from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.syscalls.batch import COMPILED
 from sbus.version import __version__
 
-__all__ = ["STEP", "largest_queue", "started_at", "status"]
+__all__ = ["STARTED_AT", "STEP", "largest_queue", "status"]
 
 STEP = 32
 """Clients or patterns looked at for one piece of an answer: less than 0.1 ms."""
 
 _DENIED = 20
 """Users and rules whose last refusals are in the status."""
-_STARTED = time.time()
+STARTED_AT = time.time()
+"""When this process was started, in seconds since the epoch."""
 
 
-def started_at() -> float:
-    """Return when this process was started, in seconds since the epoch."""
-    return _STARTED
+def status(registry: SubscriptionRegistry) -> Iterator[dict[str, Any] | None]:
+    """Yield None while clients are looked at, in steps, and last the figures of a bus.
 
-
-def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
-    """Return the figures of a bus; docs/admin.rst documents them.
-
-    :param largest: the bytes of the longest queue, from `largest_queue`.
+    docs/admin.rst documents the figures.
     """
+    for largest in largest_queue(registry):
+        yield None if largest is None else _figures(registry, largest)
+
+
+def _figures(registry: SubscriptionRegistry, largest: int) -> dict[str, Any]:
     budget, shares = registry.users.budget, registry.users.shares
     last_values = registry.last_values
     attached = {name: bool(is_up()) for name, is_up in sorted(registry.attached.items())}
@@ -43,7 +44,7 @@ def status(registry: SubscriptionRegistry, largest: int = 0) -> dict[str, Any]:
         "version": __version__,
         "is_compiled": COMPILED,
         "pid": os.getpid(),
-        "started_at": _STARTED,
+        "started_at": STARTED_AT,
         "clients": len(registry.clients),
         "clients_limit": registry.limits.max_clients,
         "users": len(registry.users),

@@ -41,13 +41,12 @@ class LogObserver(Observer):
     """Writes the events that an operator needs to know to Twisted's log.
 
     Losses come in large numbers. So the first loss of each user is logged at once, and the others in one line for each
-    client that lost messages within `interval`. The limiter decides which lines there are, and sums the others up by
-    user.
+    client that lost messages within `INTERVAL` seconds. The limiter decides which lines there are, and sums the others
+    up by user.
 
-    :param clock: for the interval.
+    :param clock: for the intervals.
     :param dialect: the revision of the protocol, which says how to show a key.
     :param budget: the bytes that the log may grow by; by default a separate budget of the observer.
-    :param interval: seconds between two lines about the losses of one client.
     :param share_of: returns the limits of a user, for the lines that name one; without it, they name the option.
     :param owner_of: returns the UID that a UID counts as; by default each is its own. Lines name the UID itself, but
         sums and limits go by the owner, so that a range of UIDs makes the log no longer.
@@ -59,13 +58,11 @@ class LogObserver(Observer):
         clock: IReactorTime,
         dialect: Dialect = CURRENT,
         budget: LogBudget | None = None,
-        interval: float = INTERVAL,
         owner_of: Callable[[int], int] | None = None,
         share_of: Callable[[int], Share] | None = None,
     ) -> None:
         self._clock = clock
         self._dialect = dialect
-        self._interval = interval
         self._owner_of = owner_of or _itself
         self._share_of = share_of
         self.limiter = LogLimiter(clock, globalLogPublisher, budget or LogBudget(clock.seconds))
@@ -129,7 +126,7 @@ class LogObserver(Observer):
             self._losers.add(owner)
             self._log_loss(client)
             if self._loss_timer is None:
-                self._loss_timer = self._clock.callLater(self._interval, self._log_losses)
+                self._loss_timer = self._clock.callLater(INTERVAL, self._log_losses)
 
     def _log_losses(self) -> None:
         self._loss_timer = None
@@ -137,7 +134,7 @@ class LogObserver(Observer):
         if self._lost:
             for client in tuple(self._lost):
                 self._log_loss(client)
-            self._loss_timer = self._clock.callLater(self._interval, self._log_losses)
+            self._loss_timer = self._clock.callLater(INTERVAL, self._log_losses)
 
     def _log_loss(self, client: Any) -> None:
         lost = self._lost.pop(client, None)

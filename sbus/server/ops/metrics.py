@@ -20,7 +20,7 @@ from sbus.admin.pages import Pieces
 from sbus.daemon.metrics_file import counter, gauge, text_of
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.counters import word_of
-from sbus.server.ops.admin_status import STEP, largest_queue, started_at
+from sbus.server.ops.admin_status import STARTED_AT, STEP, largest_queue
 from sbus.syscalls.batch import COMPILED
 from sbus.version import __version__
 
@@ -68,7 +68,7 @@ class Metrics:
         yield InfoMetricFamily(
             "sbus_build", "The server that answers.", {"version": __version__, "compiled": "yes" if COMPILED else "no"}
         )
-        yield gauge("sbus_start_time_seconds", "When the bus was started, in seconds since 1970.", started_at())
+        yield gauge("sbus_start_time_seconds", "When the bus was started, in seconds since 1970.", STARTED_AT)
         yield gauge("sbus_clients", "Clients connected now.", len(registry.clients))
         yield gauge(
             "sbus_clients_limit",

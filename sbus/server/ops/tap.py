@@ -29,7 +29,9 @@ from typing import NamedTuple, Protocol
 
 from sbus.flood import PROGRAM, PayloadMessage, Signature
 from sbus.routing.route import Route
-from sbus.server.core.interfaces import Deliver, DeliverPayload, Publisher, Receiver
+from sbus.server.bus.delivery import without
+from sbus.server.bus.registry import SubscriptionRegistry
+from sbus.server.core.interfaces import Publisher, Receiver
 
 __all__ = ["BURST", "MOST_LOSSES", "MOST_RUNS", "SHARE", "Run", "Source", "Tap", "Viewer", "source_of"]
 
@@ -100,21 +102,6 @@ class _Span(NamedTuple):
     receivers: tuple[Receiver, ...]
 
 
-class _Delivery(Protocol):
-    @property
-    def number(self) -> int | None: ...
-    @property
-    def deliver_payload(self) -> DeliverPayload: ...
-    def handled(self) -> int: ...
-
-
-class _Registry(Protocol):
-    @property
-    def delivery(self) -> _Delivery: ...
-    def open_tap(self, tap: Tap) -> Deliver: ...
-    def close_tap(self, tap: Tap) -> None: ...
-
-
 class Tap:
     """Follows published messages as long as there are viewers.
 
@@ -124,11 +111,10 @@ class Tap:
     :ivar seen: messages that were delivered while the tap was open.
     """
 
-    def __init__(self, registry: _Registry, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, registry: SubscriptionRegistry, clock: Callable[[], float] = time.perf_counter) -> None:
         self._registry = registry
         self._clock = clock
         self._viewers: tuple[Viewer, ...] = ()
-        self._deliver: Deliver | None = None
         self._opened_at = 0  # messages handled before that
         self._left = BURST
         self._filled_at = clock()
@@ -142,17 +128,16 @@ class Tap:
 
     def add(self, viewer: Viewer) -> None:
         """Begin to note published messages for a viewer."""
-        self._viewers = (*self._viewers, viewer)
-        if self._deliver is None:
-            self._deliver = self._registry.open_tap(self)
+        if not self._viewers:
+            self._registry.open_tap(self)
             self._opened_at = self._registry.delivery.handled() - self.seen
+        self._viewers = (*self._viewers, viewer)
 
     def remove(self, viewer: Viewer) -> None:
         """Stop noting for a viewer; without any, the tap is closed."""
-        self._viewers = tuple(each for each in self._viewers if each is not viewer)
-        if not self._viewers and self._deliver is not None:
+        before, self._viewers = self._viewers, tuple(each for each in self._viewers if each is not viewer)
+        if before and not self._viewers:
             self._registry.close_tap(self)
-            self._deliver = None
             self._spans, self._losses = [], []
             self._lost, self._lost_before = {}, {}
 
@@ -166,17 +151,15 @@ class Tap:
         /,
     ) -> int:
         """See `sbus.server.bus.delivery.Delivery.deliver`."""
-        deliver = self._deliver
-        assert deliver is not None
         reported = len(self._losses)
-        done = deliver(packets, route, publisher, at_once, has_echo)
+        done = self._registry.delivery.deliver(packets, route, publisher, at_once, has_echo)
         self._note(packets, done, route, publisher, has_echo, reported)
         return done
 
     def deliver_payload(
         self, message: PayloadMessage, route: Route[Receiver], publisher: Publisher | None, has_echo: bool, /
     ) -> int:
-        """See `sbus.server.bus.payloads.PayloadPosting.deliver_payload`; viewers see the length, and no payload."""
+        """See `sbus.server.bus.delivery.Delivery.deliver_payload`; viewers see the length, and no payload."""
         reported = len(self._losses)
         done = self._registry.delivery.deliver_payload(message, route, publisher, has_echo)
         self._note([message], done, route, publisher, has_echo, reported)
@@ -196,7 +179,7 @@ class Tap:
         :param done: the messages, from the front, that were dealt with.
         :param reported: the losses that were reported before.
         """
-        receivers = route.receivers if has_echo else _without(route.receivers, publisher)
+        receivers = route.receivers if has_echo else without(route.receivers, publisher)
         first = self.seen
         self.seen += done
         if len(self._losses) > reported:
@@ -281,10 +264,6 @@ class Tap:
         """Return how many receivers have lost a message, and the numbers of some of them."""
         lost = self._lost.get(number) or self._lost_before.get(number)
         return (0, []) if lost is None else (lost[0], lost[1:])
-
-
-def _without(receivers: tuple[Receiver, ...], publisher: object) -> tuple[Receiver, ...]:
-    return tuple(each for each in receivers if each is not publisher)
 
 
 def source_of(publisher: Publisher | None) -> Source:

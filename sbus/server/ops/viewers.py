@@ -5,7 +5,7 @@ Each keeps a bounded number of notes. Notes without room are counted: the reader
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 from typing import NamedTuple
 
 from sbus.flood import Signature
@@ -167,7 +167,7 @@ class UnroutedViewer:
     :ivar others: messages of more keys than are counted.
     """
 
-    def __init__(self, dialect: Dialect, uncounted: Set[Receiver], muted: Set[Receiver] = frozenset()) -> None:
+    def __init__(self, dialect: Dialect, uncounted: Set[Receiver], muted: Collection[Receiver] = ()) -> None:
         self._dialect = dialect
         self._uncounted = uncounted
         self._muted = muted

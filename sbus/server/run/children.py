@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -142,10 +141,11 @@ def restart_delays() -> Iterator[float]:
         delay = min(2 * delay, _MAX_RESTART_DELAY)
 
 
-class SidecarBus(MultiService, ABC):
+class SidecarBus(MultiService):
     """A bus and a sidecar, a child process that runs while the bus does.
 
     :cvar sidecar: the sidecar's name in the log.
+    :cvar uid: the UID that it counts as.
     :cvar without: the part that the bus lacks while the sidecar does not run, for the log.
     :cvar stop_timeout: seconds that the sidecar may take to exit before it is killed.
     :param bus: the bus.
@@ -155,6 +155,7 @@ class SidecarBus(MultiService, ABC):
     """
 
     sidecar: ClassVar[str]
+    uid: ClassVar[int]
     without: ClassVar[str]
     stop_timeout: ClassVar[float]
 
@@ -174,10 +175,11 @@ class SidecarBus(MultiService, ABC):
         self._started_at = 0.0
         self._delays = restart_delays()
         self._restart: IDelayedCall | None = None
+        bus.registry.attached[self.sidecar] = self.is_attached
 
-    @abstractmethod
-    def _set_pid(self, pid: int | None) -> None:
-        """Note in the registry which process is the sidecar; None: there is none."""
+    def is_attached(self) -> bool:
+        """Return whether the sidecar is connected."""
+        return self._bus.registry.members.is_attached(self.uid)
 
     def startService(self) -> None:
         """Listen, and start the sidecar."""
@@ -195,13 +197,13 @@ class SidecarBus(MultiService, ABC):
         except OSError as error:
             self._exited(f"before it started ({error.strerror})")
             return
-        self._set_pid(child.pid)
+        self._bus.registry.members.sidecars[child.pid] = self.uid
         self.log.info("{sidecar} {pid} was started", sidecar=self.sidecar, pid=child.pid)
 
     def _exited(self, how: str) -> None:
         child, self._child = self._child, None
-        self._set_pid(None)
         assert child is not None
+        self._bus.registry.members.sidecars.pop(child.pid, None)
         if not self.running:
             self.log.info("{sidecar} {pid} has exited {how}", sidecar=self.sidecar, pid=child.pid, how=how)
             return

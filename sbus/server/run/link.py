@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
-from sbus.daemon.service import MultiService, Service
+from sbus.server.core.users import LINK
 from sbus.server.run.children import SidecarBus, supervised_command
-from sbus.server.run.service import BusService
 from sbus.syscalls.addresses import Address, connectable_text
 
 __all__ = ["LinkedBus", "link_command"]
@@ -50,24 +48,13 @@ def link_command(
 
 
 class LinkedBus(SidecarBus):
-    """A bus and its link, which runs while the bus does.
-
-    :param bus: the bus.
-    :param service: the service that runs: the bus, or the bus with its recorder.
-    :param command: the command that runs the link, from `link_command`.
-    :param reactor: starts processes and timers; None: the global one.
-    """
+    """A bus and its link, which runs while the bus does."""
 
     sidecar = "link"
+    uid = LINK
     without = "nothing crosses"
     stop_timeout = 10.0  # the link gives up by itself after 5 seconds
 
-    def __init__(
-        self, bus: BusService, service: Service | MultiService, command: Sequence[bytes], reactor: Any = None
-    ) -> None:
-        super().__init__(bus, service, command, reactor)
-        upstream = bus.registry.upstream
-        bus.registry.attached["link"] = lambda: upstream.is_up
-
-    def _set_pid(self, pid: int | None) -> None:
-        self._bus.registry.link_sidecar = pid
+    def is_attached(self) -> bool:
+        """Return whether the link carries messages."""
+        return self._bus.registry.upstream.is_up

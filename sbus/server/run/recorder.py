@@ -13,12 +13,11 @@ import os
 import shlex
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
 
 from sbus.distribution import needs
 from sbus.errors import UsageError
+from sbus.server.core.users import RECORDER
 from sbus.server.run.children import SidecarBus, supervised_command
-from sbus.server.run.service import BusService
 from sbus.syscalls.addresses import Address, connectable_text
 
 __all__ = ["RecordedBus", "recorder_command", "require_recorder", "split_options"]
@@ -66,21 +65,9 @@ def recorder_command(
 
 
 class RecordedBus(SidecarBus):
-    """A bus and its recorder, which runs while the bus does.
-
-    :param bus: the bus.
-    :param command: the command that runs the recorder, from `recorder_command`.
-    :param reactor: starts processes and timers; None: the global one.
-    """
+    """A bus and its recorder, which runs while the bus does."""
 
     sidecar = "recorder"
+    uid = RECORDER
     without = "nothing is recorded"
     stop_timeout = 30.0  # the recorder gives up by itself after 20 seconds at most
-
-    def __init__(self, bus: BusService, command: Sequence[bytes], reactor: Any = None) -> None:
-        super().__init__(bus, bus, command, reactor)
-        registry = bus.registry
-        registry.attached["recorder"] = lambda: registry.is_attached(registry.sidecar)
-
-    def _set_pid(self, pid: int | None) -> None:
-        self._bus.registry.sidecar = pid

@@ -167,7 +167,9 @@ class BusService(MultiService):
             clock, dialect, log_budget, owner_of=owner_of, share_of=lambda uid: self.registry.users.shares.of(uid)
         )
         self._owner_of = owner_of
-        audit_log = AuditLog(self._log_observer.limiter, dialect, owner_of, self._generation)
+        audit_log = AuditLog(
+            self._log_observer.limiter, dialect, owner_of, generation=lambda: self.registry.guard.generation
+        )
         self.registry = SubscriptionRegistry(
             credentials,
             clock,
@@ -187,9 +189,6 @@ class BusService(MultiService):
         self.registry.setServiceParent(self)
         self._multiplexer = Multiplexer.of(cast(Reactor, clock)) if IReactorFDSet.providedBy(clock) else None
         self._sockets = Sockets(endpoints, lambda listener: BusFactory(self.registry, listener), self._is_listening)
-
-    def _generation(self) -> int:
-        return self.registry.guard.generation
 
     def privilegedStartService(self) -> None:
         """Listen while the process may still be root.

@@ -112,7 +112,7 @@ def makeService(options: Options) -> IService:
         path = os.path.abspath(options["policy"])
         policy = PolicyFiles(bus.registry, path, options.labels, bus.warn_of_shares, process.reloads)
         process.reload = policy.reload_at_signal
-    service: MultiService = bus if recorder is None else RecordedBus(bus, recorder)
+    service: MultiService = bus if recorder is None else RecordedBus(bus, bus, recorder)
     if link is not None:
         service = LinkedBus(bus, service, link)
     service.setServiceParent(parent)

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from sbus.fair import Lines, Scheduler
 
-__all__ = ["Group", "Machine", "Reader", "Work"]
-
-
-class Group:
-    """Receivers of one user, as far as lines ask."""
-
-    def __init__(self, *members: object) -> None:
-        self.members = frozenset(members)
+__all__ = ["Machine", "Reader", "Work"]
 
 
 class Machine:
@@ -90,9 +82,6 @@ class Work:
                 return True
             if self.machine.now >= until:
                 return False
-
-    def describe(self) -> dict[str, Any]:
-        return {"left": self.left}
 
 
 class Reader:

@@ -8,8 +8,8 @@ from hypothesis import given
 
 from sbus.fair import Lines
 from sbus.fair.lines import MAIL_NS, MEMBERSHIPS, MOST_BYTES, QUANTUM
-from sbus.routing.route import FIRST_NS
-from tests.unit.fair.fakes import Group, Machine, Reader, Work
+from sbus.routing.route import FIRST_NS, Group
+from tests.unit.fair.fakes import Machine, Reader, Work
 
 MANY = 1 << 40
 
@@ -20,7 +20,7 @@ MANY = 1 << 40
 def test_a_receiver_waits_while_mail_is_for_it():
     """A receiver waits from the first entry for a group of it to the last one; others of its user do not."""
     lines, machine = Lines(), Machine()
-    some, all_ = Group("a", "b"), Group("a", "b", "c")
+    some, all_ = Group(None, ("a", "b")), Group(None, ("a", "b", "c"))
     assert not lines.waits("a")
     for group in (some, all_, some):
         lines.mail.append(Work(machine, 1, 1))
@@ -50,7 +50,7 @@ def test_everybody_waits_for_many_groups(groups, waits):
     lines, machine = Lines(), Machine()
     lines.mail.append(Work(machine, 1, 1))
     for number in range(groups):
-        lines.expect(Group(number))
+        lines.expect(Group(None, (number,)))
     assert lines.waits(0)
     assert lines.waits("nobody") is waits
     lines.mail.clear()

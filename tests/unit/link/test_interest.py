@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sbus.errors import UsageError
-from sbus.link.interest import CONSIDERED, NOTED, RETRY, Change, Interest
+from sbus.link.interest import CONSIDERED, NOTED, RETRY, Change, Interest, _cost
 from sbus.protocol.keys import matches_open
 from sbus.protocol.patterns import Shape, covers, shape
 from tests.support.examples import examples
@@ -289,11 +289,11 @@ def test_noted_patterns_are_counted_in_parts(many):
         interest.note(True, b"many/%d" % number, number + 1)
     interest.note(True, b"late", many + 1)
     other.follow(interest.changes(0.0))
-    assert len(list(interest.wanted)) == NOTED
+    assert len(list(interest._wanted)) == NOTED
     assert other.patterns == {b""}
     assert interest.settled >= many + 1
     now = settle(interest, other, 0.0)
-    assert len(list(interest.wanted)) == many + 1
+    assert len(list(interest._wanted)) == many + 1
     assert interest.is_collapsed is (many > 4_096)
     assert len(other.patterns) == (1 if interest.is_collapsed else many + 1)
     for number in range(many):
@@ -329,7 +329,7 @@ def test_new_list_that_changes_nothing_expands():
         interest.note(False, b"%d" % number, 100 + number)
     for _ in range(NOTED):
         interest.note(True, b"z", 200)
-    while set(interest.wanted) != {b"0", b"z"}:
+    while set(interest._wanted) != {b"0", b"z"}:
         other.follow(interest.changes(now))
     assert interest.is_collapsed
     interest.replace([b"0", b"z"], now)
@@ -427,7 +427,7 @@ def test_a_change_that_was_noted_comes_before_one_that_is_applied():
     interest.note(True, b"a", 1)
     interest.apply(False, b"a", 2, 0.0)
     interest.apply(True, b"b", 3, 0.0)
-    assert list(interest.wanted) == [b"b"]
+    assert list(interest._wanted) == [b"b"]
     assert interest.restart(0.0) == [Change(True, b"b")]
     assert interest.settled == 3
 
@@ -651,7 +651,7 @@ def test_refused_patterns_that_nobody_needs_are_forgotten_a_few_at_a_time():
 
 def test_how_many_refused_patterns_that_nobody_needs_are_remembered():
     """As many as may be asked for, and as many bytes: the oldest ones are asked for again before their time."""
-    cost = Interest([b""])._cost(Shape((b"0",), False))
+    cost = _cost(Shape((b"0",), False))
     for interest in Interest([b""], limit=3), Interest([b""], max_bytes=3 * cost):
         for number in range(4):
             interest.add(b"%d" % number)

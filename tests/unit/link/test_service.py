@@ -38,7 +38,7 @@ class Linked:
         limits = limits or Limits(queue_messages=200, block_timeout=30.0)
         addresses = leaf, root = str(directory / "leaf"), str(directory / "root")
         self.below, self.above = (Bus(clock=self.clock, name=address, limits=limits) for address in addresses)
-        self.below.registry.link_sidecar = os.getpid()
+        self.below.registry.members.sidecars[os.getpid()] = LINK
         self._ports: list[Any] = []
         for bus, address in zip((self.below, self.above), addresses, strict=True):
             endpoint = SeqpacketServerEndpoint(self.clock, address)

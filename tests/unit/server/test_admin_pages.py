@@ -17,6 +17,7 @@ from sbus.server.asks.last_values import LastValueRule
 from sbus.server.core.credentials import AccessSettings, KernelCredentials
 from sbus.server.core.interfaces import ICredentials
 from sbus.server.core.limits import Limits
+from sbus.server.core.users import RECORDER
 from sbus.server.ops.admin_pages import pages
 from sbus.server.ops.tap import Tap
 from sbus.server.ops.viewers import UnroutedViewer
@@ -126,7 +127,7 @@ def test_explain_who_loses_it():
     lossy.send(b"SUB k", b"CMSG blocking/soft/discard", b"CMSG whoami")
     patient.send(b"SUB k")
     lossy.protocol.reply(b"x", b"")
-    bus.registry.flush()
+    bus.registry.delivery.flush()
     publisher.send(b"MSG k\0")
     found = got(bus, "/v1/explain", key="k")
     assert [(row["client"], row["is_congested"]) for row in found["receivers"]] == [(2, True)]
@@ -327,10 +328,10 @@ def test_a_recorder_that_is_gone():
     """A recorder that the bus should have, and that is not connected, shows as 0; without one there is no figure."""
     bus = Bus()
     assert not any(name.startswith("sbus_attached_up") for name in figures(bus))
-    bus.registry.attached["recorder"] = lambda: bus.registry.is_attached(bus.registry.sidecar)
+    bus.registry.attached["recorder"] = lambda: bus.registry.members.is_attached(RECORDER)
     assert figures(bus)["sbus_attached_up recorder"] == 0
     assert got(bus, "/v1/status")["has_recorder"] is False
-    bus.registry.sidecar = 77
+    bus.registry.members.sidecars[77] = RECORDER
     bus.connect(uid=os.geteuid(), pid=77)
     assert figures(bus)["sbus_attached_up recorder"] == 1
 

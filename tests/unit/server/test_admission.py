@@ -417,7 +417,7 @@ def test_patterns_of_clients_that_left():
 def test_the_recorder_is_a_user_of_its_own():
     """The recorder's process shares no limit, turn or share of the queues with the user that it runs as."""
     bus = Bus(limits=Limits(user_clients=1, max_clients=8))
-    bus.registry.sidecar = 99
+    bus.registry.members.sidecars[99] = RECORDER
     own = os.geteuid()
     recorder, other = bus.connect(uid=own, pid=99), bus.connect(uid=own)
     assert recorder.is_connected

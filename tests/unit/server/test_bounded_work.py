@@ -12,7 +12,7 @@ from sbus.fair.lines import QUANTUM
 from sbus.fair.scheduler import CROWD
 from sbus.routing.cache import LONGEST_KEY
 from sbus.server.bus.drain import ARRANGED_AT_ONCE
-from sbus.server.bus.posting import OF_OTHERS
+from sbus.server.bus.handover import OF_OTHERS
 from sbus.server.core.limits import MAX_REPLIES
 from sbus.server.core.observers import Observer
 from sbus.syscalls.batch import BATCH

@@ -16,7 +16,8 @@ from sbus.policy import load
 from sbus.protocol.keys import PeerCredentials, SecretKey
 from sbus.protocol.notices import LossReason
 from sbus.routing.route import Groups, Route
-from sbus.server.bus.posting import AT_ONCE, AT_ONCE_KIB, OF_OTHERS
+from sbus.server.bus.delivery import AT_ONCE_KIB
+from sbus.server.bus.handover import AT_ONCE, OF_OTHERS
 from sbus.server.bus.protocol import FANOUT_BUDGET
 from sbus.server.bus.registry import SubscriptionRegistry
 from sbus.server.core.limits import Limits
@@ -68,7 +69,7 @@ class LocalSubscriber:
     def take(self) -> list[bytes]:
         """Empty the inbox."""
         taken, self.inbox = self.inbox, []
-        self.registry.drained(self, has_room=True, is_empty=True)
+        self.registry.delivery.drained(self, has_room=True, is_empty=True)
         return taken
 
 
@@ -494,7 +495,7 @@ def _return_to(bus, reader, publisher):
         _alone_without_echo,
         lambda bus, reader, publisher: reader.send(b"CMSG observer/on"),
         lambda bus, reader, publisher: bus.registry.delivery.touched.append(reader.protocol),
-        lambda bus, reader, publisher: bus.registry._router.mute(reader.protocol),
+        lambda bus, reader, publisher: bus.registry.router.muted.update({reader.protocol: None}),
         _return_to,
         _tap,
     ],

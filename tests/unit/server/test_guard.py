@@ -19,6 +19,7 @@ from sbus.protocol.keys import EARLY
 from sbus.server import Observer
 from sbus.server.core.credentials import AccessSettings, KernelCredentials
 from sbus.server.core.limits import Limits
+from sbus.server.core.users import RECORDER
 from tests.support.buses import Bus, HandTurnedBus, Peer
 
 ON, ANSWER = b"CMSG denied/on", b"CMSG denied/on\0"
@@ -247,7 +248,7 @@ def test_the_program_is_not_judged(policy):
     A client of another user that had the recorder's PID before it, and waited at the socket since, is judged as ever.
     """
     bus = Bus(policy=policy(CLOSED))
-    bus.registry.sidecar = 77
+    bus.registry.members.sidecars[77] = RECORDER
     recorder, other = bus.connect(uid=os.geteuid(), pid=77), bus.connect(uid=os.geteuid() + 1, pid=77)
     recorder.send(b"SUB ")
     other.send(b"SUB ")
@@ -256,7 +257,7 @@ def test_the_program_is_not_judged(policy):
     recorder.transport.hang_up()
     bus.settle()
     assert other.is_connected
-    assert not bus.registry.is_attached(77), "it counts as a client"
+    assert not bus.registry.members.is_attached(RECORDER), "it counts as a client"
     recorder = bus.connect(uid=os.geteuid(), pid=77)
     recorder.send(b"SUB ")
     bus.registry.publish(b"elsewhere", b"x")
@@ -359,7 +360,7 @@ def test_between_two_policies_both_hold_for_subscriptions(policy):
 
     def in_between() -> None:
         client.transport.deliver(b"SUB a/1", b"SUB b/1", b"SUB c/1", b"MSG b/1\0")
-        bus.registry.flush()
+        bus.registry.delivery.flush()
         between.append(len(done))
 
     bus.clock.callLater(0, in_between)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sbus.errors import UsageError
 from sbus.flood import QueueLimits
-from sbus.server.core.limits import MAX_REPLIES, Limits, parse_user_clients, pattern_cost
+from sbus.protocol.patterns import pattern_cost
+from sbus.server.core.limits import MAX_REPLIES, Limits, parse_user_clients
 from sbus.server.core.shares import Shares
 
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sbus.protocol.keys import PeerCredentials
 from sbus.server.bus.members import Members
 from sbus.server.core.listeners import MAIN, Listener
+from sbus.server.core.users import RECORDER
 from tests.support.examples import examples
 
 LIMIT = 3
@@ -45,7 +46,7 @@ class MembersMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.members = Members(LIMIT)
-        self.members.sidecar = SIDECAR
+        self.members.sidecars[SIDECAR] = RECORDER
         self.users = [User(1), User(2)]
         self.ordinary: list[Any] = []
         self.sidecars: list[Any] = []

@@ -25,6 +25,7 @@ from sbus.server.run import sbusd
 from sbus.server.run.command_line import Options
 from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
+from tests.support.waiting_packets import waiting_in
 
 UID = 1000
 WHOAMI = b"CMSG !/cred/whoami"
@@ -409,7 +410,7 @@ def test_the_route_cache_is_bounded():
     sizes = []
     for number in range(400):
         publisher.send(b"MSG %0500d\0" % number)
-        sizes.append(bus.registry._router._cache.memory())
+        sizes.append(bus.registry.router._cache.memory())
     assert 60_000 < max(sizes) <= (1 << 20) // 16
 
 
@@ -565,12 +566,12 @@ class Account(RuleBasedStateMachine):
             assert isinstance(client, BusProtocol)
             users[client.user] = users.get(client.user, 0) + client.memory()
             assert client.pattern_memory == sum(map(price, client.patterns))
-            waiting = client.queue.describe()["packets"]
-            backlog = client.queue._price * len(waiting) + sum(len(packet) + REPLY * reply for reply, packet in waiting)
+            waiting = waiting_in(client.queue)["packets"]
+            backlog = client.queue.price * len(waiting) + sum(len(packet) + REPLY * reply for reply, packet in waiting)
             if client.queue._backlog is not None:
                 backlog += client.queue._backlog.ranked * RANKED  # of messages that were about to be sent
             assert client.queue.memory == (backlog if client.queue.is_congested else 0)
-        for left in set(registry._pattern_drops.receivers).difference(registry.clients.values()):
+        for left in set(registry.router.muted).difference(registry.clients.values()):
             users[left.user] = users.get(left.user, 0) + left.pattern_memory
         assert {user: user.memory for user in users} == users
         account = registry.users.budget.memory

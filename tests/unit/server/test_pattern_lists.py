@@ -65,7 +65,7 @@ def test_the_list_and_its_changes():
     assert len(root.take()) == 1
     root.transport.hang_up()
     bus.settle()
-    assert bus.registry._router.listeners == ()
+    assert bus.registry.router.listeners == ()
 
 
 def numbers(packets: list[bytes]) -> list[tuple[int, bytes]]:
@@ -266,7 +266,7 @@ class World(RuleBasedStateMachine):
             peer.transport.hang_up()
         for _ in range(4):
             self.settle()
-        assert self.bus.registry._router.listeners == ()
+        assert self.bus.registry.router.listeners == ()
         assert not self.bus.registry._pattern_lists._counts
 
     def changed(self) -> None:

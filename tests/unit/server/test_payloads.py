@@ -334,6 +334,7 @@ class Model:
             self.named.append(b"")
             self.owed.append([])
             self.got.append([])
+        self.bus.finish()  # a receiver that had to wait for its user's turn is subscribed now, too
 
     def publish(self, at: int, sizes: list[int]) -> None:
         """Publish messages; an even size is that of a payload in memory."""

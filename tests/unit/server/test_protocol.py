@@ -13,7 +13,7 @@ from sbus.protocol import bundles
 from sbus.protocol.keys import EARLY
 from sbus.server.bus import protocol
 from sbus.server.bus.backpressure import Backpressure
-from sbus.server.bus.posting import OF_OTHERS
+from sbus.server.bus.handover import OF_OTHERS
 from sbus.server.bus.protocol import MAX_RUN
 from sbus.server.core.credentials import AccessSettings
 from sbus.server.core.limits import Limits
@@ -660,7 +660,7 @@ def test_stopping_disconnects_everyone_and_can_be_repeated():
         bus.settle()
         assert done.called
         assert not any(client.is_connected for client in clients)
-        assert bus.registry._router.is_empty()
+        assert bus.registry.router.index.is_empty()
         assert not bus.registry.routes
         assert not bus.connect().is_connected
         bus.registry.startService()

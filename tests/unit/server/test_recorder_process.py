@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 from sbus.daemon.options import duration
 from sbus.errors import AddressError, UsageError
 from sbus.server.core.limits import Limits
+from sbus.server.core.users import RECORDER
 from sbus.server.run import recorder as recording
 from sbus.server.run.recorder import RecordedBus, recorder_command, split_options
 from sbus.server.run.twistd import Options
@@ -108,14 +109,14 @@ def test_no_times(text: str) -> None:
 def test_recorders_do_not_count() -> None:
     """A bus is empty when the last client leaves, whether its recorder is connected or not."""
     bus = Bus(limits=Limits(max_clients=1))
-    bus.registry.sidecar = 77
+    bus.registry.members.sidecars[77] = RECORDER
     recorder = bus.connect(uid=os.geteuid(), pid=77)
     empty = bus.registry.when_empty()
     client = bus.connect(pid=1)
     assert not bus.connect(pid=2).is_connected  # one client is the limit
     recorder.transport.abortConnection()
     bus.settle()
-    bus.registry.sidecar = 78
+    bus.registry.members.sidecars[78] = RECORDER
     recorder = bus.connect(uid=os.geteuid(), pid=78)
     assert recorder.is_connected
     assert not empty.called
@@ -128,7 +129,7 @@ def test_recorders_do_not_count() -> None:
 def test_a_recorder_is_not_the_last_client() -> None:
     """A recorder that leaves is not the last client."""
     bus = Bus()
-    bus.registry.sidecar = 77
+    bus.registry.members.sidecars[77] = RECORDER
     empty = bus.registry.when_empty()
     bus.connect(uid=os.geteuid(), pid=77).transport.abortConnection()
     bus.settle()
@@ -138,7 +139,7 @@ def test_a_recorder_is_not_the_last_client() -> None:
 def test_recorders_are_disconnected_last() -> None:
     """All other clients can be disconnected before the recorder; a bus that stops waits for all."""
     bus = Bus()
-    bus.registry.sidecar = 77
+    bus.registry.members.sidecars[77] = RECORDER
     recorder, client = bus.connect(uid=os.geteuid(), pid=77), bus.connect(pid=1)
     bus.registry.disconnect_all(sidecars=False)
     bus.settle()
@@ -195,9 +196,9 @@ class FakeBus(MultiService):
 
     def __init__(self) -> None:
         super().__init__()
-        self.registry = self
+        self.registry = self.members = self
         self.attached: dict[str, Any] = {}
-        self.sidecar: int | None = None
+        self.sidecars: dict[int, int] = {}
         self.calls: list[Any] = []
 
     async def stopListening(self) -> None:
@@ -223,7 +224,7 @@ def bus() -> FakeBus:
 
 @pytest.fixture
 def recorded(reactor: Reactor, bus: FakeBus) -> RecordedBus:
-    service = RecordedBus(bus, [b"python"], reactor)  # type: ignore[arg-type]
+    service = RecordedBus(bus, bus, [b"python"], reactor)  # type: ignore[arg-type]
     service.startService()
     assert reactor.children == []
     reactor.advance(0)
@@ -236,9 +237,9 @@ def test_started_again_and_again(reactor: Reactor, bus: FakeBus) -> None:
     delays: list[float] = []
     for _ in range(9):
         child = reactor.children[-1]
-        assert bus.sidecar == child.pid
+        assert bus.sidecars == {child.pid: RECORDER}
         child.end(None, 9)
-        assert bus.sidecar is None
+        assert not bus.sidecars
         [call] = reactor.getDelayedCalls()
         delays.append(call.getTime() - reactor.seconds())
         reactor.advance(delays[-1])
@@ -255,7 +256,7 @@ def test_cannot_be_spawned(reactor: Reactor, bus: FakeBus, recorded: RecordedBus
     reactor.children[-1].end(1)
     reactor.error = OSError(11, "Resource temporarily unavailable")
     reactor.advance(0.5)
-    assert bus.sidecar is None
+    assert not bus.sidecars
     reactor.error = None
     reactor.advance(1)
     assert len(reactor.children) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from sbus.errors import CloseReason
 from sbus.flood import UNLIMITED
+from sbus.policy.rules import UserLimits
 from sbus.seqpacket.send_buffer import START
 from sbus.server.bus.admission import BURST_SECONDS, Admission
 from sbus.server.bus.memory import CLIENT_MEMORY, pattern_memory
@@ -22,25 +22,16 @@ from tests.support.buses import Bus
 MEMORY = 1 << 20
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table ``[[limits]]``, as a policy has it."""
-
-    users: frozenset[int]
-    clients: int | None = None
-    patterns: int | None = None
-    memory: int | None = None
-    accepts: int | None = None
-    where: str = "p.toml:1"
-
-
-def table(*users: int, where: str = "p.toml:1", **limits: int) -> Table:
-    return Table(frozenset(users), where=where, **limits)
+def table(*users: int, where: str = "p.toml:1", **limits: int) -> UserLimits:
+    fields: dict[str, int | None] = {**dict.fromkeys(("clients", "patterns", "memory", "accepts")), **limits}
+    return UserLimits(frozenset(users), **fields, where=where)
 
 
 fields = st.none() | st.integers(1, 99)
 tables = st.lists(
-    st.builds(Table, st.frozensets(st.integers(1, 4)), fields, fields, fields, fields, st.sampled_from(["a:1", "b:2"]))
+    st.builds(
+        UserLimits, st.frozensets(st.integers(1, 4)), fields, fields, fields, fields, st.sampled_from(["a:1", "b:2"])
+    )
 )
 
 

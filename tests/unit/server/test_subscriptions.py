@@ -35,7 +35,6 @@ def state(bus: Bus, peer: Peer) -> tuple[object, ...]:
         dict(peer.protocol.patterns),
         peer.protocol.pattern_bytes,
         user.patterns,
-        user.pattern_bytes,
         user.match_cost.steps,
         user.secret_match_cost.steps,
         bus.registry.route(b"a/b").receivers,

@@ -13,7 +13,7 @@ from sbus.admin.pages import Asked, Problem
 from sbus.flood import Signature
 from sbus.protocol.keys import CURRENT
 from sbus.server.asks.last_values import LastValueRule
-from sbus.server.bus.posting import OF_OTHERS
+from sbus.server.bus.handover import OF_OTHERS
 from sbus.server.core.limits import Limits
 from sbus.server.ops.admin_events import events
 from sbus.server.ops.tap import BURST, MOST_LOSSES, Tap
