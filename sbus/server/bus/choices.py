@@ -63,7 +63,7 @@ def _bundles(client: ReceivingHalf, key: bytes) -> bool:
     wanted = key == controls.BUNDLE_ON
     if wanted and client.registry.limits.max_packet < MIN_BUNDLE_LIMIT:
         return False
-    client.in_order(partial(_set_bundles, client, key, wanted))
+    client.in_order("choice", partial(_set_bundles, client, key, wanted))
     return True
 
 
@@ -90,7 +90,7 @@ def _payloads(client: ReceivingHalf, key: bytes) -> bool:
     if transport is None or not transport.pass_payloads(key == controls.PAYLOAD_ON, client.user.payloads):
         return False
     client.settings = replace(client.settings, payloads=key == controls.PAYLOAD_ON)
-    client.in_order(partial(_set_payloads, client, key, client.settings))
+    client.in_order("choice", partial(_set_payloads, client, key, client.settings))
     return True
 
 

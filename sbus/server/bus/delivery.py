@@ -274,7 +274,7 @@ class Delivery(Handover):
         """Return whether a receiver of the group's user may block a publisher."""
         return any(self._may_block(each, publisher) for each in islice(group.user.blockers, _ASKED))
 
-    def post(self, client: Receiver, open_letter: Callable[[], object]) -> bool:
+    def post(self, client: Receiver, kind: str, open_letter: Callable[[], object]) -> bool:
         """Put a letter for a client into its user's mail, if anything waits there for the client.
 
         :returns: False if nothing waits; then the caller must act at once, without the letter.
@@ -282,7 +282,7 @@ class Delivery(Handover):
         lines = client.user.lines
         if not lines.waits(client):
             return False
-        self.scheduler.append(lines, Letter(self, lines, client, open_letter))
+        self.scheduler.append(lines, Letter(self, lines, client, kind, open_letter))
         return True
 
     def miss(self, receivers: Sequence[Receiver], link: object, messages: int, size: int) -> None:
@@ -295,7 +295,7 @@ class Delivery(Handover):
             queue = receiver.queue
             if queue is None or receiver is link or not queue.settings.receipts:
                 continue
-            if not self.post(receiver, partial(self._miss, receiver, messages, size)):
+            if not self.post(receiver, "loss", partial(self._miss, receiver, messages, size)):
                 self._miss(receiver, messages, size)
 
     def _miss(self, receiver: Receiver, messages: int, size: int) -> None:

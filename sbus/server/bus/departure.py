@@ -64,7 +64,7 @@ def begin(client: ReceivingHalf, reason: CloseReason | None, detail: str = "") -
     client.user.lines.leave(client)
     client.user.blockers.pop(client, None)
     client.registry.delivery.forget(client)
-    client.in_order(partial(_close, client, reason, detail))
+    client.in_order("end", partial(_close, client, reason, detail))
 
 
 def _close(client: ReceivingHalf, reason: CloseReason | None, detail: str) -> None:
@@ -94,7 +94,7 @@ def _farewell(client: ReceivingHalf, reason: CloseReason | None, detail: str) ->
 def drain(client: ReceivingHalf) -> None:
     """Send a client, which has shut down writing, its queue as long as it reads; then close."""
     client.user.blockers.pop(client, None)
-    client.in_order(partial(_send_rest, client))
+    client.in_order("end", partial(_send_rest, client))
 
 
 def _send_rest(client: ReceivingHalf) -> None:
@@ -113,7 +113,7 @@ def _progress(client: ReceivingHalf) -> tuple[int, int]:
 
 def deafen(client: ReceivingHalf) -> None:
     """Send nothing more to a client, which has shut down reading."""
-    client.in_order(partial(_deafen, client))
+    client.in_order("end", partial(_deafen, client))
 
 
 def _deafen(client: ReceivingHalf) -> None:
@@ -132,7 +132,7 @@ def lose(client: ReceivingHalf) -> None:
     client.user.lines.leave(client)
     client.registry.release(client)
     client.release()
-    client.in_order(partial(_forget, client))
+    client.in_order("end", partial(_forget, client))
 
 
 def _forget(client: ReceivingHalf) -> None:

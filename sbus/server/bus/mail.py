@@ -319,12 +319,16 @@ class Letter:
     """An entry of mail for one client, at its place in the client's stream.
 
     :param open_letter: does it.
+    :param kind: its kind, for people: ``reply``, ``choice``, ``snapshot``, ``service`` or ``end``.
     """
 
-    __slots__ = ("_handover", "_lines", "_open", "client")
+    __slots__ = ("_handover", "_lines", "_open", "client", "kind")
 
-    def __init__(self, handover: Handover, lines: Lines, client: Receiver, open_letter: Callable[[], object]) -> None:
+    def __init__(
+        self, handover: Handover, lines: Lines, client: Receiver, kind: str, open_letter: Callable[[], object]
+    ) -> None:
         self.client = client
+        self.kind = kind
         self._handover = handover
         self._lines = lines
         self._open = open_letter

@@ -223,12 +223,13 @@ class ReceivingHalf(Connection):
 
     # --- the place in the stream -------------------------------------------------------------
 
-    def in_order(self, call: Callable[[], object]) -> bool:
+    def in_order(self, kind: str, call: Callable[[], object]) -> bool:
         """Do something at its place in the client's stream: now, or when the mail before it is delivered.
 
+        :param kind: see `sbus.server.bus.mail.Letter`.
         :returns: whether it was done now.
         """
-        if self.user.lines.mail and self._delivery.post(self, call):
+        if self.user.lines.mail and self._delivery.post(self, kind, call):
             return False
         call()
         return True
@@ -236,7 +237,7 @@ class ReceivingHalf(Connection):
     def choose(self, settings: ClientSettings) -> None:
         """Choose flood control: from this place in the client's stream on."""
         self.settings = settings
-        self.in_order(partial(self.put_in_force, settings))
+        self.in_order("choice", partial(self.put_in_force, settings))
 
     def put_in_force(self, settings: ClientSettings) -> None:
         """Use the client's choices from now on: their place in its stream has come."""
@@ -318,7 +319,7 @@ class ReceivingHalf(Connection):
         """
         if self.is_write_closed:
             return
-        if self.user.lines.mail and self._delivery.post(self, partial(self._write_letter, packet)):
+        if self.user.lines.mail and self._delivery.post(self, "reply", partial(self._write_letter, packet)):
             self._letters += 1
             self._charge_reply(packet)
             if self._has_replies():
@@ -364,7 +365,7 @@ class ReceivingHalf(Connection):
         """See `sbus.server.core.interfaces.Client`."""
         self._is_loading = True
         self.pause()
-        self.in_order(partial(self._begin_snapshot, packets, on_over))
+        self.in_order("snapshot", partial(self._begin_snapshot, packets, on_over))
 
     def _begin_snapshot(self, packets: Generator[bytes | None, None, None], on_over: Callable[[], None]) -> None:
         registry, transport = self.registry, self.transport
@@ -404,7 +405,7 @@ class ReceivingHalf(Connection):
         The publishers of waiting messages are not known, or are no longer to be named. So all waiting messages are sent
         before the answer, as if it were a snapshot, and the client is not read until then.
         """
-        if not self.in_order(partial(self._name_senders, wanted, answer)):
+        if not self.in_order("choice", partial(self._name_senders, wanted, answer)):
             self._is_loading = True
             self.pause()
 

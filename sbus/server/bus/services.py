@@ -58,7 +58,7 @@ class Services:
         client.mail_delivered()
 
     def _post_enlisting(self, client: Client) -> bool:
-        return self._delivery.post(client, lambda: self._enlist_late(client))
+        return self._delivery.post(client, "service", lambda: self._enlist_late(client))
 
     def _enlist(self, client: Client) -> None:
         reason = self._admission.refusal(SERVICES, self._members.count - 1)

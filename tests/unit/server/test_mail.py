@@ -19,7 +19,7 @@ from sbus.routing.route import FIRST_NS, Group
 from sbus.server.asks.last_values import LastValueRule
 from sbus.server.bus.delivery import account_of
 from sbus.server.bus.handover import OF_OTHERS
-from sbus.server.bus.mail import GAP_GROUPS, JOINED, LOOK, Gap, Mail, drop
+from sbus.server.bus.mail import GAP_GROUPS, JOINED, LOOK, Gap, Letter, Mail, drop
 from sbus.server.core.components import FloodControls
 from sbus.server.core.limits import MAX_REPLIES, Limits
 from sbus.server.core.observers import Observer
@@ -72,7 +72,7 @@ def lines_of(bus: Bus, uid: int = READER) -> Any:
 
 def kinds(bus: Bus, uid: int = READER) -> list[str]:
     """Return what stands in a user's mail."""
-    return [type(entry).__name__ for entry in lines_of(bus, uid).mail]
+    return [entry.kind if isinstance(entry, Letter) else type(entry).__name__ for entry in lines_of(bus, uid).mail]
 
 
 def taken(readers: list[Peer]) -> list[list[bytes]]:
@@ -279,7 +279,7 @@ def test_letters_have_their_place():
     publisher.transport.deliver(message(2))
     reader.transport.deliver(b"CMSG receipts/on", b"CMSG bundle/on")
     publisher.transport.deliver(message(3))
-    assert kinds(bus) == ["Mail", "Letter", "Letter", "Mail", "Letter", "Letter", "Letter", "Mail"]
+    assert kinds(bus) == ["Mail", "reply", "reply", "Mail", "choice", "reply", "choice", "Mail"]
     assert reader.take() == []
     bus.settle()
     got = reader.take()
@@ -347,7 +347,7 @@ def test_a_snapshot_has_its_place():
     publisher.transport.deliver(message(1))
     readers[0].transport.deliver(b"CMSG last\0k", WHOAMI)
     publisher.transport.deliver(message(2))
-    assert kinds(bus) == ["Mail", "Letter", "Mail"]
+    assert kinds(bus) == ["Mail", "snapshot", "Mail"]
     assert readers[0].protocol.is_paused
     bus.settle()
     assert readers[0].take()[:4] == [message(1), message(1), b"CMSG last/done\0k", message(2)]
@@ -362,7 +362,7 @@ def test_replies_that_wait_in_the_mail_stop_their_client():
     publisher.transport.deliver(message())
     readers[0].transport.deliver(*[WHOAMI] * 200)
     assert readers[0].protocol.is_paused
-    assert kinds(bus).count("Letter") == MAX_REPLIES + 1 == readers[0].protocol.waiting_replies
+    assert kinds(bus).count("reply") == MAX_REPLIES + 1 == readers[0].protocol.waiting_replies
     bus.settle()
     got = readers[0].take()
     assert (got[0], len(got)) == (message(), 201)
@@ -410,7 +410,7 @@ def test_a_letter_that_fails_ends_its_client_alone():
         raise RuntimeError("broken")
 
     publisher.transport.deliver(message(1))
-    assert bus.registry.delivery.post(readers[0].protocol, fail)
+    assert bus.registry.delivery.post(readers[0].protocol, "reply", fail)
     publisher.transport.deliver(message(2))
     bus.settle()
     assert [reader.is_connected for reader in readers] == [False, *[True] * (MANY - 1)]
@@ -499,7 +499,7 @@ def test_a_gap_is_where_the_messages_were_lost():
     two.transport.deliver(message(3))
     readers[0].transport.deliver(WHOAMI)
     one.transport.deliver(message(4, size=4_000))
-    assert kinds(bus) == ["Mail", "Gap", "Mail", "Letter", "Gap"]
+    assert kinds(bus) == ["Mail", "Gap", "Mail", "reply", "Gap"]
     assert lost_in(lines_of(bus).mail[1]) == [(reader.protocol.number, 1) for reader in readers]
     assert bus.registry.scheduler.mail_copies == 4 * MANY
     bus.settle()
@@ -811,7 +811,7 @@ def test_a_gap_after_the_end_of_a_receiver_is_none_of_its_losses():
     readers[0].transport.hang_up()
     for number in (2, 3, 4):
         publisher.transport.deliver(message(number, size=4_000))
-    assert kinds(bus) == ["Mail", "Letter", "Mail", "Gap"]
+    assert kinds(bus) == ["Mail", "end", "Mail", "Gap"]
     bus.settle()
     counters = bus.registry.counters
     assert taken(readers[1:]) == [[message(1), message(2, size=4_000)]] * (MANY - 1)
@@ -835,7 +835,7 @@ def test_a_connection_that_is_lost_before_the_place_of_its_end(end):
     readers[0].transport._abort(Failure(ConnectionLost()))
     bus.settle()
     assert not readers[0].is_connected
-    assert kinds(bus) == ["Mail", "Letter", "Mail", "Letter"]
+    assert kinds(bus) == ["Mail", "end", "Mail", "end"]
     bus.finish()
     assert taken(readers[1:]) == [messages(1, 2)] * (MANY - 1)
     counters = bus.registry.counters
@@ -853,7 +853,7 @@ def test_a_stop_accounts_for_everything():
     for number in range(30):
         publisher.transport.deliver(message(number, size=1_000))
     readers[0].transport.deliver(WHOAMI)
-    assert kinds(bus)[-1] == "Letter"
+    assert kinds(bus)[-1] == "reply"
     user = bus.registry.users[READER]
     done = bus.registry.stopService()
     bus.settle()
