@@ -58,6 +58,9 @@ class Entry(Protocol):
         :returns: whether all is done.
         """
 
+    def describe(self) -> dict[str, Any]:
+        """Return the entry as plain values."""
+
 
 class Reader(Protocol):
     """A client that waits to be read."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from zope.interface import implementer
 
@@ -217,6 +217,21 @@ class OutgoingQueue:
                 else:
                     backlog.push([held(packet, self._user)])
                     self._count(1, len(packet))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the queue in order of arrival, as plain values.
+
+        ``packets`` has tuples (whether it is a reply, packet). ``receipts`` has tuples (index of the packet that it
+        stands before, messages, bytes, cause).
+        """
+        packets: list[tuple[bool, bytes]] = []
+        receipts: list[tuple[int, int, int, str]] = []
+        for packet in [*([self.head] if self.head else []), *(self._backlog or ()), *self.pending]:
+            if type(packet) is Receipt:
+                receipts.append((len(packets), packet.messages, packet.size, packet.why.value))
+            else:
+                packets.append((type(packet) is Reply, bytes(packet)))
+        return {"packets": packets, "receipts": receipts, "lost": self.lost, "conflated": self.conflated}
 
     def write(self, packet: bytes) -> None:
         """Add a reply: it is kept in any case and counted apart."""

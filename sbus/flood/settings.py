@@ -58,6 +58,24 @@ class ClientSettings:
         """Return whether the strategies can block a publisher."""
         return self.soft.always in (Verdict.BLOCK, None) or self.hard.always in (Verdict.BLOCK, None)
 
+    def describe(self) -> dict[str, bytes | bool]:
+        """Return the choices as the control messages that select them."""
+        return {
+            "soft": self.soft.selector,
+            "hard": self.hard.selector,
+            "order": self.order.selector,
+            "newest_first": self.newest_first,
+            "echo": self.echo,
+            "bundles": self.bundles,
+            "payloads": self.payloads,
+            "bye": self.bye,
+            "receipts": self.receipts,
+            "sender": self.sender,
+            "denied": self.denied,
+            "observer": self.observer,
+            "chain": self.chain,
+        }
+
 
 DEFAULT_SETTINGS = ClientSettings()
 """The choices of a client that has made none."""

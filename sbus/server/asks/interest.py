@@ -37,7 +37,7 @@ matching patterns of each key (own subscriptions and observers count for some wa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
@@ -105,6 +105,10 @@ class _EndedWatches:
             if clock() >= until:
                 break
         return not self._watches
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"watches": list(self._watches)}
 
 
 class Interest:

@@ -35,7 +35,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sbus.daemon.values import size
 from sbus.errors import CloseReason, UsageError, Violation
@@ -205,6 +205,10 @@ class _Pull:
             self.is_waiting = False
             self._client.flush()
         return True
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": self._client.number}
 
 
 class LastValues:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -83,6 +84,10 @@ class PatternFeed:
         self._lists.go_on(self, until)
         return True
 
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": self.client.number, "patterns": len(self.listed) + len(self.agenda)}
+
 
 class Recount:
     """The patterns of a client that are to be counted or no longer counted, as it is an observer now or not.
@@ -100,6 +105,10 @@ class Recount:
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
         return self._lists.recount(self, until)
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": getattr(self.client, "number", 0), "patterns": len(self.patterns)}
 
 
 class PatternLists:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from sbus.routing.trie import split_pattern
 from sbus.server.core.interfaces import Client
@@ -116,6 +117,10 @@ class WatchedKeys:
     def run(self, until: int) -> bool:
         """See `sbus.fair.Entry`."""
         return self._walk(self, until)
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"user": self.user.uid, "walks": len(self.walks)}
 
     def add(self, watch: Watch) -> None:
         """Add a watch, whose answer is known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from sbus.fair import Scheduler
 from sbus.seqpacket.interfaces import IPacketTransport
@@ -14,6 +14,7 @@ ARRANGED_AT_ONCE = 2_048
 
 
 class _Client(Protocol):
+    number: int
     transport: IPacketTransport | None
     drain: Drain | None
 
@@ -42,3 +43,7 @@ class Drain:
         if client.transport is not None:
             client.transport.send_on(not self._scheduler.is_contended)
         return True
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": self._client.number}

@@ -27,6 +27,7 @@ Rejected: an entry for each receiver (the publisher would pay for all of them); 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable
+from typing import Any
 
 from twisted.logger import Logger
 
@@ -213,6 +214,11 @@ class Mail:
         self._handover.scheduler.mail_bytes -= len(left) * self._size
         self._end(0)
 
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        left = self.group.receivers[self._at :]
+        return {"packets": list(self.packets), "receivers": [_number(each) for each in left if each is not self.skip]}
+
 
 class Gap:
     """Messages that found no room in the mail; each receiver learns of them at their place.
@@ -314,6 +320,18 @@ class Gap:
             gap.add_for(receiver, messages, size)
             _forget_letter(self._lines, receiver)
 
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {
+            "lost": [
+                (_number(receiver), messages)
+                for (group, skip), (messages, _) in self._groups.items()
+                for receiver in group.receivers
+                if receiver is not skip
+            ]
+            + [(_number(receiver), messages) for receiver, (messages, _) in self._receivers.items()]
+        }
+
 
 class Letter:
     """An entry of mail for one client, at its place in the client's stream.
@@ -340,10 +358,14 @@ class Letter:
         try:
             self._open()
         except Exception:
-            _log.failure("Error in a letter for client {number}", number=getattr(self.client, "number", 0))
+            _log.failure("Error in a letter for client {number}", number=_number(self.client))
             self.client.close(CloseReason.SERVER_ERROR)
         self._handover.flush()
         return True
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"client": _number(self.client), "kind": self.kind}
 
 
 def _forget_letter(lines: Lines, receiver: Receiver) -> None:
@@ -352,6 +374,10 @@ def _forget_letter(lines: Lines, receiver: Receiver) -> None:
         lines.letters[receiver] = left
     else:
         del lines.letters[receiver]
+
+
+def _number(receiver: Receiver) -> int:
+    return getattr(receiver, "number", 0)
 
 
 def drop(handover: Handover, lines: Lines, mail: Iterable[Entry]) -> None:

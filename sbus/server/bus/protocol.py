@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from twisted.internet import error
 from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol
@@ -148,6 +149,22 @@ class BusProtocol(ReceivingHalf):
             else:
                 self.reason = CloseReason.SERVER_ERROR
         departure.lose(self)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the state of this connection as plain values, without its queued packets."""
+        return {
+            "number": self.number,
+            "peer": tuple(self.peer),
+            "signature": self.signature.notice,
+            "listener": self.listener.name,
+            "patterns": {pattern: count for pattern, (count, _) in self.patterns.items()},
+            "lost": self.lost,
+            "untold": self.untold,
+            "connected_at": self.connected_at,
+            "settings": self.settings.describe(),
+            "is_write_closed": self.is_write_closed,
+            "reason": None if self.reason is None else self.reason.name,
+        }
 
     # --- as publisher ------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 from twisted.internet import defer
 from twisted.internet.interfaces import IReactorTime
@@ -62,6 +63,10 @@ class PatternDrop:
             if patterns and subscriptions.scheduler.clock() >= until:
                 return False
         return True
+
+    def describe(self) -> dict[str, Any]:
+        """See `sbus.fair.Entry`."""
+        return {"patterns": list(self.receiver.patterns), "receiver": getattr(self.receiver, "number", 0)}
 
 
 class Subscriptions:

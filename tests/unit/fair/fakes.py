@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from sbus.fair import Lines, Scheduler
 
@@ -82,6 +83,9 @@ class Work:
                 return True
             if self.machine.now >= until:
                 return False
+
+    def describe(self) -> dict[str, Any]:
+        return {"left": self.left}
 
 
 class Reader:

@@ -26,7 +26,6 @@ from tests.support.costs import calls
 from tests.support.examples import examples
 from tests.support.reactors import Recorder, received
 from tests.support.transports import World, flood_controlled
-from tests.support.waiting_packets import waiting_in
 from tests.unit.flood.test_send_queue import BATCH, ORDER, SOFT, Connection, DropOldest
 
 LONGEST = 60
@@ -93,7 +92,7 @@ class Reader:
         self.read()
         messages = [packet for packet in self.delivered if packet.startswith(b"MSG ")]
         told = [found for packet in self.delivered if (found := receipt(packet))]
-        snapshot = waiting_in(self.queue)
+        snapshot = self.queue.describe()
         waiting = [packet for is_reply, packet in snapshot["packets"] if not is_reply]
         untold = snapshot["receipts"]
         assert len(set(messages + waiting)) == len(messages) + len(waiting)

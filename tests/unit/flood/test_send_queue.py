@@ -38,7 +38,6 @@ from sbus.interfaces import IHardStrategy, IPacketQueue, IQueueOrder, ISoftStrat
 from sbus.protocol.notices import LossReason
 from tests.support.costs import calls
 from tests.support.examples import examples
-from tests.support.waiting_packets import waiting_in
 
 BATCH = 64
 SOFT = {strategy.selector.rsplit(b"/", 1)[1].decode(): strategy for strategy in SOFT_STRATEGIES}
@@ -529,7 +528,7 @@ def test_a_run_is_decided_about_as_one_by_one(sizes, messages, size, soft, recei
     published = len(run) + (not are_left)
     assert together.queue.messages + together.lost[0] + together.queue.conflated == published
     if soft != "latest":
-        assert waiting_in(together.queue) == waiting_in(single.queue)
+        assert together.queue.describe() == single.queue.describe()
         assert together.lost == single.lost
 
 
@@ -556,7 +555,7 @@ def test_queues_of_different_fill_decide_about_one_run(receipts):
         together.act(together.queue.admit(run, False))
         for packet in run.packets:
             single.publish(packet)
-        assert waiting_in(together.queue) == waiting_in(single.queue)
+        assert together.queue.describe() == single.queue.describe()
         assert together.lost == single.lost
     assert run.packets == before
 

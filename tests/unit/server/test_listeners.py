@@ -229,11 +229,12 @@ class TestAdmission:
         assert [self.connect(bus, own, 1001)[1].connected for _ in range(9)] == [True] * 8 + [False]
 
     def test_label_is_on_the_client(self):
-        """A connection knows its socket."""
+        """The state of a connection names its socket."""
         bus = Bus()
         protocol, _ = self.connect(bus, Listener("app"))
         assert protocol.listener.name == "app"
-        assert bus.connect().protocol.listener.name == "main"
+        assert protocol.describe()["listener"] == "app"
+        assert bus.connect().protocol.describe()["listener"] == "main"
 
 
 def test_the_admin_socket_from_systemd():

@@ -36,22 +36,6 @@ def message(number: int = 0, key: bytes = b"k", size: int = 0) -> bytes:
     return b"MSG %b\0%d" % (key, number) + bytes(size)
 
 
-def left_of(entry: Any) -> list[int]:
-    """Return the numbers of the receivers to which an entry was not handed over yet."""
-    return [receiver.number for receiver in entry.group.receivers[entry._at :] if receiver is not entry.skip]
-
-
-def lost_in(gap: Any) -> list[tuple[int, int]]:
-    """Return the messages that a gap stands for, by the number of each receiver."""
-    by_group = [
-        (receiver.number, messages)
-        for (group, skip), (messages, _) in gap._groups.items()
-        for receiver in group.receivers
-        if receiver is not skip
-    ]
-    return by_group + [(receiver.number, messages) for receiver, (messages, _) in gap._receivers.items()]
-
-
 def messages(*numbers: int) -> list[bytes]:
     return [message(number) for number in numbers]
 
@@ -98,10 +82,10 @@ def test_messages_for_one_group_join():
     two.transport.deliver(message(2))
     one.transport.deliver(message(3))
     assert kinds(bus) == ["Mail"]
-    entry = lines_of(bus).mail[0]
-    assert isinstance(entry, Mail)
-    assert entry.packets == messages(1, 2, 3)
-    assert left_of(entry) == [reader.protocol.number for reader in readers]
+    assert lines_of(bus).mail[0].describe() == {
+        "packets": messages(1, 2, 3),
+        "receivers": [reader.protocol.number for reader in readers],
+    }
     assert bus.registry.scheduler.mail_copies == 3 * MANY
     bus.settle()
     assert taken(readers) == [messages(1, 2, 3)] * MANY
@@ -155,7 +139,9 @@ def test_an_entry_stops_after_any_receiver():
         left = len(readers) - got[-1]
         assert bus.registry.scheduler.mail_copies == left
         if left:
-            assert left_of(lines_of(bus).mail[0]) == [reader.protocol.number for reader in readers[got[-1] :]]
+            assert lines_of(bus).mail[0].describe()["receivers"] == [
+                reader.protocol.number for reader in readers[got[-1] :]
+            ]
     assert all(0 < after - before <= 5 * LOOK for before, after in itertools.pairwise(got[1:]))
     assert len(got) > 3
     bus.finish()
@@ -500,7 +486,7 @@ def test_a_gap_is_where_the_messages_were_lost():
     readers[0].transport.deliver(WHOAMI)
     one.transport.deliver(message(4, size=4_000))
     assert kinds(bus) == ["Mail", "Gap", "Mail", "reply", "Gap"]
-    assert lost_in(lines_of(bus).mail[1]) == [(reader.protocol.number, 1) for reader in readers]
+    assert lines_of(bus).mail[1].describe() == {"lost": [(reader.protocol.number, 1) for reader in readers]}
     assert bus.registry.scheduler.mail_copies == 4 * MANY
     bus.settle()
     got = readers[0].take()
@@ -677,7 +663,7 @@ def test_a_gap_with_many_groups():
     assert isinstance(gap, Gap)
     for reader, count in zip(readers, expected, strict=True):
         number = reader.protocol.number
-        assert sum(lost for receiver, lost in lost_in(gap) if receiver == number) == count
+        assert sum(lost for receiver, lost in gap.describe()["lost"] if receiver == number) == count
     bus.settle()
     assert [reader.protocol.lost for reader in readers] == expected
     assert [receipts(reader.take())[-1][2] for reader in readers] == expected
@@ -1100,3 +1086,14 @@ def test_equal_groups_are_one():
     assert isinstance(one, Group)
     assert one is both[0]
     assert {group.user.uid for group in both} == {READER, OTHER}
+
+
+def test_the_state_of_mail_is_plain():
+    """Entries describe themselves as plain values."""
+    bus = Bus()
+    readers, publisher = readers_of(bus), bus.connect(uid=PUBLISHER)
+    publisher.transport.deliver(message(1))
+    readers[0].transport.deliver(WHOAMI)
+    entry, letter = lines_of(bus).mail
+    assert isinstance(entry, Mail)
+    assert letter.describe() == {"client": readers[0].protocol.number, "kind": "reply"}

@@ -25,7 +25,6 @@ from sbus.server.run import sbusd
 from sbus.server.run.command_line import Options
 from tests.support.buses import Bus, HandTurnedBus, Peer
 from tests.support.examples import examples
-from tests.support.waiting_packets import waiting_in
 
 UID = 1000
 WHOAMI = b"CMSG !/cred/whoami"
@@ -566,7 +565,7 @@ class Account(RuleBasedStateMachine):
             assert isinstance(client, BusProtocol)
             users[client.user] = users.get(client.user, 0) + client.memory()
             assert client.pattern_memory == sum(map(price, client.patterns))
-            waiting = waiting_in(client.queue)["packets"]
+            waiting = client.queue.describe()["packets"]
             backlog = client.queue.price * len(waiting) + sum(len(packet) + REPLY * reply for reply, packet in waiting)
             if client.queue._backlog is not None:
                 backlog += client.queue._backlog.ranked * RANKED  # of messages that were about to be sent

@@ -1,4 +1,4 @@
-"""A client's choices, and the control messages that make them."""
+"""A client's choices, the control messages that make them, and the state that could be handed over."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from sbus.flood import ClientSettings, SendQueue
 from sbus.protocol import controls
 from sbus.protocol.bundles import MAX_BUNDLE
+from sbus.server.bus.protocol import BusProtocol
 from tests.support.buses import Bus
-from tests.support.waiting_packets import waiting_in
 
 
 @pytest.mark.parametrize("control", controls.CONTROLS, ids=lambda control: control.key.decode())
@@ -52,8 +52,8 @@ def test_the_newest_of_a_group_is_in_force(group):
         assert client.protocol.settings == fresh.protocol.settings
 
 
-def test_every_choice_is_a_setting():
-    """Every choice is kept in the settings."""
+def test_the_state_of_settings():
+    """Every choice is in the description, as a plain value."""
     bus = Bus()
     client = bus.connect()
     client.send(b"CMSG blocking/soft/block", b"CMSG blocking/hard/error", b"CMSG order/stack", b"CMSG order/random")
@@ -67,10 +67,8 @@ def test_every_choice_is_a_setting():
         b"CMSG denied/on",
     )
     client.send(b"CMSG chain/on", b"CMSG payload/on")
-    settings = client.protocol.settings
-    state = {field.name: getattr(settings, field.name) for field in fields(ClientSettings)}
-    for name in ("soft", "hard", "order"):
-        state[name] = state[name].selector
+    state = client.protocol.settings.describe()
+    assert set(state) == {field.name for field in fields(ClientSettings)}
     assert state == {
         "soft": b"blocking/soft/block",
         "hard": b"blocking/hard/error",
@@ -89,9 +87,45 @@ def test_every_choice_is_a_setting():
     assert client.transport.bundle_limit == MAX_BUNDLE
 
 
+NOT_STATE = {
+    "_delivery", "_scheduler", "registry", "transport", "queue", "naming", "user",  # other objects
+    "stall", "is_ending",  # time left
+    "_fast_path", "_in_force", "direct", "has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
+    "_identity", "_rights", "is_free", "_pace",  # the kernel is asked again, and the policy
+    "_is_loading", "front", "on_room",  # a client asks again
+    "_held",  # released at the end of the server
+    "_letters", "_mail",  # counts of entries of the mail, which is described by itself
+    "drain", "_is_blocked", "_is_waiting", "is_paused",  # found out again
+    "_buffer", "_in_kernel", "_kept", "_unsent",  # figures of the account, which a new connection makes anew
+}  # fmt: skip
+
+
+def test_the_state_of_a_connection():
+    """Each field of a connection is in its description, or follows from something else: none can be forgotten."""
+    bus = Bus()
+    client = bus.connect(uid=7, gid=8, pid=9)
+    client.send(b"SUB a", b"SUB a", b"SUB !/cred////x")
+    state = client.protocol.describe()
+    slots = {name for part in BusProtocol.__mro__ for name in getattr(part, "__slots__", ())}
+    assert set(state) == slots - NOT_STATE
+    assert state == {
+        "number": 1,
+        "peer": (9, 7, 8),
+        "signature": b"CMSG sender\x001 !/cred/8/7/9",
+        "listener": "main",
+        "patterns": {b"a": 2, b"!/cred////x": 1},
+        "lost": 0,
+        "untold": 0,
+        "connected_at": client.protocol.connected_at,
+        "settings": ClientSettings().describe(),
+        "is_write_closed": False,
+        "reason": None,
+    }
+
+
 @pytest.mark.parametrize("order", [b"order/queue", b"order/stack"])
-def test_packets_wait_in_the_order_of_arrival(order):
-    """A queue has the packets that wait in the order of arrival, replies among them."""
+def test_the_state_of_a_queue(order):
+    """The description of a queue has the packets that wait, in the order of arrival, and says which are replies."""
     bus = Bus()
     client = bus.connect()
     client.stall()
@@ -99,7 +133,7 @@ def test_packets_wait_in_the_order_of_arrival(order):
     queue = client.protocol.queue
     assert isinstance(queue, SendQueue)
     reply = b"CMSG !/cred/whoami\0!/cred/100/1000/%d" % client.protocol.peer.pid
-    assert waiting_in(queue) == {
+    assert queue.describe() == {
         "packets": [(False, b"MSG k\x001"), (True, reply), (False, b"MSG k\x002")],
         "receipts": [],
         "lost": 0,
