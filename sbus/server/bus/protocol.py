@@ -44,7 +44,8 @@ from sbus.routing.route import Route
 from sbus.routing.runs import next_run, total_size
 from sbus.seqpacket.interfaces import IPacketReceiver, IPacketTransport, Outlet
 from sbus.seqpacket.send_buffer import START
-from sbus.server.bus import choices, departure, payload_checks
+from sbus.server.bus import choices, payload_checks
+from sbus.server.bus.departure import Departure
 from sbus.server.bus.memory import CLIENT_MEMORY, KEPT_PACKET
 from sbus.server.bus.pace import Pace
 from sbus.server.bus.receiving import ReceivingHalf
@@ -79,11 +80,12 @@ class BusProtocol(ReceivingHalf):
     :param listener: the socket at which the client has connected.
     """
 
-    __slots__ = ("_fast_path",)
+    __slots__ = ("_departure", "_fast_path")
 
     def __init__(self, registry: SubscriptionRegistry, listener: Listener = MAIN) -> None:
         super().__init__(registry, listener)
         self._fast_path = False  # not before the first batch
+        self._departure: Departure | None = None
 
     # --- the connection ----------------------------------------------------------------------
 
@@ -105,7 +107,17 @@ class BusProtocol(ReceivingHalf):
         """Ask the registry to admit the client (`IProtocol`)."""
         self.reason = self.registry.connected(self)
         if self.reason is not None:
-            departure.begin(self, None)
+            self._depart().begin(None)
+
+    def _depart(self) -> Departure:
+        if self._departure is None:
+            self._departure = Departure(self)
+        return self._departure
+
+    def detach(self) -> None:
+        """See `ReceivingHalf.detach`."""
+        super().detach()
+        self._departure = None
 
     def close(self, reason: CloseReason, detail: str = "") -> None:
         """Disconnect this client; the first reason given stands, unless that is that the client has shut down writing.
@@ -116,14 +128,14 @@ class BusProtocol(ReceivingHalf):
             self.reason = reason
         self._fast_path = False
         if self.transport is not None:
-            departure.begin(self, reason, detail)
+            self._depart().begin(reason, detail)
 
     def readConnectionLost(self) -> None:
         """Send the client its queue, as long as it reads, then close (`IHalfCloseableProtocol`)."""
         if self.reason is None and self.transport is not None:
             self.reason = CloseReason.PEER_CLOSED
             self._fast_path = False
-            departure.drain(self)
+            self._depart().drain()
 
     def writeConnectionLost(self) -> None:
         """Drop the client's subscriptions, and handle the packets that it has sent.
@@ -132,7 +144,7 @@ class BusProtocol(ReceivingHalf):
         """
         if self._is_waiting and self.transport is not None and self.transport.has_hung_up:
             self._scheduler.hang_up(self.user.lines, self)
-        departure.deafen(self)
+        self._depart().deafen()
         self._maybe_resume()
 
     def connectionLost(self, reason: Failure) -> None:
@@ -148,7 +160,7 @@ class BusProtocol(ReceivingHalf):
                 self.reason = CloseReason.PEER_RESET
             else:
                 self.reason = CloseReason.SERVER_ERROR
-        departure.lose(self)
+        self._depart().lose()
 
     def describe(self) -> dict[str, Any]:
         """Return the state of this connection as plain values, without its queued packets."""

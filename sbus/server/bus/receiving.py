@@ -54,7 +54,6 @@ from sbus.server.bus.drain import ARRANGED_AT_ONCE, Drain
 from sbus.server.bus.mail import ENTRY_MEMORY
 from sbus.server.bus.memory import CLIENT_MEMORY
 from sbus.server.bus.registry import SubscriptionRegistry
-from sbus.server.bus.stall import StallTimer
 from sbus.server.core.credentials import is_proven
 from sbus.server.core.interfaces import Rights
 from sbus.server.core.limits import MAX_REPLIES
@@ -100,7 +99,6 @@ class ReceivingHalf(Connection):
     :ivar is_ending: whether it is being disconnected; not while it only gets its queue after it has shut down writing.
     :ivar front: a snapshot that is sent before the queue; None without one.
     :ivar drain: the chore that sends on, while it waits for a turn; else None.
-    :ivar stall: ends it if it stops reading its queue after it has shut down writing; else None.
     :ivar is_write_closed: whether the client has shut down reading.
     """
 
@@ -127,7 +125,6 @@ class ReceivingHalf(Connection):
         "peer",
         "settings",
         "signature",
-        "stall",
         "untold",
     )
 
@@ -154,7 +151,6 @@ class ReceivingHalf(Connection):
         self._identity: Identity | None = None
         self.drain: Drain | None = None
         self.front: Front | None = None
-        self.stall: StallTimer | None = None
         self.is_write_closed = False
 
     @abstractmethod

@@ -435,7 +435,7 @@ def test_nothing_refers_to_a_client_that_has_left(how, has_mail):
     assert registry.users.budget.bytes == 0
     reason = protocol.reason
     protocol.close(CloseReason.OUT_OF_MEMORY)  # too late
-    assert (protocol.reason, protocol.stall) == (reason, None)
+    assert (protocol.reason, protocol._departure) == (reason, None)
     freed = weakref.ref(protocol)
     del protocol, queue, peer
     gc.collect()

@@ -89,7 +89,7 @@ def test_the_state_of_settings():
 
 NOT_STATE = {
     "_delivery", "_scheduler", "registry", "transport", "queue", "naming", "user",  # other objects
-    "stall", "is_ending",  # time left
+    "_departure", "is_ending",  # time left
     "_fast_path", "_in_force", "direct", "has_echo", "pattern_bytes", "pattern_memory",  # follow from the rest
     "_identity", "_rights", "is_free", "_pace",  # the kernel is asked again, and the policy
     "_is_loading", "front", "on_room",  # a client asks again
