@@ -58,6 +58,8 @@ _STOP_TIMEOUT = 5.0
 _FEW_JOBS, _SMALL_JOB = 1024, 1024
 """While a queue has at most this many jobs, ready jobs of at most this many bytes keep their payloads in memory:
 reading each from the store takes 7 % of the service's time."""
+_SET = 1.0
+"""Seconds of difference from which on the wall clock was set: a clock that is only adjusted does not disturb leases."""
 _TOKEN, _ROUND = re.compile(rb"[0-9a-f]{1,64}"), re.compile(rb"[0-9]{1,19}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""
@@ -85,6 +87,7 @@ class QueueService(Service):
 
     :param address: the address of the bus.
     :param fail: called when the service cannot continue; the log has the reason.
+    :param wall_clock: returns seconds since 1970.
     :ivar jobs: the jobs.
     :ivar problem: why the disk refuses, or nothing.
     """
@@ -93,14 +96,21 @@ class QueueService(Service):
     _store: Store
 
     def __init__(
-        self, reactor: Any, address: str, settings: Settings, fail: Callable[[], object], max_packet: int
+        self,
+        reactor: Any,
+        address: str,
+        settings: Settings,
+        fail: Callable[[], object],
+        max_packet: int,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._reactor = reactor
         self._address = address
         self.settings = settings
         self._fail = fail
         self._has_given_up = False
-        self._epoch = time.time() - reactor.seconds()
+        self._wall_clock = wall_clock
+        self._epoch = wall_clock() - reactor.seconds()
         self.jobs = JobQueue(settings)
         self.problem = ""
         limits = f"most={settings.most}, bytes={settings.most_bytes}"
@@ -119,9 +129,14 @@ class QueueService(Service):
         return queue_key(self.settings.name, verb)
 
     def _now(self) -> float:
-        """Return seconds since 1970, by a clock that nobody sets while the service runs."""
+        """Return seconds since 1970; leases and pauses go on if the clock was set, or the machine has slept."""
         seconds: float = self._epoch + self._reactor.seconds()
-        return seconds
+        set_by = self._wall_clock() - seconds
+        if abs(set_by) < _SET:
+            return seconds
+        self._epoch += set_by
+        self.jobs.clock_set(set_by)
+        return seconds + set_by
 
     # --- the service -------------------------------------------------------------------------
 

@@ -63,13 +63,16 @@ class RecordingBus:
 class Served:
     """A service of the queue ``jobs``.
 
+    :ivar ahead: seconds by which the wall clock is ahead of the reactor's.
     :ivar writes: for each transaction, the number of jobs that it kept, and of those that it deleted.
     """
+
+    ahead = 10_000.0
 
     def __init__(self, path: Path, **chosen: Any) -> None:
         self.clock = Clock()
         settings = Settings(name="jobs", store=str(path), **chosen)
-        self.service = QueueService(self.clock, "bus", settings, self.fail, 100_000)
+        self.service = QueueService(self.clock, "bus", settings, self.fail, 100_000, self.wall_clock)
         self.service._load()
         self.bus: Any = RecordingBus()
         service: Any = self.service
@@ -81,6 +84,9 @@ class Served:
         self.seconds = 0.0
         self.has_failed = False
         self.replace(self.count)
+
+    def wall_clock(self) -> float:
+        return float(self.clock.seconds()) + self.ahead
 
     def close(self) -> None:
         self.service._store.close()
@@ -458,3 +464,22 @@ def test_a_payload_that_cannot_be_read_is_read_again(served: Served) -> None:
     [packet] = served.take()
     assert packet.endswith(b" 1 1 30 7 " + NAME + b" k\0" + b"j" * 2000)
     assert served.service.jobs.counts()["ready"] == 1
+
+
+@pytest.mark.parametrize("seconds", [-7200.0, 7200.0])
+def test_the_clock_is_set(tmp_path: Path, seconds: float) -> None:
+    """Or the machine has slept: leases and pauses stay as long as they were, and delays end by the new time."""
+    with closing(Served(tmp_path / "q", lease=30)) as served:
+        jobs = served.service.jobs
+        served.say(b"ready", b"1 2")
+        served.put(2)
+        served.clock.advance(0.1)
+        served.say(b"nack", b"1 1 failed x")
+        served.clock.advance(0.1)
+        served.ahead += seconds
+        served.put(1, b"not-before=%.3f" % (served.wall_clock() + 50))
+        seen = []
+        for later in (0.8, 0.2, 28.6, 0.4, 19.8, 0.4):
+            served.clock.advance(later)
+            seen.append((jobs.counts()["delayed"], jobs.events["expired"]))
+        assert seen == [(2, 0), (1, 0), (1, 0), (1, 1), (1, 2), (0, 2)]
