@@ -1,8 +1,8 @@
 """One job queue on the bus: its two connections, its turns, and its workers' ends.
 
 There are two connections, so that acks never wait behind new jobs: the first one reads publishers only as fast as the
-disk takes their jobs; the second one always reads workers and operators. The bus blocks publishers as soon as the first
-socket is full (soft ``block``): if it used its queue, a flood of one user would be up to 65,536 jobs ahead of
+disk takes their jobs; the second one always reads workers and operators. The bus blocks whoever publishes to a socket
+that is full (soft ``block``): if it used its queue, a flood of one user would be up to 65,536 messages ahead of
 another's.
 
 A turn writes to the disk without a thread. Meanwhile the next messages gather, and share the next sync.
@@ -60,6 +60,8 @@ _FEW_JOBS, _SMALL_JOB = 1024, 1024
 reading each from the store takes 7 % of the service's time."""
 _SET = 1.0
 """Seconds of difference from which on the wall clock was set: a clock that is only adjusted does not disturb leases."""
+_MOST_WORDS = 2 + 2 * MOST_CREDIT
+"""Words after the token: an ack that names all jobs that a worker may have."""
 _TOKEN, _ROUND = re.compile(rb"[0-9a-f]{1,64}"), re.compile(rb"[0-9]{1,19}")
 _MOST_SHOWN, _SHOWN_BYTES = 100, 200
 """Jobs in an answer to an operator, and bytes of each key and payload in it, so that it fits a packet."""
@@ -195,7 +197,7 @@ class QueueService(Service):
     async def _set_up_floor(self, bus: Bus) -> None:
         self._floor = bus
         bus.echo(False)
-        bus.flood_control(hard="block")
+        bus.flood_control(soft="block", hard="block")
         for key in (self._key(b"admin/*"), ALL_QUEUES):
             bus.respond(key, self._asked)  # already: of two services that start at once, none misses the other
         with suppress(NobodyListens, NotAllowed, TimedOut):
@@ -306,17 +308,25 @@ class QueueService(Service):
         sender, said = messages[0].sender, 0
         name = b" " + str(sender).encode()
         for message in messages:
-            token, *words = message.payload.split(b" ")
+            token, _, text = message.payload.partition(b" ")
+            holder = token + name
+            if verb != b"ready" and holder not in self.jobs.workers:
+                self.jobs.events["stale"] += 1
+                continue  # unread: anybody may send these
+            words = text.split(b" ") if text else []
             said += max(1, len(words) // 2)  # many acks may share a message
             try:
+                if len(words) > _MOST_WORDS:
+                    raise ValueError("more jobs than a worker has")
                 if verb == b"ready":
                     uid = sender.uid if sender is not None and sender.uid is not None else -1
-                    self._worker_ready(token, token + name, uid, words)
+                    self._worker_ready(token, holder, uid, words)
                 else:
-                    self._worker_answered(verb, token + name, words)
+                    self._worker_answered(verb, holder, words)
             except (ValueError, IndexError):
                 self.jobs.events["malformed"] += 1
-        self._turns.came(said)
+        if said:
+            self._turns.came(said)
 
     def _worker_answered(self, verb: bytes, holder: bytes, words: list[bytes]) -> None:
         jobs = self.jobs

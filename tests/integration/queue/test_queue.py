@@ -396,6 +396,18 @@ def test_full_disk_holds_publishers_back(bus: Any, spawn: Any, directory: Path) 
         service.wait()
 
 
+@pytest.mark.parametrize("key", ["put/k", "ready", "ack", "admin/ls"])
+def test_a_busy_service_holds_back_whoever_floods_it(queued: Start, key: str) -> None:
+    """While the service is busy, a flood waits in the socket of its author; another one's message is soon its turn."""
+    server = queued()
+    publisher, bystander = server.bus.client(), server.bus.client()
+    server.service.kill(signal.SIGSTOP)
+    try:
+        assert is_held_back(publisher, bystander, b"MSG queue/jobs/%b\0" % key.encode() + bytes(1000))
+    finally:
+        server.service.kill(signal.SIGCONT)
+
+
 def test_full_disk_loses_nothing(bus: Any, spawn: Any, directory: Path) -> None:
     """Jobs that were published while the disk was full are all there when it has room, in order."""
     with mounted(directory / "disk", "64m") as disk:

@@ -172,6 +172,17 @@ def test_a_job_that_is_named_twice(served: Served) -> None:
     assert served.service.jobs.events["acked"] == 2
 
 
+def test_words_that_no_worker_says(served: Served) -> None:
+    """A stranger's acks are counted unread, and begin no turn; a worker's ack that names too many jobs is malformed."""
+    served.say(b"ack", b"no numbers")
+    assert (served.service.jobs.events["stale"], served.clock.getDelayedCalls()) == (1, [])
+    served.say(b"ready", b"1 1")
+    served.say(b"ack", b"1 1 " * MOST_CREDIT + b"1 1")
+    assert served.service.jobs.events["stale"] == 1 + MOST_CREDIT + 1
+    served.say(b"ack", b"1 1 " * 2 * MOST_CREDIT + b"1 1")
+    assert (served.service.jobs.events["stale"], served.service.jobs.events["malformed"]) == (MOST_CREDIT + 2, 1)
+
+
 def test_a_turn_waits_for_as_much_as_the_last_one_has_sent(served: Served) -> None:
     """A turn that has sent answers and jobs expects puts and acks, for half of the time that its write took."""
     served.seconds = 0.01
