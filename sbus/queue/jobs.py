@@ -446,7 +446,7 @@ class JobQueue:
         """Note that the clock was set: leases, and pauses after failures, end when they would have ended."""
         for job in self._leases.values():
             job.until += seconds
-        delayed = [job for id in {id for _, id in self._delayed} if (job := self.jobs.get(id)) and job.due]
+        delayed = [each for id in {id for _, id in self._delayed} if (each := self.jobs.get(id)) and each.due]
         for job in delayed:
             if job.tries:
                 job.due += seconds
