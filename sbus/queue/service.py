@@ -58,6 +58,8 @@ _STOP_TIMEOUT = 5.0
 _FEW_JOBS, _SMALL_JOB = 1024, 1024
 """While a queue has at most this many jobs, ready jobs of at most this many bytes keep their payloads in memory:
 reading each from the store takes 7 % of the service's time."""
+_MOST_TAKEN = 1 << 20
+"""Bytes of new jobs after which publishers wait for the turn: the store's reserve has room for them."""
 _SET = 1.0
 """Seconds of difference from which on the wall clock was set: a clock that is only adjusted does not disturb leases."""
 _MOST_WORDS = 2 + 2 * MOST_CREDIT
@@ -120,6 +122,8 @@ class QueueService(Service):
         self._answers: list[tuple[Message, bytes]] = []  # for when all is on the disk
         self._fresh: dict[tuple[int, bytes], int] = {}  # IDs against doubles that are not on the disk
         self._jobs_in: list[Subscription] = []
+        self._taken = 0  # bytes of new jobs since the last turn
+        self._room: defer.Deferred[None] | None = None  # while the disk has no room for new jobs
         self._vigils = Vigils(reactor, self._key(b"worker/"), self._worker_gone)
         self._turns = Turns(reactor, self._run_turn)
         self._services = [
@@ -176,6 +180,8 @@ class QueueService(Service):
             with suppress(SbusError):
                 self._intake.send([build(UNSUB, each.pattern) for each in self._jobs_in])
                 await self._intake.fence(_STOP_TIMEOUT)  # what was queued for the service comes first
+        if self._room is not None:
+            self._room.cancel()
         try:
             await self._turns.end(self._store.close).addTimeout(_STOP_TIMEOUT, self._reactor)
         except defer.TimeoutError:
@@ -253,11 +259,12 @@ class QueueService(Service):
                     self._fail_put(message, str(e))
                     continue
             job = Job(0, key, name, uid, len(key) + len(payload), payload, due, ident)
+            self._taken += job.size
             if job.size > longest:
                 self._refuse(request, job, f"a job has at most {longest:,} bytes with its key: put it into a file")
             else:
                 self._admit(request, job)
-        if self._turns.is_under_way:  # the disk refuses
+        if self._turns.is_under_way or self._room is not None or self._taken > _MOST_TAKEN:  # else the disk may refuse
             self._intake.pause_for(self._jobs_in[0])
         self._turns.came(len(messages))
 
@@ -391,6 +398,10 @@ class QueueService(Service):
             if job.state != "ready" or job.size > _SMALL_JOB or not is_short:
                 job.payload = None  # it is in the store
         self._turns.expected = len(answers) + len(handed)
+        if changes.new and self._room is None:
+            self._check_room()
+        self._taken = 0
+        self._read_publishers()
         # There may be more than a turn hands out.
         self._turns.begin(0.0 if len(handed) >= MOST_DELIVERIES else jobs.next_time() - self._now())
 
@@ -420,18 +431,32 @@ class QueueService(Service):
             if attempt % 60 == 0:
                 why = f"{self._store.path}: cannot write: {self.problem}"
                 self._log.error("{why}: publishers wait; make room, or start it again", why=why)
-            if attempt % _SIP == _SIP - 1 and attempt < _MOST_ATTEMPTS:
-                self._read_publishers()
+            if attempt % _SIP == _SIP - 1 and attempt < _MOST_ATTEMPTS and self._jobs_in:
+                self._intake.resume_for(self._jobs_in[0])
             await deferLater(self._reactor, _RETRY)
         self._turns.wrote(self._reactor.seconds() - start)
-        self._read_publishers()
         if self.problem:
             self._log.info("{path}: the disk takes jobs again", path=self._store.path)
             self.problem = ""
         return result
 
+    def _check_room(self) -> None:
+        """Let publishers wait while the disk has room for acks alone; these make some."""
+
+        async def wait() -> None:
+            await self._on_disk(self._store.check_room)
+            self._room = None
+            self._read_publishers()
+
+        try:
+            self._store.check_room()
+        except sqlite3.OperationalError:
+            self._intake.pause_for(self._jobs_in[0])
+            self._room = defer.Deferred.fromCoroutine(wait())
+            self._room.addErrback(lambda reason: reason.trap(defer.CancelledError))
+
     def _read_publishers(self) -> None:
-        if self._jobs_in:
+        if self._jobs_in and self._room is None:
             self._intake.resume_for(self._jobs_in[0])
 
     def _send(self, batches: list[Batch], died: list[Job]) -> None:

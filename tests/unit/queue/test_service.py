@@ -477,6 +477,37 @@ def test_a_payload_that_cannot_be_read_is_read_again(served: Served) -> None:
     assert served.service.jobs.counts()["ready"] == 1
 
 
+def test_many_bytes_wait_for_the_turn(served: Served) -> None:
+    """Publishers wait for the turn after a mebibyte, also if none of it is a job: the reserve has room for it."""
+    for size, count, is_read in ((90_000, 10, True), (90_000, 15, False), (100_000, 15, False), (0, 1, True)):
+        served.service._put(b"", [Sent(b"k", bytes(size))] * count)
+        assert served.bus.is_read == is_read
+        served.clock.advance(1)
+        assert served.bus.is_read
+
+
+def test_a_disk_without_room(served: Served) -> None:
+    """Publishers wait, and workers get jobs, whose acks make room."""
+    full = True
+
+    def check_room() -> None:
+        if full:
+            raise sqlite3.OperationalError("the disk has room for acks alone")
+
+    served.service._store.check_room = check_room  # type: ignore[method-assign]
+    served.put(1)
+    served.clock.advance(0)
+    assert (served.bus.is_read, served.service.problem) == (False, "the disk has room for acks alone")
+    served.say(b"ready", b"1 1")
+    served.clock.advance(0)
+    served.say(b"ack", b"1 1")
+    served.clock.advance(0.5)
+    assert (served.writes, served.bus.is_read) == ([(1, 0), (0, 0), (0, 1)], False)
+    full = False
+    served.clock.advance(1)
+    assert (served.bus.is_read, served.service.problem) == (True, "")
+
+
 @pytest.mark.parametrize("seconds", [-7200.0, 7200.0])
 def test_the_clock_is_set(tmp_path: Path, seconds: float) -> None:
     """Or the machine has slept: leases and pauses stay as long as they were, and delays end by the new time."""
